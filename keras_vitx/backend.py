@@ -1,0 +1,65 @@
+"""Which backend Keras will take. Read before Keras is imported, so without it."""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+BACKENDS = ("tensorflow", "jax", "torch")
+
+
+def choose() -> None:
+    """See to it that Keras finds a backend.
+
+    The choice is the user's: `--backend` on the command line of `keras-vitx`,
+    `KERAS_BACKEND`, or Keras's own file. Where there is none and Keras's
+    default is not installed, the first one that is installed is taken.
+
+    Raises:
+        ImportError: when no backend is installed, or not the chosen one.
+    """
+    if "keras" in sys.modules:
+        return
+    chosen = _on_command_line() or os.environ.get("KERAS_BACKEND") or _in_keras_file()
+    if chosen is None:
+        installed = [backend for backend in BACKENDS if importlib.util.find_spec(backend)]
+        if not installed:
+            raise ImportError(
+                "keras_vitx needs TensorFlow, JAX or PyTorch, and none is installed: "
+                'pip install "keras-vitx[tensorflow]", "keras-vitx[jax]" or "keras-vitx[torch]".'
+            )
+        chosen = installed[0]
+    elif chosen in BACKENDS and not importlib.util.find_spec(chosen):
+        raise ImportError(
+            f"The backend {chosen!r} is chosen but not installed: "
+            f'pip install "keras-vitx[{chosen}]".'
+        )
+    os.environ["KERAS_BACKEND"] = chosen
+
+
+def _on_command_line() -> str | None:
+    """Return `--backend` of a `keras-vitx` command.
+
+    Python imports this package, and with it Keras, before the command can read
+    its own options.
+    """
+    command = sys.orig_argv
+    if "keras_vitx.cli" not in command and not any(
+        Path(word).name in ("keras-vitx", "keras-vitx.exe") for word in command[:3]
+    ):
+        return None
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == "--backend" and following in BACKENDS:
+            return following
+        if word.startswith("--backend=") and word.partition("=")[2] in BACKENDS:
+            return word.partition("=")[2]
+    return None
+
+
+def _in_keras_file() -> str | None:
+    folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    try:
+        return json.loads((folder / "keras.json").read_text()).get("backend")
+    except (OSError, ValueError, AttributeError):
+        return None
