@@ -1,0 +1,81 @@
+"""The layer that all layers of the package are made from."""
+
+import inspect
+from typing import Any
+
+import keras
+
+
+def register(cls: type) -> type:
+    """Class decorator: make `cls` loadable from a saved file as `keras_vitx>Name`."""
+    return keras.saving.register_keras_serializable(package="keras_vitx")(cls)
+
+
+def serialize(value: Any) -> Any:
+    """Serialize `value`, an argument of a layer, layers among them.
+
+    A nested layer is written unbuilt: Keras would build it while reading the
+    file, and its parent would then build it a second time under another path.
+    """
+    if isinstance(value, (list, tuple)):
+        return [serialize(item) for item in value]
+    serialized = keras.saving.serialize_keras_object(value)
+    if isinstance(value, keras.layers.Layer):
+        serialized.pop("build_config", None)
+    return serialized
+
+
+class Layer(keras.layers.Layer):
+    """A Keras layer whose config is read back from its `__init__`.
+
+    Every argument of `__init__` (and of the parents' where `**kwargs` hands
+    them on) is kept as an attribute of the same name; `get_config` and
+    `from_config` need nothing more, nested layers included.
+
+    Attributes:
+        varying: Names of numeric arguments in which blocks may differ and still
+            run as one loop over depth.
+    """
+
+    varying: tuple[str, ...] = ()
+
+    @classmethod
+    def arguments(cls) -> tuple[str, ...]:
+        """Return the names of the arguments that a config holds."""
+        names: dict[str, None] = {}
+        for parent in cls.__mro__:
+            if parent is Layer:
+                break
+            if "__init__" not in vars(parent):
+                continue
+            for name, parameter in inspect.signature(parent.__init__).parameters.items():
+                if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
+                    names[name] = None
+        return tuple(names)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what `from_config` needs to make an equal, unbuilt layer."""
+        config = super().get_config()
+        config.update({name: serialize(getattr(self, name)) for name in self.arguments()})
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Layer":
+        """Make the layer that `config` describes."""
+        return cls(
+            **{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()}
+        )
+
+    def dense(self, units: int, name: str, use_bias: bool = True) -> keras.layers.Dense:
+        """Make a child `Dense` in this layer's precision, started as the papers do.
+
+        The precision is handed on because a child would take the global one
+        when a saved model is read.
+        """
+        return keras.layers.Dense(
+            units,
+            use_bias=use_bias,
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            dtype=self.dtype_policy,
+            name=name,
+        )

@@ -1,0 +1,82 @@
+"""What steadies deep residual branches: learned weights and random depth."""
+
+import keras
+from keras import ops
+
+from keras_vitx.layers.base import Layer, register
+
+
+@register
+class LayerScale(Layer):
+    r"""A learned weight on a residual branch: $y = \gamma \odot x$ (CaiT, Section 2).
+
+    Input and output: `(..., dim)`.
+
+    Args:
+        init: Start of $\gamma$: a number, or an initializer, e.g.
+            `keras.initializers.RandomUniform(0, 2e-5)` for the row U[0, 2ε] of
+            Table A.1.
+        scalar: One weight for the whole branch instead of one a channel: from 0
+            it is ReZero with LayerNorm, from 1 the Fixup-like form (Table 1).
+    """
+
+    def __init__(
+        self,
+        init: float | keras.initializers.Initializer = 1e-5,
+        scalar: bool = False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.init = init
+        self.scalar = scalar
+
+    def build(self, input_shape):
+        if isinstance(self.init, keras.initializers.Initializer):
+            # A clone, because an initializer gives the same numbers each time.
+            initializer = self.init.clone()
+        else:
+            initializer = keras.initializers.Constant(self.init)
+        self.gamma = self.add_weight(
+            name="gamma",
+            shape=(1,) if self.scalar else (input_shape[-1],),
+            initializer=initializer,
+        )
+
+    def call(self, x):
+        return x * self.gamma
+
+
+@register
+class DropPath(Layer):
+    r"""Stochastic depth: a residual branch is left out at random, sample by sample.
+
+    In training $y = x\,b / (1 - p)$ with $b \sim \mathrm{Bernoulli}(1 - p)$ drawn
+    once a sample; otherwise $y = x$.
+
+    Input and output: `(batch, ...)`.
+
+    Args:
+        rate: $p$, in [0, 1).
+        seed: Seed of the draws.
+
+    Raises:
+        ValueError: when `rate` is not in [0, 1).
+    """
+
+    varying = ("rate", "seed")
+
+    def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}.")
+        self.rate = rate
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed) if rate else None
+
+    def call(self, x, training=False):
+        if not training or self.seed_generator is None:
+            return x
+        keep = 1 - self.rate
+        shape = (ops.shape(x)[0], *[1] * (len(x.shape) - 1))
+        kept = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator) < keep
+        return x * ops.cast(ops.cast(kept, "float32") / keep, x.dtype)
