@@ -1,0 +1,319 @@
+"""From a list of layers to public constructors: families, sizes, the registry."""
+
+import fnmatch
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_vitx import weights as checkpoints
+from keras_vitx.layers import ClassToken, TokenPooling
+from keras_vitx.models.chain import Chain
+from keras_vitx.text import nearest
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+POOLINGS = ("token", "avg", "max")
+
+MODELS: dict[str, Callable[..., keras.Model]] = {}
+"""The constructor of every size, by name."""
+
+PUBLIC_ARGUMENTS = """
+        include_top: Whether the classifier is there. Without it the model gives
+            all tokens, `(batch, tokens, dim)`, or with `pooling` one vector an
+            image, `(batch, dim)`.
+        weights: None for random ones; `"imagenet"`; the name of a catalogue
+            entry; `"hf://owner/repo"`; or the path of a `.safetensors`, `.pth`,
+            `.weights.h5` or `.keras` file.
+        input_shape: `(height, width, channels)`, both sides multiples of the
+            patch size. None takes the checkpoint's, else the size's.
+        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the
+            patches). None is `"token"` under a classifier.
+        classes: Number of classes. Where it is not the checkpoint's, everything
+            but the classifier is loaded.
+        classifier_activation: Activation of the classifier; None gives logits.
+        input_tensor: A Keras tensor to take the images from.
+        name: Name of the model.
+
+    Returns:
+        A `keras_vitx.models.Chain`; with an `input_tensor` that is no
+        `keras.Input`, a `keras.Model` around it.
+
+    Raises:
+        ValueError: for an argument out of its range, named in the message.
+"""
+
+
+def family(
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    crop_ratio: float = 1.0,
+    interpolation: str = "bicubic",
+) -> Callable[[Callable[..., list]], Callable[..., keras.Model]]:
+    """Make a public family function of one that lists a network's layers.
+
+    The decorated function takes `image_shape` `(height, width, channels)` and
+    `pooling`, then its own arguments, and returns the layers up to the last
+    norm. What all families share is added here: the classifier, weights, checks.
+
+    Args:
+        mean: Mean of each channel that the family's images are normalised by.
+        std: Standard deviation, likewise; both for values in 0..1.
+        crop_ratio: Share of the resized image's side that evaluation keeps.
+        interpolation: How evaluation resizes.
+    """
+
+    def decorate(list_layers: Callable[..., list]) -> Callable[..., keras.Model]:
+        @functools.wraps(list_layers)
+        def constructor(
+            *args: Any,
+            include_top: bool = True,
+            weights: str | None = None,
+            input_shape: tuple[int, int, int] | None = None,
+            pooling: str | None = None,
+            classes: int = 1000,
+            classifier_activation: str | Callable | None = "softmax",
+            input_tensor: Any = None,
+            name: str | None = None,
+            _size: str | None = None,
+            _default_shape: tuple[int, int, int] = (224, 224, 3),
+            **arguments: Any,
+        ) -> keras.Model:
+            check_top(pooling, classes, classifier_activation)
+            wanted = input_shape if input_tensor is None else input_tensor.shape[1:]
+            image_side = max(wanted[:2], default=None) if _is_whole(wanted) else None
+            checkpoint = checkpoints.resolve(weights, constructor=_size, image_size=image_side)
+            default = _default_shape
+            if checkpoint is not None and checkpoint.image_size is not None:
+                default = (checkpoint.image_size, checkpoint.image_size, default[-1])
+            image_shape = resolve_shape(input_shape, input_tensor, default)
+            layers = list_layers(image_shape, pooling, *args, **arguments)
+            if include_top or pooling:
+                tokens = sum(isinstance(layer, ClassToken) for layer in layers)
+                layers.append(TokenPooling(pooling or "token", tokens, name="pool"))
+            if include_top:
+                layers.append(classifier(classes, classifier_activation))
+            images = _input_of(input_tensor)
+            model = Chain(
+                layers,
+                image_shape,
+                family=list_layers.__name__,
+                preprocessing={
+                    "mean": _each_channel(mean, image_shape[-1]),
+                    "std": _each_channel(std, image_shape[-1]),
+                    "crop_ratio": crop_ratio,
+                    "interpolation": interpolation,
+                },
+                input_tensor=images,
+                name=name or _size or list_layers.__name__,
+            )
+            if checkpoint is not None:
+                checkpoints.load(model, checkpoint)
+            if input_tensor is None or images is not None:
+                return model
+            return keras.Model(
+                keras.utils.get_source_inputs(input_tensor), model(input_tensor), name=model.name
+            )
+
+        constructor.__doc__ = inspect.cleandoc(list_layers.__doc__) + "\n" + PUBLIC_ARGUMENTS
+        constructor.__signature__ = _public_signature(list_layers, constructor)
+        return constructor
+
+    return decorate
+
+
+def variant(
+    name: str,
+    family: Callable[..., keras.Model],
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    classes: int = 1000,
+    **data: Any,
+) -> Callable[..., keras.Model]:
+    """Make and register the constructor of one size of a family.
+
+    Args:
+        name: Public name of the size.
+        family: The family function.
+        input_shape: Default shape of an image.
+        classes: Default number of classes.
+        **data: The family's arguments that make the size.
+    """
+
+    def constructor(
+        include_top: bool = True,
+        weights: str | None = None,
+        input_shape: tuple[int, int, int] | None = None,
+        pooling: str | None = None,
+        classes: int = classes,
+        classifier_activation: str | Callable | None = "softmax",
+        input_tensor: Any = None,
+        name: str | None = None,
+        **overrides: Any,
+    ) -> keras.Model:
+        return family(
+            include_top=include_top,
+            weights=weights,
+            input_shape=input_shape,
+            pooling=pooling,
+            classes=classes,
+            classifier_activation=classifier_activation,
+            input_tensor=input_tensor,
+            name=name,
+            _size=size,
+            _default_shape=shape,
+            **{**data, **overrides},
+        )
+
+    size, shape = name, input_shape
+    described = ", ".join(f"{key}={value!r}" for key, value in data.items())
+    constructor.__name__ = constructor.__qualname__ = name
+    constructor.__module__ = family.__module__
+    constructor.__doc__ = (
+        f"Return {family.__name__} with {described}.\n\n    Args:{PUBLIC_ARGUMENTS}"
+        f"        **overrides: Other arguments of `{family.__name__}`, instead of the size's.\n"
+    ).replace("\n\n    Returns", "\n    Returns")
+    constructor.family = family.__name__
+    constructor.data = {"input_shape": input_shape, "classes": classes, **data}
+    MODELS[name] = constructor
+    return constructor
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Return the names of the sizes that match `pattern`, in order of registration.
+
+    Args:
+        pattern: Shell pattern, e.g. `"CaiT_S*"`; case does not matter.
+    """
+    return [name for name in MODELS if fnmatch.fnmatch(name.lower(), pattern.lower())]
+
+
+def create_model(name: str, **arguments: Any) -> keras.Model:
+    """Return the size `name`, made with `arguments`.
+
+    Raises:
+        ValueError: when no size has that name; the message has the nearest ones.
+    """
+    return constructor_of(name)(**arguments)
+
+
+def constructor_of(name: str) -> Callable[..., keras.Model]:
+    """Return the constructor of the size `name`.
+
+    Raises:
+        ValueError: when no size has that name; the message has the nearest ones.
+    """
+    if name not in MODELS:
+        raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
+    return MODELS[name]
+
+
+def patch_grid(image_shape: tuple[int, int, int], patch_size: int) -> tuple[int, int]:
+    """Return the rows and columns of patches of an image.
+
+    Raises:
+        ValueError: when a side is no multiple of `patch_size`.
+    """
+    height, width, _ = image_shape
+    if height % patch_size or width % patch_size:
+        raise ValueError(
+            f"`input_shape` must have sides that are multiples of the patch size {patch_size}. "
+            f"Received: input_shape={tuple(image_shape)}."
+        )
+    return height // patch_size, width // patch_size
+
+
+def classifier(classes: int, activation: str | Callable | None) -> keras.layers.Dense:
+    """Return the classifier; it runs in float32 in every precision."""
+    return keras.layers.Dense(
+        classes,
+        activation=activation,
+        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+        dtype="float32",
+        name="head",
+    )
+
+
+def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> None:
+    """Check the arguments of the classifier.
+
+    Raises:
+        ValueError: for one out of its range.
+    """
+    if pooling is not None and pooling not in POOLINGS:
+        raise ValueError(f"`pooling` must be None or one of {POOLINGS}. Received: {pooling!r}.")
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise ValueError(f"`classes` must be a whole number of at least 1. Received: {classes!r}.")
+    try:
+        keras.activations.get(classifier_activation)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "`classifier_activation` must be None or an activation that Keras knows. "
+            f"Received: {classifier_activation!r}."
+        ) from error
+
+
+def resolve_shape(
+    input_shape: Sequence[int] | None, input_tensor: Any, default: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """Return the shape of an image from what the user gave.
+
+    Raises:
+        ValueError: when an axis is missing, or the two arguments contradict.
+    """
+    if input_tensor is not None:
+        if not keras.backend.is_keras_tensor(input_tensor):
+            raise ValueError(
+                "`input_tensor` must be a Keras tensor, e.g. `keras.Input((224, 224, 3))`. "
+                f"Received: {type(input_tensor).__name__}."
+            )
+        if input_shape is not None and tuple(input_shape) != tuple(input_tensor.shape[1:]):
+            raise ValueError(
+                "`input_shape` contradicts `input_tensor`. Received: "
+                f"input_shape={tuple(input_shape)}, a tensor of shape {input_tensor.shape}."
+            )
+        input_shape = input_tensor.shape[1:]
+    if input_shape is None:
+        return default
+    if not _is_whole(input_shape):
+        raise ValueError(
+            "`input_shape` must be (height, width, channels), three positive whole numbers. "
+            f"Received: input_shape={input_shape!r}."
+        )
+    return tuple(input_shape)
+
+
+def _is_whole(shape):
+    return (
+        isinstance(shape, (tuple, list))
+        and len(shape) == 3
+        and all(isinstance(side, int) and side > 0 for side in shape)
+    )
+
+
+def _input_of(tensor):
+    """Return `tensor` when it is a `keras.Input`, else None."""
+    if tensor is None:
+        return None
+    sources = keras.utils.get_source_inputs(tensor)
+    return tensor if len(sources) == 1 and sources[0] is tensor else None
+
+
+def _each_channel(values, channels):
+    """Return one value a channel; other than three channels share the mean."""
+    if channels == len(values):
+        return list(values)
+    return [sum(values) / len(values)] * channels
+
+
+def _public_signature(list_layers, constructor):
+    own = list(inspect.signature(list_layers).parameters.values())[2:]
+    added = [
+        parameter
+        for name, parameter in inspect.signature(
+            constructor, follow_wrapped=False
+        ).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and not name.startswith("_")
+    ]
+    return inspect.Signature([*own, *added], return_annotation=keras.Model)

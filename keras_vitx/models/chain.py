@@ -1,0 +1,105 @@
+"""The one model class: an ordered list of layers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vitx.layers.base import register, serialize
+from keras_vitx.models import depth
+
+
+@register
+class Chain(keras.Model):
+    """A network that is a list of layers, run in order.
+
+    It is a functional Keras model (`summary()`, `get_layer`, and cutting out
+    features with `keras.Model(m.input, m.get_layer("blocks_7").output)` work),
+    saved as its list of layers.
+
+    Input: images `(batch, height, width, channels)`. Output: that of the last layer.
+
+    Args:
+        layers: The layers, unbuilt and with distinct names.
+        input_shape: `(height, width, channels)` of an image.
+        family: Name of the family function that made the list.
+        preprocessing: How images are made ready for it: `mean` and `std` (one a
+            channel, for values in 0..1), `crop_ratio`, `interpolation`.
+        class_names: Names of the classes, in the order of the outputs.
+        scan: Whether training runs equal blocks as one loop where that pays
+            (under JAX). The results are the same.
+        remat: Whether training keeps only the input of each layer and computes
+            the rest again in the backward pass: less memory, one more forward pass.
+        input_tensor: A `keras.Input` to use instead of a new one.
+        name: Name of the model.
+        dtype: Precision of the model; the layers have their own.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[keras.layers.Layer],
+        input_shape: tuple[int, int, int],
+        family: str | None = None,
+        preprocessing: dict[str, Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        scan: bool = True,
+        remat: bool = False,
+        input_tensor: Any = None,
+        name: str | None = None,
+        dtype: Any = None,
+        **kwargs,
+    ):
+        images = keras.Input(input_shape, name="images") if input_tensor is None else input_tensor
+        x = images
+        for layer in layers:
+            x = layer(x)
+        super().__init__(inputs=images, outputs=x, name=name, **kwargs)
+        if dtype is not None:
+            self.dtype_policy = dtype
+        # The layers cast for themselves; the loop over depth has to see the
+        # variables as they are stored.
+        self.autocast = False
+        self.family = family
+        self.preprocessing = preprocessing
+        self.class_names = class_names
+        self.scan = scan
+        self.remat = remat
+
+    @property
+    def steps(self) -> list[keras.layers.Layer]:
+        """The list of layers."""
+        return [layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer)]
+
+    def call(self, inputs, training=None, mask=None):
+        images = ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
+        x, losses = depth.run(self.steps, images, bool(training), self.scan, self.remat)
+        for loss in losses:
+            self.add_loss(loss)
+        return x
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what `from_config` needs to make an equal model with new weights."""
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            "layers": serialize(self.steps),
+            "input_shape": self.input_shape[1:],
+            "family": self.family,
+            "preprocessing": self.preprocessing,
+            "class_names": self.class_names,
+            "scan": self.scan,
+            "remat": self.remat,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None) -> "Chain":
+        """Make the model that `config` describes."""
+        with keras.saving.custom_object_scope(custom_objects or {}):
+            return cls(
+                **{
+                    name: keras.saving.deserialize_keras_object(value)
+                    for name, value in config.items()
+                }
+            )
