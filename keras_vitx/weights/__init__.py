@@ -1,0 +1,22 @@
+"""Checkpoints: which there are, how they are read, and how weights are saved."""
+
+from keras_vitx.weights.catalog import Checkpoint, checkpoints_of, find
+from keras_vitx.weights.convert import Conversion, convert, to_checkpoint
+from keras_vitx.weights.load import Resolved, load, load_weights, resolve
+from keras_vitx.weights.positions import resample
+from keras_vitx.weights.save import save_safetensors
+
+__all__ = [
+    "Checkpoint",
+    "Conversion",
+    "Resolved",
+    "checkpoints_of",
+    "convert",
+    "find",
+    "load",
+    "load_weights",
+    "resample",
+    "resolve",
+    "save_safetensors",
+    "to_checkpoint",
+]

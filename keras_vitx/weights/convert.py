@@ -1,0 +1,232 @@
+"""The strict way from a file's arrays to a model's variables, and back."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.weights.names import (
+    checkpoint_name,
+    from_keras,
+    is_head,
+    shape_in_checkpoint,
+    to_keras,
+)
+from keras_vitx.weights.positions import Grid, resample, square_grid
+from keras_vitx.weights.reading import Tensors
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Arrays for a model's variables, checked, each read when its turn comes.
+
+    Attributes:
+        pairs: A variable, and what gives its array (float32, of its shape).
+        head: Whether the classifier is among them.
+        classes: Number of classes in the file, None where it has no classifier.
+    """
+
+    pairs: list[tuple[Any, Callable[[], np.ndarray]]]
+    head: bool
+    classes: int | None
+
+    def __iter__(self) -> Iterator[tuple[Any, np.ndarray]]:
+        for variable, read in self.pairs:
+            yield variable, read()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A variable and where a file has it."""
+
+    variable: Any
+    name: str
+    layout: str
+    shape: tuple[int, ...]
+
+
+def convert(tensors: Tensors, model) -> Conversion:
+    """Find the array of each of a model's variables in a file.
+
+    Names and axes follow the family's table. Positions are resampled to the
+    model's grid. A classifier with another number of classes is left out, and
+    so is the file's where the model has none. Nothing else may differ.
+
+    Args:
+        tensors: An opened file.
+        model: The model, built.
+
+    Returns:
+        A `Conversion`. Nothing is read before it is iterated over.
+
+    Raises:
+        ValueError: listing all that is missing, all that is too much, and all
+            that has another shape.
+    """
+    entries = [_entry(variable, model, tensors.native) for variable in model.weights]
+    shapes = dict(tensors.shapes)
+
+    heads = [entry for entry in entries if is_head(entry.name)]
+    classes = _classes(heads, shapes, axis=-1 if tensors.native else 0)
+    differs = classes is not None and classes[0] != classes[1]
+    if differs or not heads:
+        entries = [entry for entry in entries if not is_head(entry.name)]
+        shapes = {name: shape for name, shape in shapes.items() if not is_head(name)}
+
+    missing = [entry.name for entry in entries if entry.name not in shapes]
+    extra = sorted(set(shapes) - {entry.name for entry in entries})
+    wrong: dict[str, str] = {}
+    pairs = []
+    for entry in entries:
+        if entry.name not in shapes:
+            continue
+        shape = shapes[entry.name]
+        grid = _grid(entry, shape, tensors, model)
+        if not tensors.is_floating(entry.name):
+            wrong[entry.name] = f"{tensors.dtypes[entry.name]} and not floating-point numbers"
+        elif grid is None and shape != entry.shape:
+            wrong[entry.name] = f"{shape} in the file, {entry.shape} in the model"
+        else:
+            pairs.append((entry.variable, _reader(entry, grid, tensors, model)))
+    if missing or extra or wrong:
+        raise ValueError(_complaint(missing, extra, wrong, len(entries), tensors, model))
+    return Conversion(
+        pairs, head=bool(heads) and not differs, classes=classes[0] if classes else None
+    )
+
+
+def to_checkpoint(model) -> dict[str, np.ndarray]:
+    """Return a model's weights under the names and in the layout of PyTorch.
+
+    Args:
+        model: A built model of the zoo.
+
+    Returns:
+        Arrays by name, float32.
+
+    Raises:
+        ValueError: when a variable has no name in the family's checkpoints.
+    """
+    return {
+        entry.name: np.ascontiguousarray(
+            from_keras(
+                np.asarray(keras.ops.convert_to_numpy(entry.variable.value), "float32"),
+                entry.layout,
+            )
+        )
+        for entry in (_entry(variable, model, native=False) for variable in model.weights)
+    }
+
+
+def _entry(variable, model, native: bool) -> _Entry:
+    name, layout = checkpoint_name(variable.path, model.family)
+    if native:
+        name, layout = variable.path, "positions" if layout == "positions" else "same"
+    return _Entry(variable, name, layout, shape_in_checkpoint(tuple(variable.shape), layout))
+
+
+def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int, int] | None:
+    """(classes in the file, in the model), where nothing but these may differ."""
+    found = {shapes[entry.name][axis] for entry in heads if shapes.get(entry.name)}
+    expected = {entry.shape[axis] for entry in heads}
+    if len(found) != 1 or len(expected) != 1:
+        return None
+    found, expected = found.pop(), expected.pop()
+    for entry in heads:
+        shape = list(entry.shape)
+        shape[axis] = found
+        if shapes.get(entry.name) != tuple(shape):
+            return None
+    return found, expected
+
+
+def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors, model) -> Grid | None:
+    """The grid of positions in the file; None for other arrays and for no such grid."""
+    if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
+        return None
+    layer = _positions(entry, model)
+    patches = shape[1] - layer.num_prefix_tokens
+    if tensors.description and tensors.description.grid:
+        rows, columns = tensors.description.grid
+        return (rows, columns) if rows * columns == patches else None
+    # PyTorch's files don't say their grid. It is square, or else the model's own.
+    same = tuple(layer.grid) if shape == entry.shape else None
+    return (same or square_grid(patches)) if tensors.native else (square_grid(patches) or same)
+
+
+def _positions(entry: _Entry, model):
+    return model.get_layer(entry.variable.path.split("/")[0])
+
+
+def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
+    def read() -> np.ndarray:
+        array = to_keras(tensors.read(entry.name), entry.layout)
+        if grid is None:
+            return array
+        layer = _positions(entry, model)
+        return resample(array, grid, tuple(layer.grid), layer.num_prefix_tokens)
+
+    return read
+
+
+def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model) -> str:
+    said = [f"The file doesn't fit the model {model.name!r}."]
+    if tensors.description and tensors.description.model != model.name:
+        said.append(f"It says it was saved from {tensors.description.model!r}.")
+    if len(missing) > count / 2:
+        said.append("It looks like another architecture.")
+    elif len(missing) + len(wrong) > count / 2:
+        said.append("It looks like another size.")
+    if missing and all(is_head(name) for name in missing):
+        said.append("It has no classifier: build the model with include_top=False.")
+    if wrong and all(name.startswith("patch_embed") for name in wrong):
+        said.append("It has other patches or channels (patch_size, input_shape).")
+    lines = [" ".join(said)]
+    for names, what in ((missing, "missing from the file"), (extra, "not in the model")):
+        if names:
+            lines.append(f"- {len(names)} {what}: {', '.join(abbreviated(names))}")
+    if wrong:
+        alike: dict[str, list[str]] = {}
+        for name, how in wrong.items():
+            alike.setdefault(how, []).append(name)
+        listed = [f"{', '.join(abbreviated(names))} is {how}" for how, names in alike.items()]
+        lines.append(f"- {len(wrong)} of another shape or kind: {'; '.join(listed)}")
+    return "\n".join(lines)
+
+
+def abbreviated(names: Iterable[str]) -> list[str]:
+    """Write names that differ only in a layer's number as one.
+
+    Example:
+        blocks.0.norm1.bias, blocks.1.norm1.bias, blocks.2.norm1.bias
+        become blocks.{0-2}.norm1.bias.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for name in names:
+        # The number after "blocks." in a checkpoint, after "blocks_" in Keras.
+        match = re.match(r"(.*?[._])(\d+)([./].*)", name)
+        start, number, end = match.groups() if match else (name, "-1", "")
+        groups.setdefault((start, end), []).append(int(number))
+    written = []
+    for (start, end), numbers in groups.items():
+        numbers.sort()
+        if numbers == [-1]:
+            written.append(start)
+        elif len(numbers) < 3:
+            written.extend(f"{start}{number}{end}" for number in numbers)
+        else:
+            written.append(f"{start}{{{_ranges(numbers)}}}{end}")
+    return written
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

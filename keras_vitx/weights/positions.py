@@ -1,0 +1,57 @@
+"""Position embeddings on another grid."""
+
+from math import isqrt
+
+import numpy as np
+
+Grid = tuple[int, int]
+
+
+def square_grid(count: int) -> Grid | None:
+    """Return (side, side) when `count` entries fill a square, else None."""
+    side = isqrt(max(count, 0))
+    return (side, side) if side and side * side == count else None
+
+
+def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens: int = 0):
+    """Resample position embeddings bicubically, antialiased when the grid shrinks.
+
+    The result is that of PyTorch's `interpolate(mode="bicubic", antialias=True)`,
+    with which the public checkpoints are used at other resolutions.
+
+    Args:
+        embeddings: (1, num_prefix_tokens + rows * columns, dim), row by row.
+        old: (rows, columns) of `embeddings`.
+        new: (rows, columns) wanted.
+        num_prefix_tokens: Leading entries of no patch, which stay as they are.
+
+    Returns:
+        float32, (1, num_prefix_tokens + new rows * new columns, dim).
+    """
+    embeddings = np.asarray(embeddings, "float32")
+    if old == new:
+        return embeddings
+    prefix, patches = np.split(embeddings, [num_prefix_tokens], axis=1)
+    patches = patches.reshape(*old, -1)
+    patches = np.tensordot(_weights(old[0], new[0]), patches, axes=1)
+    patches = np.tensordot(_weights(old[1], new[1]), patches, axes=(1, 1)).swapaxes(0, 1)
+    patches = patches.reshape(1, new[0] * new[1], -1)
+    return np.concatenate([prefix, patches], axis=1)
+
+
+def _weights(old: int, new: int) -> np.ndarray:
+    """(new, old): how much of each old sample is in each new one along an axis."""
+    step = old / new
+    # Samples sit at the centres of their cells. Where the grid shrinks, the
+    # kernel widens so that it covers all it replaces.
+    centres = (np.arange(new) + 0.5) * step
+    distance = (np.arange(old) + 0.5 - centres[:, None]) / max(step, 1.0)
+    weights = _cubic(np.abs(distance))
+    return (weights / weights.sum(axis=1, keepdims=True)).astype("float32")
+
+
+def _cubic(x: np.ndarray, a: float = -0.5) -> np.ndarray:
+    """Keys' cubic kernel. PyTorch takes a = -0.5 with antialiasing, -0.75 without."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = a * (((x - 5) * x + 8) * x - 4)
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))

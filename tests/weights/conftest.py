@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import keras_vitx as kv
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def make_tiny(**changes):
+    """Make the golden case's model, with arguments changed."""
+    arguments = {
+        "dim": 24,
+        "depth": 3,
+        "num_heads": 4,
+        "patch_size": 8,
+        "input_shape": (32, 32, 3),
+        "classes": 10,
+        "classifier_activation": None,
+    }
+    return kv.CaiT(**{**arguments, **changes})
+
+
+@pytest.fixture
+def tiny():
+    return make_tiny
+
+
+@pytest.fixture(scope="session")
+def golden_model():
+    """The golden case's model with its weights, to be left as it is."""
+    return make_tiny(weights=GOLDEN / "cait.safetensors")
+
+
+@pytest.fixture(scope="session")
+def unused():
+    """A model for what must fail before it is touched."""
+    return make_tiny()
+
+
+@pytest.fixture
+def golden_file():
+    return GOLDEN / "cait.safetensors"
+
+
+@pytest.fixture
+def golden_tensors(golden_file):
+    return load_file(golden_file)
+
+
+@pytest.fixture(scope="session")
+def golden_case():
+    return dict(np.load(GOLDEN / "cait.npz"))
+
+
+@pytest.fixture
+def weights_of():
+    def read(model):
+        return {v.path: np.array(keras.ops.convert_to_numpy(v.value)) for v in model.weights}
+
+    return read
+
+
+@pytest.fixture
+def same_weights(weights_of):
+    """Check that two models' weights are equal, but for paths that start with `but`."""
+
+    def check(one, other, but=()):
+        one, other = weights_of(one), weights_of(other)
+        names = {name for name in one if not name.startswith(tuple(but) or "\0")}
+        assert names == {name for name in other if not name.startswith(tuple(but) or "\0")}
+        assert len(names) > 50
+        for name in names:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+    return check

@@ -1,0 +1,216 @@
+"""Files of every kind, sound and not."""
+
+import argparse
+import builtins
+import os
+import pickle
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import keras_vitx as kv
+from keras_vitx.weights import load_weights, resample, resolve
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def state(torch, golden_tensors):
+    return {name: torch.tensor(array) for name, array in golden_tensors.items()}
+
+
+def prefixed(state, prefix):
+    return {prefix + name: value for name, value in state.items()}
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".pth.tar"])
+def test_plain_torch_files(torch, state, tiny, golden_model, same_weights, tmp_path, suffix):
+    torch.save(state, tmp_path / f"file{suffix}")
+    same_weights(tiny(weights=tmp_path / f"file{suffix}"), golden_model)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: {"model": prefixed(s, "module.")},
+        lambda s: {"state_dict": s, "epoch": 3, "arch": "cait"},
+        lambda s: {"state_dict": prefixed(s, "module.model."), "optimizer": {"state": {}}},
+        lambda s: {"model": prefixed(s, "wrong."), "model_ema": s, "args": argparse.Namespace(a=1)},
+        lambda s: {"state_dict": prefixed(s, "wrong."), "state_dict_ema": prefixed(s, "model.")},
+        lambda s: {"model": {"state_dict": prefixed(s, "_orig_mod.module.")}, "model_ema": None},
+    ],
+)
+def test_wrapped_torch_files(torch, state, tiny, golden_model, same_weights, tmp_path, wrap):
+    torch.save(wrap(state), tmp_path / "file.pth")
+    same_weights(tiny(weights=tmp_path / "file.pth"), golden_model)
+
+
+def test_torch_file_of_the_old_format(torch, state, tiny, golden_model, same_weights, tmp_path):
+    torch.save(state, tmp_path / "file.pth", _use_new_zipfile_serialization=False)
+    same_weights(tiny(weights=tmp_path / "file.pth"), golden_model)
+
+
+def test_half_precision_torch_file(torch, state, tiny, golden_tensors, tmp_path, weights_of):
+    torch.save({n: v.to(torch.bfloat16) for n, v in state.items()}, tmp_path / "file.pth")
+    found = weights_of(tiny(weights=tmp_path / "file.pth"))["norm/gamma"]
+    np.testing.assert_allclose(found, golden_tensors["norm.weight"], rtol=1e-2)
+
+
+def test_bfloat16_safetensors(torch, state, tiny, golden_tensors, tmp_path, weights_of):
+    from safetensors.torch import save_file
+
+    save_file({n: v.to(torch.bfloat16) for n, v in state.items()}, tmp_path / "b.safetensors")
+    found = weights_of(tiny(weights=tmp_path / "b.safetensors"))["norm/gamma"]
+    np.testing.assert_allclose(found, golden_tensors["norm.weight"], rtol=1e-2)
+
+
+def test_prefixed_safetensors(tiny, golden_model, golden_tensors, same_weights, tmp_path):
+    save_file(prefixed(golden_tensors, "model.module."), tmp_path / "p.safetensors")
+    same_weights(tiny(weights=tmp_path / "p.safetensors"), golden_model)
+
+
+def test_without_torch_the_extra_is_named(torch, state, tmp_path, unused, monkeypatch):
+    torch.save(state, tmp_path / "file.pth")
+    real = builtins.__import__
+
+    def without_torch(name, *args, **kwargs):
+        if name == "torch":
+            raise ImportError("No module named 'torch'")
+        return real(name, *args, **kwargs)
+
+    resolved = resolve(tmp_path / "file.pth")
+    monkeypatch.setattr(builtins, "__import__", without_torch)
+    with pytest.raises(ImportError, match=r"keras-vitx\[torch\]"):
+        kv.weights.load(unused, resolved)
+
+
+class Harm:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+@pytest.mark.parametrize("plain_pickle", [False, True])
+def test_a_pickle_with_code_is_refused(torch, state, unused, tmp_path, plain_pickle):
+    content = {"model": state, "extra": Harm(tmp_path / "harmed")}
+    if plain_pickle:
+        (tmp_path / "file.pth").write_bytes(pickle.dumps(content["extra"]))
+    else:
+        torch.save(content, tmp_path / "file.pth")
+    with pytest.raises(ValueError, match=r"file\.pth.*refused.*code"):
+        load_weights(unused, tmp_path / "file.pth")
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"weight": "text"}, {"epoch": 3}])
+def test_torch_files_of_something_else(torch, unused, tmp_path, content):
+    torch.save(content, tmp_path / "file.pth")
+    with pytest.raises(ValueError, match=r"file\.pth.*no plain checkpoint"):
+        load_weights(unused, tmp_path / "file.pth")
+
+
+@pytest.fixture
+def saved(golden_model, golden_file, torch, state, tmp_path):
+    """Write the golden weights as a file with a suffix."""
+
+    def write(suffix):
+        path = tmp_path / f"saved{suffix}"
+        if suffix == ".pth":
+            torch.save(state, path)
+        elif suffix == ".safetensors":
+            path.write_bytes(golden_file.read_bytes())
+        else:
+            save = golden_model.save if suffix == ".keras" else golden_model.save_weights
+            save(path)
+        return path
+
+    return write
+
+
+KINDS = [".safetensors", ".pth", ".weights.h5", ".keras"]
+
+
+@pytest.mark.parametrize("suffix", KINDS)
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
+def test_damaged_files(saved, unused, suffix, damage):
+    path = saved(suffix)
+    content = path.read_bytes()
+    path.write_bytes(
+        {"truncated": content[: len(content) * 2 // 3], "text": b"<html>no</html>" * 99}.get(
+            damage, b""
+        )
+    )
+    with pytest.raises(ValueError, match="weights=") as caught:
+        load_weights(unused, path)
+    assert path.name in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_keras_files(saved, tiny, golden_model, golden_tensors, same_weights, weights_of, suffix):
+    path = saved(suffix)
+    same_weights(tiny(weights=path), golden_model)
+    same_weights(tiny(weights=path, classes=7), golden_model, but=["head"])
+    same_weights(tiny(weights=path, include_top=False), golden_model, but=["head"])
+    found = weights_of(tiny(weights=path, input_shape=(64, 48, 3)))["pos_embed/embeddings"]
+    np.testing.assert_array_equal(found, resample(golden_tensors["pos_embed"], (4, 4), (8, 6)))
+    with pytest.raises(ValueError, match=r"18 missing from the file: blocks_3/"):
+        tiny(weights=path, depth=4)
+    with pytest.raises(ValueError, match=r"18 not in the model: blocks_2/"):
+        tiny(weights=path, depth=2)
+
+
+def test_keras_files_of_a_trained_model(tiny, golden_case, same_weights, tmp_path):
+    # Such files also hold the optimizer's and the random generators' states.
+    model = tiny(depth=1, drop_path=0.1)
+    model.compile(keras.optimizers.AdamW(1e-3), "mse", metrics=["mae"])
+    model.fit(golden_case["input"], golden_case["logits"], verbose=0)
+    model.save_weights(tmp_path / "m.weights.h5")
+    model.save(tmp_path / "m.keras")
+    same_weights(tiny(depth=1, weights=tmp_path / "m.weights.h5"), model)
+    same_weights(tiny(depth=1, weights=tmp_path / "m.keras"), model)
+
+
+def test_rectangular_keras_weights_keep_their_grid(tiny, same_weights, tmp_path):
+    # 2 x 8 entries are as many as 4 x 4, and here belong to an equal model.
+    model = tiny(input_shape=(16, 64, 3))
+    model.save_weights(tmp_path / "m.weights.h5")
+    same_weights(tiny(input_shape=(16, 64, 3), weights=tmp_path / "m.weights.h5"), model)
+
+
+def test_a_foreign_h5_file(unused, tmp_path):
+    with h5py.File(tmp_path / "m.weights.h5", "w") as file:
+        file["vars/kernel"] = np.zeros(3)
+    with pytest.raises(ValueError, match=r"m\.weights\.h5.*another architecture"):
+        load_weights(unused, tmp_path / "m.weights.h5")
+
+
+def test_a_zip_that_is_no_keras_file(unused, tmp_path):
+    with zipfile.ZipFile(tmp_path / "m.keras", "w") as file:
+        file.writestr("readme.txt", "nothing")
+    with pytest.raises(ValueError, match=r"m\.keras"):
+        load_weights(unused, tmp_path / "m.keras")
+
+
+def test_paths_that_lead_nowhere(tmp_path):
+    (tmp_path / "folder.keras").mkdir()
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    with pytest.raises(FileNotFoundError, match=r"weights='.*absent\.safetensors'"):
+        resolve(str(tmp_path / "absent.safetensors"))
+    with pytest.raises(FileNotFoundError, match=r"no such file"):
+        resolve("absent.pth")
+    with pytest.raises(IsADirectoryError, match="a folder"):
+        resolve(tmp_path / "folder.keras")
+    with pytest.raises(ValueError, match=r"\.safetensors, \.pth"):
+        resolve(tmp_path / "model.onnx")
