@@ -1,0 +1,278 @@
+"""The evaluation transform: from a file or an array to what a model expects."""
+
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from keras_vitx.text import nearest
+
+
+class Preprocessing(NamedTuple):
+    """What a model wants of its images; `mean` and `std` count from 0 to 1."""
+
+    size: tuple[int, int]
+    channels: int
+    mean: np.ndarray
+    std: np.ndarray
+    crop_ratio: float
+    interpolation: str
+
+    @classmethod
+    def of(cls, model) -> "Preprocessing":
+        """Read the facts from `model.input_shape` and `model.preprocessing`.
+
+        Raises:
+            ValueError: when the model hasn't an input (None, height, width,
+                channels) of known size, or lacks the facts.
+        """
+        shape = getattr(model, "input_shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
+            raise ValueError(
+                f"model: expected an input of shape (None, height, width, channels), got {shape}."
+            )
+        *size, channels = shape[1:]
+        facts = getattr(model, "preprocessing", None)
+        if not isinstance(facts, dict) or not {"mean", "std"} <= facts.keys():
+            raise ValueError(
+                "model: expected a `preprocessing` dictionary with `mean` and `std`, "
+                f"got {facts!r}. Models of keras_vitx carry one."
+            )
+        mean, std = (np.asarray(facts[key], "float32").reshape(-1) for key in ("mean", "std"))
+        if not len(mean) == len(std) == channels:
+            raise ValueError(
+                f"model: expected a mean and a std for each of {channels} channels, got "
+                f"{facts['mean']} and {facts['std']}."
+            )
+        ratio, interpolation = facts.get("crop_ratio", 1.0), facts.get("interpolation", "bicubic")
+        return cls(tuple(size), channels, mean, std, ratio, interpolation)
+
+
+def preprocess_input(images, model) -> np.ndarray:
+    """Return `images` as the batch that `model` expects.
+
+    Each image is resized so that it covers the model's input size divided by
+    its crop ratio, cropped at the centre, brought to the model's channels and
+    normalised: (x / 255 - mean) / std.
+
+    Args:
+        images: One image or a list of them: a path, a PIL image, or an array
+            (height, width) or (height, width, channels). An array (n, height,
+            width, channels) is n images. Arrays hold uint8 in 0..255, or
+            floats in 0..1, which are rounded to those 256 levels.
+        model: A model of keras_vitx: the size is that of its input, the rest
+            stands in `model.preprocessing`.
+
+    Returns:
+        float32 (n, height, width, channels) of the model's input.
+
+    Raises:
+        ValueError: when an array has another shape, type or range.
+        OSError: when a file can't be decoded; it names the file.
+    """
+    facts = Preprocessing.of(model)
+    if not isinstance(images, (list, tuple)):
+        images = [images] if _is_file_or_picture(images) else _as_batch(images)
+    if not len(images):
+        raise ValueError("images: expected at least one image, got none.")
+    resized = [fit_to_model(_pixels(image), facts, facts.crop_ratio) for image in images]
+    return normalize(np.stack(resized).astype("float32"), facts.mean, facts.std)
+
+
+def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
+    """Return the image of a file, upright, as uint8 (height, width, channels).
+
+    The orientation that a camera noted is applied, transparency is dropped,
+    16-bit grey is brought to 8, and of an animation the first frame is taken.
+
+    Args:
+        path: A file of any format that Pillow reads, or an open binary file.
+        channels: 3 for RGB, 1 for grey.
+
+    Raises:
+        OSError: when the file can't be read or decoded whole; it names the file.
+        ValueError: when `channels` is neither 1 nor 3.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"channels: expected 1 or 3, got {channels!r}.")
+    # Pillow's decoders raise a dozen kinds of errors on broken files.
+    try:
+        with Image.open(path) as image:
+            return _picture_pixels(image, channels)
+    except Exception as error:
+        raise OSError(f"{path} can't be decoded as an image: {error}") from error
+
+
+def check_image(path: str | os.PathLike) -> None:
+    """Read a file to its end as `decode_image` would, at less cost.
+
+    Raises:
+        OSError: as `decode_image` does.
+    """
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (1, 1))  # a JPEG is read whole, but at an eighth of its size
+            _picture_pixels(image, 3)
+    except Exception as error:
+        raise OSError(f"{path} can't be decoded as an image: {error}") from error
+
+
+def resize_and_crop(
+    image: np.ndarray,
+    size: tuple[int, int],
+    crop_ratio: float = 1.0,
+    interpolation: str = "bicubic",
+) -> np.ndarray:
+    """Resize `image` so that it covers `size / crop_ratio`, and crop its centre.
+
+    The proportions of the image are kept. The sizes are rounded as timm's
+    evaluation transform rounds them, so that a published accuracy is met. A
+    crop ratio above 1 leaves a black border.
+
+    Args:
+        image: uint8 (h, w, channels).
+        size: (height, width) of the result.
+        crop_ratio: The share of the resized image's shorter side that is kept.
+        interpolation: A filter of Pillow: "bicubic", "bilinear", "lanczos",
+            "box", "hamming" or "nearest". All are antialiased but the last.
+
+    Returns:
+        uint8 (height, width, channels).
+
+    Raises:
+        ValueError: when the filter is unknown or the ratio isn't positive.
+    """
+    filters = {entry.name.lower(): entry for entry in Image.Resampling}
+    if interpolation not in filters:
+        raise ValueError(
+            f"interpolation: {interpolation!r} is unknown. {nearest(interpolation, filters)}"
+        )
+    if not crop_ratio > 0:
+        raise ValueError(f"crop_ratio: expected a positive number, got {crop_ratio!r}.")
+    scaled = _scaled_size(image.shape[:2], size, crop_ratio)
+    return _centre_crop(_resize(image, scaled, filters[interpolation]), size)
+
+
+def normalize(images, mean: np.ndarray, std: np.ndarray):
+    """Return (images / 255 - mean) / std, of float32 arrays or tensors (..., channels)."""
+    return (images / 255.0 - mean) / std
+
+
+def as_uint8(images, what: str) -> np.ndarray:
+    """Return an array of uint8 in 0..255, or of floats in 0..1, as uint8.
+
+    Raises:
+        ValueError: when the type or the range is another.
+    """
+    images = np.asarray(images)
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype.kind != "f" or not images.size:
+        raise ValueError(
+            f"{what}: expected uint8 in 0..255 or floats in 0..1, got {images.dtype} of shape "
+            f"{images.shape}."
+        )
+    low, high = images.min(), images.max()
+    if not (low >= 0 and high <= 1):  # NaN is refused too
+        raise ValueError(
+            f"{what}: expected uint8 in 0..255 or floats in 0..1, got {images.dtype} in "
+            f'{low:g}..{high:g}. Floats in 0..255 become uint8 with `.astype("uint8")`.'
+        )
+    return np.rint(images * 255).astype("uint8")
+
+
+def fit_to_model(image: np.ndarray, facts: Preprocessing, crop_ratio: float) -> np.ndarray:
+    """Return one uint8 image (h, w, c) at the size and with the channels of a model."""
+    image = with_channels(image, facts.channels)
+    return resize_and_crop(image, facts.size, crop_ratio, facts.interpolation)
+
+
+def _is_file_or_picture(value) -> bool:
+    return isinstance(value, (str, os.PathLike, Image.Image))
+
+
+def _as_batch(array) -> np.ndarray:
+    array = np.asarray(array)
+    return array if array.ndim == 4 else array[None]
+
+
+def _pixels(image) -> np.ndarray:
+    """Return one image, of any kind that `preprocess_input` takes, as uint8 (h, w, c)."""
+    if isinstance(image, Image.Image):
+        return _picture_pixels(image, 3)
+    if _is_file_or_picture(image):
+        return decode_image(Path(image))
+    image = np.asarray(image)
+    if image.ndim == 2:
+        image = image[..., None]
+    if image.ndim != 3 or 0 in image.shape:
+        raise ValueError(
+            "images: expected arrays (height, width), (height, width, channels) or one array "
+            f"(n, height, width, channels), got shape {image.shape}."
+        )
+    return as_uint8(image, "images")
+
+
+def _picture_pixels(picture: Image.Image, channels: int) -> np.ndarray:
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I;16"):
+        # Pillow would cut every level above 255 instead of scaling.
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype("uint8"))
+    if picture.mode in ("I", "F"):
+        raise ValueError(f"its pixels, of Pillow's mode {picture.mode!r}, have no known range")
+    pixels = np.array(picture.convert("RGB" if channels == 3 else "L"))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
+    """Bring grey to colour, colour to grey, and drop transparency where need be."""
+    given = image.shape[-1]
+    if given == channels:
+        return image
+    if given == 4 and channels in (1, 3):
+        return with_channels(image[..., :3], channels)
+    if given == 1 and channels == 3:
+        return np.repeat(image, 3, axis=-1)
+    if given == 3 and channels == 1:
+        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
+    raise ValueError(
+        f"images: an image of shape {image.shape} can't be brought to {channels} channels; "
+        "the last axis is that of the channels."
+    )
+
+
+def _scaled_size(
+    image_size: tuple[int, int], size: tuple[int, int], crop_ratio: float
+) -> tuple[int, int]:
+    height, width = image_size
+    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
+    if target_height == target_width:
+        shorter = min(height, width)
+        return int(target_height * height / shorter), int(target_height * width / shorter)
+    ratio = min(height / target_height, width / target_width)
+    return round(height / ratio), round(width / ratio)
+
+
+def _resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
+    if image.shape[:2] == size:
+        return image
+    if image.shape[-1] == 3:
+        return np.asarray(Image.fromarray(image).resize(size[::-1], resample))
+    # Pillow knows one and three channels; others go one by one.
+    planes = (Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, -1, 0))
+    return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes], axis=-1)
+
+
+def _centre_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    borders = [max(target - side, 0) for side, target in zip(image.shape[:2], size, strict=True)]
+    if any(borders):
+        image = np.pad(
+            image, [(border // 2, border - border // 2) for border in borders] + [(0, 0)]
+        )
+    top, left = (
+        round((side - target) / 2) for side, target in zip(image.shape[:2], size, strict=True)
+    )
+    return image[top : top + size[0], left : left + size[1]]

@@ -1,0 +1,62 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def make_model():
+    """What data/ reads of a model, without a model."""
+
+    def make(size=(32, 32), channels=3, classes=10, **facts):
+        facts = {"mean": [0.5] * channels, "std": [0.25] * channels} | facts
+        return SimpleNamespace(
+            input_shape=(None, *size, channels),
+            output_shape=(None, classes),
+            preprocessing=facts,
+        )
+
+    return make
+
+
+@pytest.fixture
+def picture():
+    """A photo-like image: smooth shading, edges and some noise."""
+
+    def make(height, width, channels=3, seed=0):
+        random = np.random.default_rng(seed)
+        y, x = np.mgrid[0:height, 0:width] / max(height, width)
+        planes = []
+        for _ in range(channels):
+            a, b, c = random.uniform(2, 20, 3)
+            plane = 110 + 60 * np.sin(a * x + b * y) + 40 * ((x - 0.4) ** 2 + y**2 < c / 60)
+            planes.append(plane + random.normal(0, 12, plane.shape))
+        return np.clip(np.stack(planes, axis=-1), 0, 255).astype("uint8")
+
+    return make
+
+
+@pytest.fixture
+def save():
+    def save(path, pixels, **options):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+        Image.fromarray(pixels).save(path, **options)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def pets(tmp_path, picture, save):
+    """A folder of two classes with ten readable images each, of several kinds."""
+    folder = tmp_path / "pets"
+    for label, name in enumerate(("cat", "dog")):
+        for i in range(7):
+            save(folder / name / f"{i}.jpg", picture(40 + i, 50, seed=10 * label + i))
+        save(folder / name / "grey.png", picture(33, 30, 1))
+        save(folder / name / "alpha.png", picture(30, 33, 4))
+        save(folder / name / "deep" / "upper.PNG", picture(20, 20))
+        (folder / name / "notes.txt").write_text("no image, and not taken for one")
+    return folder

@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+
+from keras_vitx.data import open_source
+
+
+@pytest.fixture
+def arrays():
+    random = np.random.default_rng(0)
+    images = random.integers(256, size=(40, 6, 5, 3), dtype="uint8")
+    return images, np.arange(40) % 4
+
+
+def test_a_pair_is_split_alike_for_each_class(arrays):
+    images, labels = arrays
+    source = open_source(arrays, validation_split=0.2, seed=3)
+    assert source.class_names == ("0", "1", "2", "3")
+    assert np.bincount(source.train.labels).tolist() == [8] * 4
+    assert np.bincount(source.validation.labels).tolist() == [2] * 4
+    given = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+    for part in (source.train, source.validation):
+        for image, label in zip(part.images, part.labels, strict=True):
+            assert given.pop(image.tobytes()) == label
+    assert not given
+
+
+def test_two_pairs_are_the_split(arrays):
+    images, labels = arrays
+    pairs = (images[:30], labels[:30, None]), (images[30:], labels[30:])
+    source = open_source(pairs)
+    np.testing.assert_array_equal(source.train.images, images[:30])
+    np.testing.assert_array_equal(source.train.labels, labels[:30])
+    np.testing.assert_array_equal(source.validation.labels, labels[30:])
+
+
+def test_grey_images_need_no_channel_axis(arrays):
+    assert open_source((arrays[0][..., 0], arrays[1])).train.images.shape[1:] == (6, 5, 1)
+
+
+def test_floats_from_0_to_1_become_bytes(arrays):
+    images, labels = arrays
+    expected = open_source(arrays).train.images
+    np.testing.assert_array_equal(open_source((images / 255, labels)).train.images, expected)
+
+
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        ([0, 1, -2, 3] * 10, "got -2"),
+        ([0, 1, 2.5, 3] * 10, r"expected integers, got 2\.5"),
+        ([0, 1, np.nan, 3] * 10, "expected integers, got nan"),
+        ([0, 1, 2], "3 labels for 40 images"),
+        (["cat", "dog"] * 20, "expected integers, got 'cat', 'dog'"),
+        ([[0, 1]] * 40, "argmax"),
+        ([0, 2**40] * 20, str(2**40)),
+        ([7] * 40, "every label is 7"),
+    ],
+)
+def test_wrong_labels_are_named(arrays, labels, message):
+    with pytest.raises(ValueError, match=message):
+        open_source((arrays[0], labels))
+
+
+def test_labels_beyond_the_named_classes_are_an_error(arrays, tmp_path):
+    images, labels = arrays
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, class_names=["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"expected 0\.\.2, got 3"):
+        open_source(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x: x[0], r"shape|2 labels|labels for"),
+        (lambda x: x[:0], "isn't empty"),
+        (lambda x: x.astype("int64"), "got int64"),
+        (lambda x: x.astype("float32"), r"got float32 in 0\.\.255"),
+        (lambda x: [np.zeros((4, 4, 3)), np.zeros((5, 4, 3))], "one size"),
+    ],
+)
+def test_wrong_images_are_an_error(arrays, change, message):
+    with pytest.raises(ValueError, match=message):
+        open_source((change(arrays[0]), arrays[1]))
+
+
+def test_an_npz_file_is_read(arrays, tmp_path):
+    images, labels = arrays
+    path = tmp_path / "set.npz"
+    np.savez(path, x_train=images, y_train=labels, x_test=images[:8], y_test=labels[:8])
+    source = open_source(str(path))
+    assert (source.train.size, source.validation.size) == (40, 8)
+    np.testing.assert_array_equal(source.validation.images, images[:8])
+
+
+def test_an_npz_file_without_its_arrays_is_an_error(arrays, tmp_path):
+    np.savez(tmp_path / "set.npz", images=arrays[0], labels=arrays[1])
+    with pytest.raises(ValueError, match=r"x_train, .* found images, labels"):
+        open_source(tmp_path / "set.npz")
+    np.savez(tmp_path / "set.npz", x_train=arrays[0], y_train=arrays[1], x_test=arrays[0])
+    with pytest.raises(ValueError, match="found x_test, x_train, y_train"):
+        open_source(tmp_path / "set.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing of the kind", b"PK\x03\x04 cut"])
+def test_a_broken_npz_file_is_named(tmp_path, content):
+    (tmp_path / "set.npz").write_bytes(content)
+    with pytest.raises(OSError, match=r"set\.npz can't be read"):
+        open_source(tmp_path / "set.npz")
+
+
+@pytest.mark.parametrize("split", [0, 1, -0.1, 1.5])
+def test_the_validation_split_is_a_share(arrays, split):
+    with pytest.raises(ValueError, match="validation_split"):
+        open_source(arrays, validation_split=split)
+
+
+def test_a_class_of_one_image_is_trained_on(arrays):
+    labels = np.array([0] * 39 + [1])
+    source = open_source((arrays[0], labels), validation_split=0.5)
+    assert 1 in source.train.labels and 1 not in source.validation.labels
+    with pytest.raises(ValueError, match="no class has two images"):
+        open_source((arrays[0], np.arange(40)))
+
+
+@pytest.mark.parametrize("source", ["cifar10", 3, None, "no/such/folder"])
+def test_an_unknown_source_says_what_is_known(source):
+    with pytest.raises(ValueError, match=r'source: .*"fashion_mnist", "tfds:NAME", a folder'):
+        open_source(source)

@@ -1,0 +1,80 @@
+import gzip
+import hashlib
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_vitx.data import open_source
+from keras_vitx.data.arrays import FASHION_MNIST
+
+# The folder of the full set: where Debian's package puts it, unless told otherwise.
+FULL = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
+
+
+@pytest.fixture(scope="module")
+def draw():
+    spec = importlib.util.spec_from_file_location("draw", FASHION_MNIST.with_name("draw.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_holds_as_many_images_of_each_class():
+    source = open_source("fashion_mnist")
+    assert source.train.images.shape == (5000, 28, 28, 1)
+    assert source.validation.images.shape == (1000, 28, 28, 1)
+    assert source.train.images.dtype == np.uint8
+    assert np.bincount(source.train.labels).tolist() == [500] * 10
+    assert np.bincount(source.validation.labels).tolist() == [100] * 10
+    assert source.class_names[0] == "T-shirt/top" and source.class_names[9] == "Ankle boot"
+
+
+def test_its_images_are_images_of_clothes():
+    # Trousers are narrow, bags wide: the labels belong to the images.
+    train = open_source("fashion_mnist").train
+    width = (train.images[..., 0] > 0).any(axis=1).sum(axis=-1)
+    assert width[train.labels == 1].mean() + 8 < width[train.labels == 8].mean()
+
+
+def test_no_image_is_there_twice():
+    images = open_source("fashion_mnist").train.images
+    assert len({image.tobytes() for image in images}) == 5000
+
+
+def test_the_folder_is_small_and_its_readme_true():
+    folder = FASHION_MNIST.parent
+    assert sum(file.stat().st_size for file in folder.glob("*.*")) <= 3_000_000
+    assert "MIT" in (folder / "LICENSE").read_text("utf-8")
+    readme = (folder / "README.md").read_text("utf-8")
+    stated = re.search(r"`sample.npz`:\s+`([0-9a-f]{64})`", readme)[1]
+    assert hashlib.sha256(FASHION_MNIST.read_bytes()).hexdigest() == stated
+
+
+def test_a_draw_is_stratified_and_seeded(draw):
+    labels = np.random.default_rng(0).integers(4, size=400)
+    indices = draw.draw(labels, 20, seed=1)
+    assert np.bincount(labels[indices]).tolist() == [20] * 4
+    assert (np.diff(indices) > 0).all()
+    np.testing.assert_array_equal(indices, draw.draw(labels, 20, seed=1))
+    assert (indices != draw.draw(labels, 20, seed=2)).any()
+
+
+def test_an_idx_file_is_read(draw, tmp_path):
+    array = np.arange(24, dtype="uint8").reshape(2, 3, 4)
+    head = bytes([0, 0, 8, 3]) + np.array(array.shape, ">u4").tobytes()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    np.testing.assert_array_equal(draw.read_idx(tmp_path / "a.gz"), array)
+
+
+def test_drawing_again_gives_the_same_arrays(draw):
+    if not (FULL / "train-images-idx3-ubyte.gz").is_file():
+        pytest.skip(f"the full Fashion-MNIST is not in {FULL}")
+    again = draw.sample(FULL)
+    with np.load(FASHION_MNIST) as shipped:
+        assert sorted(again) == sorted(shipped.files)
+        for name in shipped.files:
+            np.testing.assert_array_equal(again[name], shipped[name])

@@ -1,0 +1,210 @@
+import logging
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from keras_vitx.data import open_source, pipelines, preprocess_input
+
+tf = pytest.importorskip("tensorflow")
+module = sys.modules["keras_vitx.data.pipelines"]
+
+
+@pytest.fixture
+def arrays(picture):
+    """103 images to train on and 21 to validate on, each of one grey level, its number."""
+    train = np.repeat(np.arange(103, dtype="uint8"), 16 * 16 * 3).reshape(103, 16, 16, 3)
+    validation = np.stack([picture(16, 16, seed=i) for i in range(21)])
+    return (train, np.arange(103) % 4), (validation, np.arange(21) % 4)
+
+
+@pytest.fixture
+def small(make_model):
+    return make_model((16, 16), classes=4)
+
+
+@pytest.fixture(params=["in memory", "lazy"])
+def memory(request, monkeypatch):
+    """Both ways through the pipeline: all images at hand, or each made when asked for."""
+    if request.param == "lazy":
+        monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
+
+
+def taken(dataset):
+    batches = [(x.numpy(), y.numpy()) for x, y in dataset]
+    return [x for x, _ in batches], [y for _, y in batches]
+
+
+def levels(images):
+    return np.rint((np.concatenate(images).max(axis=(1, 2, 3)) * 0.25 + 0.5) * 255).astype(int)
+
+
+def test_shapes_types_and_sizes(arrays, small, memory):
+    result = pipelines(arrays, small, batch_size=10)
+    assert (result.train_size, result.validation_size) == (103, 21)
+    assert result.class_names == ("0", "1", "2", "3") and result.skipped == ()
+    images, labels = taken(result.train)
+    assert [x.shape for x in images] == [(10, 16, 16, 3)] * 10
+    assert [y.shape for y in labels] == [(10,)] * 10
+    assert {x.dtype for x in images} == {np.dtype("float32")}
+    assert {y.dtype for y in labels} == {np.dtype("int32")}
+    assert result.train.element_spec[0].shape == (10, 16, 16, 3)
+    assert len(result.train) == 10 and len(result.validation) == 3
+    images, labels = taken(result.validation)
+    assert [len(x) for x in images] == [10, 10, 1]
+    assert {x.dtype for x in images} == {np.dtype("float32")}
+
+
+def test_an_epoch_takes_every_image_once_in_an_order_of_its_own(arrays, small, memory):
+    train = pipelines(arrays, small, batch_size=1).train
+    orders = []
+    for _ in range(2):
+        images, labels = taken(train)
+        order = levels(images)
+        assert sorted(order) == list(range(103))
+        np.testing.assert_array_equal(np.concatenate(labels), order % 4)
+        assert np.abs(order - np.arange(103)).mean() > 20
+        orders.append(order)
+    assert (orders[0] != orders[1]).any()
+
+
+@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop", None])
+def test_the_seed_gives_the_same_batches(arrays, small, picture, memory, augmentation):
+    (_, labels), validation = arrays
+    textured = np.stack([picture(20, 18, seed=i) for i in range(103)])
+    source = open_source(((textured, labels), validation))
+
+    def epochs(seed, global_seed):
+        tf.random.set_seed(global_seed)
+        train = pipelines(source, small, 8, augmentation=augmentation, seed=seed).train
+        return np.stack([np.stack(taken(train)[0]) for _ in range(2)])
+
+    first = epochs(1, 1)
+    np.testing.assert_array_equal(first, epochs(1, 2))
+    assert (first != epochs(2, 1)).any()
+    assert (first[0] != first[1]).any()
+
+
+@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
+def test_only_training_images_are_augmented(arrays, small, memory, augmentation):
+    _, (images, labels) = arrays
+    result = pipelines(((images, labels), (images, labels)), small, 21, augmentation=augmentation)
+    plain = preprocess_input(images, small)
+    (validation,), (same_labels,) = taken(result.validation)
+    np.testing.assert_allclose(validation, plain, atol=1e-6)
+    np.testing.assert_array_equal(same_labels, labels)
+    (train,), _ = taken(result.train)
+    unchanged = [(np.abs(image - plain) < 1e-5).all(axis=(1, 2, 3)).any() for image in train]
+    assert sum(unchanged) <= 3  # one draw in fifty neither shifts nor flips
+
+
+def test_crop_flip_leaves_a_black_border(small, memory):
+    white = np.full((64, 16, 16, 3), 255, "uint8")
+    (images,), _ = taken(pipelines(((white, np.arange(64) % 4),) * 2, small, 64).train)
+    np.testing.assert_allclose(np.unique(images), [-2, 2], atol=1e-6)
+    assert 0.7 < (images > 0).mean() < 0.99
+
+
+def test_without_augmentation_training_images_are_as_in_evaluation(picture, make_model, memory):
+    model = make_model((16, 16), classes=4, crop_ratio=0.8)
+    images, labels = np.stack([picture(30, 40, seed=i) for i in range(12)]), np.arange(12) % 4
+    result = pipelines(((images, labels),) * 2, model, batch_size=12, augmentation=None)
+    plain = preprocess_input(images, model)
+    np.testing.assert_allclose(taken(result.validation)[0][0], plain, atol=1e-6)
+    (train,), _ = taken(result.train)
+    nearest = np.abs(train[:, None] - plain).max(axis=(2, 3, 4))
+    assert sorted(nearest.argmin(axis=1)) == list(range(12)) and nearest.min(axis=1).max() < 1e-5
+
+
+def test_less_than_a_batch_is_one_batch(arrays, small):
+    result = pipelines(arrays, small, batch_size=1000)
+    images, _ = taken(result.train)
+    assert [len(x) for x in images] == [103]
+
+
+@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
+def test_a_folder_of_mixed_images(pets, make_model, memory, augmentation):
+    (pets / "cat" / "text.jpg").write_text("no image")
+    model = make_model((24, 32), classes=2)
+    result = pipelines(pets, model, 5, augmentation=augmentation, validation_split=0.2)
+    assert [x.shape for x in taken(result.train)[0]] == [(5, 24, 32, 3)] * 3
+    assert result.skipped == (pets / "cat" / "text.jpg",)
+    assert result.class_names == ("cat", "dog")
+    opened = open_source(pets, validation_split=0.2)
+    images, labels = taken(result.validation)
+    expected = preprocess_input(opened.validation.images.paths, model)
+    np.testing.assert_allclose(np.concatenate(images), expected, atol=1e-6)
+    np.testing.assert_array_equal(np.concatenate(labels), opened.validation.labels)
+    with pytest.raises(OSError, match=r"text\.jpg"):
+        pipelines(pets, model, strict=True)
+
+
+@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
+def test_grey_images_for_a_colour_model(make_model, memory, augmentation):
+    source = open_source("fashion_mnist")
+    result = pipelines(source, make_model((32, 32)), 100, augmentation=augmentation)
+    images, _ = next(iter(result.train))
+    assert images.shape == (100, 32, 32, 3)
+    np.testing.assert_array_equal(images[..., 0], images[..., 2])
+
+
+def test_too_few_outputs_are_named(arrays, make_model):
+    with pytest.raises(ValueError, match="3 outputs, but the source arrays has 4 classes"):
+        pipelines(arrays, make_model((16, 16), classes=3))
+
+
+def test_spare_outputs_are_logged(arrays, make_model, caplog):
+    with caplog.at_level(logging.WARNING, "keras_vitx"):
+        pipelines(arrays, make_model((16, 16), classes=9))
+    assert "4 classes, the model 9 outputs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"batch_size": 0}, "batch_size: .* got 0"),
+        ({"batch_size": 2.5}, r"batch_size: .* got 2\.5"),
+        ({"augmentation": "random_resize_crop"}, "Did you mean 'random_resized_crop'"),
+    ],
+)
+def test_wrong_arguments_are_found_before_the_source_is_opened(small, options, message):
+    with pytest.raises(ValueError, match=message):
+        pipelines("no/such/folder", small, **options)
+
+
+def test_missing_tensorflow_is_named(arrays, small, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ImportError, match=r'pip install "keras-vitx\[data\]"'):
+        pipelines(arrays, small)
+
+
+def test_importing_the_package_imports_no_tensorflow():
+    program = (
+        "import sys, keras_vitx.data; "
+        "print([m for m in ('tensorflow', 'tensorflow_datasets', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_keras_trains_on_it(arrays):
+    import keras
+
+    inputs = keras.Input((16, 16, 3))
+    outputs = keras.layers.Dense(4)(keras.layers.Flatten()(inputs))
+    model = keras.Model(inputs, outputs)
+    model.preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3}
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    result = pipelines(arrays, model, batch_size=20)
+    history = model.fit(
+        result.train, validation_data=result.validation, epochs=2, shuffle=False, verbose=0
+    )
+    assert np.isfinite(history.history["loss"]).all() and len(history.history["val_loss"]) == 2

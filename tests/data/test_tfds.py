@@ -1,0 +1,106 @@
+import sys
+
+import numpy as np
+import pytest
+
+from keras_vitx.data import open_source, pipelines
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+
+def pixels(split, i):
+    return np.random.default_rng([len(split), i]).integers(
+        256, size=(5 + i % 3, 6, 3), dtype="uint8"
+    )
+
+
+def built(tmp_path, splits, features=None):
+    """Write a small dataset to a folder, as tensorflow-datasets would."""
+
+    class Shapes(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        pkg_dir_path = tmp_path
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=tfds.features.FeaturesDict(
+                    features
+                    or {
+                        "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
+                        "label": tfds.features.ClassLabel(names=["disc", "square", "star"]),
+                    }
+                ),
+            )
+
+        def _split_generators(self, manager):
+            return {split: self._generate_examples(split, n) for split, n in splits.items()}
+
+        def _generate_examples(self, split, n):
+            for i in range(n):
+                example = {"image": pixels(split, i), "label": i % 3, "text": "x"}
+                yield i, {key: example[key] for key in self.info.features}
+
+    Shapes(data_dir=tmp_path).download_and_prepare()
+    # Read back from its files alone, as any prepared dataset.
+    tfds.core.registered._DATASET_REGISTRY.pop("shapes", None)
+    return tmp_path
+
+
+def contents(part):
+    return sorted((image.tobytes(), int(label)) for image, label in zip(*part, strict=True))
+
+
+def test_its_splits_images_and_labels_are_read(tmp_path):
+    source = open_source("tfds:shapes", data_dir=built(tmp_path, {"train": 21, "test": 6}))
+    assert source.class_names == ("disc", "square", "star")
+    assert source.name == "tfds:shapes"
+    for part, split, n in ((source.train, "train", 21), (source.validation, "test", 6)):
+        assert part.size == len(part.images) == n
+        assert contents(part) == sorted((pixels(split, i).tobytes(), i % 3) for i in range(n))
+
+
+def test_validation_comes_before_test(tmp_path):
+    folder = built(tmp_path, {"train": 6, "test": 9, "validation": 3})
+    assert open_source("tfds:shapes", data_dir=folder).validation.size == 3
+
+
+def test_without_another_split_train_is_cut(tmp_path):
+    source = open_source(
+        "tfds:shapes", data_dir=built(tmp_path, {"train": 30}), validation_split=0.2
+    )
+    assert np.bincount(source.train.labels).tolist() == [8] * 3
+    assert np.bincount(source.validation.labels).tolist() == [2] * 3
+    both = contents(source.train) + contents(source.validation)
+    assert sorted(both) == sorted((pixels("train", i).tobytes(), i % 3) for i in range(30))
+
+
+def test_it_feeds_pipelines(tmp_path, make_model):
+    source = open_source("tfds:shapes", data_dir=built(tmp_path, {"train": 9, "test": 3}))
+    result = pipelines(source, make_model((8, 8), classes=3), batch_size=3)
+    assert [x.shape for x, _ in result.train] == [(3, 8, 8, 3)] * 3
+
+
+def test_a_file_cut_short_is_named(tmp_path):
+    folder = built(tmp_path, {"train": 9})
+    file = next(folder.rglob("*.tfrecord*"))
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(OSError, match=r"tfrecord.* is cut off"):
+        open_source("tfds:shapes", data_dir=folder)
+
+
+def test_a_set_without_labels_is_refused(tmp_path):
+    folder = built(tmp_path, {"train": 3}, {"text": tfds.features.Text()})
+    with pytest.raises(ValueError, match="not a set of images with a class label"):
+        open_source("tfds:shapes", data_dir=folder)
+
+
+def test_an_unknown_name_gives_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match=r"no 'cifar11'.*'cifar10"):
+        open_source("tfds:cifar11", data_dir=tmp_path)
+
+
+def test_the_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match=r'pip install "keras-vitx\[data\]"'):
+        open_source("tfds:cifar10")
