@@ -1,0 +1,1 @@
+"""The command `keras-vitx`: a module a verb, each with a `main`."""

@@ -1,0 +1,24 @@
+"""Change the precision of a model that already stands."""
+
+import keras
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def set_precision(model: keras.Model, precision: str) -> None:
+    """Let `model` compute in `precision`; its variables stay in float32.
+
+    The last layer, the classifier, stays in float32.
+
+    Args:
+        model: A model; it is changed in place.
+        precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
+
+    Raises:
+        ValueError: for another precision.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}.")
+    for layer in model._flatten_layers():
+        if layer is not model.layers[-1]:
+            layer.dtype_policy = precision

@@ -1,0 +1,25 @@
+"""Recipes by name, one file each."""
+
+import importlib
+import pkgutil
+
+from keras_vitx.text import nearest
+from keras_vitx.training.recipe import Recipe
+
+
+def list_recipes() -> list[str]:
+    """Return the names of the recipes."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def get(recipe: str | Recipe) -> Recipe:
+    """Return the recipe of that name; a `Recipe` is returned as it is.
+
+    Raises:
+        ValueError: when no recipe has that name; the message has the nearest ones.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in list_recipes():
+        raise ValueError(f"No recipe is named {recipe!r}. {nearest(recipe, list_recipes())}")
+    return importlib.import_module(f"{__name__}.{recipe}").RECIPE
