@@ -54,3 +54,11 @@ def open_model(model: str, weights: str | None = None, **arguments) -> keras.Mod
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"The file {model!r} can't be read as a Keras model: {reason}") from error
+
+
+def new_run(name: str) -> Path:
+    """Return a folder under `runs/` that doesn't exist yet."""
+    number = 1
+    while (folder := Path("runs", f"{name}-{number}")).exists():
+        number += 1
+    return folder

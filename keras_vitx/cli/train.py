@@ -7,7 +7,7 @@ import keras
 import typer
 
 from keras_vitx import data, training
-from keras_vitx.cli._options import Backend, ModelOrFile, Weights, console, open_model
+from keras_vitx.cli._options import Backend, ModelOrFile, Weights, console, new_run, open_model
 
 
 def main(
@@ -53,7 +53,7 @@ def main(
         if image_size is not None:
             arguments["input_shape"] = (image_size, image_size, 3)
     network = open_model(model, weights, **arguments)
-    output = output or _new_run(network.name)
+    output = output or new_run(network.name)
     training.fit(
         network,
         images,
@@ -66,10 +66,3 @@ def main(
         learning_rate=learning_rate,
     )
     console.print(f"Best model, history and settings: [bold]{output}[/bold]", highlight=False)
-
-
-def _new_run(name: str) -> Path:
-    number = 1
-    while (folder := Path("runs", f"{name}-{number}")).exists():
-        number += 1
-    return folder

@@ -20,29 +20,29 @@ POOLINGS = ("token", "avg", "max")
 MODELS: dict[str, Callable[..., keras.Model]] = {}
 """The constructor of every size, by name."""
 
-PUBLIC_ARGUMENTS = """
-        include_top: Whether the classifier is there. Without it the model gives
-            all tokens, `(batch, tokens, dim)`, or with `pooling` one vector an
-            image, `(batch, dim)`.
-        weights: None for random ones; `"imagenet"`; the name of a catalogue
-            entry; `"hf://owner/repo"`; or the path of a `.safetensors`, `.pth`,
-            `.weights.h5` or `.keras` file.
-        input_shape: `(height, width, channels)`, both sides multiples of the
-            patch size. None takes the checkpoint's, else the size's.
-        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the
-            patches). None is `"token"` under a classifier.
-        classes: Number of classes. Where it is not the checkpoint's, everything
-            but the classifier is loaded.
-        classifier_activation: Activation of the classifier; None gives logits.
-        input_tensor: A Keras tensor to take the images from.
-        name: Name of the model.
+PUBLIC_ARGUMENTS = """\
+    include_top: Whether the classifier is there. Without it the model gives
+        all tokens, `(batch, tokens, dim)`, or with `pooling` one vector an
+        image, `(batch, dim)`.
+    weights: None for random ones; `"imagenet"`; the name of a catalogue
+        entry; `"hf://owner/repo"`; or the path of a `.safetensors`, `.pth`,
+        `.weights.h5` or `.keras` file.
+    input_shape: `(height, width, channels)`, both sides multiples of the
+        patch size. None takes the checkpoint's, else the size's.
+    pooling: `"token"` (the class token), `"avg"` or `"max"` (over the
+        patches). None is `"token"` under a classifier.
+    classes: Number of classes. Where it is not the checkpoint's, everything
+        but the classifier is loaded.
+    classifier_activation: Activation of the classifier; None gives logits.
+    input_tensor: A Keras tensor to take the images from.
+    name: Name of the model.
 
-    Returns:
-        A `keras_vitx.models.Chain`; with an `input_tensor` that is no
-        `keras.Input`, a `keras.Model` around it.
+Returns:
+    A `keras_vitx.models.Chain`; with an `input_tensor` that is no
+    `keras.Input`, a `keras.Model` around it.
 
-    Raises:
-        ValueError: for an argument out of its range, named in the message.
+Raises:
+    ValueError: for an argument out of its range, named in the message.
 """
 
 
@@ -66,7 +66,7 @@ def family(
     """
 
     def decorate(list_layers: Callable[..., list]) -> Callable[..., keras.Model]:
-        @functools.wraps(list_layers)
+        @functools.wraps(list_layers, assigned=("__module__", "__name__", "__qualname__"))
         def constructor(
             *args: Any,
             include_top: bool = True,
@@ -82,13 +82,16 @@ def family(
             **arguments: Any,
         ) -> keras.Model:
             check_top(pooling, classes, classifier_activation)
-            wanted = input_shape if input_tensor is None else input_tensor.shape[1:]
-            image_side = max(wanted[:2], default=None) if _is_whole(wanted) else None
-            checkpoint = checkpoints.resolve(weights, constructor=_size, image_size=image_side)
-            default = _default_shape
-            if checkpoint is not None and checkpoint.image_size is not None:
-                default = (checkpoint.image_size, checkpoint.image_size, default[-1])
-            image_shape = resolve_shape(input_shape, input_tensor, default)
+            given = resolve_shape(input_shape, input_tensor)
+            if weights is not None:
+                # A wrong argument shall not cost a download: list the layers once for the checks.
+                list_layers(given or _default_shape, pooling, *args, **arguments)
+            checkpoint = checkpoints.resolve(
+                weights, constructor=_size, image_size=given and given[:2]
+            )
+            image_shape = given or _default_shape
+            if given is None and checkpoint is not None and checkpoint.image_size is not None:
+                image_shape = (checkpoint.image_size, checkpoint.image_size, image_shape[-1])
             layers = list_layers(image_shape, pooling, *args, **arguments)
             if include_top or pooling:
                 tokens = sum(isinstance(layer, ClassToken) for layer in layers)
@@ -117,7 +120,7 @@ def family(
                 keras.utils.get_source_inputs(input_tensor), model(input_tensor), name=model.name
             )
 
-        constructor.__doc__ = inspect.cleandoc(list_layers.__doc__) + "\n" + PUBLIC_ARGUMENTS
+        constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{PUBLIC_ARGUMENTS}"
         constructor.__signature__ = _public_signature(list_layers, constructor)
         return constructor
 
@@ -171,9 +174,11 @@ def variant(
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__module__ = family.__module__
     constructor.__doc__ = (
-        f"Return {family.__name__} with {described}.\n\n    Args:{PUBLIC_ARGUMENTS}"
-        f"        **overrides: Other arguments of `{family.__name__}`, instead of the size's.\n"
-    ).replace("\n\n    Returns", "\n    Returns")
+        f"Return {family.__name__} with {described}.\n\n"
+        f"Args:\n"
+        f"    **overrides: Other arguments of `{family.__name__}`, instead of the size's.\n"
+        f"{PUBLIC_ARGUMENTS}"
+    )
     constructor.family = family.__name__
     constructor.data = {"input_shape": input_shape, "classes": classes, **data}
     MODELS[name] = constructor
@@ -255,9 +260,9 @@ def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> 
 
 
 def resolve_shape(
-    input_shape: Sequence[int] | None, input_tensor: Any, default: tuple[int, int, int]
-) -> tuple[int, int, int]:
-    """Return the shape of an image from what the user gave.
+    input_shape: Sequence[int] | None, input_tensor: Any
+) -> tuple[int, int, int] | None:
+    """Return the shape of an image that the user asked for, or None.
 
     Raises:
         ValueError: when an axis is missing, or the two arguments contradict.
@@ -275,21 +280,17 @@ def resolve_shape(
             )
         input_shape = input_tensor.shape[1:]
     if input_shape is None:
-        return default
-    if not _is_whole(input_shape):
+        return None
+    if (
+        not isinstance(input_shape, (tuple, list))
+        or len(input_shape) != 3
+        or not all(isinstance(side, int) and side > 0 for side in input_shape)
+    ):
         raise ValueError(
             "`input_shape` must be (height, width, channels), three positive whole numbers. "
             f"Received: input_shape={input_shape!r}."
         )
     return tuple(input_shape)
-
-
-def _is_whole(shape):
-    return (
-        isinstance(shape, (tuple, list))
-        and len(shape) == 3
-        and all(isinstance(side, int) and side > 0 for side in shape)
-    )
 
 
 def _input_of(tensor):

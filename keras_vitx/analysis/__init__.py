@@ -1,0 +1,4 @@
+"""What a trained model does, seen from outside."""
+
+from keras_vitx.analysis.attention import attention_scores, class_attention, saliency
+from keras_vitx.analysis.plots import plot_class_attention

@@ -1,0 +1,63 @@
+"""Pictures of what the analyses find."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.analysis.attention import class_attention, saliency
+from keras_vitx.files import written_whole
+
+
+def plot_class_attention(
+    model: keras.Model,
+    images: Any,
+    path: str | os.PathLike,
+    shown: np.ndarray | None = None,
+    titles: Sequence[str] = (),
+) -> Path:
+    """Draw what the class token attends to: a row an image, a column a block.
+
+    Args:
+        model: A model with a class token.
+        images: `(batch, height, width, channels)`, made ready for the model.
+        path: Picture to write; the suffix chooses the kind (`.png`, `.pdf`).
+        shown: The images to draw, values in 0..1 or uint8. None draws `images`
+            with their own minimum and maximum as black and white.
+        titles: A text for each image.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: when matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('Pictures need matplotlib: pip install "keras-vitx[plots]".') from error
+
+    images = np.asarray(images)
+    maps = class_attention(model, images)
+    if shown is None:
+        low, high = images.min((1, 2, 3), keepdims=True), images.max((1, 2, 3), keepdims=True)
+        shown = (images - low) / (high - low)
+    size = images.shape[1:3]
+    columns = {name: saliency(scores, size) for name, scores in maps.items()}
+
+    figure = Figure((2 * (1 + len(columns)), 2.2 * len(images)), layout="constrained")
+    axes = figure.subplots(len(images), 1 + len(columns), squeeze=False)
+    for row, image in enumerate(shown):
+        axes[row, 0].imshow(np.squeeze(image), cmap="gray")
+        axes[row, 0].set_title(titles[row] if row < len(titles) else "image", fontsize=8)
+        for axis, (name, salient) in zip(axes[row, 1:], columns.items(), strict=True):
+            axis.imshow(salient[row], cmap="cividis", vmin=0, vmax=1)
+            axis.set_title(name, fontsize=8)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    with written_whole(path) as unfinished:
+        figure.savefig(unfinished, dpi=100)
+    return Path(path)

@@ -1,0 +1,49 @@
+"""`keras-vitx predict`: what is on these images?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import keras
+import numpy as np
+import typer
+from rich.table import Table
+
+from keras_vitx import data, models
+from keras_vitx import weights as checkpoints
+from keras_vitx.cli._options import Backend, ModelOrFile, Weights, console, open_model
+
+
+def main(
+    model: ModelOrFile,
+    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
+    weights: Weights = None,
+    top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 5,
+    backend: Backend = None,
+) -> None:
+    """Classify images; print the most probable classes of each as a table."""
+    pictures = [data.decode_image(path) for path in images]
+    if model in models.MODELS and weights is None:
+        weights = _only_sensible_weights(model)
+    network = open_model(model, weights)
+    outputs = network.predict(data.preprocess_input(pictures, network), verbose=0)
+    table = Table("image", "class", "probability")
+    for path, output in zip(images, _probabilities(network, outputs), strict=True):
+        for rank, index in enumerate(np.argsort(-output)[:top]):
+            name = network.class_names[index] if network.class_names else f"class {index}"
+            table.add_row(str(path) if rank == 0 else "", name, f"{output[index]:.1%}")
+        table.add_section()
+    console.print(table)
+
+
+def _only_sensible_weights(model: str) -> str:
+    """Return the weights to take where none were named: never random ones."""
+    entries = checkpoints.checkpoints_of(model)
+    if not entries:
+        raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
+    return "imagenet" if any(entry.classes == 1000 for entry in entries) else entries[0].name
+
+
+def _probabilities(network, outputs):
+    if getattr(network.layers[-1], "activation", None) is keras.activations.softmax:
+        return outputs
+    return keras.ops.convert_to_numpy(keras.ops.softmax(outputs))
