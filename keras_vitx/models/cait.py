@@ -127,4 +127,4 @@ CaiT_M36 = variant("CaiT_M36", CaiT, dim=768, depth=36, num_heads=16, layer_scal
 CaiT_M48 = variant("CaiT_M48", CaiT, dim=768, depth=48, num_heads=16, layer_scale=1e-6, drop_path=0.4)
 
 # Not a size of the paper: for images of 32 x 32, the size of the shipped checkpoint.
-CaiT_Mini = variant("CaiT_Mini", CaiT, input_shape=(32, 32, 3), classes=10, dim=96, depth=6, num_heads=4, patch_size=4, layer_scale=0.1)
+CaiT_Mini = variant("CaiT_Mini", CaiT, input_shape=(32, 32, 3), classes=10, dim=96, depth=4, num_heads=4, patch_size=4, layer_scale=0.1)

@@ -62,7 +62,7 @@ class Chain(keras.Model):
         self.autocast = False
         self.family = family
         self.preprocessing = preprocessing
-        self.class_names = class_names
+        self.class_names = None if class_names is None else tuple(class_names)
         self.scan = scan
         self.remat = remat
 
@@ -88,7 +88,7 @@ class Chain(keras.Model):
             "input_shape": self.input_shape[1:],
             "family": self.family,
             "preprocessing": self.preprocessing,
-            "class_names": self.class_names,
+            "class_names": self.class_names and list(self.class_names),
             "scan": self.scan,
             "remat": self.remat,
         }

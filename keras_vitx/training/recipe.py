@@ -60,15 +60,16 @@ class Recipe:
     def but(self, **changes: Any) -> "Recipe":
         """Return the recipe with some settings changed; None leaves one as it is.
 
+        Another number of epochs alone stretches the warm-up along.
+
         Raises:
-            ValueError: for a setting that no recipe has.
+            ValueError: for a setting that no recipe has, or out of its range.
         """
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
-                raise ValueError(
-                    f"No setting of a recipe is named {name!r}. {nearest(name, known)}"
-                )
-        return dataclasses.replace(
-            self, **{name: value for name, value in changes.items() if value is not None}
-        )
+                raise ValueError(f"No setting of a recipe is named {name!r}. {nearest(name, known)}")
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if "epochs" in changes and "warmup_epochs" not in changes:
+            changes["warmup_epochs"] = self.warmup_epochs * changes["epochs"] / self.epochs
+        return dataclasses.replace(self, **changes)

@@ -9,7 +9,7 @@ from keras_vitx.training.recipe import Recipe
 
 RECIPE = Recipe(
     name="small_images",
-    epochs=14,
+    epochs=12,
     batch_size=128,
     learning_rate=2e-3,
     final_learning_rate=1e-5,

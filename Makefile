@@ -1,0 +1,41 @@
+# `make demo` and `make test` each set up what they need in .venv and run.
+
+PYTHON ?= python3
+# A plain `torch` may bring gigabytes of CUDA; this release is served as a CPU
+# build where the package index has one.
+TORCH ?= torch==2.13.0
+BACKENDS ?= tensorflow jax torch
+BACKEND ?= tensorflow
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test lint clean
+
+demo: .venv/demo
+	.venv/bin/keras-vitx demo --backend $(BACKEND)
+
+# Each backend in a process of its own. A backend that runs no test fails.
+test: .venv/test
+	@set -e; for backend in $(BACKENDS); do \
+		echo "== $$backend"; \
+		KERAS_BACKEND=$$backend .venv/bin/python -m pytest -q tests; \
+	done
+
+lint: .venv/test
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install -q --upgrade pip
+
+.venv/demo: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install -q -e ".[$(BACKEND),data,plots,export]"
+	@touch $@
+
+.venv/test: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install -q "$(TORCH)"
+	.venv/bin/python -m pip install -q -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv
