@@ -6,7 +6,7 @@ from keras_vitx import backend
 
 backend.choose()
 
-from keras_vitx import data, layers, models, training, weights
+from keras_vitx import analysis, data, export, layers, models, training, weights
 from keras_vitx.data import preprocess_input
 from keras_vitx.models import (
     CaiT,

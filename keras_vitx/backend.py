@@ -1,5 +1,6 @@
-"""Which backend Keras will take. Read before Keras is imported, so without it."""
+"""What depends on the backend by name. Read before Keras is imported, so without it."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -36,6 +37,17 @@ def choose() -> None:
             f'pip install "keras-vitx[{chosen}]".'
         )
     os.environ["KERAS_BACKEND"] = chosen
+
+
+def without_gradients() -> contextlib.AbstractContextManager:
+    """Keep PyTorch from holding on to every activation for a backward pass."""
+    import keras
+
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
 
 
 def _on_command_line() -> str | None:

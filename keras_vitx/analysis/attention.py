@@ -1,6 +1,5 @@
 """Attention maps, seen from outside: the list of blocks is walked and asked."""
 
-import contextlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+
+from keras_vitx.backend import without_gradients
 
 
 def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -35,7 +36,7 @@ def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.
     x = ops.convert_to_tensor(images, dtype="float32")
     for step in model.steps:
         asks = "return_attention_scores" in inspect.signature(step.call).parameters
-        with _without_gradients():
+        with without_gradients():
             if not asks:
                 x = step(x)
                 continue
@@ -91,12 +92,3 @@ def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     low = grown.min(axis=(1, 2), keepdims=True)
     high = grown.max(axis=(1, 2), keepdims=True)
     return (grown - low) / np.maximum(high - low, np.finfo("float32").tiny)
-
-
-def _without_gradients() -> contextlib.AbstractContextManager:
-    """Keep PyTorch from holding on to every block for a backward pass."""
-    if keras.backend.backend() != "torch":
-        return contextlib.nullcontext()
-    import torch
-
-    return torch.no_grad()

@@ -68,7 +68,9 @@ class Recipe:
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
-                raise ValueError(f"No setting of a recipe is named {name!r}. {nearest(name, known)}")
+                raise ValueError(
+                    f"No setting of a recipe is named {name!r}. {nearest(name, known)}"
+                )
         changes = {name: value for name, value in changes.items() if value is not None}
         if "epochs" in changes and "warmup_epochs" not in changes:
             changes["warmup_epochs"] = self.warmup_epochs * changes["epochs"] / self.epochs

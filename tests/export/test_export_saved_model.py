@@ -1,0 +1,226 @@
+import importlib
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vitx.export import Exported, saved_model
+
+# The function of the same name stands in front of the module.
+module = importlib.import_module("keras_vitx.export.saved_model")
+process = importlib.import_module("keras_vitx.export.process")
+
+BACKEND = keras.backend.backend()
+
+ALONE = """
+import sys
+# TensorFlow imports Keras where it finds it, but needs none.
+sys.modules.update({"keras": None, "keras_vitx": None})
+import numpy as np
+import tensorflow as tf
+
+folder, inputs, outputs = sys.argv[1:]
+loaded = tf.saved_model.load(folder)
+(spec,) = loaded.signatures["serving_default"].structured_input_signature[1].values()
+assert spec.dtype == tf.float32, spec
+assert spec.shape.as_list() == [None, 32, 16, 3], spec
+results = {}
+for name, images in np.load(inputs).items():
+    (output,) = loaded.signatures["serving_default"](tf.constant(images)).values()
+    results[name] = output.numpy()
+    np.testing.assert_array_equal(loaded.serve(images).numpy(), results[name])
+assert not any(name.startswith(("keras.", "keras_vitx.")) for name in sys.modules)
+np.savez(outputs, **results)
+"""
+
+
+def outputs_of(model, images):
+    return keras.ops.convert_to_numpy(keras.ops.cast(model(images, training=False), "float32"))
+
+
+def test_export_says_where_and_how_close(exported):
+    assert (exported.path / "saved_model.pb").is_file()
+    assert 0 <= exported.difference <= 1e-5
+
+
+def test_runs_on_any_batch_in_a_process_with_tensorflow_alone(exported, trained, images, tmp_path):
+    batches = {"one": images(1), "many": images(6)}
+    inputs, outputs = tmp_path / "inputs.npz", tmp_path / "outputs.npz"
+    np.savez(inputs, **batches)
+    environment = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
+    subprocess.run(
+        [sys.executable, "-P", "-c", ALONE, exported.path, inputs, outputs],
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    saved = np.load(outputs)
+    for name, batch in batches.items():
+        expected = outputs_of(trained, batch)
+        # Blocks and images that make no difference would make this test blind.
+        assert expected.std(axis=0).max() > 1e-3 or len(batch) == 1
+        np.testing.assert_allclose(saved[name], expected, rtol=0, atol=1e-5)
+
+
+def test_model_in_memory_stays_as_it_is(exported, trained, values, values_before, images):
+    for value, before in zip(values(trained), values_before, strict=True):
+        np.testing.assert_array_equal(value, before)
+    assert trained.compiled
+    assert {layer.dtype_policy.name for layer in trained.layers} == {"float32"}
+    assert np.isfinite(trained.test_on_batch(images(4), np.arange(4))).all()
+
+
+def test_features_in_mixed_precision(tiny, images, tmp_path, monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    monkeypatch.chdir(tmp_path)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = tiny(include_top=False)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert saved_model(model, "features", verify=False) == Exported(module.Path("features"), None)
+    loaded = tf.saved_model.load("features")
+    output = loaded.serve(images(3))
+    # (class token + 4 x 2 patches), and bfloat16: the precision came along.
+    assert output.shape == (3, 9, 24)
+    assert output.dtype == tf.bfloat16
+    expected = outputs_of(model, images(3))
+    np.testing.assert_allclose(tf.cast(output, "float32"), expected, atol=0.05 * expected.max())
+    assert loaded.serve(images(1)).shape == (1, 9, 24)
+
+
+@pytest.fixture
+def broken_writer(monkeypatch):
+    """Writing fails halfway, in this process or in the other."""
+
+    def fail(*arguments):
+        folder = module.Path(arguments[-1])
+        folder.mkdir()
+        (folder / "saved_model.pb").write_bytes(b"half")
+        raise ChildProcessError("no space")
+
+    monkeypatch.setattr(module, "write", fail)
+    monkeypatch.setattr(module, "run_python", fail)
+
+
+def test_failure_leaves_nothing_behind(unused, tmp_path, broken_writer):
+    with pytest.raises(ChildProcessError, match="no space"):
+        saved_model(unused, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_leaves_the_old_one(unused, old_saved_model, broken_writer):
+    folder, is_intact = old_saved_model
+    with pytest.raises(ChildProcessError, match="no space"):
+        saved_model(unused, folder, overwrite=True)
+    assert is_intact()
+
+
+def test_one_that_differs_is_not_put_in_place(unused, tmp_path, monkeypatch):
+    def write(*arguments):
+        module.Path(arguments[-1]).mkdir()
+
+    def measure(path, model, tolerance):
+        assert path.is_dir()
+        raise ValueError(f"differs by more than {tolerance}")
+
+    monkeypatch.setattr(module, "write", write)
+    monkeypatch.setattr(module, "run_python", write)
+    monkeypatch.setattr(module, "measure", measure)
+    with pytest.raises(ValueError, match=r"more than 0\.5"):
+        saved_model(unused, tmp_path / "model", tolerance=0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overwrite_replaces_a_saved_model(unused, old_saved_model, monkeypatch):
+    def write(*arguments):
+        folder = module.Path(arguments[-1])
+        folder.mkdir()
+        (folder / "saved_model.pb").write_bytes(b"new")
+
+    monkeypatch.setattr(module, "write", write)
+    monkeypatch.setattr(module, "run_python", write)
+    folder, is_intact = old_saved_model
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        saved_model(unused, folder, verify=False)
+    assert is_intact()
+    saved_model(unused, folder, verify=False, overwrite=True)
+    assert [part.name for part in folder.iterdir()] == ["saved_model.pb"]
+    assert (folder / "saved_model.pb").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("kind", ["notes beside it", "file", "other folder", "link"])
+def test_nothing_of_the_user_is_replaced(unused, old_saved_model, kind):
+    folder, is_intact = old_saved_model
+    path = folder
+    if kind == "notes beside it":
+        path = folder / "variables"
+        (path / "saved_model.pb").write_bytes(b"")
+        (path / "notes.txt").write_text("mine")
+    elif kind == "file":
+        path = folder / "saved_model.pb"
+    elif kind == "other folder":
+        path = folder / "variables"
+    else:
+        path = folder / "variables" / "link"
+        path.symlink_to(folder)
+    with pytest.raises(FileExistsError, match="other things than a SavedModel"):
+        saved_model(unused, path, overwrite=True)
+    assert is_intact()
+    if kind == "notes beside it":
+        assert (path / "notes.txt").read_text() == "mine"
+
+
+def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'pip install "keras-vitx\[export\]"'):
+        saved_model(unused, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def two_inputs():
+    first, second = keras.Input((8, 8, 3)), keras.Input((8, 8, 3))
+    return keras.Model([first, second], keras.layers.Add()([first, second]))
+
+
+def any_size():
+    images = keras.Input((None, None, 3))
+    return keras.Model(images, keras.layers.Conv2D(2, 1)(images))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: "CaiT_Mini", "built Keras model"),
+        (lambda: keras.Sequential([keras.layers.Dense(2)]), "built Keras model"),
+        (two_inputs, "should take images"),
+        (any_size, "of one size"),
+    ],
+)
+def test_wrong_model_is_named(make, message, tmp_path):
+    with pytest.raises(ValueError, match=f"model should.*{message}|{message}"):
+        saved_model(make(), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tolerance", [-1, float("nan"), "small"])
+def test_wrong_tolerance_is_named(unused, tmp_path, tolerance):
+    with pytest.raises(ValueError, match="tolerance should be"):
+        saved_model(unused, tmp_path / "model", tolerance=tolerance)
+
+
+@pytest.mark.xfail(
+    BACKEND == "torch",
+    strict=True,
+    reason="Keras hands torch.export shapes that do not fit the inputs, and needs torch_xla",
+)
+def test_keras_own_export(trained, images, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    trained.export(tmp_path / "model", format="tf_saved_model", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "model")
+    for batch in (1, 3):
+        expected = outputs_of(trained, images(batch))
+        np.testing.assert_allclose(loaded.serve(images(batch)), expected, rtol=0, atol=1e-5)
