@@ -53,7 +53,8 @@ def main(
     saved = output / "saved_model"
     exported = export.saved_model(finetuned, saved)
     console.print(
-        f"SavedModel opened with TensorFlow alone: its outputs are within {exported.difference:.1e}.\n\n"
+        "SavedModel opened with TensorFlow alone: "
+        f"its outputs are within {exported.difference:.1e}.\n\n"
         f"Model     {output / 'finetuned' / 'best.keras'}\n"
         f"History   {output / 'finetuned' / 'history.csv'}\n"
         f"Attention {picture}\n"

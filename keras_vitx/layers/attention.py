@@ -93,7 +93,10 @@ class Attention(Layer):
         """
         batch, queries, heads, head_size = ops.shape(query)
         dropped = bool(training and self.dropout)
-        if not (self.on_logits or self.on_weights or dropped or return_attention_scores):
+        # Compiled by JAX for a CPU, the fused attention fails in float16.
+        fails = keras.backend.backend() == "jax" and self.compute_dtype == "float16"
+        modified = self.on_logits or self.on_weights or dropped
+        if not (modified or return_attention_scores or fails):
             y = ops.dot_product_attention(query, key, value)
             return ops.reshape(y, (batch, queries, heads * head_size)), None
 

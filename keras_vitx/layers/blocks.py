@@ -75,6 +75,12 @@ class Block(Layer):
         x = x + self.drop_path1(_weigh(self.ls1, attended), training=training)
         return x + self.drop_path2(_weigh(self.ls2, self.mlp(self.norm2(x))), training=training)
 
+    def compute_output_spec(self, x, training=False, return_attention_scores=False):
+        """Return the shape of `x`, without the seconds a block that tracing all of it takes."""
+        if return_attention_scores:
+            return super().compute_output_spec(x, return_attention_scores=True)
+        return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+
     def call(self, x, training=False, return_attention_scores=False):
         attended, maps = self.attend(x, return_attention_scores)
         x = self.add_branches(x, attended, training)

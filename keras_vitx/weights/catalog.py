@@ -90,8 +90,8 @@ CHECKPOINTS = (
         source="package:cait_mini_cifar10.safetensors",
         image_size=32,
         classes=10,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
         top1=None,
         class_names=(
             "airplane",

@@ -1,0 +1,31 @@
+import os
+import random
+import tempfile
+from pathlib import Path
+
+# JAX compiles each operation at each shape: kept, for fresh processes and the next run.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "keras_vitx-tests-jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import keras
+import numpy as np
+import pytest
+
+
+def pytest_sessionstart(session):
+    """Stop when the run would test another backend than it was asked to."""
+    asked = os.environ.get("KERAS_BACKEND")
+    if asked and asked != keras.backend.backend():
+        pytest.exit(f"KERAS_BACKEND={asked}, but Keras runs on {keras.backend.backend()}", 3)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds():
+    """Start every test from the same draws; keras.random's seeds come from `random`."""
+    random.seed(0)
+    np.random.seed(0)
+    yield
+    assert keras.config.dtype_policy().name == "float32", "a test left another precision behind"

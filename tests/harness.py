@@ -1,0 +1,360 @@
+"""What every layer and every model is put through, and the tables that enrol them.
+
+A new layer needs a row in `LAYERS`, a new family one in `FAMILIES`, a new golden
+file one in `GOLDEN_CASES`; a test fails for what has none.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+
+import keras_vitx as kv
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    Block,
+    ClassAttention,
+    ClassBlock,
+    ClassToken,
+    DropPath,
+    HeadMixing,
+    LayerScale,
+    PatchEmbedding,
+    PositionEmbedding,
+    TalkingHeadsAttention,
+    TokenPooling,
+)
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+GOLDEN = TESTS / "golden"
+BACKEND = keras.backend.backend()
+BACKENDS = ("tensorflow", "jax", "torch")
+MIXED = ("mixed_bfloat16", "mixed_float16")
+PRECISIONS = ("float32", *MIXED)
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """One way to construct a layer.
+
+    Attributes:
+        make: Makes the layer, unbuilt.
+        shape: Of its input, without the batch.
+        random: Whether training draws random numbers.
+        zero_gradients: Ends of the paths of variables that have no effect.
+    """
+
+    make: Callable[[], keras.layers.Layer]
+    shape: tuple[int, ...]
+    random: bool = False
+    zero_gradients: tuple[str, ...] = ()
+
+
+TOKENS = (5, 8)
+LAYERS = {
+    "Attention": LayerCase(lambda: Attention(2), TOKENS),
+    "Attention/maps": LayerCase(
+        lambda: Attention(
+            2,
+            on_logits=[HeadMixing(use_bias=False), HeadMixing(name="second", use_bias=False)],
+            on_weights=[HeadMixing(name="after")],
+            qkv_bias=False,
+            dropout=0.3,
+            proj_dropout=0.2,
+        ),
+        TOKENS,
+        random=True,
+    ),
+    "TalkingHeadsAttention": LayerCase(
+        lambda: TalkingHeadsAttention(4), TOKENS, zero_gradients=("proj_l/bias",)
+    ),
+    "ClassAttention": LayerCase(lambda: ClassAttention(2), TOKENS, zero_gradients=("k/bias",)),
+    "ClassAttention/two": LayerCase(
+        lambda: ClassAttention(
+            4,
+            num_class_tokens=2,
+            class_in_keys=False,
+            on_logits=[HeadMixing(name="mix")],
+            qkv_bias=False,
+            dropout=0.1,
+        ),
+        TOKENS,
+        random=True,
+        zero_gradients=("mix/bias",),
+    ),
+    "HeadMixing": LayerCase(lambda: HeadMixing(), (4, 3, 5)),
+    "HeadMixing/no_bias": LayerCase(lambda: HeadMixing(use_bias=False), (4, 3, 5)),
+    "MLP": LayerCase(lambda: MLP(), TOKENS),
+    "MLP/relu": LayerCase(lambda: MLP(2.5, activation="relu", dropout=0.2), TOKENS, random=True),
+    "LayerScale": LayerCase(lambda: LayerScale(), TOKENS),
+    "LayerScale/initializer": LayerCase(
+        lambda: LayerScale(keras.initializers.RandomUniform(0.0, 0.2, seed=1)), TOKENS
+    ),
+    "LayerScale/scalar": LayerCase(lambda: LayerScale(1, scalar=True), TOKENS),
+    "DropPath": LayerCase(lambda: DropPath(), TOKENS),
+    "DropPath/rate": LayerCase(lambda: DropPath(0.3, seed=7), TOKENS, random=True),
+    "PatchEmbedding": LayerCase(lambda: PatchEmbedding(8), (16, 32, 3)),
+    "PatchEmbedding/small": LayerCase(lambda: PatchEmbedding(6, patch_size=4), (12, 8, 1)),
+    "PositionEmbedding": LayerCase(lambda: PositionEmbedding((2, 3)), (6, 8)),
+    "PositionEmbedding/prefix": LayerCase(
+        lambda: PositionEmbedding([2, 3], num_prefix_tokens=2), (8, 8)
+    ),
+    "ClassToken": LayerCase(lambda: ClassToken(), TOKENS),
+    "TokenPooling": LayerCase(lambda: TokenPooling(), TOKENS),
+    "TokenPooling/avg": LayerCase(lambda: TokenPooling("avg", num_prefix_tokens=2), TOKENS),
+    "TokenPooling/max": LayerCase(lambda: TokenPooling("max", num_prefix_tokens=0), TOKENS),
+    "Block": LayerCase(lambda: Block(Attention(2), MLP()), TOKENS),
+    "Block/talking": LayerCase(
+        lambda: Block(
+            TalkingHeadsAttention(2, dropout=0.1),
+            MLP(2, dropout=0.1),
+            layer_scale=keras.initializers.RandomUniform(0.1, 0.5, seed=2),
+            drop_path=0.2,
+            epsilon=1e-5,
+            name="blocks_3",
+        ),
+        TOKENS,
+        random=True,
+        zero_gradients=("proj_l/bias",),
+    ),
+    "Block/scalar": LayerCase(
+        lambda: Block(Attention(2), MLP(), layer_scale=0.5, scalar_scale=True), TOKENS
+    ),
+    "ClassBlock": LayerCase(
+        lambda: ClassBlock(ClassAttention(2), MLP(), layer_scale=0.5),
+        TOKENS,
+        zero_gradients=("k/bias",),
+    ),
+    "ClassBlock/two": LayerCase(
+        lambda: ClassBlock(
+            ClassAttention(2, num_class_tokens=2, class_in_keys=False), MLP(), drop_path=0.1
+        ),
+        TOKENS,
+        random=True,
+        zero_gradients=("k/bias",),
+    ),
+}
+
+FAMILIES: dict[str, Callable[..., keras.Model]] = {
+    "CaiT": lambda **changes: kv.CaiT(
+        **{
+            "dim": 8,
+            "depth": 3,
+            "num_heads": 2,
+            "class_depth": 1,
+            "mlp_ratio": 2.0,
+            "layer_scale": 0.5,
+            "patch_size": 8,
+            "drop_path": 0.1,
+            "input_shape": (16, 16, 3),
+            "classes": 5,
+            **changes,
+        }
+    ),
+}
+"""A tiny model of each family."""
+
+GOLDEN_CASES: dict[str, Callable[[], keras.Model]] = {
+    "cait": lambda: kv.CaiT(
+        dim=24,
+        depth=3,
+        num_heads=4,
+        patch_size=8,
+        input_shape=(32, 32, 3),
+        classes=10,
+        classifier_activation=None,
+        weights=GOLDEN / "cait.safetensors",
+    ),
+}
+"""The model of each golden file, with its weights."""
+
+
+def numbers(shape, seed=0, scale=1.0):
+    """Draw normal numbers, as a NumPy array."""
+    return (scale * np.random.default_rng(seed).normal(size=shape)).astype("float32")
+
+
+def array(tensor):
+    """Bring a tensor of any backend and precision to NumPy."""
+    return ops.convert_to_numpy(ops.cast(ops.stop_gradient(tensor), "float32"))
+
+
+def close(found, expected, tolerance=1e-5, message=""):
+    """Check that arrays agree to `tolerance` of the largest expected value."""
+    found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
+    assert found.shape == expected.shape, f"{message}: {found.shape}, not {expected.shape}"
+    worst = np.abs(found - expected).max(initial=0)
+    largest = np.abs(expected).max(initial=0)
+    assert worst <= tolerance * largest, f"{message}: off by {worst:.3g}, largest {largest:.3g}"
+
+
+@contextlib.contextmanager
+def precision(policy):
+    """Make layers in `policy`."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def randomize(layer, scale=0.5):
+    """Give every variable numbers that matter, zeros and ones included."""
+    for index, variable in enumerate(layer.weights):
+        variable.assign(numbers(variable.shape, seed=index + 1, scale=scale))
+
+
+def gradients(function, variables):
+    """Return the value of `function()` and its gradients by `variables`, as arrays.
+
+    A variable that it doesn't depend on gets zeros.
+    """
+    variables = list(variables)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            value = function()
+        found = tape.gradient(value, [variable.value for variable in variables])
+    elif BACKEND == "jax":
+        import jax
+
+        def stateless(values):
+            with keras.StatelessScope(list(zip(variables, values, strict=True))):
+                return function()
+
+        value, found = jax.jit(jax.value_and_grad(stateless))([v.value for v in variables])
+    else:
+        import torch
+
+        value = function()
+        found = torch.autograd.grad(value, [v.value for v in variables], allow_unused=True)
+    return array(value), [
+        np.zeros(variable.shape, "float32") if gradient is None else array(gradient)
+        for variable, gradient in zip(variables, found, strict=True)
+    ]
+
+
+def call(layer, x, training=False):
+    """Call a layer, which may not know `training`."""
+    return layer(x, training=training) if layer._call_has_training_arg else layer(x)
+
+
+def in_model(layer, shape):
+    """Return a functional model of nothing but `layer`."""
+    inputs = keras.Input(shape)
+    return keras.Model(inputs, layer(inputs))
+
+
+def run_python(code, *arguments, backend=BACKEND, check=True):
+    """Run `code` in a fresh process; return what it printed."""
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+RELOAD = """
+import json, pathlib, sys, traceback
+import keras_vitx
+import keras, numpy as np
+
+folder = pathlib.Path(sys.argv[1])
+for path in sorted(folder.glob("*.keras")):
+    base = path.with_suffix("")
+    report = {}
+    try:
+        x = np.load(f"{base}.npy")
+
+        def run(model):
+            y = model(x, training=False)
+            return keras.ops.convert_to_numpy(keras.ops.cast(y, "float32"))
+
+        model = keras.saving.load_model(path)
+        report["type"] = type(model).__name__
+        report["policies"] = [
+            layer.dtype_policy.name
+            for layer in model._flatten_layers(include_self=False)
+            if not isinstance(layer, keras.layers.InputLayer)
+        ]
+        report["paths"] = [variable.path for variable in model.weights]
+        np.save(f"{base}-keras.npy", run(model))
+        twin = type(model).from_config(model.get_config())
+        twin.load_weights(f"{base}.weights.h5")
+        np.save(f"{base}-h5.npy", run(twin))
+    except Exception:
+        report["error"] = traceback.format_exc()
+    pathlib.Path(f"{base}.json").write_text(json.dumps(report))
+"""
+
+
+class Reloading:
+    """Models saved here and read again, all in one fresh process.
+
+    That process imports `keras_vitx` and nothing that knows the models.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.expected = {}
+
+    def add(self, name, model):
+        """Save a model as `.keras` and as `.weights.h5`."""
+        base = self._base(name)
+        x = numbers((2, *model.input_shape[1:]))
+        np.save(f"{base}.npy", x)
+        model.save(f"{base}.keras")
+        model.save_weights(f"{base}.weights.h5")
+        self.expected[name] = (
+            array(model(x, training=False)),
+            type(model).__name__,
+            [
+                layer.dtype_policy.name
+                for layer in model._flatten_layers(include_self=False)
+                if not isinstance(layer, keras.layers.InputLayer)
+            ],
+            [variable.path for variable in model.weights],
+        )
+
+    def run(self):
+        """Read all of them."""
+        run_python(RELOAD, self.folder)
+
+    def check(self, name):
+        """Check that a model came back the same."""
+        base = self._base(name)
+        report = json.loads(Path(f"{base}.json").read_text())
+        assert "error" not in report, report["error"]
+        output, kind, policies, paths = self.expected[name]
+        assert report["type"] == kind
+        assert report["policies"] == policies
+        assert report["paths"] == paths
+        for form in ("keras", "h5"):
+            # In half precision too: the same operations on the same numbers.
+            close(np.load(f"{base}-{form}.npy"), output, 1e-6, f"{name}, .{form}")
+
+    def _base(self, name):
+        return self.folder / name.replace("/", "-").replace("@", "-")

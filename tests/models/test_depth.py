@@ -1,0 +1,397 @@
+"""The loop over depth gives what the list of layers gives, only sooner."""
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, array, close, numbers, precision
+from keras import ops
+
+import keras_vitx as kv
+from keras_vitx.layers import DropPath
+from keras_vitx.layers.base import Layer, register
+from keras_vitx.models import Chain, depth
+
+jax_only = pytest.mark.skipif(BACKEND != "jax", reason="only JAX gains from the loop")
+IMAGES = numbers((4, 4, 4, 3))
+LABELS = np.array([0, 1, 2, 0])
+
+
+@register
+class NormalizedBlock(Layer):
+    """A block with states: running statistics and generators of random numbers."""
+
+    varying = ("drop_path",)
+
+    def __init__(self, drop_path=0.0, dropout=0.2, penalty=0.0, units=6, **kwargs):
+        super().__init__(**kwargs)
+        self.drop_path = drop_path
+        self.dropout = dropout
+        self.penalty = penalty
+        self.units = units
+        dtype = self.dtype_policy
+        self.fc1 = keras.layers.Dense(
+            units,
+            "tanh",
+            kernel_regularizer=keras.regularizers.L2(penalty) if penalty else None,
+            activity_regularizer=keras.regularizers.L2(penalty) if penalty else None,
+            dtype=dtype,
+            name="fc1",
+        )
+        self.norm = keras.layers.BatchNormalization(momentum=0.5, dtype=dtype, name="norm")
+        self.drop = keras.layers.Dropout(dropout, dtype=dtype, name="drop")
+        self.fc2 = self.dense(6, "fc2")
+        self.branch = DropPath(drop_path, dtype=dtype, name="branch")
+
+    def build(self, input_shape):
+        hidden = (*input_shape[:-1], self.units)
+        self.fc1.build(input_shape)
+        self.norm.build(hidden)
+        self.fc2.build(hidden)
+
+    def call(self, x, training=False):
+        y = self.norm(self.fc1(x), training=training)
+        y = self.fc2(self.drop(y, training=training))
+        if self.penalty:
+            self.add_loss(self.penalty * ops.mean(ops.square(ops.cast(y, "float32"))))
+        return x + self.branch(y, training=training)
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx_tests")
+class PlainBlock(keras.layers.Dense):
+    """A layer that isn't of the package."""
+
+
+def chain(rates=(0.3, 0.3, 0.3, 0.3), block=NormalizedBlock, scan=True, remat=False, **arguments):
+    """Blocks between two other layers."""
+    keras.utils.clear_session()
+    layers = [
+        keras.layers.Dense(6, name="stem"),
+        *(block(rate, name=f"blocks_{i}", **arguments) for i, rate in enumerate(rates)),
+        keras.layers.GlobalAveragePooling2D(data_format="channels_last", name="pool"),
+        keras.layers.Dense(3, dtype="float32", name="head"),
+    ]
+    return Chain(layers, (4, 4, 3), scan=scan, remat=remat)
+
+
+def twins(make=chain, **arguments):
+    """Two models with equal variables, states included: with and without the loop."""
+    looped = make(scan=True, **arguments)
+    listed = make(scan=False, **arguments)
+    for one, other in zip(listed.variables, looped.variables, strict=True):
+        one.assign(value(other))
+    return looped, listed
+
+
+def value(variable):
+    """A variable as it is: the states of generators are large whole numbers."""
+    return np.array(ops.convert_to_numpy(variable.value))
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """The stretches that ran as loops, while the test runs."""
+    found = []
+    run = depth._run_scanned
+
+    def spy(stretch, x, remat):
+        found.append([layer.name for layer in stretch])
+        return run(stretch, x, remat)
+
+    monkeypatch.setattr(depth, "_run_scanned", spy)
+    return found
+
+
+def fit(model, steps=3):
+    keras.utils.set_random_seed(0)  # Under PyTorch, dropout without a seed draws globally.
+    model.compile(
+        keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    history = model.fit(IMAGES, LABELS, batch_size=4, epochs=steps, shuffle=False, verbose=0)
+    return history.history["loss"]
+
+
+def check_same(looped, listed, tolerance=1e-5):
+    for one, other in zip(looped.variables, listed.variables, strict=True):
+        if one.dtype == "uint32":
+            np.testing.assert_array_equal(value(one), value(other))
+        else:
+            # Some variables have no effect, and stay at rounding errors from zero.
+            worst = np.abs(value(one) - value(other)).max()
+            assert worst <= tolerance * max(np.abs(value(other)).max(), 0.1), one.path
+
+
+def names(*indices):
+    return [f"blocks_{i}" for i in indices]
+
+
+EQUAL = (0.3, 0.3, 0.3, 0.3)
+STRETCHES = {
+    "equal": (EQUAL, [names(0, 1, 2, 3)]),
+    "rising": ((0.1, 0.2, 0.3, 0.4), [names(0, 1, 2, 3)]),
+    "from_zero": ((0.0, 0.1, 0.2, 0.3), [names(1, 2, 3)]),
+    "none": ((0.0, 0.0, 0.0), [names(0, 1, 2)]),
+}
+
+
+@jax_only
+@pytest.mark.parametrize("case", STRETCHES)
+def test_fit(case, loops, tmp_path):
+    rates, stretches = STRETCHES[case]
+    looped, listed = twins(rates=rates)
+    states = [value(variable) for variable in looped.non_trainable_variables]
+    expected = fit(listed)
+    assert loops == []
+    close(fit(looped), expected)
+    assert loops[: len(stretches)] == stretches
+    check_same(looped, listed)
+    # Running statistics and random generators went on, block by block.
+    for before, variable in zip(states, looped.non_trainable_variables, strict=True):
+        assert (value(variable) != before).any(), variable.path
+    statistics = [array(looped.get_layer(name).norm.moving_mean.value) for name in names(0, 1, 2)]
+    assert np.abs(statistics[0] - statistics[1]).max() > 1e-6
+    # What a step sets for its time is back, and files don't know of the loop.
+    for rate, name in zip(rates, names(0, 1, 2, 3), strict=False):
+        block = looped.get_layer(name)
+        assert (block.drop_path, block.branch.rate) == (rate, rate)
+    for model, path in ((looped, "looped"), (listed, "listed")):
+        model.save(tmp_path / f"{path}.keras")
+    loaded = [keras.saving.load_model(tmp_path / f"{path}.keras") for path in ("looped", "listed")]
+    assert [model.scan for model in loaded] == [True, False]
+    for one, other in zip(*(model.weights for model in loaded), strict=True):
+        close(value(one), value(other), 1e-5, one.path)
+    close(array(loaded[0](IMAGES)), array(looped(IMAGES)))
+
+
+@jax_only
+def test_draws_differ_between_blocks_of_a_loop():
+    class Recording(Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.branch = DropPath(0.5)
+
+        def call(self, x, training=False):
+            ones = ops.ones_like(x)
+            return x + self.branch(ones, training=training)
+
+    layers = [Recording(name=f"blocks_{i}") for i in range(6)]
+    x = np.zeros((200, 1), "float32")
+    for layer in layers:
+        layer.build(x.shape)
+    y, _ = depth.run(layers, ops.convert_to_tensor(x), training=True, scan=True, remat=False)
+    # Sums of six independent draws, not six times one draw.
+    assert len(np.unique(np.round(array(y)))) > 4
+
+
+@jax_only
+@pytest.mark.parametrize("remat", (False, True))
+def test_the_step_holds_one_block(remat):
+    import jax
+
+    def step(model, training):
+        def loss(trainable, rest, x):
+            y, states = model.stateless_call(trainable, rest, x, training=training)
+            return y.sum(), states
+
+        values = [
+            [v.value for v in part]
+            for part in (model.trainable_variables, model.non_trainable_variables)
+        ]
+        return str(jax.make_jaxpr(jax.grad(loss, has_aux=True))(*values, IMAGES))
+
+    def products(text):
+        return text.count("dot_general")
+
+    shallow, deep = chain((0.3,) * 3, remat=remat), chain((0.3,) * 9, remat=remat)
+    assert "scan[" in step(deep, True)
+    assert products(step(deep, True)) == products(step(shallow, True))
+    assert "scan[" not in step(deep, False)
+    deep.scan = False
+    assert "scan[" not in step(deep, True)
+    assert products(step(deep, True)) > products(step(shallow, True))
+
+
+def cait(scan, **changes):
+    keras.utils.clear_session()
+    model = kv.CaiT(
+        **{
+            "dim": 8,
+            "depth": 3,
+            "num_heads": 2,
+            "patch_size": 2,
+            "layer_scale": 0.5,
+            "drop_path": 0.2,
+            "input_shape": (4, 4, 3),
+            "classes": 3,
+            "classifier_activation": None,
+            **changes,
+        }
+    )
+    model.scan = scan
+    return model
+
+
+@jax_only
+def test_cait(loops):
+    looped, listed = twins(cait)
+    # Without draws, too, a training pass is the same.
+    looped_logits, logits = (array(m(IMAGES, training=True)) for m in (looped, listed))
+    close(looped_logits, logits)
+    assert loops == [names(0, 1, 2), ["blocks_token_only_0", "blocks_token_only_1"]]
+    close(fit(looped), fit(listed))
+    check_same(looped, listed)
+
+
+@jax_only
+def test_layer_scale_from_an_initializer_and_number_alike(loops):
+    model = cait(True, layer_scale=keras.initializers.RandomUniform(0.1, 0.2))
+    model(IMAGES, training=True)
+    assert loops[0] == names(0, 1, 2)
+
+
+@jax_only
+def test_mixed_precision(loops):
+    with precision("mixed_bfloat16"):
+        looped, listed = twins()
+    x, y = (array(model(IMAGES, training=True)) for model in (looped, listed))
+    assert loops == [names(0, 1, 2, 3)]
+    close(x, y, 0.02)
+    check_same(looped, listed, 0.02)
+    close(fit(looped, 2), fit(listed, 2), 0.02)
+    assert all(v.dtype == "float32" for v in looped.trainable_variables)
+
+
+@jax_only
+def test_losses_count_once(loops):
+    looped, listed = twins(penalty=0.1, dropout=0.0, rates=(0.0, 0.0, 0.0))
+    for model in (looped, listed):
+        model(IMAGES, training=True)
+    assert loops == [names(0, 1, 2)]
+    close(sum(map(array, looped.losses)), sum(map(array, listed.losses)))
+    assert float(sum(map(array, listed.losses))) > 0.01
+    expected = fit(listed)
+    close(fit(looped), expected)
+    check_same(looped, listed)
+
+
+@jax_only
+@pytest.mark.parametrize("scan", (True, False))
+def test_remat(scan, loops):
+    _, listed = twins()
+    remat = chain(scan=scan, remat=True)
+    for one, other in zip(remat.variables, listed.variables, strict=True):
+        one.assign(value(other))
+    close(fit(remat), fit(listed))
+    assert bool(loops) == scan
+    check_same(remat, listed)
+
+
+@jax_only
+def test_frozen_blocks_are_a_stretch_of_their_own(loops):
+    looped, listed = twins(rates=EQUAL)
+    for model in (looped, listed):
+        for name in names(0, 1):
+            model.get_layer(name).trainable = False
+    frozen = [array(v.value) for v in looped.get_layer("blocks_0").weights[:2]]
+    expected = fit(listed)
+    close(fit(looped), expected)
+    assert loops[:2] == [names(0, 1), names(2, 3)]
+    check_same(looped, listed)
+    for before, variable in zip(frozen, looped.get_layer("blocks_0").weights, strict=False):
+        np.testing.assert_array_equal(before, array(variable.value))
+
+
+def stretches_of(layers, loops, x=None):
+    x = ops.convert_to_tensor(numbers((2, 6)) if x is None else x)
+    for layer in layers:
+        if not layer.built:
+            layer.build(tuple(x.shape))
+    loops.clear()
+    depth.run(layers, x, training=True, scan=True, remat=False)
+    return loops
+
+
+@jax_only
+def test_what_differs_is_not_merged(loops):
+    def blocks(*arguments):
+        return [NormalizedBlock(name=f"blocks_{i}", **a) for i, a in enumerate(arguments)]
+
+    different = [
+        ({"units": 6}, {"units": 5}),
+        ({"dropout": 0.1}, {"dropout": 0.2}),
+        ({"dropout": 0.0}, {"dropout": 0.2}),
+        ({"drop_path": 0.0}, {"drop_path": 0.2}),
+        ({"penalty": 0.1}, {"penalty": 0.2}),
+        ({"dtype": "float32"}, {"dtype": "mixed_bfloat16"}),
+    ]
+    for pair in different:
+        assert stretches_of(blocks(*pair), loops) == [], pair
+    assert stretches_of(blocks({}, {}), loops) == [names(0, 1)]
+    # A stretch ends where another layer stands.
+    layers = [*blocks({}, {}), keras.layers.Activation("tanh"), *blocks({}, {})]
+    assert stretches_of(layers, loops) == [names(0, 1), names(0, 1)]
+
+    half = blocks({}, {})
+    for block in half:
+        block.build((None, 6))
+    half[1].norm.trainable = False  # It computes with its running statistics.
+    assert stretches_of(half, loops) == []
+
+
+@jax_only
+def test_structure_of_attention_counts(loops):
+    def block(attention, **arguments):
+        return kv.layers.Block(attention, kv.layers.MLP(2), **arguments)
+
+    Attention, Mixing = kv.layers.Attention, kv.layers.HeadMixing
+    pairs = [
+        (block(Attention(2)), block(Attention(4))),
+        (block(Attention(2)), block(kv.layers.TalkingHeadsAttention(2))),
+        (
+            block(Attention(2, on_logits=[Mixing()])),
+            block(Attention(2, on_weights=[Mixing()])),
+        ),
+        (block(Attention(2)), block(Attention(2, qkv_bias=False))),
+        (block(Attention(2), epsilon=1e-6), block(Attention(2), epsilon=1e-5)),
+        (block(Attention(2)), block(Attention(2), layer_scale=0.1)),
+        (
+            block(Attention(2), layer_scale=0.1),
+            block(Attention(2), layer_scale=0.1, scalar_scale=True),
+        ),
+    ]
+    x = numbers((2, 5, 8))
+    for pair in pairs:
+        assert stretches_of(pair, loops, x) == []
+    same = block(Attention(2), name="a"), block(Attention(2), name="b")
+    assert stretches_of(same, loops, x) == [["a", "b"]]
+
+
+@jax_only
+def test_layers_of_others_are_looped_too(loops):
+    layers = [PlainBlock(6, "tanh", name=f"dense_{i}") for i in range(3)]
+    assert stretches_of(layers, loops) == [["dense_0", "dense_1", "dense_2"]]
+    layers = [PlainBlock(6, activation) for activation in ("tanh", "relu")]
+    assert stretches_of(layers, loops) == []
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX has the loop")
+def test_elsewhere_the_list_is_run(loops):
+    looped, listed = twins(rates=(0.1, 0.2, 0.3))
+    np.testing.assert_array_equal(fit(looped, 2), fit(listed, 2))
+    assert loops == []
+    for one, other in zip(looped.variables, listed.variables, strict=True):
+        np.testing.assert_array_equal(array(one.value), array(other.value), err_msg=one.path)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="tested with the loop")
+def test_remat_elsewhere():
+    remat, listed = twins(penalty=0.1)
+    remat.remat = True
+    close(fit(remat), fit(listed))
+    check_same(remat, listed)
+
+
+def test_inference_is_a_list(loops):
+    model = chain()
+    model(IMAGES, training=False)
+    model.predict(IMAGES, verbose=0)
+    assert loops == []

@@ -1,0 +1,108 @@
+"""Parity with the public PyTorch implementations, by stage."""
+
+import functools
+import re
+
+import keras
+import numpy as np
+import pytest
+from harness import (
+    BACKEND,
+    BACKENDS,
+    GOLDEN,
+    GOLDEN_CASES,
+    TESTS,
+    array,
+    close,
+    gradients,
+    run_python,
+)
+from keras import ops
+
+from keras_vitx.weights.names import checkpoint_name
+
+every_case = pytest.mark.parametrize("case", GOLDEN_CASES)
+
+
+@functools.cache
+def loaded(case):
+    return GOLDEN_CASES[case](), dict(np.load(GOLDEN / f"{case}.npz"))
+
+
+def test_every_golden_file_is_enrolled():
+    assert {path.stem for path in GOLDEN.glob("*.npz")} == set(GOLDEN_CASES)
+
+
+@every_case
+def test_inference(case):
+    model, golden = loaded(case)
+    close(array(model(golden["input"], training=False)), golden["logits"])
+    close(model.predict(golden["input"], verbose=0), golden["logits"])
+
+
+@every_case
+def test_blocks(case):
+    model, golden = loaded(case)
+    stages = [key for key in golden if key.startswith("block/")]
+    assert stages
+    names = [re.sub(r"\.(\d+)$", r"_\1", key.removeprefix("block/")) for key in stages]
+    cut = keras.Model(model.input, [model.get_layer(name).output for name in names])
+    for key, found in zip(stages, cut(golden["input"], training=False), strict=True):
+        # Of class blocks, the file holds the tokens that they update.
+        close(array(found)[:, : golden[key].shape[1]], golden[key], message=key)
+    updated = [i for i, key in enumerate(stages) if golden[key].shape[1] == 1]
+    for i in updated[1:]:
+        before, after = (array(cut(golden["input"])[j])[:, 1:] for j in (i - 1, i))
+        np.testing.assert_array_equal(before, after)
+
+
+@every_case
+def test_training(case):
+    model, golden = loaded(case)
+
+    def loss():
+        logits = model(golden["input"], training=True)
+        losses = keras.losses.sparse_categorical_crossentropy(
+            golden["labels"], logits, from_logits=True
+        )
+        return ops.mean(losses)
+
+    close(array(model(golden["input"], training=True)), golden["train/logits"])
+    variables = model.trainable_variables
+    value, found = gradients(loss, variables)
+    close(value, golden["train/loss"])
+
+    names = [checkpoint_name(variable.path, model.family)[0] for variable in variables]
+    assert {f"grad/{name}" for name in names} == {k for k in golden if k.startswith("grad/")}
+    largest = max(golden[f"grad/{name}"][0] for name in names)
+    without_effect = 0
+    for name, variable, gradient in zip(names, variables, found, strict=True):
+        norm, product = golden[f"grad/{name}"].astype("float64")
+        # What is zero in exact arithmetic is rounding on both sides.
+        floor = 1e-6 * largest
+        without_effect += norm < floor
+        size = np.linalg.norm(array(variable.value))
+        assert abs(np.linalg.norm(gradient) - norm) <= 1e-4 * norm + floor, name
+        found_product = np.sum(gradient.astype("float64") * array(variable.value))
+        assert abs(found_product - product) <= 1e-4 * abs(product) + floor * size, name
+    assert without_effect < len(names) / 4
+
+
+LOGITS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from harness import GOLDEN, GOLDEN_CASES, array
+for case, make in GOLDEN_CASES.items():
+    images = np.load(GOLDEN / f"{case}.npz")["input"]
+    np.save(f"{sys.argv[2]}/{case}.npy", array(make()(images, training=False)))
+"""
+
+
+@pytest.mark.parametrize("other", [backend for backend in BACKENDS if backend != BACKEND])
+def test_backends_agree(other, tmp_path):
+    pytest.importorskip(other)
+    run_python(LOGITS, TESTS, tmp_path, backend=other)
+    for case in GOLDEN_CASES:
+        model, golden = loaded(case)
+        close(array(model(golden["input"], training=False)), np.load(tmp_path / f"{case}.npy"))

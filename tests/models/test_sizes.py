@@ -1,0 +1,86 @@
+"""The registered sizes: exact parameter counts."""
+
+from math import prod
+
+import keras
+import pytest
+
+import keras_vitx as kv
+
+COUNTS = {
+    "CaiT_XXS24": 11_956_264,
+    "CaiT_XXS36": 17_299_720,
+    "CaiT_XS24": 26_560_648,
+    "CaiT_XS36": 38_557_432,
+    "CaiT_S24": 46_916_200,
+    "CaiT_S36": 68_220_712,
+    "CaiT_S48": 89_525_224,
+    "CaiT_M24": 185_850_088,
+    "CaiT_M36": 270_929_512,
+    "CaiT_M48": 356_008_936,
+    "CaiT_Mini": 684_458,
+}
+"""Of the public implementations, with the default arguments."""
+
+
+def count(name, **arguments):
+    """Count a size's parameters without giving memory to any of them."""
+    try:
+        # In this scope a variable has a shape and no value.
+        with keras.StatelessScope(initialize_variables=False):
+            model = kv.create_model(name, **arguments)
+        assert all(variable._value is None for variable in model.weights)
+        return sum(prod(variable.shape) for variable in model.weights)
+    finally:
+        keras.utils.clear_session()  # Keras remembers variables without a value.
+
+
+@pytest.mark.parametrize("name", kv.list_models())
+def test_parameters(name):
+    assert name in COUNTS, "a registered size needs its count"
+    assert count(name) == COUNTS[name]
+
+
+def test_parameters_at_another_resolution():
+    assert count("CaiT_S36", input_shape=(384, 384, 3)) == 68_366_632
+    assert count("CaiT_XXS24", input_shape=(32, 48, 3), classes=10) == (
+        11_956_264 - (196 - 6) * 192 - 990 * 193
+    )
+
+
+def test_counts_without_a_size():
+    assert set(COUNTS) == set(kv.list_models())
+
+
+def test_registry():
+    assert kv.list_models("cait_s*") == ["CaiT_S24", "CaiT_S36", "CaiT_S48"]
+    assert kv.list_models("none*") == []
+    for name in kv.list_models():
+        constructor = getattr(kv.models, name)
+        assert getattr(kv, name) is constructor
+        assert constructor.__name__ == name
+        for key, value in constructor.data.items():
+            assert key in ("input_shape", "classes") or f"{key}={value!r}" in constructor.__doc__
+        assert "weights:" in constructor.__doc__
+        assert "**overrides" in constructor.__doc__
+
+
+def test_defaults_and_overrides_of_a_size():
+    model = kv.create_model("CaiT_Mini", depth=1, layer_scale=None, drop_path=0.25)
+    assert model.name == "CaiT_Mini"
+    assert model.family == "CaiT"
+    assert model.input_shape == (None, 32, 32, 3)
+    assert model.output_shape == (None, 10)
+    block = model.get_layer("blocks_0")
+    assert (block.ls1, block.drop_path) == (None, 0.25)
+    assert [layer.name for layer in model.steps] == [
+        "patch_embed",
+        "pos_embed",
+        "blocks_0",
+        "cls_token",
+        "blocks_token_only_0",
+        "blocks_token_only_1",
+        "norm",
+        "pool",
+        "head",
+    ]

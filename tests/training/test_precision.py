@@ -1,0 +1,37 @@
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, MIXED, array, close, numbers
+
+from keras_vitx.training import set_precision
+
+IMAGES = numbers((2, 16, 16, 3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", MIXED)
+def test_a_standing_model(family, policy):
+    model = FAMILIES[family](depth=2, classifier_activation=None)
+    exact = array(model(IMAGES))
+    set_precision(model, policy)
+    head, body = model.layers[-1], model.steps[:-1]
+    assert head.dtype_policy.name == "float32"
+    for layer in body:
+        for part in layer._flatten_layers():
+            assert part.dtype_policy.name == policy, part.path
+    assert all(variable.dtype == "float32" for variable in model.trainable_variables)
+    y = model(IMAGES)
+    assert keras.backend.standardize_dtype(y.dtype) == "float32"
+    assert np.abs(array(y) - exact).max() > 0, "it computes in half precision"
+    close(array(y), exact, 0.05)
+    tokens = keras.Model(model.input, model.get_layer("blocks_1").output)(IMAGES)
+    assert keras.backend.standardize_dtype(tokens.dtype) == policy.removeprefix("mixed_")
+
+    set_precision(model, "float32")
+    assert {part.dtype_policy.name for part in model._flatten_layers()} == {"float32"}
+    np.testing.assert_array_equal(array(model(IMAGES)), exact)
+
+
+def test_other_precisions():
+    with pytest.raises(ValueError, match="'float64'"):
+        set_precision(FAMILIES["CaiT"](depth=1), "float64")
