@@ -15,7 +15,7 @@ class LayerScale(Layer):
     Args:
         init: Start of $\gamma$: a number, or an initializer, e.g.
             `keras.initializers.RandomUniform(0, 2e-5)` for the row U[0, 2ε] of
-            Table A.1.
+            Table A.1. One without a seed gives each layer its own draw.
         scalar: One weight for the whole branch instead of one a channel: from 0
             it is ReZero with LayerNorm, from 1 the Fixup-like form (Table 1).
     """

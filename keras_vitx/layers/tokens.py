@@ -111,10 +111,17 @@ class TokenPooling(Layer):
         pooling: `"token"` takes the class token, `"avg"` and `"max"` the mean and
             the maximum over the patches.
         num_prefix_tokens: Leading tokens that are no patches.
+
+    Raises:
+        ValueError: for another `pooling`.
     """
+
+    poolings = ("token", "avg", "max")
 
     def __init__(self, pooling: str = "token", num_prefix_tokens: int = 1, **kwargs):
         super().__init__(**kwargs)
+        if pooling not in self.poolings:
+            raise ValueError(f"`pooling` must be one of {self.poolings}. Received: {pooling!r}.")
         self.pooling = pooling
         self.num_prefix_tokens = num_prefix_tokens
 

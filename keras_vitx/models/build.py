@@ -3,6 +3,7 @@
 import fnmatch
 import functools
 import inspect
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from keras_vitx.text import nearest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-POOLINGS = ("token", "avg", "max")
 
 MODELS: dict[str, Callable[..., keras.Model]] = {}
 """The constructor of every size, by name."""
@@ -220,6 +220,7 @@ def patch_grid(image_shape: tuple[int, int, int], patch_size: int) -> tuple[int,
     Raises:
         ValueError: when a side is no multiple of `patch_size`.
     """
+    check_counts(patch_size=patch_size)
     height, width, _ = image_shape
     if height % patch_size or width % patch_size:
         raise ValueError(
@@ -246,10 +247,10 @@ def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> 
     Raises:
         ValueError: for one out of its range.
     """
-    if pooling is not None and pooling not in POOLINGS:
-        raise ValueError(f"`pooling` must be None or one of {POOLINGS}. Received: {pooling!r}.")
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-        raise ValueError(f"`classes` must be a whole number of at least 1. Received: {classes!r}.")
+    known = TokenPooling.poolings
+    if pooling is not None and pooling not in known:
+        raise ValueError(f"`pooling` must be None or one of {known}. Received: {pooling!r}.")
+    check_counts(classes=classes)
     try:
         keras.activations.get(classifier_activation)
     except (ValueError, TypeError) as error:
@@ -284,13 +285,43 @@ def resolve_shape(
     if (
         not isinstance(input_shape, (tuple, list))
         or len(input_shape) != 3
-        or not all(isinstance(side, int) and side > 0 for side in input_shape)
+        or not all(_is_whole(side) and side > 0 for side in input_shape)
     ):
         raise ValueError(
             "`input_shape` must be (height, width, channels), three positive whole numbers. "
             f"Received: input_shape={input_shape!r}."
         )
-    return tuple(input_shape)
+    return tuple(int(side) for side in input_shape)
+
+
+def check_counts(least: int = 1, **counts: Any) -> None:
+    """Check that each of `counts` is a whole number of at least `least`.
+
+    Raises:
+        ValueError: naming the first that is not.
+    """
+    for name, count in counts.items():
+        if not _is_whole(count) or count < least:
+            raise ValueError(
+                f"`{name}` must be a whole number of at least {least}. Received: {count!r}."
+            )
+
+
+def check_heads(dim: int, num_heads: int) -> None:
+    """Check that the heads share the width evenly.
+
+    Raises:
+        ValueError: when they do not.
+    """
+    check_counts(dim=dim, num_heads=num_heads)
+    if dim % num_heads:
+        raise ValueError(
+            f"`num_heads` must divide `dim`. Received: num_heads={num_heads}, dim={dim}."
+        )
+
+
+def _is_whole(number):
+    return isinstance(number, numbers.Integral) and not isinstance(number, bool)
 
 
 def _input_of(tensor):

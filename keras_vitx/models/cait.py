@@ -12,7 +12,7 @@ from keras_vitx.layers import (
     PositionEmbedding,
     TalkingHeadsAttention,
 )
-from keras_vitx.models.build import family, patch_grid, variant
+from keras_vitx.models.build import check_counts, check_heads, family, patch_grid, variant
 
 
 @family(crop_ratio=1.0)
@@ -63,6 +63,9 @@ def CaiT(
         dropout: Rate of dropout in the MLPs.
     """
     grid = patch_grid(image_shape, patch_size)
+    check_heads(dim, num_heads)
+    check_counts(depth=depth)
+    check_counts(least=0, class_depth=class_depth)
     entry = depth if class_token_at is None else class_token_at
     if not 0 <= entry <= depth:
         raise ValueError(

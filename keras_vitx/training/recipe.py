@@ -58,9 +58,11 @@ class Recipe:
                 raise ValueError(f"`{name}` must be {expected}. Received: {getattr(self, name)}.")
 
     def but(self, **changes: Any) -> "Recipe":
-        """Return the recipe with some settings changed; None leaves one as it is.
+        """Return the recipe with some settings changed.
 
-        Another number of epochs alone stretches the warm-up along.
+        None turns off what can be turned off (`augmentation`, `clip_norm`) and
+        leaves other settings as they are. Another number of epochs alone
+        stretches the warm-up along.
 
         Raises:
             ValueError: for a setting that no recipe has, or out of its range.
@@ -71,7 +73,10 @@ class Recipe:
                 raise ValueError(
                     f"No setting of a recipe is named {name!r}. {nearest(name, known)}"
                 )
-        changes = {name: value for name, value in changes.items() if value is not None}
+        optional = ("augmentation", "clip_norm")
+        changes = {
+            name: value for name, value in changes.items() if value is not None or name in optional
+        }
         if "epochs" in changes and "warmup_epochs" not in changes:
             changes["warmup_epochs"] = self.warmup_epochs * changes["epochs"] / self.epochs
         return dataclasses.replace(self, **changes)

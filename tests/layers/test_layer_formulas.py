@@ -331,3 +331,9 @@ def test_class_block(tokens):
     close(array(y)[:, :tokens], x)
     np.testing.assert_array_equal(array(y)[:, tokens:], X[:, tokens:])
     close(array(maps), expected_maps)
+
+
+def test_unknown_token_pooling():
+    with pytest.raises(ValueError, match="`pooling` must be one of") as error:
+        TokenPooling("median")
+    assert "'median'" in str(error.value)

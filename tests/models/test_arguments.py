@@ -37,11 +37,17 @@ def test_wrong_argument_of_any_family(family, case):
 
 
 CAIT = {
-    "heads": ({"num_heads": 3}, "num_heads", "num_heads=3, width=8"),
+    "heads": ({"num_heads": 3}, "num_heads", "num_heads=3, dim=8"),
     "class_token_late": ({"class_token_at": 4}, "class_token_at", "4"),
     "class_token_early": ({"class_token_at": -1}, "class_token_at", "-1"),
     "blind_token": ({"class_depth": 0}, "class_depth=0", "pooling=None"),
     "blind_token_asked_for": ({"class_depth": 0, "pooling": "token"}, "class_depth=0", "'token'"),
+    "no_heads": ({"num_heads": 0}, "num_heads", "0"),
+    "no_width": ({"dim": 0}, "dim", "0"),
+    "no_depth": ({"depth": -1}, "depth", "-1"),
+    "half_a_block": ({"depth": 2.5}, "depth", "2.5"),
+    "class_depth": ({"class_depth": -1}, "class_depth", "-1"),
+    "no_patch": ({"patch_size": 0}, "patch_size", "0"),
     "drop_path": ({"drop_path": 1.0}, "rate", "1.0"),
 }
 

@@ -53,3 +53,15 @@ def test_shipped_recipes():
 def test_unknown_recipe():
     with pytest.raises(ValueError, match=r"'finetun'.*'finetune'"):
         training.fit(None, None, "finetun")
+
+
+def test_what_can_be_turned_off():
+    recipe = Recipe("mine").but(augmentation=None, clip_norm=None, learning_rate=None)
+    assert (recipe.augmentation, recipe.clip_norm) == (None, None)
+    assert recipe.learning_rate == Recipe("mine").learning_rate
+
+
+def test_the_warm_up_stretches_with_the_epochs():
+    recipe = Recipe("mine", epochs=10, warmup_epochs=2)
+    assert recipe.but(epochs=5).warmup_epochs == 1
+    assert recipe.but(epochs=5, warmup_epochs=0).warmup_epochs == 0
