@@ -92,7 +92,7 @@ CHECKPOINTS = (
         classes=10,
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
-        top1=None,
+        top1=71.35,
         class_names=(
             "airplane",
             "automobile",

@@ -54,3 +54,5 @@ def save_safetensors(
             tensors[name] = array.astype("float16")
     with written_whole(path) as unfinished:
         save_file(tensors, unfinished, metadata={**described, **(metadata or {})})
+        # safetensors lets nobody but the writer read it.
+        unfinished.chmod(0o644)
