@@ -21,7 +21,7 @@ def main(
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1)] = 2,
+    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
     backend: Backend = None,
 ) -> None:
@@ -31,7 +31,7 @@ def main(
     source = data.open_source("fashion_mnist")
     console.print(
         f"{SIZE} on {keras.backend.backend()}: {source.train.size} training and "
-        f"{source.validation.size} test images of Fashion-MNIST, {epochs} epochs."
+        f"{source.validation.size} test images of Fashion-MNIST, epochs: {epochs}."
     )
 
     keras.utils.set_random_seed(seed)
