@@ -164,16 +164,54 @@ FAMILIES: dict[str, Callable[..., keras.Model]] = {
 }
 """A tiny model of each family."""
 
+
+def golden(case, family, **arguments):
+    """Return what makes the model of a golden file, with its weights."""
+    common = {
+        "dim": 24,
+        "depth": 3,
+        "num_heads": 4,
+        "patch_size": 8,
+        "input_shape": (32, 32, 3),
+        "classes": 10,
+        "classifier_activation": None,
+        "weights": GOLDEN / f"{case}.safetensors",
+    }
+    changed = {**common, **arguments}
+    return lambda: family(**{name: v for name, v in changed.items() if v is not LEFT_OUT})
+
+
+LEFT_OUT = object()
 GOLDEN_CASES: dict[str, Callable[[], keras.Model]] = {
-    "cait": lambda: kv.CaiT(
-        dim=24,
-        depth=3,
-        num_heads=4,
-        patch_size=8,
-        input_shape=(32, 32, 3),
-        classes=10,
-        classifier_activation=None,
-        weights=GOLDEN / "cait.safetensors",
+    "cait": golden("cait", kv.CaiT),
+    "convit": golden("convit", kv.ConViT, local_depth=2),
+    "deepvit_pure": golden("deepvit_pure", kv.DeepViT),
+    "deepvit_s": golden(
+        "deepvit_s",
+        kv.DeepViT,
+        re_attention_depth=2,
+        map_scale="head",
+        residual_scale=0.5,
+        conv_stem=True,
+    ),
+    "deepvit_l": golden(
+        "deepvit_l", kv.DeepViT, re_attention_depth=1, residual_scale=0.5, conv_stem=True
+    ),
+    "refined_vit": golden("refined_vit", kv.RefinedViT, depth=4),
+    "refined_vit_dense": golden("refined_vit_dense", kv.RefinedViT, depth=4, dense_head=True),
+    "vit": golden("vit", kv.ViT, num_heads=3),
+    "deit_distilled": golden("deit_distilled", kv.ViT, num_heads=3, distillation_token=True),
+    "cb_vit": golden("cb_vit", kv.CBViT, num_heads=3),
+    "mixer": golden("mixer", kv.Mixer, num_heads=LEFT_OUT),
+    "pit": golden(
+        "pit",
+        kv.PiT,
+        dim=LEFT_OUT,
+        depth=LEFT_OUT,
+        dims=(24, 48),
+        depths=(1, 2),
+        num_heads=(2, 4),
+        stride=7,
     ),
 }
 """The model of each golden file, with its weights."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.maps import HeadMixing
+from keras_vitx.layers.base import Layer, register, run_all
+from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
 
 
 @register
@@ -18,28 +18,41 @@ class Attention(Layer):
     where $l$ are the layers of `on_logits` and $w$ those of `on_weights`, in
     order. Without either, without dropout and when the maps are not asked for,
     the backend's fused attention runs instead; the softmax is in float32 in
-    every precision.
+    every precision. Layers of `on_weights` may change the number of maps: there
+    are as many heads of values as maps in the end.
 
     Input: `(batch, tokens, dim)`. Output: the same shape, or a pair of it and
     the maps `(batch, heads, tokens, tokens)` that multiplied the values.
 
     Args:
-        num_heads: Number of heads. It must divide `dim`.
+        num_heads: Number of heads of queries and keys.
+        head_size: Width of a head; None is `dim / num_heads`.
+        on_input: Layers over tokens, run before the projections.
         on_logits: Layers over maps, run before the softmax.
         on_weights: Layers over maps, run after the softmax.
+        on_output: Layers over tokens, run at the end.
         qkv_bias: Whether the projections to queries, keys and values have a bias.
         dropout: Rate at which entries of the maps are dropped in training.
         proj_dropout: Rate at which outputs are dropped in training.
 
     Raises:
         ValueError: at build, when `num_heads` does not divide `dim`.
+
+    Attributes:
+        reads_maps: Whether its input is a pair of tokens and maps handed on.
+        computes_maps: Whether it computes maps, or only takes them.
     """
+
+    reads_maps, computes_maps = False, True
 
     def __init__(
         self,
         num_heads: int,
+        head_size: int | None = None,
+        on_input: Sequence[keras.layers.Layer] = (),
         on_logits: Sequence[keras.layers.Layer] = (),
         on_weights: Sequence[keras.layers.Layer] = (),
+        on_output: Sequence[keras.layers.Layer] = (),
         qkv_bias: bool = True,
         dropout: float = 0.0,
         proj_dropout: float = 0.0,
@@ -47,8 +60,11 @@ class Attention(Layer):
     ):
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self.head_size = head_size
+        self.on_input = list(on_input)
         self.on_logits = list(on_logits)
         self.on_weights = list(on_weights)
+        self.on_output = list(on_output)
         self.qkv_bias = qkv_bias
         self.dropout = dropout
         self.proj_dropout = proj_dropout
@@ -56,69 +72,104 @@ class Attention(Layer):
         self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape):
-        dim = input_shape[-1]
-        self.qkv = self.dense(3 * dim, "qkv", self.qkv_bias)
-        self.proj = self.dense(dim, "proj")
+        tokens = input_shape[1]
+        self.build_maps(input_shape, queries=tokens, keys=tokens)
+        self.qkv = self.dense(2 * self.width + self.value_width, "qkv", self.qkv_bias)
         self.qkv.build(input_shape)
-        self.proj.build(input_shape)
-        self.build_maps(dim, queries=input_shape[1], keys=input_shape[1])
 
-    def build_maps(self, dim: int, queries: int | None, keys: int | None) -> None:
-        """Build the layers over maps of `queries` x `keys` entries."""
-        if dim % self.num_heads:
+    def build_maps(self, input_shape, queries: int | None, keys: int | None) -> None:
+        """Build what every attention has: layers around it and over its maps, and `proj`.
+
+        Sets `size`, `width` (of queries, and of keys), `value_width` and `maps_given`,
+        the number of heads of the maps that a block hands on.
+        """
+        dim = input_shape[-1]
+        if self.head_size is None and dim % self.num_heads:
             raise ValueError(
                 "`num_heads` must divide the width of the tokens. "
                 f"Received: num_heads={self.num_heads}, width={dim}."
             )
+        maps = (None, self.num_heads, queries, keys)
         for layer in (*self.on_logits, *self.on_weights):
-            layer.build((None, self.num_heads, queries, keys))
+            layer.build(maps)
+            maps = tuple(layer.compute_output_spec(keras.KerasTensor(maps)).shape)
+        for layer in (*self.on_input, *self.on_output):
+            layer.build(input_shape)
+        self.size = self.head_size or dim // self.num_heads
+        self.width = self.num_heads * self.size
+        self.value_width = maps[1] * self.size
+        self.maps_given = maps[1] if self.computes_maps else self.num_heads
+        self.proj = self.dense(dim, "proj")
+        self.proj.build((None, queries, self.value_width))
 
     def split_heads(self, x):
-        """Reshape `(batch, tokens, dim)` to `(batch, tokens, heads, head size)`."""
-        batch, tokens, dim = ops.shape(x)
-        return ops.reshape(x, (batch, tokens, self.num_heads, dim // self.num_heads))
+        """Reshape `(batch, tokens, heads * size)` to `(batch, tokens, heads, size)`."""
+        batch, tokens, width = ops.shape(x)
+        return ops.reshape(x, (batch, tokens, width // self.size, self.size))
+
+    def split_parts(self, qkv):
+        """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
+        parts = ops.split(qkv, [self.width, 2 * self.width], axis=-1)
+        return [self.split_heads(part) for part in parts]
+
+    def merge_heads(self, y):
+        """Reshape `(batch, tokens, heads, size)` to `(batch, tokens, heads * size)`."""
+        batch, tokens, heads, size = ops.shape(y)
+        return ops.reshape(y, (batch, tokens, heads * size))
 
     def attend(self, query, key, value, training=False, return_attention_scores=False):
         """Aggregate `value` by the modified attention of `query` to `key`.
 
         Args:
-            query: `(batch, queries, heads, head size)`; `key` and `value` alike,
-                `(batch, keys, heads, head size)`.
+            query: `(batch, queries, heads, size)`; `key` and `value` alike,
+                `(batch, keys, heads, size)`.
             training: Whether entries of the maps are dropped.
             return_attention_scores: Whether the maps are wanted.
 
         Returns:
-            `(batch, queries, dim)`, and the maps `(batch, heads, queries, keys)`
-            or None where they were not asked for.
+            `(batch, queries, heads * size)`, and the maps
+            `(batch, heads, queries, keys)` or None where they were not asked for.
         """
-        batch, queries, heads, head_size = ops.shape(query)
-        dropped = bool(training and self.dropout)
+        modified = self.on_logits or self.on_weights or (training and self.dropout)
         # Compiled by JAX for a CPU, the fused attention fails in float16.
         fails = keras.backend.backend() == "jax" and self.compute_dtype == "float16"
-        modified = self.on_logits or self.on_weights or dropped
         if not (modified or return_attention_scores or fails):
-            y = ops.dot_product_attention(query, key, value)
-            return ops.reshape(y, (batch, queries, heads * head_size)), None
+            return self.merge_heads(self.fused(query, key, value)), None
+        maps = run_all(self.on_weights, self.weights_of(query, key), training)
+        return self.aggregate(maps, value, training), maps if return_attention_scores else None
 
+    def fused(self, query, key, value):
+        """Aggregate `value` without a map in memory, `(batch, queries, heads, size)`."""
+        return ops.dot_product_attention(query, key, value)
+
+    def weights_of(self, query, key):
+        """Return the maps as the softmax gives them, `(batch, heads, queries, keys)`."""
+        return self.softmax(run_all(self.on_logits, self.logits_of(query, key)))
+
+    def logits_of(self, query, key):
+        """Return the scaled products of queries and keys."""
         # Scaling the queries touches fewer numbers than scaling the logits.
-        query = ops.transpose(query * head_size**-0.5, (0, 2, 1, 3))
-        maps = ops.matmul(query, ops.transpose(key, (0, 2, 3, 1)))
-        for layer in self.on_logits:
-            maps = layer(maps)
-        maps = ops.cast(ops.softmax(ops.cast(maps, "float32")), self.compute_dtype)
-        for layer in self.on_weights:
-            maps = layer(maps)
-        weights = self.attn_drop(maps, training=training) if dropped else maps
-        y = ops.matmul(weights, ops.transpose(value, (0, 2, 1, 3)))
-        y = ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (batch, queries, heads * head_size))
-        return y, maps if return_attention_scores else None
+        query = ops.transpose(query * self.size**-0.5, (0, 2, 1, 3))
+        return ops.matmul(query, ops.transpose(key, (0, 2, 3, 1)))
+
+    def softmax(self, logits):
+        """Normalise along the keys, in float32."""
+        return ops.cast(ops.softmax(ops.cast(logits, "float32")), self.compute_dtype)
+
+    def aggregate(self, maps, value, training=False):
+        """Multiply `(batch, keys, heads, size)` by maps, to `(batch, queries, heads * size)`."""
+        maps = self.attn_drop(maps, training=training)
+        y = ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3)))
+        return self.merge_heads(ops.transpose(y, (0, 2, 1, 3)))
+
+    def project(self, y, training=False):
+        """Return the output of the layer from the aggregated values of all heads."""
+        return run_all(self.on_output, self.proj_drop(self.proj(y), training=training))
 
     def call(self, x, training=False, return_attention_scores=False):
-        batch, tokens, dim = ops.shape(x)
-        shape = (batch, tokens, 3, self.num_heads, dim // self.num_heads)
-        query, key, value = ops.unstack(ops.reshape(self.qkv(x), shape), axis=2)
-        y, maps = self.attend(query, key, value, training, return_attention_scores)
-        y = self.proj_drop(self.proj(y), training=training)
+        qkv = self.qkv(run_all(self.on_input, x))
+        y, maps = self.attend(*self.split_parts(qkv), training, return_attention_scores)
+        y = self.project(y, training)
         return (y, maps) if return_attention_scores else y
 
 
@@ -139,6 +190,50 @@ def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
         on_weights=[HeadMixing(name="proj_w", dtype=dtype)],
         **kwargs,
     )
+
+
+def DeepAttention(num_heads: int, map_scale: float = 1.0, **kwargs) -> Attention:
+    """Attention with `ReAttention` over its maps (DeepViT, Section 4.2).
+
+    Args:
+        num_heads: Number of heads.
+        map_scale: As in `ReAttention`.
+        **kwargs: Further arguments of `Attention`.
+    """
+    layer = ReAttention(map_scale, name="re_attention", dtype=kwargs.get("dtype"))
+    return Attention(num_heads, on_weights=[layer], **kwargs)
+
+
+def RefinedAttention(
+    num_heads: int,
+    expansion: int = 3,
+    kernel_size: int = 3,
+    reduction: bool = True,
+    constraint: str | None = None,
+    grid: tuple[int, int] | None = None,
+    **kwargs,
+) -> Attention:
+    """Attention with the paper's refiner, `Refinement`, over its maps.
+
+    Refiner, Section 3.4. With `expansion=1` and `kernel_size=1` it is talking
+    heads after the softmax.
+
+    Args:
+        num_heads: Number of heads.
+        expansion: As in `Refinement`; so are `kernel_size`, `reduction`,
+            `constraint` and `grid`.
+        **kwargs: Further arguments of `Attention`.
+    """
+    layer = Refinement(
+        expansion,
+        kernel_size,
+        reduction,
+        constraint,
+        grid,
+        name="refinement",
+        dtype=kwargs.get("dtype"),
+    )
+    return Attention(num_heads, on_weights=[layer], **kwargs)
 
 
 @register
@@ -174,18 +269,18 @@ class ClassAttention(Attention):
         self.class_in_keys = class_in_keys
 
     def build(self, input_shape):
-        tokens, dim = input_shape[1:]
-        self.q = self.dense(dim, "q", self.qkv_bias)
-        self.k = self.dense(dim, "k", self.qkv_bias)
-        self.v = self.dense(dim, "v", self.qkv_bias)
-        self.proj = self.dense(dim, "proj")
-        for child in (self.q, self.k, self.v, self.proj):
+        keys = input_shape[1]
+        if keys is not None and not self.class_in_keys:
+            keys -= self.num_class_tokens
+        self.build_maps(input_shape, queries=self.num_class_tokens, keys=keys)
+        self.q = self.dense(self.width, "q", self.qkv_bias)
+        self.k = self.dense(self.width, "k", self.qkv_bias)
+        self.v = self.dense(self.value_width, "v", self.qkv_bias)
+        for child in (self.q, self.k, self.v):
             child.build(input_shape)
-        if tokens is not None and not self.class_in_keys:
-            tokens -= self.num_class_tokens
-        self.build_maps(dim, queries=self.num_class_tokens, keys=tokens)
 
     def call(self, x, training=False, return_attention_scores=False):
+        x = run_all(self.on_input, x)
         asking = x[:, : self.num_class_tokens]
         asked = x if self.class_in_keys else x[:, self.num_class_tokens :]
         y, maps = self.attend(
@@ -195,5 +290,5 @@ class ClassAttention(Attention):
             training,
             return_attention_scores,
         )
-        y = self.proj_drop(self.proj(y), training=training)
+        y = self.project(y, training)
         return (y, maps) if return_attention_scores else y

@@ -35,9 +35,12 @@ class Layer(keras.layers.Layer):
     Attributes:
         varying: Names of numeric arguments in which blocks may differ and still
             run as one loop over depth.
+        adapted: What was done to child Denses after they were made (`quantize`,
+            `enable_lora`), by name, while the layer is read from a config.
     """
 
     varying: tuple[str, ...] = ()
+    adapted: dict[str, dict[str, Any]] = {}
 
     @classmethod
     def arguments(cls) -> tuple[str, ...]:
@@ -57,25 +60,61 @@ class Layer(keras.layers.Layer):
         """Return what `from_config` needs to make an equal, unbuilt layer."""
         config = super().get_config()
         config.update({name: serialize(getattr(self, name)) for name in self.arguments()})
-        return config
+        adapted = {child.name: changes for child in self._layers if (changes := _changes(child))}
+        return {**config, "adapted": adapted} if adapted else config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Layer":
         """Make the layer that `config` describes."""
-        return cls(
-            **{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()}
-        )
+        arguments = {
+            name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
+        }
+        adapted = arguments.pop("adapted", {})
+        layer = cls(**arguments)
+        layer.adapted = adapted
+        return layer
 
-    def dense(self, units: int, name: str, use_bias: bool = True) -> keras.layers.Dense:
+    def dense(
+        self,
+        units: int,
+        name: str,
+        use_bias: bool = True,
+        kernel_initializer: keras.initializers.Initializer | None = None,
+    ) -> keras.layers.Dense:
         """Make a child `Dense` in this layer's precision, started as the papers do.
 
         The precision is handed on because a child would take the global one
         when a saved model is read.
         """
+        arguments = {"dtype": self.dtype_policy, **self.adapted.get(name, {})}
         return keras.layers.Dense(
             units,
             use_bias=use_bias,
-            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-            dtype=self.dtype_policy,
+            kernel_initializer=kernel_initializer
+            or keras.initializers.TruncatedNormal(stddev=0.02),
+            trainable=self.trainable,
             name=name,
+            **arguments,
         )
+
+
+def _changes(child: keras.layers.Layer) -> dict[str, Any]:
+    """Return the arguments with which a Dense is made as it was changed later."""
+    if not isinstance(child, keras.layers.Dense):
+        return {}
+    changes: dict[str, Any] = {}
+    if child.lora_rank:
+        changes.update(lora_rank=child.lora_rank, lora_alpha=child.lora_alpha)
+    if child.quantization_mode is not None:
+        changes["dtype"] = keras.saving.serialize_keras_object(child.dtype_policy)
+        changes["quantization_config"] = keras.saving.serialize_keras_object(
+            child.quantization_config
+        )
+    return changes
+
+
+def run_all(layers, x: Any, training: bool | None = None) -> Any:
+    """Run layers in order on `x`; `training` reaches those that take it."""
+    for layer in layers:
+        x = layer(x, training=training) if layer._call_has_training_arg else layer(x)
+    return x

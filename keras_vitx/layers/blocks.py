@@ -1,5 +1,7 @@
 """Blocks of a transformer. A block is given its attention and its MLP."""
 
+import inspect
+
 import keras
 from keras import ops
 
@@ -11,18 +13,21 @@ from keras_vitx.layers.regularization import DropPath, LayerScale
 class Block(Layer):
     r"""A pre-norm residual block.
 
-    $$x \leftarrow x + d_1(\gamma_1 \odot \mathrm{attention}(\eta_1(x))), \qquad
-    x \leftarrow x + d_2(\gamma_2 \odot \mathrm{mlp}(\eta_2(x)))$$
+    $$x \leftarrow x + d_1(\gamma_1 \odot \mathrm{attention}(\eta_1(s x))) / s, \qquad
+    x \leftarrow x + d_2(\gamma_2 \odot \mathrm{mlp}(\eta_2(s x))) / s$$
     with $\eta$ LayerNorm, $\gamma$ LayerScale and $d$ stochastic depth.
 
     Input and output: `(batch, tokens, dim)`; with `return_attention_scores=True`
     a pair of it and the maps of the attention.
 
     Args:
-        attention: A layer on tokens that takes `return_attention_scores`.
+        attention: A layer on tokens that takes `return_attention_scores`; one that
+            does not (`TokenMixing`) has no maps to return.
         mlp: A layer on tokens.
         layer_scale: Start of $\gamma$, a number or an initializer; None leaves it out.
         scalar_scale: One $\gamma$ a branch instead of one a channel.
+        residual_scale: $s$; 1 is the plain block, 0.5 that of DeepViT-S, DeepViT-L
+            and Refined-ViT.
         drop_path: Rate of stochastic depth.
         epsilon: Epsilon of the norms.
     """
@@ -35,6 +40,7 @@ class Block(Layer):
         mlp: keras.layers.Layer,
         layer_scale: float | keras.initializers.Initializer | None = None,
         scalar_scale: bool = False,
+        residual_scale: float = 1.0,
         drop_path: float = 0.0,
         epsilon: float = 1e-6,
         **kwargs,
@@ -44,14 +50,17 @@ class Block(Layer):
         self.mlp = mlp
         self.layer_scale = layer_scale
         self.scalar_scale = scalar_scale
+        self.residual_scale = residual_scale
         self.drop_path = drop_path
         self.epsilon = epsilon
         # The parts have the checkpoints' names, whatever the caller called them.
         attention.name = "attn"
         mlp.name = "mlp"
         dtype = self.dtype_policy
-        self.norm1 = keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name="norm1")
-        self.norm2 = keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name="norm2")
+        # Normalising s x with an epsilon e is normalising x with e / s².
+        norm = {"epsilon": epsilon / residual_scale**2, "dtype": dtype}
+        self.norm1 = keras.layers.LayerNormalization(**norm, name="norm1")
+        self.norm2 = keras.layers.LayerNormalization(**norm, name="norm2")
         self.drop_path1 = DropPath(drop_path, dtype=dtype, name="drop_path1")
         self.drop_path2 = DropPath(drop_path, dtype=dtype, name="drop_path2")
         self.ls1 = self.ls2 = None
@@ -59,21 +68,36 @@ class Block(Layer):
             self.ls1 = LayerScale(layer_scale, scalar_scale, dtype=dtype, name="ls1")
             self.ls2 = LayerScale(layer_scale, scalar_scale, dtype=dtype, name="ls2")
 
+    @property
+    def has_maps(self) -> bool:
+        """Whether the attention has maps to return."""
+        return "return_attention_scores" in inspect.signature(self.attention.call).parameters
+
     def build(self, input_shape):
-        parts = (self.norm1, self.attention, self.ls1, self.norm2, self.mlp, self.ls2)
-        for part in parts:
+        self.attention.build(input_shape)
+        self.build_around(input_shape)
+
+    def build_around(self, input_shape) -> None:
+        """Build all but the attention, for tokens of `input_shape`."""
+        for part in (self.norm1, self.ls1, self.norm2, self.mlp, self.ls2):
             if part is not None:
                 part.build(input_shape)
 
     def attend(self, x, return_attention_scores=False):
         """Return the attention branch before its weight, and its maps or None."""
-        y = self.attention(self.norm1(x), return_attention_scores=return_attention_scores)
-        return y if return_attention_scores else (y, None)
+        if not return_attention_scores:
+            return self.attention(self.norm1(x)), None
+        return self.attention(self.norm1(x), return_attention_scores=True)
 
     def add_branches(self, x, attended, training):
         """Add both branches to `x`, given the output of the attention."""
-        x = x + self.drop_path1(_weigh(self.ls1, attended), training=training)
-        return x + self.drop_path2(_weigh(self.ls2, self.mlp(self.norm2(x))), training=training)
+        x = x + self.drop_path1(self._weigh(self.ls1, attended), training=training)
+        fed = self.mlp(self.norm2(x))
+        return x + self.drop_path2(self._weigh(self.ls2, fed), training=training)
+
+    def _weigh(self, scale, branch):
+        branch = branch if scale is None else scale(branch)
+        return branch if self.residual_scale == 1 else branch / self.residual_scale
 
     def compute_output_spec(self, x, training=False, return_attention_scores=False):
         """Return the shape of `x`, without the seconds a block that tracing all of it takes."""
@@ -105,5 +129,90 @@ class ClassBlock(Block):
         return (x, maps) if return_attention_scores else x
 
 
-def _weigh(scale, branch):
-    return branch if scale is None else scale(branch)
+@register
+class CarryingBlock(Block):
+    r"""A block that hands attention maps on to the next.
+
+    As `Block`. What it hands on are the maps that its attention computed, or, where
+    its attention computes none (`SharedAttention`), those that it took itself.
+
+    Input: tokens `(batch, tokens, dim)`, or with `takes_maps` a pair of them and the
+    carried maps `(batch, heads, tokens, tokens)`. Output: with `gives_maps` such a
+    pair, else the tokens; with `return_attention_scores=True` a pair of that and the
+    maps of the attention.
+
+    Args:
+        attention: As in `Block`; one of `keras_vitx.layers.sharing` is given the
+            carried maps, another only the tokens.
+        mlp: As in `Block`.
+        takes_maps: Whether the block before hands maps on.
+        gives_maps: Whether this block hands maps on.
+        similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training, the
+            loss grows by $\lambda$ times the mean cosine between this block's maps and
+            the carried ones, over heads and keys.
+        **kwargs: Further arguments of `Block`.
+    """
+
+    def __init__(
+        self,
+        attention: keras.layers.Layer,
+        mlp: keras.layers.Layer,
+        takes_maps: bool = True,
+        gives_maps: bool = True,
+        similarity: float = 0.0,
+        **kwargs,
+    ):
+        super().__init__(attention, mlp, **kwargs)
+        self.takes_maps = takes_maps
+        self.gives_maps = gives_maps
+        self.similarity = similarity
+
+    def build(self, input_shape):
+        tokens = input_shape[0] if self.takes_maps else input_shape
+        self.attention.build(input_shape if self._reads_maps else tokens)
+        self.build_around(tokens)
+
+    @property
+    def _reads_maps(self):
+        return self.takes_maps and self.attention.reads_maps
+
+    def compute_output_spec(self, x, training=False, return_attention_scores=False):
+        if return_attention_scores:
+            return Layer.compute_output_spec(self, x, return_attention_scores=True)
+        tokens = x[0] if self.takes_maps else x
+        given = keras.KerasTensor(tokens.shape, dtype=self.compute_dtype)
+        if not self.gives_maps:
+            return given
+        batch, count, _ = tokens.shape
+        shape = (batch, self.attention.maps_given, count, count)
+        return given, keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def call(self, x, training=False, return_attention_scores=False):
+        x, carried = x if self.takes_maps else (x, None)
+        normed = self.norm1(x)
+        if not (self.gives_maps or self.similarity or return_attention_scores):
+            attended = self.attention((normed, carried) if self._reads_maps else normed)
+            return self.add_branches(x, attended, training)
+        attended, maps = self.attention(
+            (normed, carried) if self._reads_maps else normed, return_attention_scores=True
+        )
+        if self.similarity and training:
+            self.add_loss(self.similarity * similarity(maps, carried))
+        x = self.add_branches(x, attended, training)
+        if self.gives_maps:
+            x = (x, maps if self.attention.computes_maps else carried)
+        return (x, maps) if return_attention_scores else x
+
+
+def similarity(maps, others):
+    r"""Return the mean cosine of two blocks' maps, a number (DeepViT, Section 3, Equation 2).
+
+    $\cos(A_{h,:,t}, B_{h,:,t})$, averaged over images, heads $h$ and keys $t$.
+
+    Args:
+        maps: `(batch, heads, queries, keys)`, and `others` alike.
+    """
+    maps, others = (ops.cast(part, "float32") for part in (maps, others))
+    product = ops.sum(maps * others, axis=2)
+    norms = ops.sum(maps**2, axis=2) * ops.sum(others**2, axis=2)
+    return ops.mean(product * ops.rsqrt(norms + 1e-12))

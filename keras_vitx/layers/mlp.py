@@ -1,41 +1,95 @@
-"""The token-wise part of a block."""
+"""The token-wise part of a block, and what mixes tokens without attention."""
+
+from collections.abc import Sequence
 
 import keras
+from keras import ops
 
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, register, run_all
 
 
 @register
 class MLP(Layer):
     r"""Two Dense layers on each token: $y = \phi(x W_1 + b_1) W_2 + b_2$.
 
-    Input and output: `(..., dim)`; the hidden width is `int(mlp_ratio * dim)`.
+    Input and output: `(batch, tokens, dim)`; the hidden width is `int(mlp_ratio * dim)`.
 
     Args:
         mlp_ratio: Hidden width over `dim`.
         activation: $\phi$, a name that `keras.activations` knows. `"gelu"` is the
             exact form, with the error function, as the papers' code has it.
         dropout: Rate at which hidden units and outputs are dropped in training.
+        on_input: Layers over tokens, run first.
+        on_hidden: Layers over tokens of the hidden width, run after the activation.
+        on_output: Layers over tokens, run last.
+        hidden: Hidden width, instead of `mlp_ratio`.
     """
 
     def __init__(
-        self, mlp_ratio: float = 4.0, activation: str = "gelu", dropout: float = 0.0, **kwargs
+        self,
+        mlp_ratio: float = 4.0,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        on_input: Sequence[keras.layers.Layer] = (),
+        on_hidden: Sequence[keras.layers.Layer] = (),
+        on_output: Sequence[keras.layers.Layer] = (),
+        hidden: int | None = None,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         self.mlp_ratio = mlp_ratio
         self.activation = activation
         self.dropout = dropout
+        self.on_input = list(on_input)
+        self.on_hidden = list(on_hidden)
+        self.on_output = list(on_output)
+        self.hidden = hidden
         self.act = keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape):
         dim = input_shape[-1]
-        hidden = int(dim * self.mlp_ratio)
+        hidden = self.hidden or int(dim * self.mlp_ratio)
+        inner = (*input_shape[:-1], hidden)
         self.fc1 = self.dense(hidden, "fc1")
         self.fc2 = self.dense(dim, "fc2")
         self.fc1.build(input_shape)
-        self.fc2.build((*input_shape[:-1], hidden))
+        self.fc2.build(inner)
+        for layer in (*self.on_input, *self.on_output):
+            layer.build(input_shape)
+        for layer in self.on_hidden:
+            layer.build(inner)
 
     def call(self, x, training=False):
-        x = self.drop(self.act(self.fc1(x)), training=training)
-        return self.drop(self.fc2(x), training=training)
+        x = self.drop(self.act(self.fc1(run_all(self.on_input, x))), training=training)
+        x = run_all(self.on_hidden, x, training)
+        x = self.drop(self.fc2(x), training=training)
+        return run_all(self.on_output, x, training)
+
+
+@register
+class TokenMixing(Layer):
+    """An MLP along the tokens, the same for each channel: Mixer's place of attention.
+
+    Tolstikhin et al., 2021. It has no attention maps.
+
+    Input and output: `(batch, tokens, dim)`, the number of tokens fixed.
+
+    Args:
+        hidden: Hidden width.
+        dropout: As in `MLP`.
+    """
+
+    def __init__(self, hidden: int, dropout: float = 0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = hidden
+        self.dropout = dropout
+        self.mlp = MLP(hidden=hidden, dropout=dropout, dtype=self.dtype_policy, name="mlp")
+
+    def build(self, input_shape):
+        batch, tokens, dim = input_shape
+        self.mlp.build((batch, dim, tokens))
+
+    def call(self, x, training=False):
+        y = self.mlp(ops.transpose(x, (0, 2, 1)), training=training)
+        return ops.transpose(y, (0, 2, 1))

@@ -1,5 +1,7 @@
 """From images to tokens, and from tokens to one vector an image."""
 
+from collections.abc import Sequence
+
 import keras
 from keras import ops
 
@@ -16,28 +18,26 @@ class PatchEmbedding(Layer):
     Args:
         dim: Width of a token.
         patch_size: Side of a patch in pixels.
+        stride: From one patch to the next in pixels; None is `patch_size`. A smaller
+            one makes patches overlap (PiT); what is left at the edge is cut off.
 
     Raises:
-        ValueError: at build, when a side of the image is no multiple of it.
+        ValueError: at build, when a side of the image is no multiple of
+            `patch_size`, or with a `stride` is smaller.
     """
 
-    def __init__(self, dim: int, patch_size: int = 16, **kwargs):
+    def __init__(self, dim: int, patch_size: int = 16, stride: int | None = None, **kwargs):
         super().__init__(**kwargs)
         self.dim = dim
         self.patch_size = patch_size
+        self.stride = stride
 
     def build(self, input_shape):
-        for side in input_shape[1:3]:
-            if side is None or side % self.patch_size:
-                raise ValueError(
-                    "Height and width of the images must be multiples of `patch_size`. "
-                    f"Received: images of shape {tuple(input_shape[1:])}, "
-                    f"patch_size={self.patch_size}."
-                )
+        _check_sides(input_shape, self.patch_size, self.stride)
         self.proj = keras.layers.Conv2D(
             self.dim,
             self.patch_size,
-            strides=self.patch_size,
+            strides=self.stride or self.patch_size,
             data_format="channels_last",
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
             dtype=self.dtype_policy,
@@ -46,9 +46,138 @@ class PatchEmbedding(Layer):
         self.proj.build(input_shape)
 
     def call(self, images):
-        x = self.proj(images)
-        batch, rows, columns, dim = ops.shape(x)
-        return ops.reshape(x, (batch, rows * columns, dim))
+        return _flatten(self.proj(images))
+
+
+@register
+class ConvStem(Layer):
+    """Convolutions before the projection of patches.
+
+    A 7 x 7 convolution of stride 2, then 3 x 3 convolutions, each without bias and
+    followed by BatchNormalization and ReLU; then a linear projection of each patch.
+    DeepViT, Section 5.4: 64 and 64 channels; Refined-ViT: 32, 64 and 128.
+
+    Input: `(batch, height, width, channels)`. Output: `(batch, patches, dim)`,
+    patches row by row.
+
+    Args:
+        dim: Width of a token.
+        channels: Channels after each convolution.
+        patch_size: Side of a patch in pixels of the image, even.
+
+    Raises:
+        ValueError: for an odd `patch_size`; at build, when a side of the image is no
+            multiple of it.
+    """
+
+    def __init__(
+        self, dim: int, channels: Sequence[int] = (64, 64), patch_size: int = 16, **kwargs
+    ):
+        super().__init__(**kwargs)
+        if patch_size % 2:
+            raise ValueError(
+                "`patch_size` must be even: the stem halves the image first. "
+                f"Received: patch_size={patch_size}."
+            )
+        self.dim = dim
+        self.channels = tuple(channels)
+        self.patch_size = patch_size
+
+    def build(self, input_shape):
+        _check_sides(input_shape, self.patch_size)
+        self.convolutions, self.norms = [], []
+        shape = tuple(input_shape)
+        for index, channels in enumerate(self.channels, start=1):
+            first = index == 1
+            convolution = keras.layers.Conv2D(
+                channels,
+                7 if first else 3,
+                strides=2 if first else 1,
+                # Padding of "same" with a stride lies otherwise than in the public code.
+                padding="valid" if first else "same",
+                use_bias=False,
+                data_format="channels_last",
+                dtype=self.dtype_policy,
+                name=f"conv{index}",
+            )
+            norm = keras.layers.BatchNormalization(
+                momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
+            )
+            convolution.build(shape)
+            shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
+            norm.build(shape)
+            self.convolutions.append(convolution)
+            self.norms.append(norm)
+        self.proj = keras.layers.Conv2D(
+            self.dim,
+            self.patch_size // 2,
+            strides=self.patch_size // 2,
+            data_format="channels_last",
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            dtype=self.dtype_policy,
+            name="proj",
+        )
+        self.proj.build(shape)
+
+    def call(self, images, training=False):
+        x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = ops.relu(norm(convolution(x), training=training))
+        return _flatten(self.proj(x))
+
+
+@register
+class TokenDownsampling(Layer):
+    """Fewer and wider tokens: PiT's pooling between stages (Heo et al., 2021).
+
+    The patches go through a 3 x 3 depthwise convolution of stride 2 in which each
+    channel gives `dim / width` channels; the class tokens through a Dense.
+
+    Input: `(batch, class tokens + rows * columns, width)`. Output:
+    `(batch, class tokens + new rows * new columns, dim)`, where each side is halved,
+    rounded up.
+
+    Args:
+        dim: Width of a token given, a multiple of that taken.
+        grid: Rows and columns of patches taken.
+        num_prefix_tokens: Leading tokens that are no patches.
+
+    Raises:
+        ValueError: at build, when `dim` is no multiple of the width taken.
+    """
+
+    def __init__(self, dim: int, grid: tuple[int, int], num_prefix_tokens: int = 1, **kwargs):
+        super().__init__(**kwargs)
+        self.dim = dim
+        self.grid = tuple(grid)
+        self.num_prefix_tokens = num_prefix_tokens
+
+    def build(self, input_shape):
+        width = input_shape[-1]
+        if self.dim % width:
+            raise ValueError(
+                "`dim` must be a multiple of the width of the tokens before. "
+                f"Received: dim={self.dim}, width={width}."
+            )
+        self.conv = keras.layers.DepthwiseConv2D(
+            3,
+            strides=2,
+            depth_multiplier=self.dim // width,
+            data_format="channels_last",
+            depthwise_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            dtype=self.dtype_policy,
+            name="conv",
+        )
+        self.conv.build((None, *self.grid, width))
+        self.fc = self.dense(self.dim, "fc")
+        self.fc.build((None, self.num_prefix_tokens, width))
+
+    def call(self, x):
+        prefix, patches = ops.split(x, [self.num_prefix_tokens], axis=1)
+        batch, _, width = ops.shape(patches)
+        patches = ops.reshape(patches, (batch, *self.grid, width))
+        patches = self.conv(ops.pad(patches, ((0, 0), (1, 1), (1, 1), (0, 0))))
+        return ops.concatenate([self.fc(prefix), _flatten(patches)], axis=1)
 
 
 @register
@@ -130,3 +259,19 @@ class TokenPooling(Layer):
             return x[:, 0]
         reduce = ops.mean if self.pooling == "avg" else ops.max
         return reduce(x[:, self.num_prefix_tokens :], axis=1)
+
+
+def _flatten(images):
+    """Reshape `(batch, rows, columns, dim)` to tokens, row by row."""
+    batch, rows, columns, dim = ops.shape(images)
+    return ops.reshape(images, (batch, rows * columns, dim))
+
+
+def _check_sides(input_shape, patch_size, stride=None):
+    for side in input_shape[1:3]:
+        if side is None or side < patch_size or (stride is None and side % patch_size):
+            fit = "at least" if stride else "multiples of"
+            raise ValueError(
+                f"Height and width of the images must be {fit} `patch_size`. Received: "
+                f"images of shape {tuple(input_shape[1:])}, patch_size={patch_size}."
+            )

@@ -3,15 +3,15 @@
 import fnmatch
 import functools
 import inspect
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from keras_vitx import weights as checkpoints
-from keras_vitx.layers import ClassToken, TokenPooling
 from keras_vitx.models.chain import Chain
+from keras_vitx.models.checks import check_top, resolve_shape
+from keras_vitx.models.parts import Top
 from keras_vitx.text import nearest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -30,12 +30,15 @@ PUBLIC_ARGUMENTS = """\
     input_shape: `(height, width, channels)`, both sides multiples of the
         patch size. None takes the checkpoint's, else the size's.
     pooling: `"token"` (the class token), `"avg"` or `"max"` (over the
-        patches). None is `"token"` under a classifier.
+        patches). None is `"token"` under a classifier, and `"avg"` where there
+        is no class token.
     classes: Number of classes. Where it is not the checkpoint's, everything
         but the classifier is loaded.
     classifier_activation: Activation of the classifier; None gives logits.
     input_tensor: A Keras tensor to take the images from.
     name: Name of the model.
+    remat: Whether training keeps only the input of each layer and computes the
+        rest again in the backward pass: less memory, one more forward pass.
 
 Returns:
     A `keras_vitx.models.Chain`; with an `input_tensor` that is no
@@ -55,8 +58,8 @@ def family(
     """Make a public family function of one that lists a network's layers.
 
     The decorated function takes `image_shape` `(height, width, channels)` and
-    `pooling`, then its own arguments, and returns the layers up to the last
-    norm. What all families share is added here: the classifier, weights, checks.
+    `top`, which makes what follows the last norm, then its own arguments. What
+    all families share is added here: shapes, weights, checks.
 
     Args:
         mean: Mean of each channel that the family's images are normalised by.
@@ -77,27 +80,24 @@ def family(
             classifier_activation: str | Callable | None = "softmax",
             input_tensor: Any = None,
             name: str | None = None,
+            remat: bool = False,
             _size: str | None = None,
             _default_shape: tuple[int, int, int] = (224, 224, 3),
             **arguments: Any,
         ) -> keras.Model:
             check_top(pooling, classes, classifier_activation)
+            top = Top(include_top, pooling, classes, classifier_activation)
             given = resolve_shape(input_shape, input_tensor)
             if weights is not None:
                 # A wrong argument shall not cost a download: list the layers once for the checks.
-                list_layers(given or _default_shape, pooling, *args, **arguments)
+                list_layers(given or _default_shape, top, *args, **arguments)
             checkpoint = checkpoints.resolve(
                 weights, constructor=_size, image_size=given and given[:2]
             )
             image_shape = given or _default_shape
             if given is None and checkpoint is not None and checkpoint.image_size is not None:
                 image_shape = (checkpoint.image_size, checkpoint.image_size, image_shape[-1])
-            layers = list_layers(image_shape, pooling, *args, **arguments)
-            if include_top or pooling:
-                tokens = sum(isinstance(layer, ClassToken) for layer in layers)
-                layers.append(TokenPooling(pooling or "token", tokens, name="pool"))
-            if include_top:
-                layers.append(classifier(classes, classifier_activation))
+            layers = list_layers(image_shape, top, *args, **arguments)
             images = _input_of(input_tensor)
             model = Chain(
                 layers,
@@ -109,6 +109,7 @@ def family(
                     "crop_ratio": crop_ratio,
                     "interpolation": interpolation,
                 },
+                remat=remat,
                 input_tensor=images,
                 name=name or _size or list_layers.__name__,
             )
@@ -212,116 +213,6 @@ def constructor_of(name: str) -> Callable[..., keras.Model]:
     if name not in MODELS:
         raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
     return MODELS[name]
-
-
-def patch_grid(image_shape: tuple[int, int, int], patch_size: int) -> tuple[int, int]:
-    """Return the rows and columns of patches of an image.
-
-    Raises:
-        ValueError: when a side is no multiple of `patch_size`.
-    """
-    check_counts(patch_size=patch_size)
-    height, width, _ = image_shape
-    if height % patch_size or width % patch_size:
-        raise ValueError(
-            f"`input_shape` must have sides that are multiples of the patch size {patch_size}. "
-            f"Received: input_shape={tuple(image_shape)}."
-        )
-    return height // patch_size, width // patch_size
-
-
-def classifier(classes: int, activation: str | Callable | None) -> keras.layers.Dense:
-    """Return the classifier; it runs in float32 in every precision."""
-    return keras.layers.Dense(
-        classes,
-        activation=activation,
-        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-        dtype="float32",
-        name="head",
-    )
-
-
-def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> None:
-    """Check the arguments of the classifier.
-
-    Raises:
-        ValueError: for one out of its range.
-    """
-    known = TokenPooling.poolings
-    if pooling is not None and pooling not in known:
-        raise ValueError(f"`pooling` must be None or one of {known}. Received: {pooling!r}.")
-    check_counts(classes=classes)
-    try:
-        keras.activations.get(classifier_activation)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            "`classifier_activation` must be None or an activation that Keras knows. "
-            f"Received: {classifier_activation!r}."
-        ) from error
-
-
-def resolve_shape(
-    input_shape: Sequence[int] | None, input_tensor: Any
-) -> tuple[int, int, int] | None:
-    """Return the shape of an image that the user asked for, or None.
-
-    Raises:
-        ValueError: when an axis is missing, or the two arguments contradict.
-    """
-    if input_tensor is not None:
-        if not keras.backend.is_keras_tensor(input_tensor):
-            raise ValueError(
-                "`input_tensor` must be a Keras tensor, e.g. `keras.Input((224, 224, 3))`. "
-                f"Received: {type(input_tensor).__name__}."
-            )
-        if input_shape is not None and tuple(input_shape) != tuple(input_tensor.shape[1:]):
-            raise ValueError(
-                "`input_shape` contradicts `input_tensor`. Received: "
-                f"input_shape={tuple(input_shape)}, a tensor of shape {input_tensor.shape}."
-            )
-        input_shape = input_tensor.shape[1:]
-    if input_shape is None:
-        return None
-    if (
-        not isinstance(input_shape, (tuple, list))
-        or len(input_shape) != 3
-        or not all(_is_whole(side) and side > 0 for side in input_shape)
-    ):
-        raise ValueError(
-            "`input_shape` must be (height, width, channels), three positive whole numbers. "
-            f"Received: input_shape={input_shape!r}."
-        )
-    return tuple(int(side) for side in input_shape)
-
-
-def check_counts(least: int = 1, **counts: Any) -> None:
-    """Check that each of `counts` is a whole number of at least `least`.
-
-    Raises:
-        ValueError: naming the first that is not.
-    """
-    for name, count in counts.items():
-        if not _is_whole(count) or count < least:
-            raise ValueError(
-                f"`{name}` must be a whole number of at least {least}. Received: {count!r}."
-            )
-
-
-def check_heads(dim: int, num_heads: int) -> None:
-    """Check that the heads share the width evenly.
-
-    Raises:
-        ValueError: when they do not.
-    """
-    check_counts(dim=dim, num_heads=num_heads)
-    if dim % num_heads:
-        raise ValueError(
-            f"`num_heads` must divide `dim`. Received: num_heads={num_heads}, dim={dim}."
-        )
-
-
-def _is_whole(number):
-    return isinstance(number, numbers.Integral) and not isinstance(number, bool)
 
 
 def _input_of(tensor):

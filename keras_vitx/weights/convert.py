@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -17,6 +17,9 @@ from keras_vitx.weights.names import (
 )
 from keras_vitx.weights.positions import Grid, resample, square_grid
 from keras_vitx.weights.reading import Tensors
+
+# Layouts of what belongs to a grid of patches.
+POSITIONS = ("positions", "map")
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
             from_keras(
                 np.asarray(keras.ops.convert_to_numpy(entry.variable.value), "float32"),
                 entry.layout,
+                _own_grid(entry, model),
             )
         )
         for entry in (_entry(variable, model, native=False) for variable in model.weights)
@@ -124,8 +128,9 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
 def _entry(variable, model, native: bool) -> _Entry:
     name, layout = checkpoint_name(variable.path, model.family)
     if native:
-        name, layout = variable.path, "positions" if layout == "positions" else "same"
-    return _Entry(variable, name, layout, shape_in_checkpoint(tuple(variable.shape), layout))
+        name, layout = variable.path, "positions" if layout in POSITIONS else "same"
+    entry = _Entry(variable, name, layout, tuple(variable.shape))
+    return replace(entry, shape=shape_in_checkpoint(entry.shape, layout, _own_grid(entry, model)))
 
 
 def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int, int] | None:
@@ -145,6 +150,8 @@ def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int, int] | 
 
 def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors, model) -> Grid | None:
     """The grid of positions in the file; None for other arrays and for no such grid."""
+    if entry.layout == "map" and len(shape) == 4 and shape[:2] == entry.shape[:2]:
+        return shape[2:]
     if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
         return None
     layer = _positions(entry, model)
@@ -157,6 +164,11 @@ def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors, model) -> Gri
     return (same or square_grid(patches)) if tensors.native else (square_grid(patches) or same)
 
 
+def _own_grid(entry: _Entry, model) -> Grid | None:
+    """The grid of positions in the model; None for other arrays."""
+    return tuple(_positions(entry, model).grid) if entry.layout in POSITIONS else None
+
+
 def _positions(entry: _Entry, model):
     return model.get_layer(entry.variable.path.split("/")[0])
 
@@ -165,7 +177,7 @@ def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
     def read() -> np.ndarray:
         array = to_keras(tensors.read(entry.name), entry.layout)
         if grid is None:
-            return array
+            return array.reshape(entry.variable.shape)
         layer = _positions(entry, model)
         return resample(array, grid, tuple(layer.grid), layer.num_prefix_tokens)
 

@@ -8,6 +8,40 @@ import pytest
 import keras_vitx as kv
 
 COUNTS = {
+    "ViT_Ti": 5_717_416,
+    "ViT_S": 22_050_664,
+    "ViT_B": 86_567_656,
+    "ViT_Ti_Plus": 9_982_184,
+    "ViT_S_Plus": 49_000_744,
+    "ViT_B_Plus": 153_171_944,
+    "ViT_16B": 24_423_784,
+    "ViT_24B": 36_257_128,
+    "ViT_32B": 48_090_472,
+    "ConViT_Ti": 5_710_512,
+    "ConViT_S": 27_777_322,
+    "ConViT_B": 86_540_040,
+    "ConViT_Ti_Plus": 9_972_912,
+    "ConViT_S_Plus": 48_979_882,
+    "ConViT_B_Plus": 153_134_856,
+    "DeepViT_16B": 24_426_664,
+    "DeepViT_24B": 36_261_448,
+    "DeepViT_32B": 48_096_232,
+    "DeepViT_S": 27_312_632,
+    "DeepViT_L": 58_883_708,
+    "RefinedViT_Base": 85_296_992,  # The paper says about 86 M; no public code has it.
+    "RefinedViT_S": 25_023_656,
+    "RefinedViT_M": 55_029_932,
+    "RefinedViT_L": 80_637_192,
+    "CBViT_Ti": 5_717_416,
+    "CBViT_S": 22_050_664,
+    "CBViT_B": 86_567_656,
+    "CBSViT_Ti": 5_717_416 + 12 * 192,
+    "CBSViT_S": 22_050_664 + 12 * 384,
+    "CBSViT_B": 86_567_656 + 12 * 768,
+    "PiT_B": 73_764_840,
+    "CBPiT_B": 73_764_840,
+    "Mixer_S16": 18_528_264,
+    "CBMixer_S16": 18_528_264,
     "CaiT_XXS24": 11_956_264,
     "CaiT_XXS36": 17_299_720,
     "CaiT_XS24": 26_560_648,
@@ -20,7 +54,7 @@ COUNTS = {
     "CaiT_M48": 356_008_936,
     "CaiT_Mini": 684_458,
 }
-"""Of the public implementations, with the default arguments."""
+"""Of the public implementations, with the default arguments. Running statistics don't count."""
 
 
 def count(name, **arguments):
@@ -30,7 +64,7 @@ def count(name, **arguments):
         with keras.StatelessScope(initialize_variables=False):
             model = kv.create_model(name, **arguments)
         assert all(variable._value is None for variable in model.weights)
-        return sum(prod(variable.shape) for variable in model.weights)
+        return sum(prod(variable.shape) for variable in model.trainable_variables)
     finally:
         keras.utils.clear_session()  # Keras remembers variables without a value.
 
@@ -46,6 +80,14 @@ def test_parameters_at_another_resolution():
     assert count("CaiT_XXS24", input_shape=(32, 48, 3), classes=10) == (
         11_956_264 - (196 - 6) * 192 - 990 * 193
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("RefinedViT_S", 25_408_656), ("RefinedViT_M", 55_450_932), ("RefinedViT_L", 81_150_192)],
+)
+def test_parameters_with_a_dense_head(name, parameters):
+    assert count(name, dense_head=True) == parameters
 
 
 def test_counts_without_a_size():

@@ -1,0 +1,112 @@
+"""What gives every token a summary of all: layers over tokens, inside an MLP or an attention."""
+
+import keras
+from keras import ops
+
+from keras_vitx.layers.base import Layer, register
+
+CONTEXTS = ("mean", "max", "class", "class_product", "class_and_mean")
+
+
+@register
+class ContextBroadcasting(Layer):
+    r"""Every token gets the mean over all tokens: $y = (x + \bar x) / 2$.
+
+    Context Broadcasting, Section 2.2, Equation 1; the class token counts in the mean.
+    With a `scale`, $\mathrm{CB_S}$ (dimension scaling): $y = x + \Lambda \odot \bar x$ with
+    $\Lambda$ of length `dim`; the text at hand lost that formula, so its form and the
+    start of $\Lambda$ are our reading.
+
+    Input and output: `(batch, tokens, dim)`.
+
+    Args:
+        context: What stands for $\bar x$ (Tables 10, 13, 14): `"mean"`; `"max"` over
+            tokens; `"class"`, the first token; `"class_product"`, which multiplies
+            each other token by the first, $y_i = x_i \odot x_0$; `"class_and_mean"`,
+            $(x_0 + \bar x) / 2$, our reading of their combination.
+        scale: Start of $\Lambda$, a number or an initializer; None has no $\Lambda$.
+        halve: Whether the sum is halved; None does it where there is no `scale`.
+
+    Raises:
+        ValueError: for an unknown `context`, or a product with a `scale`.
+    """
+
+    def __init__(
+        self,
+        context: str = "mean",
+        scale: float | keras.initializers.Initializer | None = None,
+        halve: bool | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if context not in CONTEXTS:
+            raise ValueError(f"`context` must be one of {CONTEXTS}. Received: {context!r}.")
+        if context == "class_product" and scale is not None:
+            raise ValueError(
+                "context='class_product' adds nothing that `scale` could weigh. "
+                f"Received: scale={scale!r}."
+            )
+        self.context = context
+        self.scale = scale
+        self.halve = halve
+
+    def build(self, input_shape):
+        if self.scale is None:
+            return
+        initializer = self.scale
+        if not isinstance(initializer, keras.initializers.Initializer):
+            initializer = keras.initializers.Constant(self.scale)
+        self.scaling = self.add_weight(
+            name="scaling", shape=(input_shape[-1],), initializer=initializer.clone()
+        )
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+
+    def call(self, x):
+        if self.context == "class_product":
+            return ops.concatenate([x[:, :1], x[:, 1:] * x[:, :1]], axis=1)
+        if self.context == "mean":
+            context = ops.mean(x, axis=1, keepdims=True)
+        elif self.context == "max":
+            context = ops.max(x, axis=1, keepdims=True)
+        elif self.context == "class":
+            context = x[:, :1]
+        else:
+            context = (x[:, :1] + ops.mean(x, axis=1, keepdims=True)) / 2
+        y = x + (context if self.scale is None else context * self.scaling)
+        halve = self.scale is None if self.halve is None else self.halve
+        return y / 2 if halve else y
+
+
+@register
+class SqueezeExcitation(Layer):
+    r"""Channels weighed by what the mean over tokens says of them.
+
+    $$y = x \odot \sigma(W_2\,\mathrm{ReLU}(W_1 \bar x + b_1) + b_2)$$
+    Hu et al., 2018: the rival of Context Broadcasting, Section 2.2, Table 3.
+
+    Input and output: `(batch, tokens, dim)`.
+
+    Args:
+        ratio: `dim` over the hidden width.
+    """
+
+    def __init__(self, ratio: int = 16, **kwargs):
+        super().__init__(**kwargs)
+        self.ratio = ratio
+
+    def build(self, input_shape):
+        dim = input_shape[-1]
+        hidden = max(dim // self.ratio, 1)
+        self.fc1 = self.dense(hidden, "fc1")
+        self.fc2 = self.dense(dim, "fc2")
+        self.fc1.build((None, 1, dim))
+        self.fc2.build((None, 1, hidden))
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+
+    def call(self, x):
+        summary = ops.mean(x, axis=1, keepdims=True)
+        return x * ops.sigmoid(self.fc2(ops.relu(self.fc1(summary))))

@@ -1,0 +1,230 @@
+"""Attention that knows where patches lie: positional, and gated positional."""
+
+from math import isqrt
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vitx.layers.attention import Attention
+from keras_vitx.layers.base import register, run_all
+
+
+@register
+class ConvolutionalStart(keras.initializers.Initializer):
+    r"""Positional weights with which each head attends one neighbour of a $k \times k$ kernel.
+
+    ConViT, Section 2, Equation 5, with $k$ the whole part of $\sqrt{\text{num heads}}$
+    and $c$ its centre, $(k - 1) / 2$ for an even $k$ and $\lfloor k / 2 \rfloor$ for an odd
+    one: head $h_1 + k h_2$ has the weights
+    $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for (x, y, squared distance). That order of
+    heads is the public checkpoints'.
+
+    Args:
+        locality_strength: $\alpha$.
+        seed: Seed of the heads that are left over, which start at random, times $\alpha$.
+    """
+
+    def __init__(self, locality_strength: float = 1.0, seed: int | None = None):
+        self.locality_strength = locality_strength
+        self.seed = seed
+
+    def get_config(self):
+        return {"locality_strength": self.locality_strength, "seed": self.seed}
+
+    def __call__(self, shape, dtype=None):
+        heads = shape[1]
+        side = isqrt(heads)
+        centre = (side - 1) / 2 if side % 2 == 0 else side // 2
+        places = np.arange(side**2)
+        x, y = 2 * (places // side - centre), 2 * (places % side - centre)
+        kernel = ops.convert_to_tensor(np.stack([x, y, -np.ones(side**2)]), dtype=dtype)
+        if heads > side**2:
+            rest = keras.initializers.TruncatedNormal(stddev=0.02, seed=self.seed)
+            left_over = rest((shape[0], heads - side**2), dtype=dtype)
+            kernel = ops.concatenate([kernel, left_over], axis=1)
+        return self.locality_strength * kernel
+
+
+@register
+class PositionalAttention(Attention):
+    r"""Self-attention whose logits know the offset between patches (PSA).
+
+    ConViT, Section 2, Equation 4, and Appendix A:
+    $$A_{ij} = \mathrm{softmax}_j(Q_i K_j^\top / \sqrt d + v^\top r_{ij} + b), \qquad
+    r_{ij} = (x_j - x_i,\ y_j - y_i,\ |\delta_{ij}|^2),$$
+    in patches, with $v$ and $b$ learned, one a head (`pos_proj`).
+
+    Input: `(batch, patches, dim)`, without a class token, patches row by row.
+    Output: the same shape, or a pair of it and the maps
+    `(batch, heads, patches, patches)`.
+
+    Args:
+        num_heads: Number of heads.
+        grid: Rows and columns of patches; None is a square.
+        conv_start: Whether values start as the identity and $v$ as a convolution
+            (`ConvolutionalStart`). Then `num_heads` has to be a square;
+            `"partial"` takes any number and leaves the heads beyond the largest
+            square at their random start, as the public code does.
+        locality_strength: How sharply each head then attends its neighbour.
+        qkv_bias: Whether the projections have a bias.
+        **kwargs: Further arguments of `Attention`.
+
+    Raises:
+        ValueError: for a number of heads that is no square, and at build for a
+            `grid` of another number of patches than there are tokens.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        grid: tuple[int, int] | None = None,
+        conv_start: bool | str = True,
+        locality_strength: float = 1.0,
+        qkv_bias: bool = False,
+        **kwargs,
+    ):
+        super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
+        side = isqrt(num_heads)
+        if conv_start not in (True, False, "partial"):
+            raise ValueError(
+                f"`conv_start` must be True, False or 'partial'. Received: {conv_start!r}."
+            )
+        if conv_start is True and side**2 != num_heads:
+            raise ValueError(
+                "`num_heads` must be a square for the convolutional start, one head for each "
+                f"place of a kernel. Received: num_heads={num_heads}. conv_start='partial' starts "
+                f"the first {side**2} so and leaves the other {num_heads - side**2} at random, "
+                "as the public code does."
+            )
+        self.grid = None if grid is None else tuple(grid)
+        self.conv_start = conv_start
+        self.locality_strength = locality_strength
+
+    def build(self, input_shape):
+        patches = input_shape[1]
+        if self.grid is None:
+            self.rows = self.columns = isqrt(patches)
+        else:
+            self.rows, self.columns = self.grid
+        if self.rows * self.columns != patches:
+            raise ValueError(
+                "`grid` must have as many patches as there are tokens; without one they must "
+                f"fill a square. Received: grid={self.grid}, tokens={patches}."
+            )
+        self.build_maps(input_shape, queries=patches, keys=patches)
+        identity = keras.initializers.Identity() if self.conv_start else None
+        places = ConvolutionalStart(self.locality_strength) if self.conv_start else None
+        self.qk = self.dense(2 * self.width, "qk", self.qkv_bias)
+        self.v = self.dense(self.value_width, "v", self.qkv_bias, identity)
+        self.pos_proj = self.dense(self.num_heads, "pos_proj", kernel_initializer=places)
+        self.qk.build(input_shape)
+        self.v.build(input_shape)
+        self.pos_proj.build((None, 3))
+
+    def axis_logits(self):
+        """Return the positional logits along each axis.
+
+        The squared distance is a sum over the axes, and so are the logits of a pair
+        of patches: those of their rows `(heads, rows, rows)` and of their columns
+        `(heads, columns, columns)`. The bias stands in both; it is constant along the
+        keys and has no effect.
+        """
+        y, x = _offsets(self.rows), _offsets(self.columns)
+        zeros = np.zeros_like
+        by_row = self.pos_proj(np.stack([zeros(y), y, y**2], axis=-1))
+        by_column = self.pos_proj(np.stack([x, zeros(x), x**2], axis=-1))
+        return ops.transpose(by_row, (2, 0, 1)), ops.transpose(by_column, (2, 0, 1))
+
+    def over_pairs(self, by_row, by_column, combine):
+        """Combine what holds for rows and for columns to `(heads, patches, patches)`."""
+        pairs = combine(by_row[:, :, None, :, None], by_column[:, None, :, None, :])
+        patches = self.rows * self.columns
+        return ops.reshape(pairs, (self.num_heads, patches, patches))
+
+    def weights_of(self, query, key):
+        logits = self.logits_of(query, key) + self.over_pairs(*self.axis_logits(), ops.add)
+        return self.softmax(run_all(self.on_logits, logits))
+
+    def fused(self, query, key, value):
+        logits = self.over_pairs(*self.axis_logits(), ops.add)
+        return ops.dot_product_attention(query, key, value, bias=logits[None])
+
+    def call(self, x, training=False, return_attention_scores=False):
+        x = run_all(self.on_input, x)
+        query, key = ops.split(self.qk(x), 2, axis=-1)
+        parts = [self.split_heads(part) for part in (query, key, self.v(x))]
+        y, maps = self.attend(*parts, training, return_attention_scores)
+        y = self.project(y, training)
+        return (y, maps) if return_attention_scores else y
+
+
+@register
+class GatedPositionalAttention(PositionalAttention):
+    r"""Self-attention in which each head weighs content against position (GPSA).
+
+    ConViT, Section 3, Equation 6:
+    $$A = (1 - \sigma(\lambda))\,\mathrm{softmax}(Q K^\top / \sqrt d)
+        + \sigma(\lambda)\,\mathrm{softmax}(v^\top r + b)$$
+    with one gate $\lambda$ a head (`gating_param`). Rows of a convex combination sum to
+    1; they need no second normalisation. Without layers over the maps it runs as fused
+    attention for the content plus one product of all images with the positional map,
+    which is the same for each and is made once a call.
+
+    Input: `(batch, patches, dim)`, without a class token, patches row by row.
+    Output: the same shape, or a pair of it and the maps
+    `(batch, heads, patches, patches)`.
+
+    Args:
+        num_heads: Number of heads.
+        gate: Start of $\lambda$.
+        learn_gates: Whether $\lambda$ is trained.
+        **kwargs: Further arguments of `PositionalAttention`.
+
+    Raises:
+        ValueError: as `PositionalAttention`.
+    """
+
+    def __init__(self, num_heads: int, gate: float = 1.0, learn_gates: bool = True, **kwargs):
+        super().__init__(num_heads, **kwargs)
+        self.gate = gate
+        self.learn_gates = learn_gates
+
+    def build(self, input_shape):
+        self.gating_param = self.add_weight(
+            name="gating_param",
+            shape=(self.num_heads,),
+            initializer=keras.initializers.Constant(self.gate),
+            trainable=self.learn_gates,
+        )
+        super().build(input_shape)
+
+    def positional_map(self):
+        """Return the part of the maps that no image changes, `(heads, patches, patches)`."""
+        # The softmax of a sum over axes is a product over axes.
+        return self.over_pairs(*map(self.softmax, self.axis_logits()), ops.multiply)
+
+    def gates(self):
+        """Return the weight of position of each head, `(heads, 1, 1)`."""
+        return ops.reshape(ops.sigmoid(self.gating_param), (self.num_heads, 1, 1))
+
+    def weights_of(self, query, key):
+        gates = ops.cast(self.gates(), self.compute_dtype)
+        content = Attention.weights_of(self, query, key)
+        return (1 - gates) * content + gates * self.positional_map()
+
+    def fused(self, query, key, value):
+        gates = ops.cast(self.gates(), self.compute_dtype)
+        content = ops.dot_product_attention(query, key, value)
+        # One product for all images: they lie side by side as columns.
+        batch, patches, heads, size = ops.shape(value)
+        columns = ops.reshape(ops.transpose(value, (2, 1, 0, 3)), (heads, patches, batch * size))
+        positional = ops.matmul(gates * self.positional_map(), columns)
+        positional = ops.reshape(positional, (heads, patches, batch, size))
+        return content * (1 - gates[:, 0]) + ops.transpose(positional, (2, 1, 0, 3))
+
+
+def _offsets(count: int) -> np.ndarray:
+    """Return the offset from each of `count` places to each, `(count, count)`."""
+    places = np.arange(count, dtype="float32")
+    return places - places[:, None]

@@ -1,0 +1,96 @@
+"""Attention maps that blocks hand on to the next: reused, or added."""
+
+from keras_vitx.layers.attention import Attention
+from keras_vitx.layers.base import register, run_all
+
+
+def check_carried(tokens, maps, num_heads: int) -> None:
+    """Check the shape of maps handed on against the tokens they are to aggregate.
+
+    Raises:
+        ValueError: when the heads or the tokens differ.
+    """
+    expected = (num_heads, tokens[1], tokens[1])
+    if any(
+        found is not None and wanted is not None and found != wanted
+        for found, wanted in zip(maps[1:], expected, strict=True)
+    ):
+        raise ValueError(
+            "The carried maps must be (batch, heads, tokens, tokens) of the attention that "
+            f"takes them, (None, {', '.join(map(str, expected))}). "
+            f"Received: maps of shape {tuple(maps)}."
+        )
+
+
+@register
+class SharedAttention(Attention):
+    r"""Attention that computes no queries and keys, but takes maps from a block before it.
+
+    $$V = x W_v + b_v, \qquad y = w(A_\text{carried}) V W_o + b_o,$$
+    with $w$ the layers of `on_weights`: re-attention makes it the reuse of
+    DeepViT, Appendix A, Equation 5; a refiner makes it the second of Refined-ViT's
+    two kinds of block.
+
+    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`, or a pair of
+    it and the maps that multiplied the values.
+
+    Args:
+        num_heads: Number of heads of the carried maps.
+        **kwargs: Further arguments of `Attention`; `on_logits` has no effect.
+
+    Raises:
+        ValueError: at build, when the carried maps have another shape.
+    """
+
+    reads_maps, computes_maps = True, False
+
+    def build(self, input_shape):
+        tokens, maps = input_shape
+        check_carried(tokens, maps, self.num_heads)
+        self.build_maps(tokens, queries=tokens[1], keys=tokens[1])
+        self.v = self.dense(self.value_width, "v", self.qkv_bias)
+        self.v.build(tokens)
+
+    def call(self, x, training=False, return_attention_scores=False):
+        x, carried = x
+        value = self.split_heads(self.v(run_all(self.on_input, x)))
+        maps = run_all(self.on_weights, carried, training)
+        y = self.project(self.aggregate(maps, value, training), training)
+        return (y, maps) if return_attention_scores else y
+
+
+@register
+class AccumulatingAttention(Attention):
+    r"""Attention that adds the maps of a block before it to its own.
+
+    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{carried} / \sqrt d$$
+    with $d$ the size of a head: the first of the two kinds of block of the released
+    Refined-ViT. The paper has no such sum.
+
+    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`, or a pair of
+    it and the maps.
+
+    Args:
+        num_heads: Number of heads, as of the carried maps.
+        **kwargs: Further arguments of `Attention`.
+
+    Raises:
+        ValueError: at build, when the carried maps have another shape.
+    """
+
+    reads_maps = True
+
+    def build(self, input_shape):
+        tokens, maps = input_shape
+        check_carried(tokens, maps, self.num_heads)
+        super().build(tokens)
+
+    def call(self, x, training=False, return_attention_scores=False):
+        x, carried = x
+        query, key, value = self.split_parts(self.qkv(run_all(self.on_input, x)))
+        maps = run_all(self.on_weights, self.weights_of(query, key), training)
+        maps = maps + carried * self.size**-0.5
+        y = self.project(self.aggregate(maps, value, training), training)
+        return (y, maps) if return_attention_scores else y

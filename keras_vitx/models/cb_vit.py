@@ -1,0 +1,95 @@
+"""CB-ViT: Context Broadcasting (Hyeon-Woo et al., 2022, arXiv 2210.08457)."""
+
+from collections.abc import Collection, Sequence
+
+import keras
+
+from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding
+from keras_vitx.models.build import family
+from keras_vitx.models.checks import check_heads, patch_grid
+from keras_vitx.models.parts import Factory, Layers, Top, class_token_first, rising, stack
+
+PLACES = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
+PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
+
+
+@family(crop_ratio=0.9)
+def CBViT(
+    image_shape: tuple[int, int, int],
+    top: Top,
+    dim: int,
+    depth: int,
+    num_heads: int,
+    mlp_ratio: float = 4.0,
+    position: str = "end",
+    where: str = "mlp",
+    scaled: bool = False,
+    blocks: Collection[int] | None = None,
+    patch_size: int = 16,
+    context: str = "mean",
+    scale: float | keras.initializers.Initializer = 1.0,
+    distillation_token: bool = False,
+    drop_path: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    attention: Factory | None = None,
+    mlp: Factory | None = None,
+) -> Layers:
+    """Every token is given the mean of all, so that attention need not learn to.
+
+    ViT with `ContextBroadcasting` in its blocks (Section 2.2).
+
+    Args:
+        dim: Width of a token.
+        depth: Number of blocks.
+        num_heads: Number of heads; it must divide `dim`.
+        mlp_ratio: Hidden width of an MLP over `dim`.
+        position: `"front"`, `"middle"` (after the activation, in the MLP only) or
+            `"end"` (Table 5).
+        where: `"mlp"`, `"msa"` (the attention) or `"both"` (Table 5).
+        scaled: Whether the mean is weighed by channel, CB_S (Section 2.2).
+        blocks: Indices of the blocks that have it, e.g. the deeper half (Table 9);
+            None is all.
+        patch_size: Side of a patch in pixels.
+        context: What is broadcast, as in `ContextBroadcasting` (Tables 10, 13, 14).
+        scale: Start of the weights, where `scaled`.
+        distillation_token: As in `ViT`.
+        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
+            first; or one rate a block.
+        dropout: Rate of dropout in the MLPs.
+        attention: Makes the attention of the block with that index, in place of
+            the family's.
+        mlp: Makes its MLP, in place of the family's.
+    """
+    grid = patch_grid(image_shape, patch_size)
+    check_heads(dim, num_heads)
+    rates = rising(drop_path, depth)
+    for name, value, known in (("position", position, PLACES), ("where", where, PARTS)):
+        if value not in known:
+            raise ValueError(f"`{name}` must be one of {tuple(known)}. Received: {value!r}.")
+    if position == "middle" and where != "mlp":
+        raise ValueError(
+            "position='middle' is after the activation of the MLP: give where='mlp'. "
+            f"Received: where={where!r}."
+        )
+    chosen = range(depth) if blocks is None else blocks
+    for index in chosen:
+        if index not in range(depth):
+            raise ValueError(
+                f"`blocks` must be indices from 0 to {depth - 1}. Received: {index!r} among them."
+            )
+
+    def broadcasting(part: str, index: int) -> dict[str, Layers]:
+        if part not in PARTS[where] or index not in chosen:
+            return {}
+        layer = ContextBroadcasting(context, scale if scaled else None, name="context")
+        return {PLACES[position]: [layer]}
+
+    stacked = stack(
+        attention or (lambda index: Attention(num_heads, **broadcasting("msa", index))),
+        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout, **broadcasting("mlp", index))),
+        rates,
+    )
+    stem = PatchEmbedding(dim, patch_size, name="patch_embed")
+    return class_token_first(
+        stem, grid, stacked, top(1 + distillation_token), distillation_token=distillation_token
+    )

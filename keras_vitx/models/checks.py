@@ -1,0 +1,124 @@
+"""Checks of the arguments that all families share."""
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_vitx.layers import TokenPooling
+
+
+def patch_grid(
+    image_shape: tuple[int, int, int], patch_size: int, stride: int | None = None
+) -> tuple[int, int]:
+    """Return the rows and columns of patches of an image.
+
+    Args:
+        image_shape: `(height, width, channels)`.
+        patch_size: Side of a patch in pixels.
+        stride: From one patch to the next; None is `patch_size`.
+
+    Raises:
+        ValueError: when a side is no multiple of `patch_size`, or with a `stride`
+            is smaller.
+    """
+    check_counts(patch_size=patch_size)
+    height, width, _ = image_shape
+    if stride is not None:
+        check_counts(stride=stride)
+        if min(height, width) < patch_size:
+            raise ValueError(
+                f"`input_shape` must have sides of at least the patch size {patch_size}. "
+                f"Received: input_shape={tuple(image_shape)}."
+            )
+        return (height - patch_size) // stride + 1, (width - patch_size) // stride + 1
+    if height % patch_size or width % patch_size:
+        raise ValueError(
+            f"`input_shape` must have sides that are multiples of the patch size {patch_size}. "
+            f"Received: input_shape={tuple(image_shape)}."
+        )
+    return height // patch_size, width // patch_size
+
+
+def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> None:
+    """Check the arguments of the classifier.
+
+    Raises:
+        ValueError: for one out of its range.
+    """
+    known = TokenPooling.poolings
+    if pooling is not None and pooling not in known:
+        raise ValueError(f"`pooling` must be None or one of {known}. Received: {pooling!r}.")
+    check_counts(classes=classes)
+    try:
+        keras.activations.get(classifier_activation)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "`classifier_activation` must be None or an activation that Keras knows. "
+            f"Received: {classifier_activation!r}."
+        ) from error
+
+
+def resolve_shape(
+    input_shape: Sequence[int] | None, input_tensor: Any
+) -> tuple[int, int, int] | None:
+    """Return the shape of an image that the user asked for, or None.
+
+    Raises:
+        ValueError: when an axis is missing, or the two arguments contradict.
+    """
+    if input_tensor is not None:
+        if not keras.backend.is_keras_tensor(input_tensor):
+            raise ValueError(
+                "`input_tensor` must be a Keras tensor, e.g. `keras.Input((224, 224, 3))`. "
+                f"Received: {type(input_tensor).__name__}."
+            )
+        if input_shape is not None and tuple(input_shape) != tuple(input_tensor.shape[1:]):
+            raise ValueError(
+                "`input_shape` contradicts `input_tensor`. Received: "
+                f"input_shape={tuple(input_shape)}, a tensor of shape {input_tensor.shape}."
+            )
+        input_shape = input_tensor.shape[1:]
+    if input_shape is None:
+        return None
+    if (
+        not isinstance(input_shape, (tuple, list))
+        or len(input_shape) != 3
+        or not all(_is_whole(side) and side > 0 for side in input_shape)
+    ):
+        raise ValueError(
+            "`input_shape` must be (height, width, channels), three positive whole numbers. "
+            f"Received: input_shape={input_shape!r}."
+        )
+    return tuple(int(side) for side in input_shape)
+
+
+def check_counts(least: int = 1, **counts: Any) -> None:
+    """Check that each of `counts` is a whole number of at least `least`.
+
+    Raises:
+        ValueError: naming the first that is not.
+    """
+    for name, count in counts.items():
+        if not _is_whole(count) or count < least:
+            raise ValueError(
+                f"`{name}` must be a whole number of at least {least}. Received: {count!r}."
+            )
+
+
+def check_heads(dim: int, num_heads: int) -> None:
+    """Check that the heads share the width evenly.
+
+    Raises:
+        ValueError: when they do not.
+    """
+    check_counts(dim=dim, num_heads=num_heads)
+    if dim % num_heads:
+        raise ValueError(
+            f"`num_heads` must divide `dim`. Received: num_heads={num_heads}, dim={dim}."
+        )
+
+
+def _is_whole(number):
+    return isinstance(number, numbers.Integral) and not isinstance(number, bool)

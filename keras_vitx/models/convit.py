@@ -1,0 +1,104 @@
+"""ConViT: soft convolutional inductive biases (d'Ascoli et al., 2021, arXiv 2103.10697)."""
+
+from collections.abc import Sequence
+
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    GatedPositionalAttention,
+    PatchEmbedding,
+    PositionalAttention,
+    PositionEmbedding,
+)
+from keras_vitx.models.build import family
+from keras_vitx.models.checks import check_counts, check_heads, patch_grid
+from keras_vitx.models.parts import Factory, Layers, Top, class_tokens, last_norm, rising, stack
+
+
+@family(crop_ratio=0.875)
+def ConViT(
+    image_shape: tuple[int, int, int],
+    top: Top,
+    dim: int,
+    depth: int,
+    num_heads: int,
+    local_depth: int = 10,
+    locality_strength: float = 1.0,
+    mlp_ratio: float = 4.0,
+    patch_size: int = 16,
+    conv_start: bool | str = True,
+    gated: bool = True,
+    gate: float = 1.0,
+    learn_gates: bool = True,
+    frozen_attention: bool = False,
+    drop_path: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    attention: Factory | None = None,
+    mlp: Factory | None = None,
+) -> Layers:
+    """Attention starts as a convolution and learns how much of one to stay.
+
+    Blocks of gated positional attention (GPSA, Section 3) on the patches, then the
+    class token enters, and plain blocks follow.
+
+    Args:
+        dim: Width of a token.
+        depth: Number of blocks.
+        num_heads: Number of heads; it must divide `dim`, and be a square for the
+            convolutional start.
+        local_depth: Number of GPSA blocks (Figure 8).
+        locality_strength: How sharply a head of theirs attends its neighbour at
+            the start (Figure 8).
+        mlp_ratio: Hidden width of an MLP over `dim`.
+        patch_size: Side of a patch in pixels.
+        conv_start: Whether GPSA starts as a convolution (Table 3); `"partial"` as
+            in `PositionalAttention`.
+        gated: Whether content and position are weighed; False sums their logits
+            (PSA, Appendix A).
+        gate: Start of the gates, before the sigmoid.
+        learn_gates: Whether the gates are trained (Table 3).
+        frozen_attention: Whether nothing of the GPSA layers is trained (Table 3).
+        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
+            first; or one rate a block.
+        dropout: Rate of dropout in the MLPs.
+        attention: Makes the attention of the block with that index, in place of
+            the family's.
+        mlp: Makes its MLP, in place of `MLP(mlp_ratio)`.
+    """
+    grid = patch_grid(image_shape, patch_size)
+    check_heads(dim, num_heads)
+    check_counts(depth=depth)
+    check_counts(least=0, local_depth=local_depth)
+    if local_depth > depth:
+        raise ValueError(
+            "`local_depth` must be at most `depth`. "
+            f"Received: local_depth={local_depth}, depth={depth}."
+        )
+
+    def own_attention(index: int):
+        if index >= local_depth:
+            return Attention(num_heads, qkv_bias=False)
+        arguments = {
+            "grid": grid,
+            "conv_start": conv_start,
+            "locality_strength": locality_strength,
+            "trainable": not frozen_attention,
+        }
+        if not gated:
+            return PositionalAttention(num_heads, **arguments)
+        return GatedPositionalAttention(num_heads, gate, learn_gates, **arguments)
+
+    blocks = stack(
+        attention or own_attention,
+        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout)),
+        rising(drop_path, depth),
+    )
+    return [
+        PatchEmbedding(dim, patch_size, name="patch_embed"),
+        PositionEmbedding(grid, name="pos_embed"),
+        *blocks[:local_depth],
+        *class_tokens(),
+        *blocks[local_depth:],
+        last_norm(),
+        *top(1),
+    ]

@@ -1,0 +1,104 @@
+"""DeepViT: towards deeper vision transformers (Zhou et al., 2021, arXiv 2103.11886)."""
+
+from collections.abc import Sequence
+
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    ConvStem,
+    DeepAttention,
+    PatchEmbedding,
+    ReAttention,
+    SharedAttention,
+)
+from keras_vitx.models.build import family
+from keras_vitx.models.checks import check_counts, check_heads, patch_grid
+from keras_vitx.models.parts import Factory, Layers, Top, class_token_first, rising, stack
+
+
+@family(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_ratio=0.9)
+def DeepViT(
+    image_shape: tuple[int, int, int],
+    top: Top,
+    dim: int,
+    depth: int,
+    num_heads: int,
+    re_attention_depth: int | None = None,
+    mlp_ratio: float = 3.0,
+    conv_stem: bool = False,
+    residual_scale: float = 1.0,
+    map_scale: float | str = 1.0,
+    patch_size: int = 16,
+    shared_depth: int = 0,
+    similarity: float = 0.0,
+    similarity_depth: int = 0,
+    drop_path: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    attention: Factory | None = None,
+    mlp: Factory | None = None,
+) -> Layers:
+    """Re-attention makes new maps from all heads, so that deep blocks differ.
+
+    A plain transformer whose last blocks mix and normalise their maps (Section 4.2).
+
+    Args:
+        dim: Width of a token.
+        depth: Number of blocks.
+        num_heads: Number of heads; it must divide `dim`.
+        re_attention_depth: Number of blocks, the last ones, with re-attention
+            (Figure 9); None is all.
+        mlp_ratio: Hidden width of an MLP over `dim`.
+        conv_stem: Whether three convolutions embed the patches (Section 5.4).
+        residual_scale: s in x + f(norm(s x)) / s; 0.5 in the released S and L.
+        map_scale: What the new maps are multiplied by; `"head"` is one over the root
+            of the size of a head, in the released S alone.
+        patch_size: Side of a patch in pixels.
+        shared_depth: Number of blocks, the last ones, that reuse the map of the one
+            before them, mixed and normalised anew (Table 3, Appendix A, Equation 5).
+        similarity: Weight in the loss of the cosine between the maps of blocks that
+            follow each other (Appendix A, Equation 6).
+        similarity_depth: Number of blocks, the first ones, each compared with the
+            next for it.
+        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
+            first; or one rate a block.
+        dropout: Rate of dropout in the MLPs.
+        attention: Makes the attention of the block with that index, in place of
+            the family's.
+        mlp: Makes its MLP, in place of `MLP(mlp_ratio)`.
+    """
+    grid = patch_grid(image_shape, patch_size)
+    check_heads(dim, num_heads)
+    check_counts(depth=depth)
+    re_attention_depth = depth if re_attention_depth is None else re_attention_depth
+    depths = {
+        "re_attention_depth": (re_attention_depth, depth),
+        "shared_depth": (shared_depth, depth - 1),
+        "similarity_depth": (similarity_depth, depth - 1),
+    }
+    for name, (count, most) in depths.items():
+        check_counts(least=0, **{name: count})
+        if count > most:
+            raise ValueError(
+                f"`{name}` must be at most {most} in a network of depth={depth}. Received: {count}."
+            )
+    scale = (dim // num_heads) ** -0.5 if map_scale == "head" else map_scale
+
+    def own_attention(index: int):
+        if index >= depth - shared_depth:
+            re_attention = ReAttention(scale, name="re_attention")
+            return SharedAttention(num_heads, on_weights=[re_attention])
+        if index >= depth - re_attention_depth:
+            return DeepAttention(num_heads, scale)
+        return Attention(num_heads)
+
+    blocks = stack(
+        attention or own_attention,
+        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout)),
+        rising(drop_path, depth),
+        similarity=[0.0] + [similarity] * similarity_depth,
+        residual_scale=residual_scale,
+    )
+    stem = ConvStem if conv_stem else PatchEmbedding
+    return class_token_first(
+        stem(dim, patch_size=patch_size, name="patch_embed"), grid, blocks, top(1)
+    )

@@ -1,0 +1,227 @@
+"""What the lists of layers of several families have in common."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.layers import (
+    Block,
+    CarryingBlock,
+    ClassToken,
+    DenseHead,
+    DistilledHead,
+    PositionEmbedding,
+    TokenPooling,
+)
+from keras_vitx.models.checks import check_counts
+
+Layers = list[keras.layers.Layer]
+Factory = Callable[[int], keras.layers.Layer]
+"""Makes the layer of the block with that index, a new one each time."""
+
+
+@dataclass(frozen=True)
+class Top:
+    """What follows the last norm, as the user asked for it.
+
+    Attributes:
+        include_top: Whether the classifier is there.
+        pooling: As in `TokenPooling`, or None.
+        classes: Number of classes.
+        activation: Activation of the classifier.
+    """
+
+    include_top: bool
+    pooling: str | None
+    classes: int
+    activation: str | Callable | None
+
+    def __call__(self, num_class_tokens: int = 1, dense_head: bool = False) -> Layers:
+        """Return the layers: none, a pooling, a pooling and a classifier, or one head.
+
+        Args:
+            num_class_tokens: Leading tokens that are no patches; with two the
+                classifiers are those of a distilled model.
+            dense_head: Whether patches are classified, too.
+
+        Raises:
+            ValueError: for `pooling="token"` without a class token, and for
+                another than the class token under a classifier that reads several.
+        """
+        if self.pooling == "token" and num_class_tokens == 0:
+            raise ValueError(
+                "`pooling` must be 'avg' or 'max': there is no class token. Received: 'token'."
+            )
+        several = num_class_tokens == 2 or dense_head
+        if several and self.include_top:
+            if self.pooling not in (None, "token"):
+                raise ValueError(
+                    "`pooling` must be None or 'token' where the classifier reads several tokens "
+                    f"(distillation_token, dense_head). Received: {self.pooling!r}."
+                )
+            head = DenseHead if dense_head else DistilledHead
+            return [head(self.classes, self.activation, name="head")]
+        layers: Layers = []
+        if self.include_top or self.pooling:
+            pooling = self.pooling or ("token" if num_class_tokens else "avg")
+            layers.append(TokenPooling(pooling, num_class_tokens, name="pool"))
+        if self.include_top:
+            layers.append(classifier(self.classes, self.activation))
+        return layers
+
+
+def classifier(classes: int, activation: str | Callable | None) -> keras.layers.Dense:
+    """Return the classifier of one vector; it runs in float32 in every precision."""
+    return keras.layers.Dense(
+        classes,
+        activation=activation,
+        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+        dtype="float32",
+        name="head",
+    )
+
+
+def class_tokens(distillation_token: bool = False) -> Layers:
+    """Return the layers with which the class token enters, and the distillation token after it."""
+    distillation = [ClassToken(name="dist_token")] if distillation_token else []
+    return [*distillation, ClassToken(name="cls_token")]
+
+
+def last_norm() -> keras.layers.Layer:
+    """Return the norm after the last block."""
+    return keras.layers.LayerNormalization(epsilon=1e-6, name="norm")
+
+
+def class_token_first(
+    stem: keras.layers.Layer,
+    grid: tuple[int, int],
+    blocks: Layers,
+    top: Layers,
+    distillation_token: bool = False,
+) -> Layers:
+    """Return the list of a network whose class token enters with the patches, as in ViT."""
+    tokens = class_tokens(distillation_token)
+    return [
+        stem,
+        *tokens,
+        PositionEmbedding(grid, len(tokens), name="pos_embed"),
+        *blocks,
+        last_norm(),
+        *top,
+    ]
+
+
+def rising(drop_path: float | Sequence[float], depth: int) -> list[float]:
+    """Return the rate of stochastic depth of each block, from 0 to `drop_path`.
+
+    A sequence is taken as it is, one rate a block.
+    """
+    check_counts(depth=depth)
+    if isinstance(drop_path, (int, float)):
+        return [float(rate) for rate in np.linspace(0, drop_path, depth)]
+    return uniform(drop_path, depth)
+
+
+def uniform(drop_path: float | Sequence[float], depth: int) -> list[float]:
+    """Return the rate of stochastic depth of each block, all `drop_path`.
+
+    A sequence is taken as it is, one rate a block.
+
+    Raises:
+        ValueError: for a sequence of another length than `depth`.
+    """
+    check_counts(depth=depth)
+    if isinstance(drop_path, (int, float)):
+        return [float(drop_path)] * depth
+    rates = [float(rate) for rate in drop_path]
+    if len(rates) != depth:
+        raise ValueError(
+            "`drop_path` must be one rate, or one a block. "
+            f"Received: {len(rates)} rates for depth={depth}."
+        )
+    return rates
+
+
+def stack(
+    attention: Factory,
+    mlp: Factory,
+    rates: Sequence[float],
+    name: str = "blocks",
+    first: int = 0,
+    similarity: Sequence[float] = (),
+    **arguments: Any,
+) -> Layers:
+    """Return one block for each rate of stochastic depth.
+
+    A block whose attention reads maps (`SharedAttention`, `AccumulatingAttention`)
+    gets those of the block before it.
+
+    Args:
+        attention: Makes the attention of a block, given the block's index.
+        mlp: Makes its MLP, likewise.
+        rates: Rate of stochastic depth of each block.
+        name: Start of the blocks' names.
+        first: Index of the first block.
+        similarity: As in `CarryingBlock`, for as many blocks as it has entries.
+        **arguments: Further arguments of each block.
+
+    Raises:
+        ValueError: when a factory gives no layer, or the same one twice; when the
+            first block wants maps.
+    """
+    indices = range(first, first + len(rates))
+    attentions, mlps = _made("attention", attention, indices), _made("mlp", mlp, indices)
+    weights = [*similarity, *[0.0] * len(rates)][: len(rates)]
+    takes = [
+        getattr(layer, "reads_maps", False) or weight > 0
+        for layer, weight in zip(attentions, weights, strict=True)
+    ]
+    if takes and takes[0]:
+        raise ValueError(
+            "`attention` must not read carried maps in the first block, which is handed none. "
+            f"Received: {type(attentions[0]).__name__}."
+        )
+    gives = [*takes[1:], False]
+    blocks = []
+    for i, rate in enumerate(rates):
+        kind, carrying = Block, {}
+        if takes[i] or gives[i]:
+            kind = CarryingBlock
+            carrying = {
+                "takes_maps": takes[i],
+                "gives_maps": gives[i],
+                "similarity": weights[i],
+            }
+        blocks.append(
+            kind(
+                attentions[i],
+                mlps[i],
+                drop_path=rate,
+                name=f"{name}_{i}",
+                **carrying,
+                **arguments,
+            )
+        )
+    return blocks
+
+
+def _made(argument: str, factory: Factory, indices: Sequence[int]) -> Layers:
+    """Return the layer of each block, checked."""
+    layers: Layers = []
+    for index in indices:
+        layer = factory(index) if callable(factory) else factory
+        if not isinstance(layer, keras.layers.Layer) or not callable(factory):
+            raise ValueError(
+                f"`{argument}` must be a function that takes the index of a block and returns "
+                f"a layer. Received: {layer!r} for block {index}."
+            )
+        if any(layer is other for other in layers):
+            raise ValueError(
+                f"`{argument}` must return a new layer for each block. "
+                f"Received: {layer.name!r} again for block {index}."
+            )
+        layers.append(layer)
+    return layers

@@ -1,0 +1,122 @@
+"""Refined-ViT: refiner, attention expansion and local maps (Zhou et al., 2021, arXiv 2106.03714)."""
+
+from collections.abc import Sequence
+
+from keras_vitx.layers import (
+    MLP,
+    AccumulatingAttention,
+    Attention,
+    ConvStem,
+    LayerScale,
+    PatchEmbedding,
+    RefinedAttention,
+    ResidualRefinement,
+    SharedAttention,
+)
+from keras_vitx.models.build import family
+from keras_vitx.models.checks import check_counts, check_heads, patch_grid
+from keras_vitx.models.parts import Factory, Layers, Top, class_token_first, rising, stack
+
+
+@family(crop_ratio=0.9)
+def RefinedViT(
+    image_shape: tuple[int, int, int],
+    top: Top,
+    dim: int,
+    depth: int,
+    num_heads: int,
+    expansion: int = 3,
+    kernel_size: int = 3,
+    mlp_ratio: float = 3.0,
+    dense_head: bool = False,
+    patch_size: int = 16,
+    refiner: str | None = "released",
+    shared_depth: int = 1,
+    reduction: bool = True,
+    constraint: str | None = None,
+    residual_scale: float = 0.5,
+    layer_scale: float | None = 1e-5,
+    conv_stem: bool = True,
+    drop_path: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    attention: Factory | None = None,
+    mlp: Factory | None = None,
+) -> Layers:
+    """Maps are expanded to more heads, convolved, reduced, and shared by blocks.
+
+    A block that computes maps is followed by `shared_depth` blocks that reuse them.
+    As released, the first kind uses its softmax plus the maps handed to it, and the
+    others refine what they are handed (`AccumulatingAttention`,
+    `ResidualRefinement`). In the paper's text (Section 3.4, Appendix B.4) the first
+    kind refines its maps, linearly, and the others take them as they are.
+
+    Args:
+        dim: Width of a token.
+        depth: Number of blocks.
+        num_heads: Number of heads; it must divide `dim`.
+        expansion: Maps inside the refiner over heads, at least 1 (Table 1).
+        kernel_size: Side of its convolution, odd (Figure 6).
+        mlp_ratio: Hidden width of an MLP over `dim`.
+        dense_head: Whether patches are classified, too (`DenseHead`).
+        patch_size: Side of a patch in pixels.
+        refiner: `"released"`, `"paper"`, or None for maps that are only shared
+            (Table 13, "SA").
+        shared_depth: Number of blocks that reuse the maps of one (Table 13).
+        reduction: Whether the paper's refiner returns to the number of heads (Table 3).
+        constraint: Reach of the paper's convolution, as in `LocalMapConvolution`
+            (Table 4).
+        residual_scale: s in x + f(norm(s x)) / s.
+        layer_scale: Start of the weights of channels after each MLP; None leaves
+            them out.
+        conv_stem: Whether four convolutions embed the patches (Table 11).
+        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
+            first; or one rate a block.
+        dropout: Rate of dropout in the MLPs.
+        attention: Makes the attention of the block with that index, in place of
+            the family's.
+        mlp: Makes its MLP, in place of the family's.
+    """
+    grid = patch_grid(image_shape, patch_size)
+    check_heads(dim, num_heads)
+    check_counts(depth=depth)
+    check_counts(least=0, shared_depth=shared_depth)
+    if refiner not in ("released", "paper", None):
+        raise ValueError(f"`refiner` must be 'released', 'paper' or None. Received: {refiner!r}.")
+    if refiner == "released" and not (reduction and constraint is None):
+        raise ValueError(
+            "`reduction` and `constraint` belong to refiner='paper'. "
+            f"Received: refiner='released', reduction={reduction}, constraint={constraint!r}."
+        )
+    size = dim // num_heads
+
+    def own_attention(index: int):
+        computes = index % (1 + shared_depth) == 0
+        if refiner == "released":
+            if not computes:
+                layer = ResidualRefinement(expansion, kernel_size, size**-0.5, name="refinement")
+                return SharedAttention(num_heads, on_weights=[layer])
+            return AccumulatingAttention(num_heads) if index else Attention(num_heads)
+        if refiner == "paper":
+            if computes:
+                return RefinedAttention(
+                    num_heads, expansion, kernel_size, reduction, constraint, grid
+                )
+            heads = num_heads if reduction else expansion * num_heads
+            return SharedAttention(heads, head_size=size)
+        return Attention(num_heads) if computes else SharedAttention(num_heads)
+
+    def own_mlp(index: int):
+        scale = [] if layer_scale is None else [LayerScale(layer_scale, name="scale_channel")]
+        return MLP(mlp_ratio, dropout=dropout, on_output=scale)
+
+    blocks = stack(
+        attention or own_attention,
+        mlp or own_mlp,
+        rising(drop_path, depth),
+        residual_scale=residual_scale,
+    )
+    if conv_stem:
+        stem = ConvStem(dim, (32, 64, 128), patch_size, name="patch_embed")
+    else:
+        stem = PatchEmbedding(dim, patch_size, name="patch_embed")
+    return class_token_first(stem, grid, blocks, top(1, dense_head))

@@ -1,0 +1,78 @@
+"""Every size, one line each: what its paper's tables say, as data.
+
+A name here is a public function; `keras_vitx` and `keras_vitx.models` take their
+names from this file. Rates of stochastic depth are those of the papers' training.
+"""
+
+from keras_vitx.models.build import variant as _variant
+from keras_vitx.models.cait import CaiT
+from keras_vitx.models.cb_vit import CBViT
+from keras_vitx.models.convit import ConViT
+from keras_vitx.models.deepvit import DeepViT
+from keras_vitx.models.mixer import Mixer
+from keras_vitx.models.pit import PiT
+from keras_vitx.models.refined_vit import RefinedViT
+from keras_vitx.models.vit import ViT
+
+# fmt: off
+# DeiT, Table 1.
+ViT_Ti = _variant("ViT_Ti", ViT, dim=192, depth=12, num_heads=3, drop_path=0.1)
+ViT_S = _variant("ViT_S", ViT, dim=384, depth=12, num_heads=6, drop_path=0.1)
+ViT_B = _variant("ViT_B", ViT, dim=768, depth=12, num_heads=12, drop_path=0.1)
+# ConViT, Table 1: "DeiT+", as wide as ConViT+.
+ViT_Ti_Plus = _variant("ViT_Ti_Plus", ViT, dim=256, depth=12, num_heads=4, drop_path=0.1)
+ViT_S_Plus = _variant("ViT_S_Plus", ViT, dim=576, depth=12, num_heads=9, drop_path=0.1)
+ViT_B_Plus = _variant("ViT_B_Plus", ViT, dim=1024, depth=12, num_heads=16, drop_path=0.1)
+# DeepViT, Table 2: its baselines.
+ViT_16B = _variant("ViT_16B", ViT, dim=384, depth=16, num_heads=12, mlp_ratio=3.0, drop_path=0.1)
+ViT_24B = _variant("ViT_24B", ViT, dim=384, depth=24, num_heads=12, mlp_ratio=3.0, drop_path=0.1)
+ViT_32B = _variant("ViT_32B", ViT, dim=384, depth=32, num_heads=12, mlp_ratio=3.0, drop_path=0.1)
+
+# CaiT. Width, depth and heads: Table 3. LayerScale and stochastic depth: Table 4 (the
+# released code starts XXS36 at 1e-5).
+CaiT_XXS24 = _variant("CaiT_XXS24", CaiT, dim=192, depth=24, num_heads=4, layer_scale=1e-5, drop_path=0.05)
+CaiT_XXS36 = _variant("CaiT_XXS36", CaiT, dim=192, depth=36, num_heads=4, layer_scale=1e-6, drop_path=0.1)
+CaiT_XS24 = _variant("CaiT_XS24", CaiT, dim=288, depth=24, num_heads=6, layer_scale=1e-5, drop_path=0.05)
+CaiT_XS36 = _variant("CaiT_XS36", CaiT, dim=288, depth=36, num_heads=6, layer_scale=1e-6, drop_path=0.1)
+CaiT_S24 = _variant("CaiT_S24", CaiT, dim=384, depth=24, num_heads=8, layer_scale=1e-5, drop_path=0.1)
+CaiT_S36 = _variant("CaiT_S36", CaiT, dim=384, depth=36, num_heads=8, layer_scale=1e-6, drop_path=0.2)
+CaiT_S48 = _variant("CaiT_S48", CaiT, dim=384, depth=48, num_heads=8, layer_scale=1e-6, drop_path=0.3)
+CaiT_M24 = _variant("CaiT_M24", CaiT, dim=768, depth=24, num_heads=16, layer_scale=1e-5, drop_path=0.2)
+CaiT_M36 = _variant("CaiT_M36", CaiT, dim=768, depth=36, num_heads=16, layer_scale=1e-6, drop_path=0.3)
+CaiT_M48 = _variant("CaiT_M48", CaiT, dim=768, depth=48, num_heads=16, layer_scale=1e-6, drop_path=0.4)
+
+# Not a size of the paper: for images of 32 x 32, the size of the shipped checkpoint.
+CaiT_Mini = _variant("CaiT_Mini", CaiT, input_shape=(32, 32, 3), classes=10, dim=96, depth=4, num_heads=4, patch_size=4, layer_scale=0.1)
+
+# ConViT, Table 1.
+ConViT_Ti = _variant("ConViT_Ti", ConViT, dim=192, depth=12, num_heads=4, drop_path=0.1)
+ConViT_S = _variant("ConViT_S", ConViT, dim=432, depth=12, num_heads=9, drop_path=0.1)
+ConViT_B = _variant("ConViT_B", ConViT, dim=768, depth=12, num_heads=16, drop_path=0.1)
+ConViT_Ti_Plus = _variant("ConViT_Ti_Plus", ConViT, dim=256, depth=12, num_heads=4, drop_path=0.1)
+ConViT_S_Plus = _variant("ConViT_S_Plus", ConViT, dim=576, depth=12, num_heads=9, drop_path=0.1)
+ConViT_B_Plus = _variant("ConViT_B_Plus", ConViT, dim=1024, depth=12, num_heads=16, drop_path=0.1)
+
+# DeepViT, Tables 2 and 7. The paper's text gives L a width of 408; its Table 7 and the code 420.
+DeepViT_16B = _variant("DeepViT_16B", DeepViT, dim=384, depth=16, num_heads=12, drop_path=0.1)
+DeepViT_24B = _variant("DeepViT_24B", DeepViT, dim=384, depth=24, num_heads=12, drop_path=0.1)
+DeepViT_32B = _variant("DeepViT_32B", DeepViT, dim=384, depth=32, num_heads=12, drop_path=0.1)
+DeepViT_S = _variant("DeepViT_S", DeepViT, dim=396, depth=16, num_heads=12, re_attention_depth=5, conv_stem=True, residual_scale=0.5, map_scale="head", drop_path=0.1)
+DeepViT_L = _variant("DeepViT_L", DeepViT, dim=420, depth=32, num_heads=12, re_attention_depth=12, conv_stem=True, residual_scale=0.5, drop_path=0.1)
+
+# Refiner, Table 10.
+RefinedViT_Base = _variant("RefinedViT_Base", RefinedViT, dim=768, depth=12, num_heads=12, mlp_ratio=4.0, drop_path=0.1)
+RefinedViT_S = _variant("RefinedViT_S", RefinedViT, dim=384, depth=16, num_heads=12, drop_path=0.1333)
+RefinedViT_M = _variant("RefinedViT_M", RefinedViT, dim=420, depth=32, num_heads=12, drop_path=0.2667)
+RefinedViT_L = _variant("RefinedViT_L", RefinedViT, dim=512, depth=32, num_heads=16, drop_path=0.2667)
+
+# Context Broadcasting, Sections 2.2 and 3.2, Table 11.
+CBViT_Ti = _variant("CBViT_Ti", CBViT, dim=192, depth=12, num_heads=3, drop_path=0.1)
+CBViT_S = _variant("CBViT_S", CBViT, dim=384, depth=12, num_heads=6, drop_path=0.1)
+CBViT_B = _variant("CBViT_B", CBViT, dim=768, depth=12, num_heads=12, drop_path=0.1)
+CBSViT_Ti = _variant("CBSViT_Ti", CBViT, dim=192, depth=12, num_heads=3, scaled=True, drop_path=0.1)
+CBSViT_S = _variant("CBSViT_S", CBViT, dim=384, depth=12, num_heads=6, scaled=True, drop_path=0.1)
+CBSViT_B = _variant("CBSViT_B", CBViT, dim=768, depth=12, num_heads=12, scaled=True, drop_path=0.1)
+PiT_B = _variant("PiT_B", PiT, dims=(256, 512, 1024), depths=(3, 6, 4), num_heads=(4, 8, 16), drop_path=0.1)
+CBPiT_B = _variant("CBPiT_B", PiT, dims=(256, 512, 1024), depths=(3, 6, 4), num_heads=(4, 8, 16), context_broadcast=True, drop_path=0.1)
+Mixer_S16 = _variant("Mixer_S16", Mixer, dim=512, depth=8, drop_path=0.1)
+CBMixer_S16 = _variant("CBMixer_S16", Mixer, dim=512, depth=8, context_broadcast=True, drop_path=0.1)
