@@ -10,7 +10,6 @@ them stacked.
 """
 
 import contextlib
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tupl
     """Run `layers` in order on `x`.
 
     Args:
-        layers: Built layers, each taking what the one before gives.
+        layers: The layers of a functional model, each taking what the one before gives.
         x: Input of the first.
         training: Whether this is a training pass; `scan` and `remat` matter
             only then.
@@ -46,16 +45,18 @@ def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tupl
         return x, []
 
     losses: list[Any] = []
-    same = _signature if scan and keras.backend.backend() == "jax" else id
-    for _, stretch in itertools.groupby(layers, key=same):
-        stretch = list(stretch)
-        if len(stretch) > 1:
-            x, added = _run_scanned(stretch, x, remat)
+    loops = scan and keras.backend.backend() == "jax"
+    rest = [(layer, _signature(layer) if loops else "") for layer in layers]
+    while rest:
+        units = _stretch(rest) if loops else [[rest[0][0]]]
+        if len(units) > 1:
+            x, added = _run_scanned(units, x, remat)
         elif remat:
-            x, added = _run_rematerialized(stretch[0], x)
+            x, added = _run_rematerialized(units[0], x)
         else:
-            x, added = _call(stretch[0], x, training), []
+            x, added = _run_listed(units[0], x), []
         losses += added
+        rest = rest[sum(map(len, units)) :]
     return x, losses
 
 
@@ -63,40 +64,90 @@ def _call(layer, x, training):
     return layer(x, training=training) if layer._call_has_training_arg else layer(x)
 
 
-def _pure(layer, values, x):
-    """Call `layer` in training with `values` for its variables, changing nothing.
+def _run_listed(unit, x):
+    for layer in unit:
+        x = _call(layer, x, True)
+    return x
+
+
+def _stretch(layers: Sequence[tuple[keras.layers.Layer, str]]) -> list[Layers]:
+    """Return the stretch at the start of the list: equal units of one or two layers.
+
+    Two, because blocks may alternate: one computes maps, the next reuses them. What
+    changes the form of its input, such as a class token, is a stretch of its own.
+    """
+    counts = {period: _repeats([signature for _, signature in layers], period) for period in (1, 2)}
+    period = max(counts, key=lambda period: (counts[period] > 1) * counts[period] * period)
+    units = [
+        [layer for layer, _ in layers[start : start + period]]
+        for start in range(0, counts[period] * period, period)
+    ]
+    return units if len(units) > 1 and _keeps_form(units[0]) else [[layers[0][0]]]
+
+
+def _repeats(signatures, period):
+    """Count how often the first `period` entries come in a row."""
+    count = 1
+    while signatures[count * period : (count + 1) * period] == signatures[:period]:
+        count += 1
+    return count
+
+
+def _keeps_form(unit):
+    """Tell whether `unit` gives tensors of the form that it takes, as a loop needs."""
+    taken, given = (
+        [(tensor.shape, tensor.dtype) for tensor in keras.tree.flatten(tensors)]
+        for tensors in (unit[0].input, unit[-1].output)
+    )
+    return taken == given
+
+
+def _variables(unit):
+    """The variables of a unit: those that are trained, then the others."""
+    trained = [variable for layer in unit for variable in layer.trainable_variables]
+    return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
+
+
+def _pure(unit, values, x):
+    """Call `unit` in training with `values` for its variables, changing nothing.
 
     Returns the output, the new values of what is not trained, and the losses.
     """
-    kept = layer.non_trainable_variables
-    variables = layer.trainable_variables + kept
+    trained, kept = _variables(unit)
     with keras.StatelessScope(
-        state_mapping=list(zip(variables, values, strict=True)), collect_losses=True
+        state_mapping=list(zip(trained + kept, values, strict=True)), collect_losses=True
     ) as scope:
-        y = _call(layer, x, True)
+        y = _run_listed(unit, x)
         states = [scope.get_current_value(variable) for variable in kept]
     return y, states, list(scope.losses)
 
 
-def _values(layer):
+def _values(unit):
+    trained, kept = _variables(unit)
     # States are copied: PyTorch would otherwise see them change before the
     # backward pass reads them.
-    return [ops.convert_to_tensor(variable) for variable in layer.trainable_variables] + [
-        ops.copy(variable) for variable in layer.non_trainable_variables
+    return [ops.convert_to_tensor(variable) for variable in trained] + [
+        ops.copy(variable) for variable in kept
     ]
 
 
-def _run_rematerialized(layer, x):
-    y, states, losses = keras.remat(lambda x, *values: _pure(layer, values, x))(x, *_values(layer))
-    for variable, state in zip(layer.non_trainable_variables, states, strict=True):
+def _run_rematerialized(unit, x):
+    # Blocks may take a pair of tensors; what is recomputed takes them one by one.
+    count = len(keras.tree.flatten(x))
+
+    def pure(*tensors):
+        return _pure(unit, tensors[count:], keras.tree.pack_sequence_as(x, tensors[:count]))
+
+    y, states, losses = keras.remat(pure)(*keras.tree.flatten(x), *_values(unit))
+    for variable, state in zip(_variables(unit)[1], states, strict=True):
         variable.assign(state)
     return y, losses
 
 
-def _run_scanned(stretch, x, remat):
-    first = stretch[0]
-    values = [ops.stack(column) for column in zip(*map(_values, stretch), strict=True)]
-    places, numbers = _varying_numbers(stretch)
+def _run_scanned(units, x, remat):
+    first = units[0]
+    values = [ops.stack(column) for column in zip(*map(_values, units), strict=True)]
+    places, numbers = _varying_numbers(units)
 
     def step(x, slices):
         values, numbers = slices
@@ -105,22 +156,27 @@ def _run_scanned(stretch, x, remat):
         return y, (states, losses)
 
     x, (states, losses) = ops.scan(keras.remat(step) if remat else step, x, (values, numbers))
-    for index, layer in enumerate(stretch):
-        for variable, state in zip(layer.non_trainable_variables, states, strict=True):
+    for index, unit in enumerate(units):
+        for variable, state in zip(_variables(unit)[1], states, strict=True):
             variable.assign(state[index])
     return x, [ops.sum(loss) for loss in losses]
 
 
-def _varying_numbers(stretch):
+def _varying_numbers(units):
     """Return where the layers of a stretch differ in a number, and the numbers."""
     places, numbers = [], []
-    for twins in zip(*(layer._flatten_layers() for layer in stretch), strict=True):
+    for twins in zip(*map(_parts, units), strict=True):
         for name in getattr(twins[0], "varying", ()):
             column = [getattr(twin, name) for twin in twins]
             if None not in column and len(set(column)) > 1:
                 places.append((twins[0], name))
                 numbers.append(ops.convert_to_tensor(column, "float32"))
     return places, numbers
+
+
+def _parts(unit):
+    """All layers of a unit, those inside them included."""
+    return [part for layer in unit for part in layer._flatten_layers()]
 
 
 @contextlib.contextmanager
