@@ -1,6 +1,5 @@
 """Attention maps, seen from outside: the list of blocks is walked and asked."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,29 +25,38 @@ def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.
         The name of a block and its maps, float32 `(batch, heads, queries, keys)`.
 
     Raises:
-        ValueError: when the model is no list of layers.
+        ValueError: when the model is no list of layers, or has no attention.
     """
     if not hasattr(model, "steps"):
         raise ValueError(
             "`model` must be a model of keras_vitx, a Chain. "
             f"Received: {type(model).__name__} named {model.name!r}."
         )
+    if not any(map(_has_maps, model.steps)):
+        raise ValueError(f"The model {model.name!r} has no attention, and so no attention maps.")
     x = ops.convert_to_tensor(images, dtype="float32")
     for step in model.steps:
-        asks = "return_attention_scores" in inspect.signature(step.call).parameters
         with without_gradients():
-            if not asks:
+            if not _has_maps(step):
                 x = step(x)
                 continue
+            # Of blocks that hand maps on, x is a pair: tokens, and what was handed on.
             x, maps = step(x, training=False, return_attention_scores=True)
-        yield step.name, ops.convert_to_numpy(ops.cast(maps, "float32"))
+        maps = ops.convert_to_numpy(ops.cast(maps, "float32"))
+        yield step.name, maps
+        del maps
+
+
+def _has_maps(step):
+    return getattr(step, "has_maps", False)
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
     """Return what the class token attends to, laid out as the patches lie.
 
     CaiT, Section 5.1 and Figure 6. Of a block in which every token asks, the
-    first row is taken.
+    first row is taken. Where tokens become fewer from stage to stage (PiT), so do
+    rows and columns.
 
     Args:
         model: A model with a class token.
@@ -61,13 +69,18 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
     Raises:
         ValueError: when the model has no class token.
     """
-    rows, columns = next(step.grid for step in model.steps if hasattr(step, "grid"))
-    patches = rows * columns
-    maps = {
-        name: scores[:, :, 0, -patches:].reshape(*scores.shape[:2], rows, columns)
-        for name, scores in attention_scores(model, images)
-        if scores.shape[2] != patches
-    }
+    grids, grid = {}, (0, 0)
+    for step in getattr(model, "steps", ()):
+        # What makes patches fewer has the grid that it takes and the one that it gives.
+        grid = getattr(step, "new_grid", getattr(step, "grid", grid))
+        grids[step.name] = grid
+    maps = {}
+    for name, scores in attention_scores(model, images):
+        rows, columns = grids[name]
+        patches = rows * columns
+        if patches and scores.shape[2:] != (patches, patches):
+            row = scores[:, :, 0, -patches:]
+            maps[name] = row.reshape(*scores.shape[:2], rows, columns).copy()
     if not maps:
         raise ValueError(f"The model {model.name!r} has no class token.")
     return maps

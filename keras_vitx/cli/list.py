@@ -1,9 +1,11 @@
 """`keras-vitx list`: the sizes."""
 
+import inspect
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from keras_vitx import models, weights
 from keras_vitx.cli._options import Backend, console
@@ -17,14 +19,26 @@ def main(
     names = models.list_models(pattern)
     if not names:
         raise ValueError(f"No size matches {pattern!r}. `keras-vitx list` shows them all.")
-    table = Table("size", "family", "width", "depth", "heads", "patch", "checkpoints")
+    table = Table(
+        Column("size", no_wrap=True), "family", "width", "depth", "heads", "patch", "checkpoints"
+    )
     for name in names:
         constructor = models.constructor_of(name)
-        facts = {"patch_size": 16, **constructor.data}
         table.add_row(
             name,
             constructor.family,
-            *(str(facts[key]) for key in ("dim", "depth", "num_heads", "patch_size")),
+            *_facts(constructor),
             str(len(weights.checkpoints_of(name))),
         )
     console.print(table)
+
+
+def _facts(constructor: Callable) -> list[str]:
+    """Return width, depth, heads and patch of a size; a size in stages has several of a kind."""
+    defaults = inspect.signature(getattr(models, constructor.family)).parameters
+    data = {"patch_size": defaults["patch_size"].default, **constructor.data}
+    columns = (("dim", "dims"), ("depth", "depths"), ("num_heads",), ("patch_size",))
+    values = [next((data[key] for key in keys if key in data), "") for keys in columns]
+    return [
+        ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values
+    ]

@@ -30,6 +30,9 @@ class Block(Layer):
             and Refined-ViT.
         drop_path: Rate of stochastic depth.
         epsilon: Epsilon of the norms.
+
+    Raises:
+        ValueError: when `residual_scale` is not above 0.
     """
 
     varying = ("drop_path",)
@@ -46,6 +49,10 @@ class Block(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        if residual_scale <= 0:
+            raise ValueError(
+                f"`residual_scale` must be above 0. Received: residual_scale={residual_scale}."
+            )
         self.attention = attention
         self.mlp = mlp
         self.layer_scale = layer_scale

@@ -23,6 +23,9 @@ class MLP(Layer):
         on_hidden: Layers over tokens of the hidden width, run after the activation.
         on_output: Layers over tokens, run last.
         hidden: Hidden width, instead of `mlp_ratio`.
+
+    Raises:
+        ValueError: at build, when the hidden width is below 1.
     """
 
     def __init__(
@@ -49,7 +52,12 @@ class MLP(Layer):
 
     def build(self, input_shape):
         dim = input_shape[-1]
-        hidden = self.hidden or int(dim * self.mlp_ratio)
+        hidden = int(dim * self.mlp_ratio) if self.hidden is None else self.hidden
+        if hidden < 1:
+            raise ValueError(
+                "`mlp_ratio`, or `hidden`, must give a hidden width of at least 1. "
+                f"Received: mlp_ratio={self.mlp_ratio}, hidden={self.hidden}, width={dim}."
+            )
         inner = (*input_shape[:-1], hidden)
         self.fc1 = self.dense(hidden, "fc1")
         self.fc2 = self.dense(dim, "fc2")

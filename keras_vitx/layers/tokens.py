@@ -152,6 +152,12 @@ class TokenDownsampling(Layer):
         self.grid = tuple(grid)
         self.num_prefix_tokens = num_prefix_tokens
 
+    @property
+    def new_grid(self) -> tuple[int, int]:
+        """Rows and columns of patches given."""
+        rows, columns = self.grid
+        return (rows + 1) // 2, (columns + 1) // 2
+
     def build(self, input_shape):
         width = input_shape[-1]
         if self.dim % width:
@@ -168,7 +174,8 @@ class TokenDownsampling(Layer):
             dtype=self.dtype_policy,
             name="conv",
         )
-        self.conv.build((None, *self.grid, width))
+        rows, columns = self.grid
+        self.conv.build((None, rows + 2, columns + 2, width))
         self.fc = self.dense(self.dim, "fc")
         self.fc.build((None, self.num_prefix_tokens, width))
 

@@ -11,7 +11,7 @@ import keras
 from keras_vitx import weights as checkpoints
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import check_top, resolve_shape
-from keras_vitx.models.parts import Top
+from keras_vitx.models.parts import Factory, Stack, Top
 from keras_vitx.text import nearest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -21,6 +21,12 @@ MODELS: dict[str, Callable[..., keras.Model]] = {}
 """The constructor of every size, by name."""
 
 PUBLIC_ARGUMENTS = """\
+    drop_path: Rate of stochastic depth in the last block, rising from 0 in the
+        first (in CaiT, that of every block); or one rate a block.
+    dropout: Rate of dropout in the MLPs.
+    attention: A function that takes the index of a block and returns its
+        attention, a new layer each time, in place of the family's.
+    mlp: A function that returns the block's MLP, likewise.
     include_top: Whether the classifier is there. Without it the model gives
         all tokens, `(batch, tokens, dim)`, or with `pooling` one vector an
         image, `(batch, dim)`.
@@ -57,9 +63,9 @@ def family(
 ) -> Callable[[Callable[..., list]], Callable[..., keras.Model]]:
     """Make a public family function of one that lists a network's layers.
 
-    The decorated function takes `image_shape` `(height, width, channels)` and
-    `top`, which makes what follows the last norm, then its own arguments. What
-    all families share is added here: shapes, weights, checks.
+    The decorated function takes `image_shape` `(height, width, channels)`, `top`,
+    which makes what follows the last norm, and `stack`, which makes blocks, then
+    its own arguments. What all families share is added here.
 
     Args:
         mean: Mean of each channel that the family's images are normalised by.
@@ -72,6 +78,10 @@ def family(
         @functools.wraps(list_layers, assigned=("__module__", "__name__", "__qualname__"))
         def constructor(
             *args: Any,
+            drop_path: float | Sequence[float] = 0.0,
+            dropout: float = 0.0,
+            attention: Factory | None = None,
+            mlp: Factory | None = None,
             include_top: bool = True,
             weights: str | None = None,
             input_shape: tuple[int, int, int] | None = None,
@@ -87,17 +97,18 @@ def family(
         ) -> keras.Model:
             check_top(pooling, classes, classifier_activation)
             top = Top(include_top, pooling, classes, classifier_activation)
+            stack = Stack(drop_path, dropout, attention, mlp)
             given = resolve_shape(input_shape, input_tensor)
             if weights is not None:
                 # A wrong argument shall not cost a download: list the layers once for the checks.
-                list_layers(given or _default_shape, top, *args, **arguments)
+                list_layers(given or _default_shape, top, stack, *args, **arguments)
             checkpoint = checkpoints.resolve(
                 weights, constructor=_size, image_size=given and given[:2]
             )
             image_shape = given or _default_shape
             if given is None and checkpoint is not None and checkpoint.image_size is not None:
                 image_shape = (checkpoint.image_size, checkpoint.image_size, image_shape[-1])
-            layers = list_layers(image_shape, top, *args, **arguments)
+            layers = list_layers(image_shape, top, stack, *args, **arguments)
             images = _input_of(input_tensor)
             model = Chain(
                 layers,
@@ -231,7 +242,7 @@ def _each_channel(values, channels):
 
 
 def _public_signature(list_layers, constructor):
-    own = list(inspect.signature(list_layers).parameters.values())[2:]
+    own = list(inspect.signature(list_layers).parameters.values())[3:]
     added = [
         parameter
         for name, parameter in inspect.signature(

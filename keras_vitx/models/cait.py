@@ -1,7 +1,5 @@
 """CaiT: going deeper with image transformers (Touvron et al., 2021, arXiv 2103.17239)."""
 
-from collections.abc import Sequence
-
 import keras
 
 from keras_vitx.layers import (
@@ -14,13 +12,14 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Factory, Layers, Top, class_tokens, last_norm, stack, uniform
+from keras_vitx.models.parts import Layers, Stack, Top, class_tokens, last_norm
 
 
 @family(crop_ratio=1.0)
 def CaiT(
     image_shape: tuple[int, int, int],
     top: Top,
+    stack: Stack,
     dim: int,
     depth: int,
     num_heads: int,
@@ -28,15 +27,11 @@ def CaiT(
     mlp_ratio: float = 4.0,
     layer_scale: float | keras.initializers.Initializer | None = 1e-5,
     patch_size: int = 16,
-    drop_path: float | Sequence[float] = 0.0,
     class_token_at: int | None = None,
     class_in_keys: bool = True,
     class_layer_scale: float | keras.initializers.Initializer | str | None = "same",
     scalar_scale: bool = False,
     distillation_token: bool = False,
-    dropout: float = 0.0,
-    attention: Factory | None = None,
-    mlp: Factory | None = None,
 ) -> Layers:
     """Patches talk among themselves first; then a class token reads them.
 
@@ -53,8 +48,6 @@ def CaiT(
         layer_scale: Start of LayerScale, a number or an initializer (Tables 4,
             A.1); None leaves it out.
         patch_size: Side of a patch in pixels.
-        drop_path: Rate of stochastic depth, the same in all blocks of the
-            self-attention stage (Table 4), or one a block; class blocks have none.
         class_token_at: Number of blocks before the class token enters (Table 2);
             None is after all of them. Blocks after it treat it as a token among
             others.
@@ -67,10 +60,6 @@ def CaiT(
             (Table 1).
         distillation_token: Whether DeiT's second token enters with the class token,
             with a classifier of its own (Table B.1).
-        dropout: Rate of dropout in the MLPs.
-        attention: Makes the attention of the block with that index, in place of
-            `TalkingHeadsAttention(num_heads)`; class blocks keep theirs.
-        mlp: Makes its MLP, in place of `MLP(mlp_ratio)`.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
@@ -92,9 +81,10 @@ def CaiT(
         class_layer_scale = layer_scale
 
     blocks = stack(
-        attention or (lambda index: TalkingHeadsAttention(num_heads)),
-        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout)),
-        uniform(drop_path, depth),
+        lambda index: TalkingHeadsAttention(num_heads),
+        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
+        stack.rates(depth, rising=False),
+        entry=entry,
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
     )
@@ -104,7 +94,7 @@ def CaiT(
     class_blocks = [
         ClassBlock(
             ClassAttention(num_heads, len(tokens), class_in_keys),
-            MLP(mlp_ratio, dropout=dropout),
+            MLP(mlp_ratio, dropout=stack.dropout),
             layer_scale=class_layer_scale,
             scalar_scale=scalar_scale,
             name=f"blocks_token_only_{index}",

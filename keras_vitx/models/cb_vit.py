@@ -1,13 +1,13 @@
 """CB-ViT: Context Broadcasting (Hyeon-Woo et al., 2022, arXiv 2210.08457)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import keras
 
 from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_heads, patch_grid
-from keras_vitx.models.parts import Factory, Layers, Top, class_token_first, rising, stack
+from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
 
 PLACES = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
 PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
@@ -17,6 +17,7 @@ PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
 def CBViT(
     image_shape: tuple[int, int, int],
     top: Top,
+    stack: Stack,
     dim: int,
     depth: int,
     num_heads: int,
@@ -29,10 +30,6 @@ def CBViT(
     context: str = "mean",
     scale: float | keras.initializers.Initializer = 1.0,
     distillation_token: bool = False,
-    drop_path: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    attention: Factory | None = None,
-    mlp: Factory | None = None,
 ) -> Layers:
     """Every token is given the mean of all, so that attention need not learn to.
 
@@ -53,16 +50,10 @@ def CBViT(
         context: What is broadcast, as in `ContextBroadcasting` (Tables 10, 13, 14).
         scale: Start of the weights, where `scaled`.
         distillation_token: As in `ViT`.
-        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
-            first; or one rate a block.
-        dropout: Rate of dropout in the MLPs.
-        attention: Makes the attention of the block with that index, in place of
-            the family's.
-        mlp: Makes its MLP, in place of the family's.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
-    rates = rising(drop_path, depth)
+    rates = stack.rates(depth)
     for name, value, known in (("position", position, PLACES), ("where", where, PARTS)):
         if value not in known:
             raise ValueError(f"`{name}` must be one of {tuple(known)}. Received: {value!r}.")
@@ -72,11 +63,10 @@ def CBViT(
             f"Received: where={where!r}."
         )
     chosen = range(depth) if blocks is None else blocks
-    for index in chosen:
-        if index not in range(depth):
-            raise ValueError(
-                f"`blocks` must be indices from 0 to {depth - 1}. Received: {index!r} among them."
-            )
+    if not isinstance(chosen, Collection) or not set(chosen) <= set(range(depth)):
+        raise ValueError(
+            f"`blocks` must be indices of blocks, from 0 to {depth - 1}. Received: {blocks!r}."
+        )
 
     def broadcasting(part: str, index: int) -> dict[str, Layers]:
         if part not in PARTS[where] or index not in chosen:
@@ -85,8 +75,8 @@ def CBViT(
         return {PLACES[position]: [layer]}
 
     stacked = stack(
-        attention or (lambda index: Attention(num_heads, **broadcasting("msa", index))),
-        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout, **broadcasting("mlp", index))),
+        lambda index: Attention(num_heads, **broadcasting("msa", index)),
+        lambda index: MLP(mlp_ratio, dropout=stack.dropout, **broadcasting("mlp", index)),
         rates,
     )
     stem = PatchEmbedding(dim, patch_size, name="patch_embed")

@@ -1,7 +1,5 @@
 """ConViT: soft convolutional inductive biases (d'Ascoli et al., 2021, arXiv 2103.10697)."""
 
-from collections.abc import Sequence
-
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -12,13 +10,14 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Factory, Layers, Top, class_tokens, last_norm, rising, stack
+from keras_vitx.models.parts import Layers, Stack, Top, class_tokens, last_norm
 
 
 @family(crop_ratio=0.875)
 def ConViT(
     image_shape: tuple[int, int, int],
     top: Top,
+    stack: Stack,
     dim: int,
     depth: int,
     num_heads: int,
@@ -31,10 +30,6 @@ def ConViT(
     gate: float = 1.0,
     learn_gates: bool = True,
     frozen_attention: bool = False,
-    drop_path: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    attention: Factory | None = None,
-    mlp: Factory | None = None,
 ) -> Layers:
     """Attention starts as a convolution and learns how much of one to stay.
 
@@ -58,12 +53,6 @@ def ConViT(
         gate: Start of the gates, before the sigmoid.
         learn_gates: Whether the gates are trained (Table 3).
         frozen_attention: Whether nothing of the GPSA layers is trained (Table 3).
-        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
-            first; or one rate a block.
-        dropout: Rate of dropout in the MLPs.
-        attention: Makes the attention of the block with that index, in place of
-            the family's.
-        mlp: Makes its MLP, in place of `MLP(mlp_ratio)`.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
@@ -89,9 +78,10 @@ def ConViT(
         return GatedPositionalAttention(num_heads, gate, learn_gates, **arguments)
 
     blocks = stack(
-        attention or own_attention,
-        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout)),
-        rising(drop_path, depth),
+        own_attention,
+        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
+        stack.rates(depth),
+        entry=local_depth,
     )
     return [
         PatchEmbedding(dim, patch_size, name="patch_embed"),

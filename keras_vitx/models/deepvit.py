@@ -1,6 +1,6 @@
 """DeepViT: towards deeper vision transformers (Zhou et al., 2021, arXiv 2103.11886)."""
 
-from collections.abc import Sequence
+from numbers import Real
 
 from keras_vitx.layers import (
     MLP,
@@ -13,13 +13,14 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Factory, Layers, Top, class_token_first, rising, stack
+from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
 
 
 @family(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_ratio=0.9)
 def DeepViT(
     image_shape: tuple[int, int, int],
     top: Top,
+    stack: Stack,
     dim: int,
     depth: int,
     num_heads: int,
@@ -32,10 +33,6 @@ def DeepViT(
     shared_depth: int = 0,
     similarity: float = 0.0,
     similarity_depth: int = 0,
-    drop_path: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    attention: Factory | None = None,
-    mlp: Factory | None = None,
 ) -> Layers:
     """Re-attention makes new maps from all heads, so that deep blocks differ.
 
@@ -59,12 +56,6 @@ def DeepViT(
             follow each other (Appendix A, Equation 6).
         similarity_depth: Number of blocks, the first ones, each compared with the
             next for it.
-        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
-            first; or one rate a block.
-        dropout: Rate of dropout in the MLPs.
-        attention: Makes the attention of the block with that index, in place of
-            the family's.
-        mlp: Makes its MLP, in place of `MLP(mlp_ratio)`.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
@@ -81,6 +72,8 @@ def DeepViT(
             raise ValueError(
                 f"`{name}` must be at most {most} in a network of depth={depth}. Received: {count}."
             )
+    if map_scale != "head" and not isinstance(map_scale, Real):
+        raise ValueError(f"`map_scale` must be a number or 'head'. Received: {map_scale!r}.")
     scale = (dim // num_heads) ** -0.5 if map_scale == "head" else map_scale
 
     def own_attention(index: int):
@@ -92,9 +85,9 @@ def DeepViT(
         return Attention(num_heads)
 
     blocks = stack(
-        attention or own_attention,
-        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout)),
-        rising(drop_path, depth),
+        own_attention,
+        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
+        stack.rates(depth),
         similarity=[0.0] + [similarity] * similarity_depth,
         residual_scale=residual_scale,
     )

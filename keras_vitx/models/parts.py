@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_vitx.layers import (
+    Attention,
     Block,
     CarryingBlock,
     ClassToken,
@@ -114,106 +115,128 @@ def class_token_first(
     ]
 
 
-def rising(drop_path: float | Sequence[float], depth: int) -> list[float]:
-    """Return the rate of stochastic depth of each block, from 0 to `drop_path`.
+@dataclass(frozen=True)
+class Stack:
+    """How blocks are stacked, as the user asked for it.
 
-    A sequence is taken as it is, one rate a block.
-    """
-    check_counts(depth=depth)
-    if isinstance(drop_path, (int, float)):
-        return [float(rate) for rate in np.linspace(0, drop_path, depth)]
-    return uniform(drop_path, depth)
-
-
-def uniform(drop_path: float | Sequence[float], depth: int) -> list[float]:
-    """Return the rate of stochastic depth of each block, all `drop_path`.
-
-    A sequence is taken as it is, one rate a block.
-
-    Raises:
-        ValueError: for a sequence of another length than `depth`.
-    """
-    check_counts(depth=depth)
-    if isinstance(drop_path, (int, float)):
-        return [float(drop_path)] * depth
-    rates = [float(rate) for rate in drop_path]
-    if len(rates) != depth:
-        raise ValueError(
-            "`drop_path` must be one rate, or one a block. "
-            f"Received: {len(rates)} rates for depth={depth}."
-        )
-    return rates
-
-
-def stack(
-    attention: Factory,
-    mlp: Factory,
-    rates: Sequence[float],
-    name: str = "blocks",
-    first: int = 0,
-    similarity: Sequence[float] = (),
-    **arguments: Any,
-) -> Layers:
-    """Return one block for each rate of stochastic depth.
-
-    A block whose attention reads maps (`SharedAttention`, `AccumulatingAttention`)
-    gets those of the block before it.
-
-    Args:
-        attention: Makes the attention of a block, given the block's index.
+    Attributes:
+        drop_path: Rate of stochastic depth, or one a block.
+        dropout: Rate of dropout in the MLPs.
+        attention: Makes the attention of a block in place of the family's, or None.
         mlp: Makes its MLP, likewise.
-        rates: Rate of stochastic depth of each block.
-        name: Start of the blocks' names.
-        first: Index of the first block.
-        similarity: As in `CarryingBlock`, for as many blocks as it has entries.
-        **arguments: Further arguments of each block.
-
-    Raises:
-        ValueError: when a factory gives no layer, or the same one twice; when the
-            first block wants maps.
     """
-    indices = range(first, first + len(rates))
-    attentions, mlps = _made("attention", attention, indices), _made("mlp", mlp, indices)
-    weights = [*similarity, *[0.0] * len(rates)][: len(rates)]
-    takes = [
-        getattr(layer, "reads_maps", False) or weight > 0
-        for layer, weight in zip(attentions, weights, strict=True)
-    ]
-    if takes and takes[0]:
-        raise ValueError(
-            "`attention` must not read carried maps in the first block, which is handed none. "
-            f"Received: {type(attentions[0]).__name__}."
-        )
-    gives = [*takes[1:], False]
-    blocks = []
-    for i, rate in enumerate(rates):
-        kind, carrying = Block, {}
-        if takes[i] or gives[i]:
-            kind = CarryingBlock
-            carrying = {
-                "takes_maps": takes[i],
-                "gives_maps": gives[i],
-                "similarity": weights[i],
-            }
-        blocks.append(
-            kind(
-                attentions[i],
-                mlps[i],
-                drop_path=rate,
-                name=f"{name}_{i}",
-                **carrying,
-                **arguments,
+
+    drop_path: float | Sequence[float]
+    dropout: float
+    attention: Factory | None
+    mlp: Factory | None
+
+    def rates(self, depth: int, rising: bool = True) -> list[float]:
+        """Return the rate of stochastic depth of each of `depth` blocks.
+
+        Args:
+            depth: Number of blocks.
+            rising: Whether one rate is the last block's, and the first has 0;
+                otherwise it is every block's.
+
+        Raises:
+            ValueError: for a sequence of another length than `depth`.
+        """
+        check_counts(depth=depth)
+        if isinstance(self.drop_path, (int, float)):
+            first = 0 if rising else self.drop_path
+            return [float(rate) for rate in np.linspace(first, self.drop_path, depth)]
+        rates = [float(rate) for rate in self.drop_path]
+        if len(rates) != depth:
+            raise ValueError(
+                "`drop_path` must be one rate, or one a block. "
+                f"Received: {len(rates)} rates for depth={depth}."
             )
-        )
-    return blocks
+        return rates
+
+    def __call__(
+        self,
+        attention: Factory,
+        mlp: Factory,
+        rates: Sequence[float],
+        name: str = "blocks",
+        first: int = 0,
+        entry: int = 0,
+        similarity: Sequence[float] = (),
+        **arguments: Any,
+    ) -> Layers:
+        """Return one block for each rate of stochastic depth.
+
+        A block whose attention reads maps (`SharedAttention`, `AccumulatingAttention`)
+        gets those of the block before it.
+
+        Args:
+            attention: Makes the family's own attention of a block, given its index.
+            mlp: Makes its MLP, likewise.
+            rates: Rate of stochastic depth of each block.
+            name: Start of the blocks' names.
+            first: Index of the first block.
+            entry: Place of the block before which the class token enters; no maps are
+                handed on over it.
+            similarity: As in `CarryingBlock`, for as many blocks as it has entries.
+            **arguments: Further arguments of each block.
+
+        Raises:
+            ValueError: when a factory gives no layer, or the same one twice; when the
+                first block, or that after the class token, wants maps.
+        """
+        indices = range(first, first + len(rates))
+        attentions = _made("attention", self.attention or attention, indices)
+        mlps = _made("mlp", self.mlp or mlp, indices)
+        weights = [*similarity, *[0.0] * len(rates)][: len(rates)]
+        takes = [
+            getattr(layer, "reads_maps", False) or weight > 0
+            for layer, weight in zip(attentions, weights, strict=True)
+        ]
+        for i in {0, entry} & set(range(len(takes))):
+            if takes[i]:
+                raise ValueError(
+                    "`attention` must not read carried maps in the first block, of all, of a "
+                    "stage or after the class token: it is handed none. "
+                    f"Received: {type(attentions[i]).__name__} for block {indices[i]}."
+                )
+        gives = [*takes[1:], False]
+        blocks = []
+        for i, rate in enumerate(rates):
+            kind, carrying = Block, {}
+            if takes[i] or gives[i]:
+                if not isinstance(attentions[i], Attention):
+                    raise ValueError(
+                        "`attention` must return an `Attention` for a block that takes maps or "
+                        "hands them on. "
+                        f"Received: {type(attentions[i]).__name__} for block {indices[i]}."
+                    )
+                kind = CarryingBlock
+                carrying = {
+                    "takes_maps": takes[i],
+                    "gives_maps": gives[i],
+                    "similarity": weights[i],
+                }
+            blocks.append(
+                kind(
+                    attentions[i],
+                    mlps[i],
+                    drop_path=rate,
+                    name=f"{name}_{i}",
+                    **carrying,
+                    **arguments,
+                )
+            )
+        return blocks
 
 
 def _made(argument: str, factory: Factory, indices: Sequence[int]) -> Layers:
     """Return the layer of each block, checked."""
     layers: Layers = []
     for index in indices:
-        layer = factory(index) if callable(factory) else factory
-        if not isinstance(layer, keras.layers.Layer) or not callable(factory):
+        makes = callable(factory) and not isinstance(factory, keras.layers.Layer)
+        layer = factory(index) if makes else factory
+        if not makes or not isinstance(layer, keras.layers.Layer):
             raise ValueError(
                 f"`{argument}` must be a function that takes the index of a block and returns "
                 f"a layer. Received: {layer!r} for block {index}."

@@ -14,14 +14,15 @@ from keras_vitx.layers import (
     TokenDownsampling,
 )
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_heads, patch_grid
-from keras_vitx.models.parts import Factory, Layers, Top, class_tokens, last_norm, rising, stack
+from keras_vitx.models.checks import check_counts, check_heads, patch_grid
+from keras_vitx.models.parts import Layers, Stack, Top, class_tokens, last_norm
 
 
 @family(crop_ratio=0.9)
 def PiT(
     image_shape: tuple[int, int, int],
     top: Top,
+    stack: Stack,
     dims: Sequence[int],
     depths: Sequence[int],
     num_heads: Sequence[int],
@@ -29,10 +30,6 @@ def PiT(
     patch_size: int = 14,
     stride: int = 7,
     context_broadcast: bool = False,
-    drop_path: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    attention: Factory | None = None,
-    mlp: Factory | None = None,
 ) -> Layers:
     """A ViT in stages: between them tokens become fewer and wider.
 
@@ -45,24 +42,21 @@ def PiT(
         stride: From one patch to the next in pixels; what is left at the edge of an
             image is cut off.
         context_broadcast: Whether each MLP ends with Context Broadcasting.
-        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
-            first; or one rate a block.
-        dropout: Rate of dropout in the MLPs.
-        attention: Makes the attention of the block with that index, counted over
-            all stages, in place of `Attention`.
-        mlp: Makes its MLP, in place of the family's.
     """
     grid = patch_grid(image_shape, patch_size, stride)
-    if not len(dims) == len(depths) == len(num_heads) > 0:
+    stages = (dims, depths, num_heads)
+    if not all(isinstance(one, (list, tuple)) and len(one) == len(dims) > 0 for one in stages):
         raise ValueError(
             "`dims`, `depths` and `num_heads` must have one entry a stage. "
             f"Received: dims={dims}, depths={depths}, num_heads={num_heads}."
         )
-    rates = rising(drop_path, sum(depths))
+    for depth in depths:
+        check_counts(depths=depth)
+    rates = stack.rates(sum(depths))
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
-        return MLP(mlp_ratio, dropout=dropout, on_output=context)
+        return MLP(mlp_ratio, dropout=stack.dropout, on_output=context)
 
     layers = [
         PatchEmbedding(dims[0], patch_size, stride, name="patch_embed"),
@@ -73,11 +67,11 @@ def PiT(
         check_heads(dim, heads)
         if stage:
             layers.append(TokenDownsampling(dim, grid, name=f"transformers_{stage}_pool"))
-            grid = tuple((side + 1) // 2 for side in grid)
+            grid = layers[-1].new_grid
         first = sum(depths[:stage])
         layers += stack(
-            attention or (lambda index, heads=heads: Attention(heads)),
-            mlp or own_mlp,
+            lambda index, heads=heads: Attention(heads),
+            own_mlp,
             rates[first : first + depth],
             name=f"transformers_{stage}_blocks",
             first=first,

@@ -1,7 +1,5 @@
 """Refined-ViT: refiner, attention expansion and local maps (Zhou et al., 2021, arXiv 2106.03714)."""
 
-from collections.abc import Sequence
-
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -15,13 +13,14 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Factory, Layers, Top, class_token_first, rising, stack
+from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
 
 
 @family(crop_ratio=0.9)
 def RefinedViT(
     image_shape: tuple[int, int, int],
     top: Top,
+    stack: Stack,
     dim: int,
     depth: int,
     num_heads: int,
@@ -37,10 +36,6 @@ def RefinedViT(
     residual_scale: float = 0.5,
     layer_scale: float | None = 1e-5,
     conv_stem: bool = True,
-    drop_path: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    attention: Factory | None = None,
-    mlp: Factory | None = None,
 ) -> Layers:
     """Maps are expanded to more heads, convolved, reduced, and shared by blocks.
 
@@ -69,16 +64,10 @@ def RefinedViT(
         layer_scale: Start of the weights of channels after each MLP; None leaves
             them out.
         conv_stem: Whether four convolutions embed the patches (Table 11).
-        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
-            first; or one rate a block.
-        dropout: Rate of dropout in the MLPs.
-        attention: Makes the attention of the block with that index, in place of
-            the family's.
-        mlp: Makes its MLP, in place of the family's.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
-    check_counts(depth=depth)
+    check_counts(depth=depth, expansion=expansion, kernel_size=kernel_size)
     check_counts(least=0, shared_depth=shared_depth)
     if refiner not in ("released", "paper", None):
         raise ValueError(f"`refiner` must be 'released', 'paper' or None. Received: {refiner!r}.")
@@ -107,12 +96,12 @@ def RefinedViT(
 
     def own_mlp(index: int):
         scale = [] if layer_scale is None else [LayerScale(layer_scale, name="scale_channel")]
-        return MLP(mlp_ratio, dropout=dropout, on_output=scale)
+        return MLP(mlp_ratio, dropout=stack.dropout, on_output=scale)
 
     blocks = stack(
-        attention or own_attention,
-        mlp or own_mlp,
-        rising(drop_path, depth),
+        own_attention,
+        own_mlp,
+        stack.rates(depth),
         residual_scale=residual_scale,
     )
     if conv_stem:

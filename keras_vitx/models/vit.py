@@ -3,20 +3,19 @@
 Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.12877.
 """
 
-from collections.abc import Sequence
-
 import keras
 
 from keras_vitx.layers import MLP, Attention, PatchEmbedding
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_heads, patch_grid
-from keras_vitx.models.parts import Factory, Layers, Top, class_token_first, rising, stack
+from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
 
 
 @family(crop_ratio=0.9)
 def ViT(
     image_shape: tuple[int, int, int],
     top: Top,
+    stack: Stack,
     dim: int,
     depth: int,
     num_heads: int,
@@ -25,10 +24,6 @@ def ViT(
     patch_size: int = 16,
     layer_scale: float | keras.initializers.Initializer | None = None,
     scalar_scale: bool = False,
-    drop_path: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    attention: Factory | None = None,
-    mlp: Factory | None = None,
 ) -> Layers:
     """Patches and a class token attend to each other in every block.
 
@@ -43,19 +38,13 @@ def ViT(
         layer_scale: Start of LayerScale, a number or an initializer; None leaves
             it out (CaiT, Table 1).
         scalar_scale: One learned weight a branch instead of one a channel.
-        drop_path: Rate of stochastic depth in the last block, rising from 0 in the
-            first; or one rate a block.
-        dropout: Rate of dropout in the MLPs.
-        attention: Makes the attention of the block with that index, in place of
-            `Attention(num_heads)`.
-        mlp: Makes its MLP, in place of `MLP(mlp_ratio)`.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
     blocks = stack(
-        attention or (lambda index: Attention(num_heads)),
-        mlp or (lambda index: MLP(mlp_ratio, dropout=dropout)),
-        rising(drop_path, depth),
+        lambda index: Attention(num_heads),
+        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
+        stack.rates(depth),
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
     )
