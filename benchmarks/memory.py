@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
@@ -61,7 +62,7 @@ def measure(name: str, size: int, steps: int, form: str) -> None:
     random = np.random.default_rng(0)
     images = random.standard_normal((size, *model.input_shape[1:]), dtype="float32")
     labels = random.integers(model.output_shape[-1], size=size)
-    before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     times = []
     for _ in range(1 + steps):
         start = time.perf_counter()

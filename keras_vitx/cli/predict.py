@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import keras
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -26,11 +25,13 @@ def main(
         weights = _only_sensible_weights(model)
     network = open_model(model, weights)
     outputs = network.predict(data.preprocess_input(pictures, network), verbose=0)
+    if not network.class_names and network.output_shape[-1] != 1000:
+        network.class_names = [f"class {index}" for index in range(network.output_shape[-1])]
+    decoded = data.decode_predictions(_probabilities(network, outputs), top, network)
     table = Table("image", "class", "probability")
-    for path, output in zip(images, _probabilities(network, outputs), strict=True):
-        for rank, index in enumerate(np.argsort(-output)[:top]):
-            name = network.class_names[index] if network.class_names else f"class {index}"
-            table.add_row(str(path) if rank == 0 else "", name, f"{output[index]:.1%}")
+    for path, best in zip(images, decoded, strict=True):
+        for rank, (_, name, probability) in enumerate(best):
+            table.add_row(str(path) if rank == 0 else "", name, f"{probability:.1%}")
         table.add_section()
     console.print(table)
 

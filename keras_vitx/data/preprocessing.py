@@ -64,7 +64,8 @@ def preprocess_input(images, model) -> np.ndarray:
             width, channels) is n images. Arrays hold uint8 in 0..255, or
             floats in 0..1, which are rounded to those 256 levels.
         model: A model of keras_vitx: the size is that of its input, the rest
-            stands in `model.preprocessing`.
+            stands in `model.preprocessing`. `keras_vitx.preprocess_input` takes
+            names, too.
 
     Returns:
         float32 (n, height, width, channels) of the model's input.

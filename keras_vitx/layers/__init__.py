@@ -25,6 +25,7 @@ from keras_vitx.layers.maps import Temperature as Temperature
 from keras_vitx.layers.maps import UniformHeads as UniformHeads
 from keras_vitx.layers.mlp import MLP as MLP
 from keras_vitx.layers.mlp import TokenMixing as TokenMixing
+from keras_vitx.layers.preprocessing import ImagePreprocessing as ImagePreprocessing
 from keras_vitx.layers.regularization import DropPath as DropPath
 from keras_vitx.layers.regularization import LayerScale as LayerScale
 from keras_vitx.layers.sharing import AccumulatingAttention as AccumulatingAttention

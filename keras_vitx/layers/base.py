@@ -36,7 +36,8 @@ class Layer(keras.layers.Layer):
         varying: Names of numeric arguments in which blocks may differ and still
             run as one loop over depth.
         adapted: What was done to child Denses after they were made (`quantize`,
-            `enable_lora`), by name, while the layer is read from a config.
+            `enable_lora`), by name, children's children included, while the layer is
+            read from a config.
     """
 
     varying: tuple[str, ...] = ()
@@ -60,7 +61,10 @@ class Layer(keras.layers.Layer):
         """Return what `from_config` needs to make an equal, unbuilt layer."""
         config = super().get_config()
         config.update({name: serialize(getattr(self, name)) for name in self.arguments()})
-        adapted = {child.name: changes for child in self._layers if (changes := _changes(child))}
+        # Layers that are arguments say for themselves how they were changed.
+        given = keras.tree.flatten([getattr(self, name) for name in self.arguments()])
+        own = [child for child in self._layers if not any(child is one for one in given)]
+        adapted = {child.name: changes for child in own if (changes := _changes(child))}
         return {**config, "adapted": adapted} if adapted else config
 
     @classmethod
@@ -72,6 +76,9 @@ class Layer(keras.layers.Layer):
         adapted = arguments.pop("adapted", {})
         layer = cls(**arguments)
         layer.adapted = adapted
+        for child in layer._layers:
+            if isinstance(child, Layer) and child.name in adapted:
+                child.adapted = adapted[child.name]
         return layer
 
     def dense(
@@ -99,7 +106,12 @@ class Layer(keras.layers.Layer):
 
 
 def _changes(child: keras.layers.Layer) -> dict[str, Any]:
-    """Return the arguments with which a Dense is made as it was changed later."""
+    """Return the arguments with which a Dense is made as it was changed later.
+
+    Of a layer of the package, that of each child, by name.
+    """
+    if isinstance(child, Layer):
+        return child.get_config().get("adapted", {})
     if not isinstance(child, keras.layers.Dense):
         return {}
     changes: dict[str, Any] = {}

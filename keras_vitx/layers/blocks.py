@@ -86,7 +86,9 @@ class Block(Layer):
 
     def build_around(self, input_shape) -> None:
         """Build all but the attention, for tokens of `input_shape`."""
-        for part in (self.norm1, self.ls1, self.norm2, self.mlp, self.ls2):
+        first = (self.norm1, self.ls1, self.drop_path1)
+        # Keras quantizes no model in which any layer is not built.
+        for part in (*first, self.norm2, self.mlp, self.ls2, self.drop_path2):
             if part is not None:
                 part.build(input_shape)
 

@@ -143,7 +143,8 @@ class TokenDownsampling(Layer):
         num_prefix_tokens: Leading tokens that are no patches.
 
     Raises:
-        ValueError: at build, when `dim` is no multiple of the width taken.
+        ValueError: at build, when `dim` is no multiple of the width taken, or the
+            tokens are not those of `grid`.
     """
 
     def __init__(self, dim: int, grid: tuple[int, int], num_prefix_tokens: int = 1, **kwargs):
@@ -159,7 +160,14 @@ class TokenDownsampling(Layer):
         return (rows + 1) // 2, (columns + 1) // 2
 
     def build(self, input_shape):
-        width = input_shape[-1]
+        _, tokens, width = input_shape
+        rows, columns = self.grid
+        if tokens not in (None, self.num_prefix_tokens + rows * columns):
+            raise ValueError(
+                "`grid` must have as many patches as there are tokens after the leading ones. "
+                f"Received: grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}, "
+                f"tokens={tokens}."
+            )
         if self.dim % width:
             raise ValueError(
                 "`dim` must be a multiple of the width of the tokens before. "
@@ -174,7 +182,6 @@ class TokenDownsampling(Layer):
             dtype=self.dtype_policy,
             name="conv",
         )
-        rows, columns = self.grid
         self.conv.build((None, rows + 2, columns + 2, width))
         self.fc = self.dense(self.dim, "fc")
         self.fc.build((None, self.num_prefix_tokens, width))

@@ -115,10 +115,9 @@ def family(
                 image_shape,
                 family=list_layers.__name__,
                 preprocessing={
+                    **constructor.preprocessing,
                     "mean": _each_channel(mean, image_shape[-1]),
                     "std": _each_channel(std, image_shape[-1]),
-                    "crop_ratio": crop_ratio,
-                    "interpolation": interpolation,
                 },
                 remat=remat,
                 input_tensor=images,
@@ -134,6 +133,12 @@ def family(
 
         constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{PUBLIC_ARGUMENTS}"
         constructor.__signature__ = _public_signature(list_layers, constructor)
+        constructor.preprocessing = {
+            "mean": mean,
+            "std": std,
+            "crop_ratio": crop_ratio,
+            "interpolation": interpolation,
+        }
         return constructor
 
     return decorate
@@ -192,6 +197,7 @@ def variant(
         f"{PUBLIC_ARGUMENTS}"
     )
     constructor.family = family.__name__
+    constructor.preprocessing = family.preprocessing
     constructor.data = {"input_shape": input_shape, "classes": classes, **data}
     MODELS[name] = constructor
     return constructor

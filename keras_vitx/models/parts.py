@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import keras
@@ -143,16 +144,15 @@ class Stack:
             ValueError: for a sequence of another length than `depth`.
         """
         check_counts(depth=depth)
-        if isinstance(self.drop_path, (int, float)):
+        if isinstance(self.drop_path, Real):
             first = 0 if rising else self.drop_path
             return [float(rate) for rate in np.linspace(first, self.drop_path, depth)]
-        rates = [float(rate) for rate in self.drop_path]
-        if len(rates) != depth:
+        if not isinstance(self.drop_path, (list, tuple)) or len(self.drop_path) != depth:
             raise ValueError(
-                "`drop_path` must be one rate, or one a block. "
-                f"Received: {len(rates)} rates for depth={depth}."
+                f"`drop_path` must be one rate, or a list of one a block, {depth}. "
+                f"Received: {self.drop_path!r}."
             )
-        return rates
+        return [float(rate) for rate in self.drop_path]
 
     def __call__(
         self,

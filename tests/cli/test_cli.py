@@ -67,6 +67,12 @@ def test_list(run):
     assert all(name in out for name in kv.list_models())
     code, out, _ = run("list", "*xs36")
     assert "CaiT_XS36" in out and "CaiT_S36" not in out
+    _, out, _ = run("list", "PiT_B")
+    facts = ("256, 512, 1024", "3, 6, 4", "4, 8, 16", "14", "0")
+    assert [cell.strip() for cell in out.splitlines()[-2].split("│")[3:-1]] == list(facts)
+    _, out, _ = run("list", "Mixer_S16")
+    cells = [cell.strip() for cell in out.splitlines()[-2].split("│")[1:-1]]
+    assert cells == ["Mixer_S16", "Mixer", "512", "8", "", "16", "0"]
 
 
 def test_list_of_nothing(run):

@@ -15,6 +15,7 @@ from harness import (
     close,
     gradients,
     in_model,
+    joined,
     numbers,
     precision,
     randomize,
@@ -29,28 +30,44 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 def built(name):
     case = LAYERS[name]
     layer = case.make()
-    layer.build((None, *case.shape))
-    return layer, numbers((3, *case.shape))
+    layer.build(case.inputs(lambda shape: (None, *shape)))
+    return layer, case.inputs(lambda shape: numbers((3, *shape)))
+
+
+def is_initializer(value):
+    return isinstance(value, type) and issubclass(value, keras.initializers.Initializer)
 
 
 def test_every_layer_is_enrolled():
-    public = {name for name in vars(layers) if name[0].isupper()}
+    public = {
+        name
+        for name, value in vars(layers).items()
+        if name[0].isupper() and not is_initializer(value)
+    }
     assert public
     assert public - {name.split("/")[0] for name in LAYERS} == set()
 
 
 def test_every_layer_states_its_shapes():
-    for name in {name.split("/")[0] for name in LAYERS} - {"TalkingHeadsAttention"}:
-        assert "Input" in getattr(layers, name).__doc__, name
+    for name in {name.split("/")[0] for name in LAYERS}:
+        layer = getattr(layers, name)
+        if isinstance(layer, type):
+            assert "Input" in layer.__doc__, name
+
+
+def shapes(outputs):
+    return [tuple(part.shape) for part in keras.tree.flatten(outputs)]
 
 
 @every_layer
 def test_shapes(name):
     case = LAYERS[name]
     layer, x = built(name)
-    shape = tuple(call(layer, x).shape)
-    assert tuple(layer.compute_output_spec(keras.KerasTensor(x.shape)).shape) == shape
-    assert tuple(case.make()(keras.Input(case.shape)).shape) == (None, *shape[1:])
+    found = shapes(call(layer, x))
+    symbolic = case.inputs(lambda shape: keras.KerasTensor((3, *shape)))
+    assert shapes(layer.compute_output_spec(symbolic)) == found
+    free = [(None, *shape[1:]) for shape in found]
+    assert shapes(case.make()(case.inputs(keras.Input))) == free
 
 
 @every_layer
@@ -72,7 +89,7 @@ def reloading(tmp_path_factory):
     for name, case in LAYERS.items():
         for policy in PRECISIONS:
             with precision(policy):
-                model = in_model(case.make(), case.shape)
+                model = in_model(case)
             randomize(model)
             reloading.add(f"{name}@{policy}", model)
     reloading.run()
@@ -85,6 +102,10 @@ def test_files_in_a_fresh_process(name, policy, reloading):
     reloading.check(f"{name}@{policy}")
 
 
+def tensors(x):
+    return keras.tree.map_structure(ops.convert_to_tensor, x)
+
+
 @every_layer
 @pytest.mark.parametrize("policy", MIXED)
 def test_mixed_precision(name, policy):
@@ -94,15 +115,17 @@ def test_mixed_precision(name, policy):
         mixed, _ = built(name)
     mixed.set_weights(exact.get_weights())
     assert all(variable.dtype == "float32" for variable in mixed.weights)
+    # First of all: a training pass moves running statistics.
+    close(array(joined(call(mixed, x))), array(joined(call(exact, x))), 0.05, name)
+    dtype = "float32" if LAYERS[name].float32 else policy.removeprefix("mixed_")
     for training in (False, True):
-        y = call(mixed, ops.cast(x, "float32"), training)
-        assert keras.backend.standardize_dtype(y.dtype) == policy.removeprefix("mixed_")
-        assert np.isfinite(array(y)).all()
-    close(array(call(mixed, x)), array(call(exact, x)), 0.05, name)
+        for part in keras.tree.flatten(call(mixed, tensors(x), training)):
+            assert keras.backend.standardize_dtype(part.dtype) == dtype
+            assert np.isfinite(array(part)).all()
 
     # Compiled, where the backend compiles.
     def loss():
-        return ops.mean(ops.cast(call(mixed, ops.convert_to_tensor(x)), "float32"))
+        return ops.mean(ops.cast(joined(call(mixed, tensors(x))), "float32"))
 
     if mixed.trainable_variables:
         value, found = gradients(loss, mixed.trainable_variables)
@@ -116,8 +139,8 @@ def test_gradients_reach_every_variable(name):
     variables = layer.trainable_variables
     if not variables:
         return
-    weights = ops.convert_to_tensor(numbers(call(layer, x).shape, seed=9))
-    _, found = gradients(lambda: ops.sum(call(layer, x) * weights), variables)
+    weights = ops.convert_to_tensor(numbers(joined(call(layer, x)).shape, seed=9))
+    _, found = gradients(lambda: ops.sum(joined(call(layer, x)) * weights), variables)
     largest = max(np.abs(gradient).max() for gradient in found)
     for variable, gradient in zip(variables, found, strict=True):
         relative = np.abs(gradient).max() / largest
@@ -131,15 +154,15 @@ def test_gradients_reach_every_variable(name):
 def test_training_and_remat(name):
     layer, x = built(name)
     randomize(layer)
-    weights = ops.convert_to_tensor(numbers(call(layer, x).shape, seed=9))
-    assert np.isfinite(array(call(layer, x, training=True))).all()
+    weights = ops.convert_to_tensor(numbers(joined(call(layer, x)).shape, seed=9))
+    assert np.isfinite(array(joined(call(layer, x, training=True)))).all()
     if not layer.trainable_variables:
         return
     # Where training draws, what can be compared is the pass without draws.
     training = not LAYERS[name].random
 
     def run(wrap):
-        y = wrap(lambda x: call(layer, x, training))(ops.convert_to_tensor(x))
+        y = wrap(lambda x: joined(call(layer, x, training)))(tensors(x))
         return ops.sum(y * weights)
 
     value, found = gradients(lambda: run(keras.remat), layer.trainable_variables)
@@ -148,3 +171,15 @@ def test_training_and_remat(name):
     largest = max([np.abs(gradient).max() for gradient in expected_gradients], default=0)
     for one, other in zip(found, expected_gradients, strict=True):
         assert np.abs(one - other).max() <= 1e-5 * largest
+
+
+@every_layer
+def test_running_statistics_move_in_training_only(name):
+    layer, x = built(name)
+    randomize(layer)
+    statistics = [variable for variable in layer.weights if "moving_" in variable.path]
+    before = [array(variable.value) for variable in statistics]
+    for training in (False, True):
+        call(layer, x, training)
+        for old, variable in zip(before, statistics, strict=True):
+            assert (array(variable.value) != old).any() == training, variable.path

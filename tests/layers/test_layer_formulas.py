@@ -1,12 +1,11 @@
 """Each layer against its formula, written plainly in NumPy."""
 
-from math import erf
-
 import keras
 import numpy as np
 import pytest
-from harness import array, close, numbers, randomize
+from harness import array, close, numbers
 from keras import ops
+from plain import X, attention, built, dense, mix, mlp, norm
 
 from keras_vitx.layers import (
     MLP,
@@ -23,66 +22,6 @@ from keras_vitx.layers import (
     TalkingHeadsAttention,
     TokenPooling,
 )
-
-X = numbers((3, 5, 8))
-
-
-def built(layer, x=X):
-    layer.build(x.shape)
-    randomize(layer)
-    return layer
-
-
-def values(layer):
-    """A layer's weights by the ends of their paths."""
-    return {"/".join(v.path.split("/")[-2:]): array(v.value) for v in layer.weights}
-
-
-def dense(x, layer):
-    return x @ array(layer.kernel.value) + (array(layer.bias.value) if layer.use_bias else 0)
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def mix(maps, layer):
-    mixed = np.zeros_like(maps)
-    kernel = array(layer.kernel.value)
-    for i in range(maps.shape[1]):
-        for j in range(maps.shape[1]):
-            mixed[:, i] += kernel[i, j] * maps[:, j]
-        if layer.use_bias:
-            mixed[:, i] += array(layer.bias.value)[i]
-    return mixed
-
-
-def attention(q, k, v, layer):
-    """(output before the projection, maps), head by head."""
-    heads = layer.num_heads
-    size = q.shape[-1] // heads
-    split = [slice(h * size, (h + 1) * size) for h in range(heads)]
-    maps = np.stack([q[..., s] @ k[..., s].swapaxes(1, 2) / np.sqrt(size) for s in split], axis=1)
-    for part in layer.on_logits:
-        maps = mix(maps, part)
-    maps = softmax(maps)
-    for part in layer.on_weights:
-        maps = mix(maps, part)
-    outputs = [maps[:, h] @ v[..., s] for h, s in enumerate(split)]
-    return np.concatenate(outputs, axis=-1), maps
-
-
-def norm(x, layer):
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + layer.epsilon)
-    return x * array(layer.gamma.value) + array(layer.beta.value)
-
-
-def mlp(x, layer):
-    hidden = dense(x, layer.fc1)
-    gelu = hidden * 0.5 * (1 + np.vectorize(erf)(hidden / np.sqrt(2)))
-    return dense(gelu, layer.fc2)
-
 
 ATTENTIONS = {
     "plain": lambda: Attention(2),

@@ -5,10 +5,9 @@ import pytest
 from harness import FAMILIES, numbers
 
 import keras_vitx as kv
+from keras_vitx.layers import Attention, GatedPositionalAttention, SharedAttention, TokenMixing
 
 WRONG = {
-    "side": ({"input_shape": (20, 16, 3)}, "input_shape", "(20, 16, 3)"),
-    "other_side": ({"input_shape": (16, 20, 3)}, "input_shape", "(16, 20, 3)"),
     "missing_axis": ({"input_shape": (16, 16)}, "input_shape", "(16, 16)"),
     "four_axes": ({"input_shape": (1, 16, 16, 3)}, "input_shape", "(1, 16, 16, 3)"),
     "none": ({"input_shape": (None, None, 3)}, "input_shape", "(None, None, 3)"),
@@ -23,41 +22,191 @@ WRONG = {
     "pooling": ({"pooling": "foo"}, "pooling", "'foo'"),
     "activation": ({"classifier_activation": "foo"}, "classifier_activation", "'foo'"),
     "weights": ({"weights": "foo"}, "weights", "'foo'"),
+    "no_patch": ({"patch_size": 0}, "patch_size", "0"),
+    "drop_path": ({"drop_path": 1.0}, "rate", "1.0"),
+    "one_rate_too_few": ({"drop_path": [0.1]}, "drop_path", "[0.1]"),
+    "no_rate": ({"drop_path": None}, "drop_path", "None"),
+    "dropout": ({"dropout": 2.0}, "rate", "2.0"),
+    "mlp_ratio": ({"mlp": lambda index: kv.layers.MLP(0)}, "mlp_ratio", "mlp_ratio=0"),
     "tensor": ({"input_tensor": numbers((1, 16, 16, 3))}, "input_tensor", "ndarray"),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_argument_of_any_family(family, case):
-    arguments, name, value = WRONG[case]
+def refused(family, arguments, name, value):
+    """Check the error of a wrong argument, which names it and what came."""
     with pytest.raises(ValueError, match=name) as error:
         FAMILIES[family](**arguments)
     assert value in str(error.value)
 
 
-CAIT = {
-    "heads": ({"num_heads": 3}, "num_heads", "num_heads=3, dim=8"),
-    "class_token_late": ({"class_token_at": 4}, "class_token_at", "4"),
-    "class_token_early": ({"class_token_at": -1}, "class_token_at", "-1"),
-    "blind_token": ({"class_depth": 0}, "class_depth=0", "pooling=None"),
-    "blind_token_asked_for": ({"class_depth": 0, "pooling": "token"}, "class_depth=0", "'token'"),
-    "no_heads": ({"num_heads": 0}, "num_heads", "0"),
-    "no_width": ({"dim": 0}, "dim", "0"),
-    "no_depth": ({"depth": -1}, "depth", "-1"),
-    "half_a_block": ({"depth": 2.5}, "depth", "2.5"),
-    "class_depth": ({"class_depth": -1}, "class_depth", "-1"),
-    "no_patch": ({"patch_size": 0}, "patch_size", "0"),
-    "drop_path": ({"drop_path": 1.0}, "rate", "1.0"),
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_argument_of_any_family(family, case):
+    refused(family, *WRONG[case])
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "PiT"])
+def test_sides_that_are_no_multiples_of_the_patch(family):
+    for shape in ((20, 16, 3), (16, 20, 3)):
+        refused(family, {"input_shape": shape}, "input_shape", str(shape))
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "PiT"])
+def test_wrong_size_of_any_family(family):
+    refused(family, {"dim": 0}, "dim", "0")
+    refused(family, {"depth": 0}, "depth", "0")
+    refused(family, {"depth": 2.5}, "depth", "2.5")
+    if family != "Mixer":
+        refused(family, {"num_heads": 3}, "num_heads", "num_heads=3, dim=8")
+        refused(family, {"num_heads": 0}, "num_heads", "0")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", ("attention", "mlp"))
+def test_wrong_factory(family, part):
+    layer = TokenMixing(4, name="mine")
+    how = "function that takes the index of a block"
+    # A layer is callable, and yet no factory.
+    refused(family, {part: layer}, how, "TokenMixing")
+    refused(family, {part: "Attention"}, f"`{part}`.*{how}", "'Attention' for block 0")
+    refused(family, {part: lambda index: None}, f"`{part}`.*{how}", "None for block 0")
+    refused(family, {part: lambda index: layer}, f"`{part}`.*new layer", "again for block")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_wrong_sharing_of_maps(family):
+    heads = 4 if family in ("ConViT", "PiT") else 2
+    # PiT's first stage has one block, so that the next is the first of its stage.
+    sharing = 2 if family == "PiT" else 1
+
+    def sharing_after(make):
+        return {"attention": lambda i: SharedAttention(heads) if i == sharing else make()}
+
+    refused(
+        family,
+        {"attention": lambda index: SharedAttention(heads)},
+        "must not read carried maps in the first block",
+        "SharedAttention for block 0",
+    )
+    refused(
+        family,
+        sharing_after(lambda: TokenMixing(4)),
+        "must return an `Attention` for a block that",
+        f"TokenMixing for block {sharing - 1}",
+    )
+    refused(family, sharing_after(lambda: Attention(1)), "carried maps must be", "(None, 1, ")
+
+
+FAMILY = {
+    "CaiT/class_token_late": ({"class_token_at": 4}, "class_token_at", "4"),
+    "CaiT/class_token_early": ({"class_token_at": -1}, "class_token_at", "-1"),
+    "CaiT/blind_token": ({"class_depth": 0}, "class_depth=0", "pooling=None"),
+    "CaiT/blind_token_asked_for": (
+        {"class_depth": 0, "pooling": "token"},
+        "class_depth=0",
+        "'token'",
+    ),
+    "CaiT/class_depth": ({"class_depth": -1}, "class_depth", "-1"),
+    "CaiT/sharing_over_the_token": (
+        {
+            "class_token_at": 1,
+            "attention": lambda index: SharedAttention(2) if index == 1 else Attention(2),
+        },
+        "after the class token",
+        "SharedAttention for block 1",
+    ),
+    "CaiT/distilled_pooling": (
+        {"distillation_token": True, "pooling": "max"},
+        "pooling",
+        "'max'",
+    ),
+    "ViT/distilled_pooling": ({"distillation_token": True, "pooling": "avg"}, "pooling", "'avg'"),
+    "ConViT/convolutional_heads": (
+        {"num_heads": 2},
+        "`num_heads` must be a square",
+        "num_heads=2. conv_start='partial' starts the first 1 so",
+    ),
+    "ConViT/start": ({"conv_start": "foo"}, "conv_start", "'foo'"),
+    "ConViT/local_depth": ({"local_depth": 4}, "local_depth", "local_depth=4, depth=3"),
+    "ConViT/no_local_depth": ({"local_depth": -1}, "local_depth", "-1"),
+    "ConViT/sharing_over_the_token": (
+        {"attention": lambda index: SharedAttention(4) if index == 2 else Attention(4)},
+        "after the class token",
+        "SharedAttention for block 2",
+    ),
+    "ConViT/positions_of_a_class_token": (
+        {"attention": lambda index: GatedPositionalAttention(4)},
+        "`grid`",
+        "tokens=5",
+    ),
+    "DeepViT/re_attention_depth": ({"re_attention_depth": 3}, "re_attention_depth", "depth=2"),
+    "DeepViT/shared_depth": ({"shared_depth": 2}, "`shared_depth` must be at most 1", "2"),
+    "DeepViT/similarity_depth": ({"similarity_depth": 2}, "similarity_depth", "2"),
+    "DeepViT/map_scale": ({"map_scale": "foo"}, "map_scale", "'foo'"),
+    "DeepViT/residual_scale": ({"residual_scale": 0}, "residual_scale", "0"),
+    "DeepViT/odd_stem": ({"conv_stem": True, "patch_size": 1}, "patch_size", "patch_size=1"),
+    "RefinedViT/refiner": ({"refiner": "foo"}, "refiner", "'foo'"),
+    "RefinedViT/expansion": ({"expansion": 0}, "expansion", "0"),
+    "RefinedViT/fraction": ({"expansion": 1.5}, "expansion", "1.5"),
+    "RefinedViT/even_kernel": ({"kernel_size": 2}, "`kernel_size` must be odd", "kernel_size=2"),
+    "RefinedViT/constraint": (
+        {"refiner": "paper", "constraint": "foo"},
+        "`constraint` must be one of",
+        "'foo'",
+    ),
+    "RefinedViT/constraint_as_released": (
+        {"constraint": "spatial"},
+        "belong to refiner='paper'",
+        "constraint='spatial'",
+    ),
+    "RefinedViT/reduction_as_released": (
+        {"reduction": False},
+        "belong to refiner='paper'",
+        "reduction=False",
+    ),
+    "RefinedViT/shared_depth": ({"shared_depth": -1}, "shared_depth", "-1"),
+    "RefinedViT/dense_pooling": ({"dense_head": True, "pooling": "avg"}, "pooling", "'avg'"),
+    "CBViT/position": ({"position": "foo"}, "position", "'foo'"),
+    "CBViT/where": ({"where": "foo"}, "where", "'foo'"),
+    "CBViT/middle_of_attention": (
+        {"position": "middle", "where": "msa"},
+        "position='middle'",
+        "where='msa'",
+    ),
+    "CBViT/blocks": ({"blocks": [0, 2]}, "`blocks` must be indices", "[0, 2]"),
+    "CBViT/negative_block": ({"blocks": [-1]}, "`blocks` must be indices", "[-1]"),
+    "CBViT/number_of_blocks": ({"blocks": 1}, "`blocks` must be indices", "1"),
+    "CBViT/context": ({"context": "foo"}, "context", "'foo'"),
+    "CBViT/scaled_product": (
+        {"context": "class_product", "scaled": True},
+        "context='class_product'",
+        "scale=1.0",
+    ),
+    "PiT/stages": ({"dims": (8,)}, "must have one entry a stage", "dims=(8,), depths=(1, 2)"),
+    "PiT/no_stages": ({"dims": 8}, "must have one entry a stage", "dims=8"),
+    "PiT/empty": (
+        {"dims": (), "depths": (), "num_heads": ()},
+        "must have one entry a stage",
+        "dims=()",
+    ),
+    "PiT/depth": ({"depths": (1, 0)}, "depths", "0"),
+    "PiT/width": ({"dims": (8, 12)}, "`dim` must be a multiple", "dim=12, width=8"),
+    "PiT/heads": ({"num_heads": (3, 4)}, "num_heads", "num_heads=3, dim=8"),
+    "PiT/stride": ({"stride": 0}, "stride", "0"),
+    "PiT/patch": ({"patch_size": 17}, "input_shape", "patch size 17"),
+    "Mixer/pooling": ({"pooling": "token"}, "`pooling` must be 'avg' or 'max'", "'token'"),
+    "Mixer/mlp_ratio": ({"mlp_ratio": 4.0}, "`mlp_ratio` must be a pair", "4.0"),
+    "Mixer/no_hidden_units": ({"mlp_ratio": (0, 4.0)}, "mlp_ratio", "hidden=0"),
 }
 
 
-@pytest.mark.parametrize("case", CAIT)
-def test_wrong_argument_of_cait(case):
-    arguments, name, value = CAIT[case]
-    with pytest.raises(ValueError, match=name) as error:
-        FAMILIES["CaiT"](**arguments)
-    assert value in str(error.value)
+@pytest.mark.parametrize("case", FAMILY)
+def test_wrong_argument_of_a_family(case):
+    refused(case.partition("/")[0], *FAMILY[case])
+
+
+def test_every_family_has_arguments_of_its_own():
+    assert {case.partition("/")[0] for case in FAMILY} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,53 @@
+"""From a classifier's outputs to names."""
+
+import functools
+from pathlib import Path
+
+import keras
+import numpy as np
+
+IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
+
+
+def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple]]:
+    """Return the most probable classes of each image, the first one first.
+
+    Args:
+        predictions: (n, classes), what a classifier gives for n images.
+        top: How many classes to return for an image.
+        model: A model whose `class_names` to take. Without it, or without
+            them, 1,000 classes are those of ImageNet.
+
+    Returns:
+        For each image a list of (WordNet id, name, probability), as
+        `keras.applications` has it. The id is "" where the names are the model's.
+
+    Raises:
+        ValueError: when the predictions have another shape, `top` isn't
+            positive, or the classes have no names.
+    """
+    predictions = keras.ops.convert_to_numpy(predictions)
+    if predictions.ndim != 2:
+        raise ValueError(f"predictions: expected (n, classes), got shape {predictions.shape}.")
+    if top < 1:
+        raise ValueError(f"top: expected a positive number, got {top!r}.")
+    names = getattr(model, "class_names", None)
+    classes = imagenet_classes() if names is None else [("", name) for name in names]
+    if len(classes) != predictions.shape[1]:
+        has = "ImageNet" if names is None else "`model.class_names`"
+        raise ValueError(
+            f"predictions: {has} has {len(classes)} classes, got {predictions.shape[1]}. Give a "
+            "model whose `class_names` fit."
+        )
+    return [
+        [(*classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
+        for row in predictions.astype("float32")
+    ]
+
+
+@functools.cache
+def imagenet_classes() -> tuple[tuple[str, str], ...]:
+    """Return (WordNet id, name) of the 1,000 ImageNet classes; a name is the first of several."""
+    lines = IMAGENET_CLASSES.read_text("utf-8").splitlines()
+    rows = (line.split("\t") for line in lines if not line.startswith("#"))
+    return tuple((synset, lemmas.split(",")[0]) for synset, lemmas in rows)

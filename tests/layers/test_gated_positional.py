@@ -1,0 +1,326 @@
+"""Positional and gated positional attention, against r_ij written pair by pair."""
+
+import keras
+import numpy as np
+import pytest
+from harness import array, close, numbers
+from keras import ops
+from plain import aggregate, built, dense, logits, mix, sigmoid, softmax
+
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    Block,
+    ConvolutionalStart,
+    GatedPositionalAttention,
+    HeadMixing,
+    PositionalAttention,
+)
+
+GRIDS = ((3, 3), (2, 3), (4, 2), (1, 5))
+
+
+def places(grid):
+    return [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+
+
+def offsets(grid):
+    """r_ij = (dx, dy, squared distance) from patch i to patch j."""
+    pairs = [
+        [(x2 - x1, y2 - y1, (x2 - x1) ** 2 + (y2 - y1) ** 2) for y2, x2 in places(grid)]
+        for y1, x1 in places(grid)
+    ]
+    return np.array(pairs, "float32")
+
+
+def tokens(grid, dim=8, batch=3):
+    return numbers((batch, grid[0] * grid[1], dim), seed=grid[0])
+
+
+def parts(x, layer):
+    """Queries, keys, values and positional logits `(heads, patches, patches)`."""
+    query, key = np.split(dense(x, layer.qk), 2, axis=-1)
+    positional = dense(offsets((layer.rows, layer.columns)), layer.pos_proj)
+    return query, key, dense(x, layer.v), positional.transpose(2, 0, 1)
+
+
+def gpsa(x, layer):
+    """(output, maps) of Equation 6."""
+    query, key, value, positional = parts(x, layer)
+    content = logits(query, key, layer.num_heads)
+    for part in layer.on_logits:
+        content = mix(content, part)
+    gate = sigmoid(array(layer.gating_param.value))[:, None, None]
+    maps = (1 - gate) * softmax(content) + gate * softmax(positional)
+    for part in layer.on_weights:
+        maps = mix(maps, part)
+    return dense(aggregate(maps, value), layer.proj), maps
+
+
+def check(layer, x, expected, expected_maps):
+    y, maps = layer(x, return_attention_scores=True)
+    close(array(maps), expected_maps)
+    close(array(y), expected)
+    close(array(layer(x)), expected)
+
+
+@pytest.mark.parametrize("qkv_bias", (False, True))
+@pytest.mark.parametrize("grid", GRIDS)
+def test_gated_positional_attention(grid, qkv_bias):
+    layer = built(GatedPositionalAttention(4, grid=grid, qkv_bias=qkv_bias), tokens(grid))
+    check(layer, tokens(grid), *gpsa(tokens(grid), layer))
+
+
+def test_gated_positional_attention_with_layers_over_its_maps():
+    grid = (2, 3)
+    layer = built(
+        GatedPositionalAttention(
+            2, grid=grid, conv_start=False, on_logits=[HeadMixing()], on_weights=[HeadMixing()]
+        ),
+        tokens(grid),
+    )
+    check(layer, tokens(grid), *gpsa(tokens(grid), layer))
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_positional_attention(grid):
+    layer = built(PositionalAttention(4, grid=grid, on_logits=[HeadMixing()]), tokens(grid))
+    query, key, value, positional = parts(tokens(grid), layer)
+    maps = softmax(mix(logits(query, key, 4) + positional, layer.on_logits[0]))
+    check(layer, tokens(grid), dense(aggregate(maps, value), layer.proj), maps)
+
+    layer = built(PositionalAttention(4, grid=grid), tokens(grid))
+    query, key, value, positional = parts(tokens(grid), layer)
+    maps = softmax(logits(query, key, 4) + positional)
+    check(layer, tokens(grid), dense(aggregate(maps, value), layer.proj), maps)
+
+
+@pytest.mark.parametrize("make", (PositionalAttention, GatedPositionalAttention))
+def test_a_square_needs_no_grid(make):
+    x = tokens((3, 3))
+    square, rectangle = built(make(4), x), built(make(4, grid=(3, 3)), x)
+    np.testing.assert_array_equal(array(square(x)), array(rectangle(x)))
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_rows_sum_to_one(grid):
+    layer = built(GatedPositionalAttention(4, grid=grid), tokens(grid))
+    _, maps = layer(tokens(grid), return_attention_scores=True)
+    close(array(maps).sum(-1), np.ones(maps.shape[:-1]), 1e-6)
+
+
+@pytest.mark.parametrize("make", (PositionalAttention, GatedPositionalAttention))
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_fused_path_is_the_plain_one(make, grid):
+    layer = built(make(4, grid=grid), tokens(grid))
+    plain, _ = layer(tokens(grid), return_attention_scores=True)
+    close(array(layer(tokens(grid))), array(plain), 1e-6)
+
+
+@pytest.mark.parametrize("make", (PositionalAttention, GatedPositionalAttention))
+def test_the_fused_path_runs(make, monkeypatch):
+    layer = built(make(4), tokens((3, 3)))
+    monkeypatch.setattr(layer, "weights_of", None)
+    layer(tokens((3, 3)))
+
+
+def test_position_is_computed_once_for_all_images(monkeypatch):
+    layer = built(GatedPositionalAttention(4, grid=(2, 3)), tokens((2, 3)))
+    assert layer.positional_map().shape == (4, 6, 6)
+    shapes = []
+    whole = layer.pos_proj.call
+    monkeypatch.setattr(
+        layer.pos_proj, "call", lambda x, **_: shapes.append(tuple(x.shape)) or whole(x)
+    )
+    for batch in (1, 7):
+        for scores in (False, True):
+            layer(tokens((2, 3), batch=batch), return_attention_scores=scores)
+            # Once along the rows and once along the columns.
+            assert shapes == [(2, 2, 3), (3, 3, 3)]
+            shapes.clear()
+
+
+def test_gates():
+    x = tokens((3, 3))
+    layer = built(GatedPositionalAttention(4, gate=-2.0), x)
+    query, key, _, positional = parts(x, layer)
+    for gate, expected in (
+        (-100, softmax(logits(query, key, 4))),
+        (100, np.broadcast_to(softmax(positional), (3, 4, 9, 9))),
+    ):
+        layer.gating_param.assign(np.full(4, gate))
+        close(array(layer(x, return_attention_scores=True)[1]), expected)
+
+
+def test_start_of_gates():
+    for arguments, start in (({}, 1.0), ({"gate": -2.0}, -2.0)):
+        layer = GatedPositionalAttention(4, **arguments)
+        layer.build((None, 9, 8))
+        np.testing.assert_array_equal(array(layer.gating_param.value), np.full(4, start))
+
+
+def test_what_is_trained():
+    def trained(layer):
+        layer.build((None, 9, 8))
+        return {v.path.split("/", 1)[1] for v in layer.trainable_variables}
+
+    everything = {
+        "gating_param",
+        "qk/kernel",
+        "v/kernel",
+        "proj/kernel",
+        "proj/bias",
+        "pos_proj/kernel",
+        "pos_proj/bias",
+    }
+    assert trained(GatedPositionalAttention(4)) == everything
+    frozen = trained(GatedPositionalAttention(4, learn_gates=False))
+    assert frozen == everything - {"gating_param"}
+    assert trained(GatedPositionalAttention(4, trainable=False)) == set()
+
+
+def test_a_frozen_attention_stays_frozen_in_a_block():
+    block = Block(GatedPositionalAttention(4, trainable=False), MLP())
+    for layer in (block, Block.from_config(block.get_config())):
+        layer.build((None, 9, 8))
+        assert layer.trainable_variables
+        assert not [v.path for v in layer.trainable_variables if "/attn/" in v.path]
+
+
+def neighbour(grid, place, offset):
+    """The number of the patch nearest to `offset` from `place`."""
+    row, column = (
+        min(max(p + o, 0), side - 1) for p, o, side in zip(place, offset, grid, strict=True)
+    )
+    return row * grid[1] + column
+
+
+def local_layer(heads, grid, dim):
+    """A GPSA as its convolutional start makes it, all position and very sharp."""
+    layer = GatedPositionalAttention(heads, grid=grid, gate=100.0, locality_strength=50.0)
+    layer.build((None, grid[0] * grid[1], dim))
+    return layer
+
+
+def test_the_convolutional_start_is_a_convolution():
+    """ConViT, Section 2: nine heads are a 3 x 3 kernel."""
+    grid, dim, size = (4, 5), 18, 2
+    layer = local_layer(9, grid, dim)
+    x = tokens(grid, dim)
+    np.testing.assert_array_equal(array(layer.v.kernel.value), np.eye(dim))
+
+    # Head h1 + 3 h2 attends the patch h1 - 1 rows down and h2 - 1 columns right of each;
+    # beyond the edge, the last patch before it.
+    expected = np.zeros((9, 20, 20))
+    for head in range(9):
+        for number, place in enumerate(places(grid)):
+            offset = (head % 3 - 1, head // 3 - 1)
+            expected[head, number, neighbour(grid, place, offset)] = 1
+    maps = array(layer(x, return_attention_scores=True)[1])
+    close(maps, np.broadcast_to(expected, maps.shape), 1e-6)
+
+    # So a head's values and its rows of the projection are the kernel at its place.
+    layer.v.kernel.assign(numbers((dim, dim), seed=5))
+    layer.proj.kernel.assign(numbers((dim, dim), seed=6))
+    layer.proj.bias.assign(numbers((dim,), seed=7))
+    kernel = np.zeros((3, 3, dim, dim), "float32")
+    for head in range(9):
+        part = slice(head * size, (head + 1) * size)
+        kernel[head % 3, head // 3] = (
+            array(layer.v.kernel.value)[:, part] @ array(layer.proj.kernel.value)[part]
+        )
+    image = x.reshape(3, *grid, dim)
+
+    def convolution(mode):
+        padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)), mode)
+        y = sum(
+            padded[:, row : row + 4, column : column + 5] @ kernel[row, column]
+            for row in range(3)
+            for column in range(3)
+        )
+        return y + array(layer.proj.bias.value)
+
+    y = array(layer(x)).reshape(3, *grid, dim)
+    close(y, convolution("edge"))
+    # In the interior the padding is out of reach.
+    close(y[:, 1:-1, 1:-1], convolution("constant")[:, 1:-1, 1:-1])
+
+
+def test_heads_of_an_even_kernel_share_four_patches():
+    """The centre of a 2 x 2 kernel is half a patch away: the four around it are equally near."""
+    grid = (3, 4)
+    layer = local_layer(4, grid, 8)
+    expected = np.zeros((4, 12, 12))
+    for head in range(4):
+        down, right = 2 * (head % 2) - 1, 2 * (head // 2) - 1
+        for number, (row, column) in enumerate(places(grid)):
+            near = [
+                y * grid[1] + x
+                for y in {row, row + down}
+                for x in {column, column + right}
+                if 0 <= y < grid[0] and 0 <= x < grid[1]
+            ]
+            expected[head, number, near] = 1 / len(near)
+    maps = array(layer(tokens(grid), return_attention_scores=True)[1])
+    close(maps, np.broadcast_to(expected, maps.shape), 1e-6)
+
+
+@pytest.mark.parametrize("strength", (1.0, 0.5))
+def test_numbers_of_the_convolutional_start(strength):
+    start = ConvolutionalStart(strength)
+    four = array(start((3, 4), dtype="float32"))
+    close(four, strength * np.array([[-1, -1, 1, 1], [-1, 1, -1, 1], [-1, -1, -1, -1]]))
+    nine = array(start((3, 9), dtype="float32"))
+    x, y = [-2, -2, -2, 0, 0, 0, 2, 2, 2], [-2, 0, 2, -2, 0, 2, -2, 0, 2]
+    close(nine, strength * np.array([x, y, [-1] * 9]))
+
+
+def test_heads_left_over_start_at_random():
+    def drawn(strength):
+        return array(ConvolutionalStart(strength, seed=3)((3, 7), dtype="float32"))
+
+    one, double = drawn(1.0), drawn(2.0)
+    close(one[:, :4], array(ConvolutionalStart()((3, 4), dtype="float32")))
+    assert len(np.unique(one[:, 4:])) == 9
+    assert np.abs(one[:, 4:]).max() <= 0.04, "two deviations of 0.02"
+    close(double, 2 * one)
+
+    layer = GatedPositionalAttention(6, conv_start="partial")
+    layer.build((None, 9, 12))
+    close(array(layer.pos_proj.kernel.value)[:, :4], one[:, :4])
+
+
+def test_config_of_the_convolutional_start():
+    start = ConvolutionalStart(2.0, seed=5)
+    twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(start))
+    assert twin.get_config() == start.get_config() == {"locality_strength": 2.0, "seed": 5}
+    close(array(twin((3, 6), dtype="float32")), array(start((3, 6), dtype="float32")))
+
+
+def test_without_a_convolutional_start():
+    layer = GatedPositionalAttention(2, conv_start=False)
+    layer.build((None, 9, 8))
+    for kernel in (layer.pos_proj.kernel, layer.v.kernel):
+        assert 0 < np.abs(array(kernel.value)).max() <= 0.04
+
+
+def test_batches_of_any_size():
+    """One traced call serves every batch."""
+    layer = built(GatedPositionalAttention(4), tokens((3, 3)))
+    inputs = keras.Input((9, 8))
+    model = keras.Model(inputs, layer(inputs))
+    for batch in (2, 3):
+        x = tokens((3, 3), batch=batch)
+        close(model.predict(x, verbose=0), array(layer(x)))
+
+
+def test_plain_attention_is_the_limit_without_position():
+    """With gates at 0 position is gone, and the layer is Attention of the same numbers."""
+    x = tokens((3, 3))
+    layer = built(GatedPositionalAttention(4), x)
+    layer.gating_param.assign(np.full(4, -100))
+    plain = Attention(4, qkv_bias=False)
+    plain.build(x.shape)
+    plain.qkv.kernel.assign(ops.concatenate([layer.qk.kernel, layer.v.kernel], axis=1))
+    plain.proj.set_weights(layer.proj.get_weights())
+    close(array(layer(x)), array(plain(x)))
