@@ -4,9 +4,9 @@ PYTHON ?= python3
 # A plain `torch` may bring gigabytes of CUDA; this release is served as a CPU
 # build where the package index has one.
 TORCH ?= torch==2.13.0
-# What tests compare with, and skip where it can't be imported. Without what
-# they depend on, since that would bring another PyTorch.
-PEERS ?= timm==1.0.31 torchvision==0.28.0 pyyaml
+# What tests compare with (scikit-image for its photographs), and skip where it
+# is missing. Without what they depend on, since that would bring another PyTorch.
+PEERS ?= timm==1.0.31 torchvision==0.28.0 pyyaml scikit-image==0.26.0
 BACKENDS ?= tensorflow jax torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2

@@ -52,15 +52,16 @@ CROSSINGS = {
 
 
 def accuracy(family, **arguments):
-    """Train a new model; return its accuracy on the test images and its parameters."""
+    """Train a new model; return its accuracy on the test images."""
     keras.utils.set_random_seed(0)
     model = family(**SIZE, **TASK, **arguments)
-    history = kv.fit(model, "fashion_mnist", epochs=1, learning_rate=2e-3, verbose=0)
-    return history.history["val_accuracy"][-1], model.count_params()
+    # In one epoch, shifted and flipped images teach small models little.
+    history = kv.fit(model, "fashion_mnist", epochs=1, augmentation=None, verbose=0)
+    return history.history["val_accuracy"][-1]
 
 
-print(f"{'':28}{'unmodified':>24}{'crossed':>24}")
+print(f"{'':28}{'unmodified':>12}{'crossed':>12}")
 for name, (family, arguments, crossing) in CROSSINGS.items():
-    row = [accuracy(family, **arguments), accuracy(family, **arguments, **crossing)]
-    cells = [f"{share:.1%}, {count:,}" for share, count in row]
-    print(f"{name:28}{cells[0]:>24}{cells[1]:>24}", flush=True)
+    plain = accuracy(family, **arguments)
+    crossed = accuracy(family, **arguments, **crossing)
+    print(f"{name:28}{plain:12.1%}{crossed:12.1%}", flush=True)

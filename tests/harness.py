@@ -35,6 +35,7 @@ from keras_vitx.layers import (
     DropPath,
     GatedPositionalAttention,
     HeadMixing,
+    ImagePreprocessing,
     LayerScale,
     LocalMapConvolution,
     MapNormalization,
@@ -262,6 +263,16 @@ LAYERS = {
     ),
     "ConvStem": LayerCase(lambda: ConvStem(8), (16, 32, 3)),
     "ConvStem/three": LayerCase(lambda: ConvStem(6, channels=[4, 5, 6], patch_size=4), (8, 12, 1)),
+    "ImagePreprocessing": LayerCase(
+        lambda: ImagePreprocessing((6, 8), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4], crop_ratio=0.9),
+        (9, 14, 3),
+        float32=True,
+    ),
+    "ImagePreprocessing/border": LayerCase(
+        lambda: ImagePreprocessing([12, 12], (0.5,), (0.5,), 1.13, "bilinear"),
+        (7, 9, 1),
+        float32=True,
+    ),
     "TokenDownsampling": LayerCase(lambda: TokenDownsampling(16, (3, 4)), (13, 8)),
     "TokenDownsampling/two": LayerCase(
         lambda: TokenDownsampling(8, [2, 2], num_prefix_tokens=2), (6, 8)

@@ -21,9 +21,10 @@ def test_names_exist(block):
             assert operator.attrgetter(name.removeprefix("kv."))(kv) is not None
 
 
-def test_the_table_has_every_size():
+def test_the_table_has_every_size_of_cait():
     rows = re.findall(r"^\| (\w+) \| (\d+) \+ \d \| (\d+) \| (\d+) \|", README, flags=re.MULTILINE)
     assert {name: tuple(map(int, numbers)) for name, *numbers in rows} == {
         name: tuple(constructor.data[key] for key in ("depth", "dim", "num_heads"))
         for name, constructor in kv.models.MODELS.items()
+        if constructor.family == "CaiT"
     }

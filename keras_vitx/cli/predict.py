@@ -45,6 +45,7 @@ def _only_sensible_weights(model: str) -> str:
 
 
 def _probabilities(network, outputs):
-    if getattr(network.layers[-1], "activation", None) is keras.activations.softmax:
+    activation = getattr(network.layers[-1], "activation", None)
+    if keras.activations.get(activation) is keras.activations.softmax:
         return outputs
     return keras.ops.convert_to_numpy(keras.ops.softmax(outputs))

@@ -122,9 +122,9 @@ class ImagePreprocessing(Layer):
     def call(self, images):
         rows, columns = self._matrices(*ops.shape(images)[1:3])
         x = ops.clip(ops.round(ops.cast(images, "float32")), 0, 255)
-        x = _to_levels(*ops.einsum("bhwc,kvw->kbhvc", x, columns))
-        x = _to_levels(*ops.einsum("bhvc,kuh->kbuvc", x, rows))
-        mean, std = (np.asarray(values, "float32") for values in (self.mean, self.std))
+        x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
+        x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
+        mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
         return (x / 255.0 - mean) / std
 
     def _matrices(self, *sides):
@@ -185,9 +185,9 @@ def _weights(xp, side, scaled, target, kernel):
     return xp.stack([coarse, weights - coarse * 2.0**HALF_BITS])
 
 
-def _to_levels(coarse, fine):
-    """Round sums of weighted pixels to 0..255; halves go up."""
-    half = 2.0**HALF_BITS
+def _to_levels(sums):
+    """Round sums of weighted pixels, the coarse and the fine, to 0..255; halves go up."""
+    coarse, fine, half = sums[0], sums[1], 2.0**HALF_BITS
     whole = ops.floor(coarse / half)
     rest = (coarse - whole * half) * half + fine
     return ops.clip(whole + ops.floor(rest / half**2 + 0.5), 0, 255)

@@ -1,10 +1,14 @@
+import weakref
+
 import keras
 import numpy as np
 import pytest
+from harness import FAMILIES, array, blocks, numbers, randomize
 from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.analysis import attention_scores, class_attention, plot_class_attention, saliency
+from keras_vitx.layers import Attention, TokenMixing
 
 
 def tiny(**changes):
@@ -45,23 +49,116 @@ def test_scores_come_block_by_block(model, images):
     assert all(maps.dtype == np.float32 for _, maps in scores)
 
 
-def test_scores_are_those_that_the_forward_pass_used(model, images):
-    scores = dict(attention_scores(model, images))
-    for name in ("blocks_1", "blocks_token_only_1"):
-        block = model.get_layer(name)
-        before = keras.Model(model.input, block.input)(images)
-        normed = block.norm1(before)
-        attention = block.attention
-        if name == "blocks_1":
-            value = ops.split(attention.qkv(normed), 3, axis=-1)[2]
-        else:
-            value = attention.v(normed)
-        value = ops.transpose(attention.split_heads(value), (0, 2, 1, 3))
-        y = ops.transpose(ops.matmul(scores[name], value), (0, 2, 1, 3))
-        expected = attention.proj(ops.reshape(y, (3, -1, 24)))
-        np.testing.assert_allclose(
-            ops.convert_to_numpy(attention(normed)), ops.convert_to_numpy(expected), atol=1e-5
-        )
+with_attention = pytest.mark.parametrize("family", [f for f in FAMILIES if f != "Mixer"])
+SMALL = numbers((2, 16, 16, 3))
+
+
+def small(family):
+    """Return a tiny model of a family with maps that are far from uniform."""
+    model = FAMILIES[family]()
+    randomize(model)
+    return model
+
+
+def tokens_of(given):
+    """Return the tokens that a block gives, alone or with maps that it hands on."""
+    return array(given[0] if isinstance(given, (tuple, list)) else given)
+
+
+@with_attention
+def test_scores_are_those_that_the_forward_pass_used(family, monkeypatch):
+    model = small(family)
+    scores = dict(attention_scores(model, SMALL))
+    assert list(scores) == [block.name for block in blocks(model)]
+    x = ops.convert_to_tensor(SMALL)
+    for step in model.steps:
+        before, x = x, step(x)
+        if step.name not in scores:
+            continue
+        found = scores[step.name]
+        assert found.dtype == np.float32
+        aggregate = step.attention.aggregate
+        for maps, same in ((found, True), (found[..., ::-1].copy(), False)):
+
+            def with_these(_, value, training=False, maps=maps, aggregate=aggregate):
+                return aggregate(ops.convert_to_tensor(maps), value, training)
+
+            # Made to use these maps, whatever it computes, the block gives what it gave.
+            with monkeypatch.context() as patched:
+                patched.setattr(step.attention, "aggregate", with_these)
+                given, _ = step(before, return_attention_scores=True)
+            expected = tokens_of(x)
+            changed = np.abs(tokens_of(given) - expected).max() / np.abs(expected).max()
+            assert changed < 1e-5 if same else changed > 1e-4, step.name
+
+
+def test_maps_of_one_block_at_a_time(monkeypatch):
+    model = FAMILIES["ViT"]()
+    scores = attention_scores(model, SMALL)
+    first = weakref.ref(next(scores)[1])
+    second = model.get_layer("blocks_1").attention
+    softmax, alive = second.softmax, []
+
+    def watched(logits):
+        alive.append(first() is not None)
+        return softmax(logits)
+
+    monkeypatch.setattr(second, "softmax", watched)
+    assert first() is not None
+    next(scores)
+    assert alive == [False]
+
+
+def test_blocks_without_maps_are_left_out():
+    layers = {0: lambda: TokenMixing(4), 1: lambda: Attention(2)}
+    model = FAMILIES["ViT"](attention=lambda index: layers[index]())
+    assert [name for name, _ in attention_scores(model, SMALL)] == ["blocks_1"]
+
+
+def test_no_attention():
+    model = FAMILIES["Mixer"](name="mine")
+    with pytest.raises(ValueError, match="'mine' has no attention"):
+        next(attention_scores(model, SMALL))
+    with pytest.raises(ValueError, match="'mine' has no attention"):
+        class_attention(model, SMALL)
+
+
+CLASS_ATTENTION = {
+    "CaiT": {"blocks_token_only_0": (2, 2)},
+    "ViT": {"blocks_0": (2, 2), "blocks_1": (2, 2)},
+    "ConViT": {"blocks_2": (2, 2)},
+    "DeepViT": {"blocks_0": (2, 2), "blocks_1": (2, 2)},
+    "RefinedViT": {f"blocks_{i}": (2, 2) for i in range(3)},
+    "CBViT": {"blocks_0": (2, 2), "blocks_1": (2, 2)},
+    # The second stage has half as many rows and columns, rounded up.
+    "PiT": {
+        "transformers_0_blocks_0": (3, 3),
+        "transformers_1_blocks_0": (2, 2),
+        "transformers_1_blocks_1": (2, 2),
+    },
+}
+
+
+@with_attention
+def test_class_attention_of_every_family(family):
+    model = small(family)
+    maps = class_attention(model, SMALL)
+    assert {name: part.shape[2:] for name, part in maps.items()} == CLASS_ATTENTION[family]
+    scores = dict(attention_scores(model, SMALL))
+    for name, part in maps.items():
+        rows, columns = part.shape[2:]
+        for row in range(rows):
+            for column in range(columns):
+                expected = scores[name][:, :, 0, 1 + row * columns + column]
+                np.testing.assert_array_equal(part[:, :, row, column], expected)
+
+
+def test_class_attention_beside_a_distillation_token():
+    model = FAMILIES["ViT"](distillation_token=True)
+    scores = dict(attention_scores(model, SMALL))["blocks_1"]
+    assert scores.shape[2:] == (6, 6)
+    found = class_attention(model, SMALL)["blocks_1"]
+    np.testing.assert_array_equal(found.reshape(2, 2, 4), scores[:, :, 0, 2:])
 
 
 def test_class_attention_lies_as_the_patches_do(model, images):

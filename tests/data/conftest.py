@@ -1,8 +1,34 @@
+import importlib.util
+import sys
+import types
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+
+PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
+
+
+@pytest.fixture(scope="session")
+def photographs():
+    """Paths of photographs of several sizes: those that scikit-image's wheel carries."""
+    found = importlib.util.find_spec("skimage")
+    if found is None:
+        pytest.skip("scikit-image, whose photographs are used, is not installed")
+    return [Path(found.origin).parent / "data" / name for name in PHOTOGRAPHS]
+
+
+@pytest.fixture(scope="session")
+def timm_transform():
+    pytest.importorskip("torch")
+    # timm needs torchvision's Python part only, whose compiled operators may not fit torch.
+    sys.modules.setdefault(
+        "torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations")
+    )
+    pytest.importorskip("torchvision")
+    return pytest.importorskip("timm.data").create_transform
 
 
 @pytest.fixture

@@ -1,6 +1,3 @@
-import sys
-import types
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,17 +8,6 @@ from keras_vitx.data.preprocessing import resize_and_crop
 
 def difference(a, b):
     return np.abs(a.astype(int) - b.astype(int)).max()
-
-
-@pytest.fixture(scope="module")
-def timm_transform():
-    pytest.importorskip("torch")
-    # timm needs torchvision's Python part only, whose compiled operators may not fit torch.
-    sys.modules.setdefault(
-        "torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations")
-    )
-    pytest.importorskip("torchvision")
-    return pytest.importorskip("timm.data").create_transform
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])

@@ -1,0 +1,98 @@
+"""Images by the name of a model, and classes by their names."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES
+
+import keras_vitx as kv
+from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.models import MODELS, facts_of
+from keras_vitx.weights import checkpoints_of
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_states_what_its_models_want(name):
+    stated, made = getattr(kv, name).preprocessing, FAMILIES[name]().preprocessing
+    assert {key: np.asarray(value).tolist() for key, value in stated.items()} == made
+
+
+def test_every_size_has_facts():
+    for name in MODELS:
+        facts = facts_of(name)
+        assert facts.input_shape == (None, *MODELS[name].data["input_shape"])
+        assert facts.preprocessing == getattr(kv, MODELS[name].family).preprocessing
+
+
+def test_images_are_made_ready_by_a_name(picture):
+    image = picture(50, 60)
+    by_size = kv.preprocess_input(image, "CaiT_Mini")
+    np.testing.assert_array_equal(by_size, kv.preprocess_input(image, kv.CaiT_Mini()))
+    np.testing.assert_array_equal(by_size, kv.preprocess_input(image, "cifar10"))
+    for checkpoint in checkpoints_of(None):
+        side = checkpoint.image_size
+        batch = kv.preprocess_input(image, checkpoint.name)
+        assert batch.shape == (1, side, side, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("CaiT_S244", "'CaiT_S24'"), ("cait_s24_384.fb_dist", "'cait_s24_384.fb_dist_in1k'")],
+)
+def test_a_wrong_name_has_hints(picture, name, hint):
+    with pytest.raises(ValueError, match=f"No model or checkpoint is named '{name}'.*{hint}"):
+        kv.preprocess_input(picture(8, 8), name)
+
+
+def test_the_classes_of_imagenet():
+    classes = imagenet_classes()
+    assert len(classes) == len({synset for synset, _ in classes}) == 1000
+    assert classes[0] == ("n01440764", "tench")
+    assert classes[2] == ("n01484850", "great white shark")
+    assert classes[999] == ("n15075141", "toilet tissue")
+    assert [synset for synset, _ in classes] == sorted(synset for synset, _ in classes)
+
+
+def test_the_classes_are_timms():
+    ImageNetInfo = pytest.importorskip("timm.data").ImageNetInfo
+    info = ImageNetInfo("imagenet-1k")
+    for index, (synset, name) in enumerate(imagenet_classes()):
+        assert synset == info.index_to_label_name(index)
+        assert name == info.label_name_to_description(synset, detailed=False).split(",")[0]
+
+
+def test_the_most_probable_come_first():
+    predictions = np.zeros((2, 1000), "float32")
+    predictions[0, [134, 517]] = 0.25, 0.75
+    predictions[1, 7] = 1
+    for given in (predictions, keras.ops.convert_to_tensor(predictions)):
+        first, second = kv.decode_predictions(given, top=2)
+        assert first == [("n03126707", "crane", 0.75), ("n02012849", "crane", 0.25)]
+        assert second[0] == ("n01514668", "cock", 1.0) and len(second) == 2
+    assert len(kv.decode_predictions(predictions)[0]) == 5
+
+
+def test_a_models_own_names_go_first():
+    model = SimpleNamespace(class_names=("cat", "dog"))
+    predictions = np.float32([[0.25, 0.75]])
+    assert kv.decode_predictions(predictions, model=model) == [
+        [("", "dog", 0.75), ("", "cat", 0.25)]
+    ]
+    model.class_names = None
+    assert kv.decode_predictions(np.eye(1000), 1, model)[0][0][:2] == ("n01440764", "tench")
+
+
+@pytest.mark.parametrize(
+    ("predictions", "arguments", "message"),
+    [
+        (np.zeros((1, 10)), {}, "ImageNet has 1000 classes, got 10"),
+        (np.zeros((1, 3)), {"model": SimpleNamespace(class_names=["a"])}, "has 1 classes, got 3"),
+        (np.zeros(1000), {}, r"got shape \(1000,\)"),
+        (np.zeros((1, 1000)), {"top": 0}, "top: expected a positive number"),
+    ],
+)
+def test_wrong_predictions_are_an_error(predictions, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        kv.decode_predictions(predictions, **arguments)

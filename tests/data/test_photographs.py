@@ -1,0 +1,207 @@
+"""The evaluation transform, in NumPy and as a layer, against timm's on photographs."""
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_vitx as kv
+from keras_vitx.data.preprocessing import _scaled_size
+from keras_vitx.layers import ImagePreprocessing
+from keras_vitx.layers.preprocessing import scaled_size
+
+BACKEND = keras.backend.backend()
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CASES = (
+    ((224, 224), 0.875),
+    ((224, 224), 0.9),
+    ((224, 224), 1.0),
+    ((384, 384), 0.875),
+    ((384, 384), 1.0),
+    ((224, 320), 0.9),
+    ((320, 192), 1.0),
+    ((224, 224), 1.13),
+    ((448, 448), 1.13),
+)
+every_case = pytest.mark.parametrize(("size", "crop_ratio"), CASES)
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def levels(images):
+    """Undo the normalisation."""
+    return np.rint((images * np.float32(STD) + np.float32(MEAN)) * 255).astype(int)
+
+
+def run(layer, image):
+    return keras.ops.convert_to_numpy(layer(image[None]))[0]
+
+
+@pytest.fixture(scope="module")
+def expected(timm_transform):
+    def of(path, size, crop_ratio, interpolation="bicubic"):
+        transform = timm_transform(
+            (3, *size),
+            is_training=False,
+            crop_pct=crop_ratio,
+            interpolation=interpolation,
+            mean=MEAN,
+            std=STD,
+        )
+        return transform(Image.open(path).convert("RGB")).numpy().transpose(1, 2, 0)
+
+    return of
+
+
+@every_case
+def test_preprocess_input_equals_timm(photographs, expected, make_model, size, crop_ratio):
+    model = make_model(size, mean=MEAN, std=STD, crop_ratio=crop_ratio)
+    batch = kv.preprocess_input(photographs, model)
+    for found, path in zip(batch, photographs, strict=True):
+        np.testing.assert_allclose(found, expected(path, size, crop_ratio), atol=1e-5)
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@every_case
+def test_the_layer_equals_timm(photographs, expected, size, crop_ratio, interpolation):
+    layer = ImagePreprocessing(size, MEAN, STD, crop_ratio, interpolation)
+    for path in photographs:
+        found = run(layer, pixels(path))
+        wanted = expected(path, size, crop_ratio, interpolation)
+        assert found.dtype == np.float32
+        # Not within one level: the same.
+        np.testing.assert_array_equal(levels(found), levels(wanted), err_msg=path.name)
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(24, 24), (24, 40), (7, 5)])
+@pytest.mark.parametrize("crop_ratio", [0.5, 0.875, 1.0, 1.13, 2.0])
+def test_the_layer_equals_preprocess_input(picture, make_model, size, crop_ratio):
+    model = make_model(size, mean=MEAN, std=STD, crop_ratio=crop_ratio)
+    layer = ImagePreprocessing.of(model)
+    for image_size in ((61, 87), (90, 45), (24, 24), (20, 27), (1, 1), (300, 3)):
+        image = picture(*image_size)
+        found, wanted = run(layer, image), kv.preprocess_input(image, model)[0]
+        np.testing.assert_array_equal(levels(found), levels(wanted), err_msg=str(image_size))
+
+
+def test_both_have_one_rule_of_sizes():
+    for size in ((224, 224), (224, 320), (30, 17)):
+        for crop_ratio in (0.875, 0.9, 1.0, 1.13):
+            for image_size in np.random.default_rng(0).integers(1, 2000, (200, 2)).tolist():
+                found = scaled_size(np, np.float64(image_size), size, crop_ratio)
+                assert tuple(found) == _scaled_size(tuple(image_size), size, crop_ratio)
+
+
+def test_floats_are_rounded_and_cut():
+    layer = ImagePreprocessing((4, 4), [0.0], [1.0])
+    image = np.tile(np.float32([-3.0, 0.4, 254.6, 300.0])[:, None, None], (1, 4, 1))
+    np.testing.assert_allclose(run(layer, image)[:, 0, 0], [0, 0, 1, 1], atol=1e-6)
+
+
+def test_a_border_is_black_before_it_is_normalised(picture):
+    layer = ImagePreprocessing((40, 40), MEAN, STD, crop_ratio=1.25)
+    found = levels(run(layer, picture(50, 50) // 2 + 100))
+    assert (found[:4] == 0).all() and (found[-4:] == 0).all() and (found[:, :4] == 0).all()
+    assert (found[4:36, 4:36] > 0).all()
+
+
+def head(layer):
+    """A small classifier that takes pixels, and the same without the layer."""
+    model = kv.ViT(
+        dim=8, depth=1, num_heads=2, patch_size=8, input_shape=(32, 24, 3), classes=3, name="vit"
+    )
+    return model, lambda inputs: keras.Model(inputs, model(layer(inputs)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_in_front_of_a_model_images_may_have_any_size(photographs, dtype):
+    model, in_front = head(layer := ImagePreprocessing((32, 24), MEAN, STD, 0.9))
+    whole = in_front(keras.Input((None, None, 3), dtype=dtype))
+    assert whole.output_shape == (None, 3)
+    for path in photographs[:2]:
+        image = pixels(path)[None]
+        wanted = model.predict(keras.ops.convert_to_numpy(layer(image)), verbose=0)
+        np.testing.assert_allclose(whole.predict(image, verbose=0), wanted, atol=1e-5)
+
+
+def test_it_stays_exact_in_a_model_of_half_precision(photographs):
+    image = pixels(photographs[1])
+    layer = ImagePreprocessing((32, 24), MEAN, STD)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        inputs = keras.Input((*image.shape[:2], 3))
+        model = keras.Model(inputs, ImagePreprocessing((32, 24), MEAN, STD)(inputs))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    found = keras.ops.convert_to_numpy(model(image[None].astype("float32")))[0]
+    np.testing.assert_array_equal(found, run(layer, image))
+
+
+def test_exported_with_a_model(photographs, tmp_path):
+    pytest.importorskip("tensorflow")
+    image = pixels(photographs[1])
+    _, in_front = head(ImagePreprocessing((32, 24), MEAN, STD, 1.13))
+    whole = in_front(keras.Input(image.shape))
+    kv.export.saved_model(whole, tmp_path / "saved")
+    images = np.stack([image, image[::-1], image[:, ::-1]]).astype("float32")
+    assert kv.export.verify(tmp_path / "saved", whole, images) <= 1e-5
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="other backends trace a graph a size")
+def test_exported_for_images_of_any_size(photographs, tmp_path):
+    import tensorflow as tf
+
+    model, in_front = head(layer := ImagePreprocessing((32, 24), MEAN, STD, 0.9))
+    in_front(keras.Input((None, None, 3), dtype="uint8")).export(
+        tmp_path / "saved", format="tf_saved_model", verbose=False
+    )
+    square = ImagePreprocessing((224, 224), MEAN, STD, 1.13)
+    inputs = keras.Input((None, None, 3), dtype="uint8")
+    keras.Model(inputs, square(inputs)).export(
+        tmp_path / "square", format="tf_saved_model", verbose=False
+    )
+    saved, saved_square = (tf.saved_model.load(tmp_path / name) for name in ("saved", "square"))
+    for path in photographs:
+        image = pixels(path)[None]
+        np.testing.assert_allclose(saved.serve(image), model(layer(image)), atol=1e-5)
+        np.testing.assert_array_equal(saved_square.serve(image), square(image))
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow can")
+def test_a_graph_of_unknown_size_is_an_error():
+    layer = ImagePreprocessing((32, 24), MEAN, STD)
+    with pytest.raises(ValueError, match="need the TensorFlow backend"):
+        layer.call(keras.Input((None, 40, 3)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"crop_ratio": 0}, "`crop_ratio` must be above 0"),
+        ({"crop_ratio": -1.0}, "`crop_ratio` must be above 0"),
+        ({"crop_ratio": float("nan")}, "`crop_ratio` must be above 0"),
+        ({"crop_ratio": 100.0}, "leave a pixel"),
+        ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
+        ({"mean": (0.5,)}, "one value a channel"),
+        ({"std": (0.5, 0.0, 0.5)}, "`std` must be positive"),
+        ({"size": (32,)}, "`size` must be"),
+        ({"size": (32, 0)}, "`size` must be"),
+        ({"size": (None, 32)}, "`size` must be"),
+    ],
+)
+def test_wrong_arguments_are_named(changes, message):
+    arguments = {"size": (32, 32), "mean": MEAN, "std": STD}
+    with pytest.raises(ValueError, match=message):
+        ImagePreprocessing(**{**arguments, **changes})
+
+
+def test_wrong_images_and_models_are_named(make_model):
+    layer = ImagePreprocessing.of(make_model((24, 40)), crop_ratio=1.13)
+    assert layer.size == (24, 40) and layer.crop_ratio == 1.13
+    with pytest.raises(ValueError, match="a channel for each"):
+        layer(np.zeros((1, 9, 9, 1), "uint8"))
+    with pytest.raises(ValueError, match="must have an `input_shape`"):
+        ImagePreprocessing.of(keras.Sequential([keras.Input((3,))]))
