@@ -56,7 +56,8 @@ SMALL = numbers((2, 16, 16, 3))
 def small(family):
     """Return a tiny model of a family with maps that are far from uniform."""
     model = FAMILIES[family]()
-    randomize(model)
+    for step in model.steps[1:]:  # Beside patches that were large, no map would matter.
+        randomize(step)
     return model
 
 
@@ -89,7 +90,7 @@ def test_scores_are_those_that_the_forward_pass_used(family, monkeypatch):
                 given, _ = step(before, return_attention_scores=True)
             expected = tokens_of(x)
             changed = np.abs(tokens_of(given) - expected).max() / np.abs(expected).max()
-            assert changed < 1e-5 if same else changed > 1e-4, step.name
+            assert changed < 1e-5 if same else changed > 1e-3, step.name
 
 
 def test_maps_of_one_block_at_a_time(monkeypatch):
