@@ -42,7 +42,9 @@ class ImagePreprocessing(Layer):
     $A$ holds the weights of one pixel of the result, zeros for one of the border.
     Pixels are rounded to the 256 levels after each product, as Pillow rounds
     them, so that the result is that of `preprocess_input` and of timm to the
-    last level. No gradient passes.
+    last level. (Pillow 13 takes the axes of an image more than twice as high as
+    wide in the other order: a few of its pixels differ, by up to some levels.)
+    No gradient passes.
 
     Input: uint8 or floats in 0..255, `(batch, height, width, channels)` of any
     height and width; under TensorFlow they may be unknown in an exported graph,
