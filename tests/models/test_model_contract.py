@@ -286,8 +286,7 @@ def test_clones(family, how):
 def test_summary_reads_a_row_a_block(family):
     lines = []
     model = FAMILIES[family]()
-    model.summary(print_fn=lines.append)
+    model.summary(print_fn=lines.append, line_length=120)
     text = "\n".join(map(str, lines))
-    assert len(blocks(model)) == (4 if family == "CaiT" else len(set(blocks(model))))
     for block in blocks(model):
-        assert f"{block.name[:12]}" in text
+        assert f"{block.name} (" in text

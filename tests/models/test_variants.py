@@ -1,0 +1,546 @@
+"""What the arguments of each family do, and layers of one family in another."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, array, blocks, close, numbers, randomize
+
+from keras_vitx.analysis import attention_scores
+from keras_vitx.layers import (
+    MLP,
+    AccumulatingAttention,
+    Attention,
+    ClassBlock,
+    ContextBroadcasting,
+    ConvStem,
+    DeepAttention,
+    DenseHead,
+    DistilledHead,
+    GatedPositionalAttention,
+    HeadMixing,
+    LayerScale,
+    LocalMapConvolution,
+    PatchEmbedding,
+    PositionalAttention,
+    ReAttention,
+    RefinedAttention,
+    Refinement,
+    ResidualRefinement,
+    SharedAttention,
+    SqueezeExcitation,
+    TalkingHeadsAttention,
+    Temperature,
+    TokenMixing,
+    UniformHeads,
+)
+
+IMAGES = numbers((2, 16, 16, 3))
+
+
+def checked(family, **arguments):
+    """Make a model; check that it reads its images, trains, and comes back from its config."""
+    model = FAMILIES[family](**arguments)
+    y = array(model(IMAGES))
+    assert np.isfinite(array(model(IMAGES, training=True))).all()
+    assert np.abs(y[0] - y[1]).max() > 0, "images differ"
+    # As a file has it.
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+    twin = keras.saving.deserialize_keras_object(config)
+    twin.set_weights(model.get_weights())
+    close(array(twin(IMAGES)), array(model(IMAGES)))
+    return model
+
+
+def parts(model, kind):
+    """Return all layers of a kind, in a model or a layer."""
+    return [part for part in model._flatten_layers() if isinstance(part, kind)]
+
+
+def kinds(model):
+    """Return the names of the classes of the blocks' attentions."""
+    return [type(block.attention).__name__ for block in blocks(model)]
+
+
+def where(model, kind):
+    """Return the indices of the blocks that hold a layer of a kind."""
+    return [index for index, block in enumerate(blocks(model)) if parts(block, kind)]
+
+
+# Arguments that several families have.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rates_of_stochastic_depth(family):
+    model = FAMILIES[family](drop_path=0.3)
+    # Class blocks have none.
+    own = [block for block in blocks(model) if not isinstance(block, ClassBlock)]
+    rates = [block.drop_path for block in own]
+    expected = [0.3] * 3 if family == "CaiT" else np.linspace(0, 0.3, len(own))
+    np.testing.assert_allclose(rates, expected)
+    listed = [0.1 + index / 10 for index in range(len(own))]
+    model = FAMILIES[family](drop_path=listed)
+    found = [block.drop_path for block in blocks(model)]
+    assert found == [*listed, *[0.0] * (len(found) - len(own))]
+    assert [block.drop_path1.rate for block in blocks(model)] == found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout(family):
+    for rate in (0.0, 0.25):
+        model = FAMILIES[family](dropout=rate)
+        assert {part.drop.rate for part in parts(model, MLP)} == {rate}
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "Mixer"])
+def test_hidden_width(family):
+    model = FAMILIES[family](mlp_ratio=2.5)
+    for block in blocks(model):
+        dim, hidden = block.mlp.fc1.kernel.shape
+        assert hidden == int(2.5 * dim)
+
+
+@pytest.mark.parametrize("family", ("CaiT", "ViT"))
+def test_distillation_token(family):
+    model = checked(family, distillation_token=True, classifier_activation=None)
+    names = [step.name for step in model.steps]
+    # Each enters before all tokens: the class token is the first.
+    assert names.index("cls_token") == names.index("dist_token") + 1
+    assert isinstance(model.steps[-1], DistilledHead)
+    features = FAMILIES[family](distillation_token=True, include_top=False)
+    assert features.output_shape == (None, 6, 8)
+    pooled = FAMILIES[family](distillation_token=True, include_top=False, pooling="avg")
+    for one in (features, pooled):
+        one.set_weights(model.get_weights()[:-4])
+    tokens = array(features(IMAGES))
+    close(array(pooled(IMAGES)), tokens[:, 2:].mean(axis=1))
+    kernel, bias, other_kernel, other_bias = model.get_weights()[-4:]
+    expected = (tokens[:, 0] @ kernel + bias + tokens[:, 1] @ other_kernel + other_bias) / 2
+    close(array(model(IMAGES)), expected)
+
+
+@pytest.mark.parametrize("family", ("CaiT", "ViT"))
+def test_weights_of_branches(family):
+    model = checked(family, layer_scale=0.25)
+    assert {tuple(block.ls1.gamma.shape) for block in blocks(model)} == {(8,)}
+    assert all((array(part.gamma) == 0.25).all() for part in parts(model, LayerScale))
+    model = checked(family, layer_scale=0.5, scalar_scale=True)
+    assert {tuple(part.gamma.shape) for part in parts(model, LayerScale)} == {(1,)}
+    model = checked(family, layer_scale=None)
+    assert not parts(model, LayerScale)
+    initializer = keras.initializers.RandomUniform(0.1, 0.2)
+    gammas = [
+        array(part.gamma) for part in parts(checked(family, layer_scale=initializer), LayerScale)
+    ]
+    assert all(((gamma >= 0.1) & (gamma <= 0.2)).all() for gamma in gammas)
+    assert np.unique(gammas).size == np.size(gammas), "each draws its own"
+
+
+@pytest.mark.parametrize("family", ("PiT", "Mixer"))
+def test_context_broadcast(family):
+    assert where(FAMILIES[family](), ContextBroadcasting) == []
+    model = checked(family, context_broadcast=True)
+    assert where(model, ContextBroadcasting) == list(range(len(blocks(model))))
+    for block in blocks(model):
+        assert block.mlp.on_output == parts(block, ContextBroadcasting)
+
+
+# Arguments of one family.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"class_depth": 2},
+        {"class_token_at": 0},
+        {"class_token_at": 1, "class_depth": 0},
+        {"class_depth": 0, "pooling": "avg"},
+        {"class_in_keys": False},
+        {"class_layer_scale": None},
+        {"class_layer_scale": 1.0},
+    ],
+    ids=str,
+)
+def test_class_token_of_cait(arguments):
+    model = checked("CaiT", depth=2, **arguments)
+    names = [layer.name for layer in model.steps]
+    if arguments.get("pooling"):
+        assert "cls_token" not in names
+    else:
+        assert names.index("cls_token") == 2 + arguments.get("class_token_at", 2)
+    class_blocks = parts(model, ClassBlock)
+    assert len(class_blocks) == arguments.get("class_depth", 1)
+    assert [block.name for block in class_blocks] == [
+        f"blocks_token_only_{index}" for index in range(len(class_blocks))
+    ]
+    for block in class_blocks:
+        _, maps = block(numbers((1, 5, 8)), return_attention_scores=True)
+        assert maps.shape == (1, 2, 1, 5 if arguments.get("class_in_keys", True) else 4)
+        scale = arguments.get("class_layer_scale", 0.5)
+        assert (block.ls1 is None) == (scale is None)
+        assert scale is None or (array(block.ls1.gamma) == scale).all()
+    assert (array(model.get_layer("blocks_0").ls1.gamma) == 0.5).all()
+
+
+def test_local_blocks_of_convit():
+    for depth in range(4):
+        model = checked("ConViT", local_depth=depth)
+        own, plain = "GatedPositionalAttention", "Attention"
+        assert kinds(model) == [own] * depth + [plain] * (3 - depth)
+        assert [step.name for step in model.steps].index("cls_token") == 2 + depth
+
+
+def test_sums_of_logits_in_convit():
+    model = checked("ConViT", gated=False)
+    assert kinds(model) == ["PositionalAttention", "PositionalAttention", "Attention"]
+    assert not any("gating_param" in variable.path for variable in model.weights)
+
+
+def test_convolutional_start_of_convit():
+    def start(**arguments):
+        attention = blocks(checked("ConViT", **arguments))[0].attention
+        return array(attention.v.kernel), array(attention.pos_proj.kernel)
+
+    values, places = start()
+    np.testing.assert_array_equal(values, np.eye(8))
+    # Heads of a 2 x 2 kernel look half a patch up or down, left or right.
+    expected = [[-1, -1, 1, 1], [-1, 1, -1, 1], [-1] * 4]
+    np.testing.assert_array_equal(places, expected)
+    _, weaker = start(locality_strength=0.5)
+    np.testing.assert_array_equal(weaker, places / 2)
+    values, places = start(conv_start=False)
+    assert 0 < np.abs(values).max() < 0.1 and 0 < np.abs(places).max() < 0.1
+    values, places = start(conv_start="partial", num_heads=2)
+    np.testing.assert_array_equal(values, np.eye(8))
+    np.testing.assert_array_equal(places[:, 0], [0, 0, -1])
+    assert 0 < np.abs(places[:, 1]).max() < 0.1
+
+
+def test_gates_of_convit():
+    model = checked("ConViT", gate=-2.0)
+    gates = [part.gating_param for part in parts(model, PositionalAttention)]
+    assert len(gates) == 2
+    assert all((array(gate) == -2).all() and gate.trainable for gate in gates)
+    model = checked("ConViT", learn_gates=False)
+    untrained = {variable.path for variable in model.non_trainable_variables}
+    assert {f"blocks_{index}/attn/gating_param" for index in range(2)} <= untrained
+    assert all(part.qk.trainable_variables for part in parts(model, PositionalAttention))
+
+
+@pytest.mark.parametrize("gated", (True, False))
+def test_frozen_attention_of_convit(gated):
+    model = checked("ConViT", frozen_attention=True, gated=gated)
+    twin = type(model).from_config(model.get_config())
+    for one in (model, twin):
+        for block in blocks(one)[:2]:
+            assert not block.attention.trainable_variables
+            assert len(block.attention.weights) >= 6
+            assert len(block.mlp.trainable_variables) == 4
+            assert len(block.norm1.trainable_variables) == 2
+        assert len(blocks(one)[2].attention.trainable_variables) == 3
+
+
+def test_depths_of_deepvit():
+    def depths(**arguments):
+        model = checked("DeepViT", depth=3, **arguments)
+        return where(model, ReAttention), where(model, SharedAttention)
+
+    assert depths() == ([0, 1, 2], [])
+    assert depths(re_attention_depth=0) == ([], [])
+    assert depths(re_attention_depth=2) == ([1, 2], [])
+    assert depths(shared_depth=1) == ([0, 1, 2], [2])
+    assert depths(re_attention_depth=0, shared_depth=2) == ([1, 2], [1, 2])
+
+
+def test_shared_maps_of_deepvit():
+    model = FAMILIES["DeepViT"](re_attention_depth=0, shared_depth=1)
+    randomize(model)
+    first, second = (maps for _, maps in attention_scores(model, IMAGES))
+    re_attention = blocks(model)[1].attention.on_weights[0]
+    close(second, array(re_attention(first)))
+
+
+def test_similarity_of_deepvit():
+    model = checked("DeepViT", depth=3, similarity=0.1, similarity_depth=1, drop_path=0.0)
+    assert [getattr(block, "similarity", None) for block in blocks(model)] == [0.0, 0.1, None]
+
+    def losses(model, training):
+        model(IMAGES, training=training)
+        return [float(array(loss)) for loss in model.losses]
+
+    assert losses(model, training=False) == []
+    (once,) = losses(model, training=True)
+    assert 0 < abs(once) <= 0.1
+    twice = FAMILIES["DeepViT"](depth=3, similarity=0.2, similarity_depth=1, drop_path=0.0)
+    twice.set_weights(model.get_weights())
+    # Maps are normalized by batch in training, so that earlier calls don't matter.
+    close(losses(twice, training=True), [2 * once], 1e-4)
+    # It enters the loss that is trained.
+    plain = FAMILIES["DeepViT"](depth=3, drop_path=0.0)
+    plain.set_weights(model.get_weights())
+    found = []
+    for one in (model, plain):
+        one.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+        history = one.fit(IMAGES, np.array([0, 1]), verbose=0).history
+        found.append(history["loss"][0])
+    close(found[0] - found[1], once, 1e-3)
+
+
+def test_map_scale_of_deepvit():
+    def scales(**arguments):
+        model = checked("DeepViT", **arguments)
+        return {part.map_scale for part in parts(model, ReAttention)}
+
+    assert scales() == {1.0}
+    assert scales(map_scale=0.25) == {0.25}
+    # Heads are 4 wide.
+    assert scales(map_scale="head") == {0.5}
+    assert scales(map_scale="head", shared_depth=1) == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("family", "channels"), [("DeepViT", (64, 64)), ("RefinedViT", (32, 64, 128))]
+)
+def test_stems(family, channels):
+    stem = checked(family, conv_stem=True).get_layer("patch_embed")
+    assert isinstance(stem, ConvStem)
+    assert stem.channels == channels
+    assert isinstance(checked(family, conv_stem=False).get_layer("patch_embed"), PatchEmbedding)
+
+
+@pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
+def test_residual_scale(family):
+    model = checked(family, residual_scale=0.25, drop_path=0.0)
+    block = blocks(model)[0]
+    assert [block.residual_scale for block in blocks(model)] == [0.25] * len(blocks(model))
+    block.gives_maps = False
+    for part in (block.attention.proj, block.mlp.fc2):
+        part.kernel.assign(np.zeros(part.kernel.shape))
+    for scale in parts(block, LayerScale):
+        scale.gamma.assign(np.ones(8))
+    block.attention.proj.bias.assign(np.ones(8))
+    x = numbers((1, 5, 8))
+    close(array(block(x)) - x, np.full((1, 5, 8), 4.0))
+
+
+def test_refiners():
+    def found(refiner, **arguments):
+        model = checked("RefinedViT", refiner=refiner, **arguments)
+        return kinds(model), where(model, ResidualRefinement), where(model, Refinement)
+
+    own, shared = "Attention", "SharedAttention"
+    assert found("released") == ([own, shared, "AccumulatingAttention"], [1], [])
+    assert found("paper") == ([own, shared, own], [], [0, 2])
+    assert found(None) == ([own, shared, own], [], [])
+    assert found(None, shared_depth=0) == ([own] * 3, [], [])
+    assert found(None, shared_depth=2) == ([own, shared, shared], [], [])
+    assert found("released", shared_depth=2) == ([own, shared, shared], [1, 2], [])
+
+
+def test_shared_maps_of_refined_vit():
+    model = FAMILIES["RefinedViT"](refiner=None, shared_depth=2)
+    randomize(model)
+    first, *others = (maps for _, maps in attention_scores(model, IMAGES))
+    for maps in others:
+        np.testing.assert_array_equal(maps, first)
+
+
+def test_inside_of_the_released_refiner():
+    (refinement,) = parts(checked("RefinedViT", expansion=4, kernel_size=5), ResidualRefinement)
+    assert tuple(refinement.conv_exp.kernel.shape) == (8, 2)
+    assert tuple(refinement.depth_sep_conv.kernel.shape) == (8, 1, 5, 5)
+    assert tuple(refinement.conv_pro.kernel.shape) == (2, 8)
+    assert refinement.map_scale == 0.5
+
+
+def test_inside_of_the_papers_refiner():
+    paper = {"refiner": "paper", "expansion": 2, "kernel_size": 3}
+    refinement = parts(checked("RefinedViT", **paper), Refinement)[0]
+    assert tuple(refinement.expand.kernel.shape) == (4, 2)
+    assert tuple(refinement.reduce.kernel.shape) == (2, 4)
+    assert tuple(refinement.local.kernel.shape) == (4, 1, 3, 3)
+    # Without a reduction there are as many heads of values as maps, in all blocks.
+    model = checked("RefinedViT", reduction=False, **paper)
+    assert [maps.shape[1] for _, maps in attention_scores(model, IMAGES)] == [4, 4, 4]
+    for constraint, shape in (("spatial", (4, 1, 3, 3)), ("row+column", (4, 2, 3))):
+        model = checked("RefinedViT", constraint=constraint, **paper)
+        local = parts(model, LocalMapConvolution)[0]
+        assert (local.constraint, tuple(local.kernel.shape)) == (constraint, shape)
+
+
+def test_dense_head_of_refined_vit():
+    model = checked("RefinedViT", dense_head=True)
+    assert isinstance(model.steps[-1], DenseHead)
+    assert model.steps[-2].name == "norm"
+    assert FAMILIES["RefinedViT"](dense_head=True, include_top=False).steps[-1].name == "norm"
+
+
+def test_scale_of_channels_in_refined_vit():
+    scales = parts(checked("RefinedViT", layer_scale=0.5), LayerScale)
+    assert len(scales) == 3
+    assert all((array(scale.gamma) == 0.5).all() for scale in scales)
+    assert not parts(checked("RefinedViT", layer_scale=None), LayerScale)
+
+
+def test_places_of_context_broadcasting():
+    def places(**arguments):
+        model = checked("CBViT", **arguments)
+        found = {
+            (index, part, place)
+            for index, block in enumerate(blocks(model))
+            for part in ("attention", "mlp")
+            for place in ("on_input", "on_hidden", "on_output")
+            if parts_in(getattr(getattr(block, part), place, ()))
+        }
+        assert len(found) == len(parts(model, ContextBroadcasting))
+        return found
+
+    def parts_in(layers):
+        return [layer for layer in layers if isinstance(layer, ContextBroadcasting)]
+
+    both = [(index, part) for index in (0, 1) for part in ("attention", "mlp")]
+    assert places() == {(0, "mlp", "on_output"), (1, "mlp", "on_output")}
+    assert places(position="front") == {(0, "mlp", "on_input"), (1, "mlp", "on_input")}
+    assert places(position="middle") == {(0, "mlp", "on_hidden"), (1, "mlp", "on_hidden")}
+    assert places(where="msa") == {(0, "attention", "on_output"), (1, "attention", "on_output")}
+    assert places(where="both") == {(*place, "on_output") for place in both}
+    assert places(where="both", position="front") == {(*place, "on_input") for place in both}
+    assert places(blocks=[1]) == {(1, "mlp", "on_output")}
+    assert places(blocks=[]) == set()
+
+
+def test_kinds_of_context_broadcasting():
+    for context in ("mean", "max", "class", "class_product", "class_and_mean"):
+        layers = parts(checked("CBViT", context=context), ContextBroadcasting)
+        assert [layer.context for layer in layers] == [context] * 2
+        assert not any(layer.weights for layer in layers)
+    layers = parts(checked("CBViT", scaled=True, scale=0.5), ContextBroadcasting)
+    assert [tuple(layer.scaling.shape) for layer in layers] == [(8,)] * 2
+    assert all((array(layer.scaling) == 0.5).all() for layer in layers)
+    (layer,) = parts(
+        checked("CBViT", scaled=True, blocks=[0], position="middle"), ContextBroadcasting
+    )
+    assert tuple(layer.scaling.shape) == (32,)
+
+
+def test_stages_of_pit():
+    model = checked(
+        "PiT", input_shape=(26, 16, 3), dims=(8, 8, 16), depths=(1, 1, 2), num_heads=(1, 2, 4)
+    )
+    counts = [maps.shape[1:3] for _, maps in attention_scores(model, numbers((1, 26, 16, 3)))]
+    # 5 x 3 patches, then 3 x 2, then 2 x 1, each beside a class token.
+    assert counts == [(1, 16), (2, 7), (4, 3), (4, 3)]
+    assert [block.name for block in blocks(model)] == [
+        "transformers_0_blocks_0",
+        "transformers_1_blocks_0",
+        "transformers_2_blocks_0",
+        "transformers_2_blocks_1",
+    ]
+
+
+def test_widths_of_mixer():
+    model = checked("Mixer", mlp_ratio=(1.5, 3.0))
+    block = blocks(model)[0]
+    assert tuple(block.attention.mlp.fc1.kernel.shape) == (4, 12)
+    assert tuple(block.mlp.fc1.kernel.shape) == (8, 24)
+
+
+# Layers that the caller gives.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_factories_are_given_the_index(family):
+    attention_of, mlp_of = [], []
+
+    def attention(index):
+        attention_of.append(index)
+        return TokenMixing(hidden=index + 2)
+
+    def mlp(index):
+        mlp_of.append(index)
+        return MLP(hidden=index + 3)
+
+    model = checked(family, attention=attention, mlp=mlp)
+    own = [block for block in blocks(model) if not isinstance(block, ClassBlock)]
+    assert attention_of == mlp_of == list(range(len(own)))
+    assert [block.attention.hidden for block in own] == [index + 2 for index in attention_of]
+    assert [block.mlp.hidden for block in own] == [index + 3 for index in mlp_of]
+
+
+HEADS = {"ConViT": 4}
+CROSSINGS = {
+    "re_attention in ConViT": (
+        "ConViT",
+        lambda i: (
+            GatedPositionalAttention(4, on_weights=[ReAttention()])
+            if i < 2
+            else DeepAttention(4, map_scale=0.5)
+        ),
+        None,
+    ),
+    "context broadcasting in CaiT": (
+        "CaiT",
+        None,
+        lambda i: MLP(4.0, on_output=[ContextBroadcasting()]),
+    ),
+    "shared maps in ViT": (
+        "ViT",
+        lambda i: SharedAttention(2, on_weights=[HeadMixing()]) if i else Attention(2),
+        None,
+    ),
+    "refinement in PiT": (
+        "PiT",
+        lambda i: RefinedAttention(2, expansion=2, reduction=False),
+        lambda i: MLP(2.0, on_hidden=[SqueezeExcitation(2)]),
+    ),
+    "talking heads in DeepViT": (
+        "DeepViT",
+        lambda i: TalkingHeadsAttention(2, on_input=[ContextBroadcasting(scale=0.1)]),
+        None,
+    ),
+    "temperature in RefinedViT": (
+        "RefinedViT",
+        lambda i: (
+            AccumulatingAttention(2, on_logits=[Temperature(2.0, learnable=True)])
+            if i
+            else Attention(2, on_logits=[Temperature(2.0)])
+        ),
+        None,
+    ),
+    "uniform heads in CBViT": (
+        "CBViT",
+        lambda i: Attention(1, head_size=4, on_weights=[UniformHeads(1)]),
+        None,
+    ),
+    "attention in Mixer": (
+        "Mixer",
+        lambda i: DeepAttention(2) if i else TokenMixing(4),
+        lambda i: MLP(2.0, on_input=[ContextBroadcasting("max")]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CROSSINGS)
+def test_crossings(case, tmp_path):
+    family, attention, mlp = CROSSINGS[case]
+    model = FAMILIES[family](attention=attention, mlp=mlp, drop_path=0.0)
+    randomize(model)
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    loss = model.train_on_batch(IMAGES, np.array([0, 1]))
+    assert np.isfinite(loss)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert [v.path for v in loaded.weights] == [v.path for v in model.weights]
+    close(array(loaded(IMAGES)), array(model(IMAGES)), 1e-6)
+    plain = FAMILIES[family]()
+    assert {v.path for v in plain.weights} != {v.path for v in model.weights} or (
+        {type(part) for part in plain._flatten_layers()}
+        != {type(part) for part in model._flatten_layers()}
+    )
+    images = array(model(IMAGES))
+    assert np.isfinite(images).all()
+
+
+def test_every_family_is_crossed():
+    assert {family for family, *_ in CROSSINGS.values()} == set(FAMILIES)
