@@ -1,6 +1,8 @@
 import os
 import random
+import sys
 import tempfile
+import types
 from pathlib import Path
 
 # JAX compiles each operation at each shape: kept, for fresh processes and the next run.
@@ -20,6 +22,16 @@ def pytest_sessionstart(session):
     asked = os.environ.get("KERAS_BACKEND")
     if asked and asked != keras.backend.backend():
         pytest.exit(f"KERAS_BACKEND={asked}, but Keras runs on {keras.backend.backend()}", 3)
+
+
+@pytest.fixture(scope="session")
+def timm():
+    """The peer, for which torchvision's Python part must do: its operators may not fit torch."""
+    pytest.importorskip("torch")
+    name = "torchvision._meta_registrations"
+    sys.modules.setdefault(name, types.ModuleType(name))
+    pytest.importorskip("torchvision")
+    return pytest.importorskip("timm")
 
 
 @pytest.fixture(autouse=True)

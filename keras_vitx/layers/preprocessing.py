@@ -70,7 +70,7 @@ class ImagePreprocessing(Layer):
         interpolation: str = "bicubic",
         **kwargs,
     ):
-        super().__init__(**{**kwargs, "dtype": "float32"})
+        super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
         self.size, self.mean, self.std = tuple(size), tuple(mean), tuple(std)
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation

@@ -41,7 +41,8 @@ def ConViT(
         depth: Number of blocks.
         num_heads: Number of heads; it must divide `dim`, and be a square for the
             convolutional start.
-        local_depth: Number of GPSA blocks (Figure 8).
+        local_depth: Number of GPSA blocks (Figure 8). Where it is `depth`, patches must be
+            pooled, since the class token meets none.
         locality_strength: How sharply a head of theirs attends its neighbour at
             the start (Figure 8).
         mlp_ratio: Hidden width of an MLP over `dim`.
@@ -62,6 +63,12 @@ def ConViT(
         raise ValueError(
             "`local_depth` must be at most `depth`. "
             f"Received: local_depth={local_depth}, depth={depth}."
+        )
+    if local_depth == depth and top.pooling not in ("avg", "max"):
+        raise ValueError(
+            "With local_depth=depth the class token enters after all blocks and never sees a "
+            f"patch: give a smaller `local_depth`, or pooling='avg'. Received: local_depth={depth}, "
+            f"pooling={top.pooling!r}."
         )
 
     def own_attention(index: int):

@@ -19,6 +19,7 @@ def set_precision(model: keras.Model, precision: str) -> None:
     """
     if precision not in PRECISIONS:
         raise ValueError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}.")
+    classifier = set(map(id, model.layers[-1]._flatten_layers()))
     for layer in model._flatten_layers():
-        if layer is not model.layers[-1]:
+        if id(layer) not in classifier:
             layer.dtype_policy = precision

@@ -1,6 +1,4 @@
 import importlib.util
-import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,14 +19,8 @@ def photographs():
 
 
 @pytest.fixture(scope="session")
-def timm_transform():
-    pytest.importorskip("torch")
-    # timm needs torchvision's Python part only, whose compiled operators may not fit torch.
-    sys.modules.setdefault(
-        "torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations")
-    )
-    pytest.importorskip("torchvision")
-    return pytest.importorskip("timm.data").create_transform
+def timm_transform(timm):
+    return timm.data.create_transform
 
 
 @pytest.fixture

@@ -55,9 +55,8 @@ def test_the_classes_of_imagenet():
     assert [synset for synset, _ in classes] == sorted(synset for synset, _ in classes)
 
 
-def test_the_classes_are_timms():
-    ImageNetInfo = pytest.importorskip("timm.data").ImageNetInfo
-    info = ImageNetInfo("imagenet-1k")
+def test_the_classes_are_timms(timm):
+    info = timm.data.ImageNetInfo("imagenet-1k")
     for index, (synset, name) in enumerate(imagenet_classes()):
         assert synset == info.index_to_label_name(index)
         assert name == info.label_name_to_description(synset, detailed=False).split(",")[0]

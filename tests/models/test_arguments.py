@@ -128,6 +128,7 @@ FAMILY = {
     ),
     "ConViT/start": ({"conv_start": "foo"}, "conv_start", "'foo'"),
     "ConViT/local_depth": ({"local_depth": 4}, "local_depth", "local_depth=4, depth=3"),
+    "ConViT/blind_token": ({"local_depth": 3}, "never sees", "local_depth=3, pooling=None"),
     "ConViT/no_local_depth": ({"local_depth": -1}, "local_depth", "-1"),
     "ConViT/sharing_over_the_token": (
         {"attention": lambda index: SharedAttention(4) if index == 2 else Attention(4)},

@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, MIXED, array, close, numbers
+from harness import FAMILIES, MIXED, array, blocks, close, numbers
 
 from keras_vitx.training import set_precision
 
@@ -11,11 +11,11 @@ IMAGES = numbers((2, 16, 16, 3))
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", MIXED)
 def test_a_standing_model(family, policy):
-    model = FAMILIES[family](depth=2, classifier_activation=None)
+    model = FAMILIES[family](classifier_activation=None)
     exact = array(model(IMAGES))
     set_precision(model, policy)
     head, body = model.layers[-1], model.steps[:-1]
-    assert head.dtype_policy.name == "float32"
+    assert {part.dtype_policy.name for part in head._flatten_layers()} == {"float32"}
     for layer in body:
         for part in layer._flatten_layers():
             assert part.dtype_policy.name == policy, part.path
@@ -24,12 +24,20 @@ def test_a_standing_model(family, policy):
     assert keras.backend.standardize_dtype(y.dtype) == "float32"
     assert np.abs(array(y) - exact).max() > 0, "it computes in half precision"
     close(array(y), exact, 0.05)
-    tokens = keras.Model(model.input, model.get_layer("blocks_1").output)(IMAGES)
-    assert keras.backend.standardize_dtype(tokens.dtype) == policy.removeprefix("mixed_")
+    for part in keras.tree.flatten(keras.Model(model.input, blocks(model)[1].output)(IMAGES)):
+        assert keras.backend.standardize_dtype(part.dtype) == policy.removeprefix("mixed_")
 
     set_precision(model, "float32")
     assert {part.dtype_policy.name for part in model._flatten_layers()} == {"float32"}
     np.testing.assert_array_equal(array(model(IMAGES)), exact)
+
+
+@pytest.mark.parametrize("arguments", [{"dense_head": True}, {"dense_head": False}])
+def test_classifiers_of_several_tokens_stay(arguments):
+    model = FAMILIES["RefinedViT"](**arguments)
+    set_precision(model, "mixed_bfloat16")
+    heads = model.layers[-1]._flatten_layers()
+    assert {part.dtype_policy.name for part in heads} == {"float32"}
 
 
 def test_other_precisions():

@@ -1,21 +1,10 @@
 """Checkpoints written by the public implementation, one of full size."""
 
-import sys
-import types
-
 import keras
 import numpy as np
 import pytest
 
 import keras_vitx as kv
-
-
-@pytest.fixture(scope="module")
-def timm():
-    # timm's torchvision need not fit the installed torch; it isn't used here.
-    name = "torchvision._meta_registrations"
-    sys.modules.setdefault(name, types.ModuleType(name))
-    return pytest.importorskip("timm")
 
 
 def written(timm, path, **arguments):

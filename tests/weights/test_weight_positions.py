@@ -1,6 +1,3 @@
-import sys
-import types
-
 import numpy as np
 import pytest
 
@@ -19,15 +16,12 @@ from keras_vitx.weights import resample
         ((2, 2), (1, 5), 1),
     ],
 )
-def test_as_the_public_checkpoints_are_resampled(old, new, prefix):
-    # timm's torchvision need not fit the installed torch; it isn't used here.
-    name = "torchvision._meta_registrations"
-    sys.modules.setdefault(name, types.ModuleType(name))
-    layers = pytest.importorskip("timm.layers")
-    torch = pytest.importorskip("torch")
+def test_as_the_public_checkpoints_are_resampled(old, new, prefix, timm):
+    import torch
+
     entries = np.random.default_rng(0).normal(size=(1, prefix + old[0] * old[1], 5))
     entries = entries.astype("float32")
-    expected = layers.resample_abs_pos_embed(
+    expected = timm.layers.resample_abs_pos_embed(
         torch.tensor(entries), list(new), list(old), num_prefix_tokens=prefix
     ).numpy()
     found = resample(entries, old, new, prefix)
