@@ -156,7 +156,8 @@ def test_remat(family):
     plain.scan = False
     remat = FAMILIES[family](drop_path=0.3, remat=True)
     for one, other in zip(remat.variables, plain.variables, strict=True):
-        one.assign(other)  # The states of random generators, too: equal draws.
+        # The states of random generators, too: equal draws. Copied, since JAX reuses memory.
+        one.assign(np.array(ops.convert_to_numpy(other.value)))
     states = [np.array(ops.convert_to_numpy(v.value)) for v in remat.non_trainable_variables]
     close(trained(remat), trained(plain))
     for one, other in zip(remat.variables, plain.variables, strict=True):
