@@ -1,10 +1,11 @@
 """Checkpoints: which there are, how they are read, and how weights are saved."""
 
+from keras_vitx.weights.card import model_card
 from keras_vitx.weights.catalog import Checkpoint, checkpoints_of, find
 from keras_vitx.weights.convert import Conversion, convert, to_checkpoint
 from keras_vitx.weights.load import Resolved, load, load_weights, resolve
 from keras_vitx.weights.positions import resample
-from keras_vitx.weights.save import save_safetensors
+from keras_vitx.weights.save import has_checkpoint_names, save_safetensors, save_torch
 
 __all__ = [
     "Checkpoint",
@@ -13,10 +14,13 @@ __all__ = [
     "checkpoints_of",
     "convert",
     "find",
+    "has_checkpoint_names",
     "load",
     "load_weights",
+    "model_card",
     "resample",
     "resolve",
     "save_safetensors",
+    "save_torch",
     "to_checkpoint",
 ]

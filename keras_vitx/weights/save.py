@@ -1,4 +1,4 @@
-"""A model's weights in a file that PyTorch can read, too."""
+"""A model's weights in files that PyTorch can read, too."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 from keras_vitx.files import written_whole
 from keras_vitx.weights.convert import to_checkpoint
 from keras_vitx.weights.description import describe
+from keras_vitx.weights.names import checkpoint_name, shape_in_checkpoint
 
 
 def save_safetensors(
@@ -56,3 +57,49 @@ def save_safetensors(
         save_file(tensors, unfinished, metadata={**described, **(metadata or {})})
         # safetensors lets nobody but the writer read it.
         unfinished.chmod(0o644)
+
+
+def save_torch(model, path: str | os.PathLike) -> None:
+    """Save a model's weights as PyTorch's own kind of file, which PyTorch has to write.
+
+    Args:
+        model: A built model of the zoo.
+        path: Where to write; ends in ".pth". The file is written whole or not at all.
+
+    Raises:
+        ValueError: when `path` ends otherwise.
+        ImportError: when PyTorch isn't installed.
+        OSError: when the file can't be written.
+    """
+    path = Path(path)
+    if path.suffix != ".pth":
+        raise ValueError(f"path should end in .pth, not {str(path)!r}.")
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f'{path} is a PyTorch file; writing it needs "pip install keras-vitx[torch]".'
+        ) from error
+    state = {name: torch.from_numpy(array) for name, array in to_checkpoint(model).items()}
+    with written_whole(path) as unfinished:
+        torch.save(state, unfinished)
+
+
+def has_checkpoint_names(model) -> bool:
+    """Tell whether PyTorch's checkpoints have a name for each of a model's variables.
+
+    They don't for what LoRA and quantization add, nor for some layers of another family.
+
+    Args:
+        model: A built model of the zoo.
+    """
+    names = set()
+    for variable in model.weights:
+        try:
+            name, layout = checkpoint_name(variable.path, model.family)
+            if layout == "kernel":
+                shape_in_checkpoint(tuple(variable.shape), layout)
+        except (ValueError, KeyError):
+            return False
+        names.add(name)
+    return len(names) == len(model.weights)

@@ -1,0 +1,240 @@
+"""A model in a folder, or in a repository of the hub, with all it takes to use it again."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vitx.files import written_whole
+from keras_vitx.models.allowed import foreign_objects
+from keras_vitx.models.build import create_model
+from keras_vitx.models.chain import Chain
+from keras_vitx.weights import (
+    checkpoints_of,
+    convert,
+    has_checkpoint_names,
+    model_card,
+    save_safetensors,
+)
+from keras_vitx.weights.hub import SCHEME, download, parse
+from keras_vitx.weights.reading import opened
+
+LIBRARY = "keras_vitx"
+CONFIG = "config.json"
+CARD = "README.md"
+SAFETENSORS = "model.safetensors"
+# Keras' own format, for variables that PyTorch's checkpoints have no name for.
+KERAS_WEIGHTS = "model.weights.h5"
+
+
+def save(
+    model: Chain,
+    folder: str | os.PathLike,
+    *,
+    recipe: Any = None,
+    accuracy: float | None = None,
+    dataset: str | None = None,
+    licence: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a model to a folder that `load` reads, ready to be put on the hub.
+
+    The folder holds `config.json` (the model's layers, class names and
+    preprocessing), `README.md` (a model card) and `model.safetensors`, the weights
+    under the names of PyTorch's checkpoints. Where those have no name for a variable
+    (LoRA, quantized layers, layers of another family or of your own) it is
+    `model.weights.h5` instead. The folder is written whole or not at all.
+
+    Args:
+        model: A model of the zoo.
+        folder: Where to write; a new or an empty folder.
+        recipe: How the model was trained, for the card: words, a
+            `keras_vitx.training.Recipe`, or a dictionary such as the `run.json` of `fit`.
+        accuracy: Top-1 accuracy on the test images of `dataset`, from 0 to 1.
+        dataset: What the model was trained on.
+        licence: As the hub spells it, such as "apache-2.0".
+        overwrite: Whether a folder that holds something is written to. The files of a
+            model in it are replaced; all others stay.
+
+    Raises:
+        ValueError: when an argument is wrong.
+        OSError: when the folder holds something or can't be written.
+    """
+    if not isinstance(model, Chain):
+        raise ValueError(
+            f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
+        )
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise ValueError(f"`accuracy` must be a share from 0 to 1. Received: {accuracy!r}.")
+    if accuracy is not None and not dataset:
+        raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
+    recipe = _as_data(recipe)
+    folder = _writable(folder, overwrite)
+
+    config = keras.saving.serialize_keras_object(model)
+    # The layers build themselves; how the model was compiled is no part of it.
+    config = {key: config[key] for key in config if key not in ("build_config", "compile_config")}
+    weights = SAFETENSORS if has_checkpoint_names(model) else KERAS_WEIGHTS
+    card = model_card(
+        model, weights, recipe, accuracy, dataset, licence, sorted(foreign_objects(config))
+    )
+    about = {"library_name": LIBRARY, "library_version": _version(), "keras": keras.__version__}
+    with written_whole(folder) as unfinished:
+        if folder.exists():
+            # Copied, so that a failure leaves the folder as it was.
+            shutil.copytree(folder, unfinished, symlinks=True, ignore=_ignore_model(folder))
+        else:
+            unfinished.mkdir()
+        text = json.dumps({**about, "recipe": recipe, "model": config}, indent=1)
+        (unfinished / CONFIG).write_text(text + "\n", "utf-8")
+        (unfinished / CARD).write_text(card, "utf-8")
+        if weights == SAFETENSORS:
+            save_safetensors(model, unfinished / SAFETENSORS)
+        else:
+            model.save_weights(unfinished / KERAS_WEIGHTS)
+
+
+def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+    """Return the model that a folder or a repository of the hub holds.
+
+    Only layers of this package and plain ones of Keras are made, so that a
+    repository can't run code of its own.
+
+    Args:
+        source: A folder that `save` wrote, or "hf://owner/repo": such a folder on the
+            hub, or the source of a checkpoint of the catalogue.
+        custom_objects: Other classes and functions that the model may be made of, by
+            the names that they are registered under, as in `keras.saving.load_model`.
+
+    Returns:
+        The model, with its weights, class names and preprocessing.
+
+    Raises:
+        ValueError: when there is no model of this package, a file of it is damaged, or
+            it holds an object that isn't allowed.
+        OSError: when there is no such folder, or a file can't be had.
+    """
+    source, custom_objects = os.fspath(source), dict(custom_objects or {})
+    if source.startswith(SCHEME):
+        repository, _ = parse(source)
+        address = f"{SCHEME}{repository}"
+        for known in checkpoints_of(None):
+            if known.source == address:
+                tokens = {"distillation_token": True} if known.distillation_token else {}
+                return create_model(known.constructor, weights=known.name, **tokens)
+        return _load(source, lambda file: download(f"{address}/{file}"), custom_objects)
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise NotADirectoryError(f'{source!r} is no folder. Give one, or "hf://owner/repo".')
+    return _load(source, lambda file: _existing(folder / file), custom_objects)
+
+
+def _load(source: str, fetch: Callable[[str], Path], custom_objects: dict) -> Chain:
+    path = fetch(CONFIG)
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        config = content["model"] if content.get("library_name") == LIBRARY else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{source}: {CONFIG} is damaged ({type(error).__name__}).") from error
+    if config is None:
+        raise ValueError(
+            f"{source}: {CONFIG} isn't that of a model of keras_vitx. If the weights are those of "
+            "a size, make it: keras_vitx.create_model(NAME, weights=...)."
+        )
+    try:
+        refused = foreign_objects(config) - set(custom_objects)
+        if refused:
+            raise ValueError(
+                f"it asks for {', '.join(sorted(refused))}, neither of keras_vitx nor a plain "
+                "layer of Keras. If you trust it, give it as custom_objects=."
+            )
+        model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
+        if not isinstance(model, Chain):
+            raise ValueError(f"it describes a {type(model).__name__} and no model")
+    except Exception as error:  # Keras passes on whatever a bad config provokes.
+        raise ValueError(f"{source}: {CONFIG} can't be used: {_reason(error)}") from error
+    try:
+        _fill(model, fetch)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    return model
+
+
+def _fill(model: Chain, fetch: Callable[[str], Path]) -> None:
+    """Give the model every one of its weights."""
+    if not has_checkpoint_names(model):
+        path = fetch(KERAS_WEIGHTS)
+        try:
+            model.load_weights(path)
+        except Exception as error:  # Keras passes on whatever a bad file provokes.
+            raise ValueError(
+                f"{KERAS_WEIGHTS} is damaged or doesn't fit: {_reason(error)}"
+            ) from error
+        return
+    with opened(fetch(SAFETENSORS), model) as tensors:
+        conversion = convert(tensors, model)
+        if conversion.classes is not None and not conversion.head:
+            raise ValueError(
+                f"{SAFETENSORS} has {conversion.classes} classes, and {CONFIG} other ones."
+            )
+        for variable, array in conversion:
+            variable.assign(array)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no {path.name} in the folder {str(path.parent)!r}.")
+    return path
+
+
+def _writable(folder: str | os.PathLike, overwrite: bool) -> Path:
+    if os.fspath(folder).startswith(SCHEME):
+        raise ValueError(
+            f"`folder` must be a folder, which `hf upload OWNER/REPO FOLDER` puts on the hub. "
+            f"Received: {folder!r}."
+        )
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"`folder` is a file: {folder}.")
+    if folder.is_dir() and not overwrite and any(folder.iterdir()):
+        raise FileExistsError(
+            f"`folder` already holds something, which stays as it is: {folder}. Give another, or "
+            "overwrite=True to replace the model in it."
+        )
+    return folder
+
+
+def _ignore_model(folder: Path) -> Callable[[str, list[str]], Iterable[str]]:
+    """Return what tells `copytree` to leave out the files of a model that is replaced."""
+    own = {CONFIG, CARD, SAFETENSORS, KERAS_WEIGHTS}
+    return lambda here, names: own & set(names) if Path(here) == folder else ()
+
+
+def _as_data(recipe: Any) -> Any:
+    if dataclasses.is_dataclass(recipe):
+        recipe = dataclasses.asdict(recipe)
+    try:
+        if recipe is None or isinstance(recipe, (str, dict)):
+            return json.loads(json.dumps(recipe))
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"`recipe` must be words, a Recipe, or a dictionary that JSON can hold. Received: {recipe!r}."
+    )
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version(LIBRARY)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # Imported from a checkout that isn't installed.

@@ -1,0 +1,95 @@
+"""The model card: what a folder that holds a model says to people, and to the hub."""
+
+import json
+from collections.abc import Iterable
+
+
+def model_card(
+    model,
+    weights: str,
+    recipe: str | dict | None = None,
+    accuracy: float | None = None,
+    dataset: str | None = None,
+    licence: str | None = None,
+    custom_objects: Iterable[str] = (),
+) -> str:
+    """Return the text of a model card, with the YAML that the hub reads at its top.
+
+    Args:
+        model: A built model of the zoo.
+        weights: Name of the file of weights beside the card.
+        recipe: How the model was trained: words, or settings by name.
+        accuracy: Top-1 on the test images of `dataset`, from 0 to 1.
+        dataset: What it was trained on.
+        licence: As the hub spells it.
+        custom_objects: Registered names of what `load` has to be given.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    classifies = any(layer.name == "head" for layer in model.layers)
+    task = "image-classification" if classifies else "image-feature-extraction"
+    results = None
+    if accuracy is not None:
+        results = [EvalResult(task, dataset, dataset, "accuracy", accuracy)]
+    data = ModelCardData(
+        model_name=model.name,
+        license=licence,
+        library_name="keras_vitx",
+        pipeline_tag=task,
+        tags=["keras", "keras_vitx", "vision-transformer"],
+        datasets=dataset and [dataset],
+        metrics=results and ["accuracy"],
+        eval_results=results,
+    )
+    parts = (
+        f"---\n{data.to_yaml()}\n---",
+        f"# {model.name}",
+        "A vision transformer for Keras 3, on TensorFlow, JAX and PyTorch.",
+        _table(_facts(model, weights, classifies, accuracy, dataset, licence)),
+        f"## Use\n\n```python\n{_use(model, classifies, custom_objects)}\n```",
+        f"## Training\n\n{_training(recipe)}",
+    )
+    return str(ModelCard("\n\n".join(parts) + "\n"))
+
+
+def _facts(model, weights, classifies, accuracy, dataset, licence) -> dict:
+    height, width, channels = model.input_shape[1:]
+    pytorch = ", under the names of PyTorch's checkpoints"
+    output = f"{model.output_shape[-1]} classes" if classifies else f"features {model.output_shape}"
+    return {
+        "Family": model.family or "none",
+        "Parameters": f"{model.count_params():,}",
+        "Images": f"{height} x {width} x {channels}",
+        "Output": output,
+        "Accuracy": "not stated" if accuracy is None else f"{accuracy:.2%} (top-1, {dataset})",
+        "Trained on": dataset or "not stated",
+        "Licence": licence or "not stated",
+        "Weights": f"`{weights}`" + pytorch * weights.endswith(".safetensors"),
+        **{f"Images' {name}": value for name, value in (model.preprocessing or {}).items()},
+    }
+
+
+def _table(rows: dict) -> str:
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+    )
+
+
+def _use(model, classifies, custom_objects) -> str:
+    given = ", ".join(f'"{name}": {name.rpartition(">")[2]}' for name in custom_objects)
+    given = f", custom_objects={{{given}}}" if given else ""
+    lines = [
+        "import keras_vitx as kv",
+        "",
+        f'model = kv.load("hf://owner/repo"{given})  # or the path of this folder',
+        'outputs = model.predict(kv.preprocess_input(["photo.jpg"], model))',
+    ]
+    if classifies and (model.class_names or model.output_shape[-1] == 1000):
+        lines.append("print(kv.decode_predictions(outputs, model=model))")
+    return "\n".join(lines)
+
+
+def _training(recipe) -> str:
+    if recipe is None:
+        return "Not stated."
+    return recipe if isinstance(recipe, str) else f"```json\n{json.dumps(recipe, indent=2)}\n```"
