@@ -227,19 +227,31 @@ class PositionEmbedding(Layer):
 class ClassToken(Layer):
     """A learned token put before all others. Where it enters is its place in the list.
 
-    Input: `(batch, tokens, dim)`. Output: `(batch, 1 + tokens, dim)`.
+    Input: `(batch, tokens, dim)`. Output: `(batch, count + tokens, dim)`.
+
+    Args:
+        count: Number of such tokens, for networks that keep theirs as one variable.
+
+    Raises:
+        ValueError: when `count` is not a positive whole number.
     """
+
+    def __init__(self, count: int = 1, **kwargs):
+        super().__init__(**kwargs)
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"`count` must be a positive whole number. Received: {count!r}.")
+        self.count = count
 
     def build(self, input_shape):
         self.token = self.add_weight(
             name="token",
-            shape=(1, 1, input_shape[-1]),
+            shape=(1, self.count, input_shape[-1]),
             initializer=keras.initializers.TruncatedNormal(stddev=0.02),
         )
 
     def call(self, x):
         token = ops.broadcast_to(
-            ops.cast(self.token, x.dtype), (ops.shape(x)[0], 1, self.token.shape[-1])
+            ops.cast(self.token, x.dtype), (ops.shape(x)[0], *self.token.shape[1:])
         )
         return ops.concatenate([token, x], axis=1)
 

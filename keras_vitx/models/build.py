@@ -13,6 +13,8 @@ from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import check_top, resolve_shape
 from keras_vitx.models.parts import Factory, Stack, Top
 from keras_vitx.text import nearest
+from keras_vitx.weights.channels import each_channel
+from keras_vitx.weights.identity import Identity
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -103,7 +105,10 @@ def family(
                 # A wrong argument shall not cost a download: list the layers once for the checks.
                 list_layers(given or _default_shape, top, stack, *args, **arguments)
             checkpoint = checkpoints.resolve(
-                weights, constructor=_size, image_size=given and given[:2]
+                weights,
+                constructor=_size,
+                image_size=given and given[:2],
+                distillation_token=bool(arguments.get("distillation_token")),
             )
             image_shape = given or _default_shape
             if given is None and checkpoint is not None and checkpoint.image_size is not None:
@@ -116,15 +121,15 @@ def family(
                 family=list_layers.__name__,
                 preprocessing={
                     **constructor.preprocessing,
-                    "mean": _each_channel(mean, image_shape[-1]),
-                    "std": _each_channel(std, image_shape[-1]),
+                    "mean": each_channel(mean, image_shape[-1]),
+                    "std": each_channel(std, image_shape[-1]),
                 },
                 remat=remat,
                 input_tensor=images,
                 name=name or _size or list_layers.__name__,
             )
             if checkpoint is not None:
-                checkpoints.load(model, checkpoint)
+                checkpoints.load(model, checkpoint, _identities())
             if input_tensor is None or images is not None:
                 return model
             return keras.Model(
@@ -232,19 +237,23 @@ def constructor_of(name: str) -> Callable[..., keras.Model]:
     return MODELS[name]
 
 
+def _identities() -> dict[str, Identity]:
+    """Return what the files of each size look like."""
+    sizes = {name: (size.family, size.data) for name, size in MODELS.items()}
+    return {
+        name: Identity(family, sum(data["depths"]), data["dims"][-1])
+        if "depths" in data
+        else Identity(family, data["depth"], data["dim"])
+        for name, (family, data) in sizes.items()
+    }
+
+
 def _input_of(tensor):
     """Return `tensor` when it is a `keras.Input`, else None."""
     if tensor is None:
         return None
     sources = keras.utils.get_source_inputs(tensor)
     return tensor if len(sources) == 1 and sources[0] is tensor else None
-
-
-def _each_channel(values, channels):
-    """Return one value a channel; other than three channels share the mean."""
-    if channels == len(values):
-        return list(values)
-    return [sum(values) / len(values)] * channels
 
 
 def _public_signature(list_layers, constructor):

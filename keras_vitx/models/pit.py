@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from keras_vitx.layers import (
     MLP,
     Attention,
+    ClassToken,
     ContextBroadcasting,
     PatchEmbedding,
     PositionEmbedding,
@@ -15,7 +16,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_tokens, last_norm
+from keras_vitx.models.parts import Layers, Stack, Top, last_norm
 
 
 @family(crop_ratio=0.9)
@@ -29,6 +30,7 @@ def PiT(
     mlp_ratio: float = 4.0,
     patch_size: int = 14,
     stride: int = 7,
+    distillation_token: bool = False,
     context_broadcast: bool = False,
 ) -> Layers:
     """A ViT in stages: between them tokens become fewer and wider.
@@ -41,6 +43,8 @@ def PiT(
         patch_size: Side of a patch in pixels.
         stride: From one patch to the next in pixels; what is left at the edge of an
             image is cut off.
+        distillation_token: Whether a second token, with a classifier of its own,
+            stands beside the class token.
         context_broadcast: Whether each MLP ends with Context Broadcasting.
     """
     grid = patch_grid(image_shape, patch_size, stride)
@@ -53,6 +57,7 @@ def PiT(
     for depth in depths:
         check_counts(depths=depth)
     rates = stack.rates(sum(depths))
+    num_tokens = 1 + distillation_token
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
@@ -61,12 +66,14 @@ def PiT(
     layers = [
         PatchEmbedding(dims[0], patch_size, stride, name="patch_embed"),
         PositionEmbedding(grid, name="pos_embed"),
-        *class_tokens(),
+        # One variable holds both, in the public checkpoints too.
+        ClassToken(num_tokens, name="cls_token"),
     ]
     for stage, (dim, depth, heads) in enumerate(zip(dims, depths, num_heads, strict=True)):
         check_heads(dim, heads)
         if stage:
-            layers.append(TokenDownsampling(dim, grid, name=f"transformers_{stage}_pool"))
+            name = f"transformers_{stage}_pool"
+            layers.append(TokenDownsampling(dim, grid, num_tokens, name=name))
             grid = layers[-1].new_grid
         first = sum(depths[:stage])
         layers += stack(
@@ -76,4 +83,4 @@ def PiT(
             name=f"transformers_{stage}_blocks",
             first=first,
         )
-    return [*layers, last_norm(), *top(1)]
+    return [*layers, last_norm(), *top(num_tokens)]

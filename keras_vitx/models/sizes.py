@@ -75,4 +75,5 @@ CBSViT_B = _variant("CBSViT_B", CBViT, dim=768, depth=12, num_heads=12, scaled=T
 PiT_B = _variant("PiT_B", PiT, dims=(256, 512, 1024), depths=(3, 6, 4), num_heads=(4, 8, 16), drop_path=0.1)
 CBPiT_B = _variant("CBPiT_B", PiT, dims=(256, 512, 1024), depths=(3, 6, 4), num_heads=(4, 8, 16), context_broadcast=True, drop_path=0.1)
 Mixer_S16 = _variant("Mixer_S16", Mixer, dim=512, depth=8, drop_path=0.1)
+Mixer_B16 = _variant("Mixer_B16", Mixer, dim=768, depth=12, drop_path=0.1)
 CBMixer_S16 = _variant("CBMixer_S16", Mixer, dim=512, depth=8, context_broadcast=True, drop_path=0.1)

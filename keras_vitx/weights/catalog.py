@@ -15,35 +15,49 @@ class Checkpoint:
     Attributes:
         name: What `weights=` calls it.
         constructor: The function whose model it fits, such as "CaiT_XXS24".
-        source: "hf://owner/repo", or "package:FILE" for a file that ships with
-            this project.
         image_size: Side of the square images it was trained on, in pixels.
+        top1: Accuracy on the data set's test images, in percent, as published;
+            None where its classes are those of another data set.
+        top5: The same among the five most probable classes.
+        top1_real: Accuracy with the labels of ImageNet-ReaL.
+        top1_v2: Accuracy on ImageNet-V2 (matched frequency).
+        source: "hf://owner/repo"; "package:FILE" for a file that ships with this
+            project; or the address of a page from which a person can load it.
+        file: File name in the repository on the hub.
+        url: Its authors' own file (PyTorch or NumPy), where there is one.
+        sha256: Hash of `file`, or how it begins; None where it is not known.
         classes: Number of classes of its head.
         mean, std: Of each channel, for images in [0, 1].
-        top1: Accuracy on the data set's test images, in percent, as published.
-        file: File name in the repository on the hub.
-        url: Its authors' own file (PyTorch), where there is one.
         crop_ratio: Share of the resized image's side that the crop keeps.
         interpolation: Of the resize.
-        licence: SPDX name in lower case.
+        licence: SPDX name in lower case; None where none is stated.
         distilled: Whether it was trained with a teacher.
+        distillation_token: Whether it has DeiT's second token.
+        also_starts: Constructors of other models with the same variables, which
+            start from it and are then to be trained.
         class_names: One for each class; None where the data set's own apply.
     """
 
     name: str
     constructor: str
-    source: str
     image_size: int
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    top1: float | None
+    top1: float | None = None
+    top5: float | None = None
+    top1_real: float | None = None
+    top1_v2: float | None = None
+    source: str = ""
     file: str = "model.safetensors"
     url: str | None = None
+    sha256: str | None = None
+    classes: int = 1000
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
     crop_ratio: float = 1.0
     interpolation: str = "bicubic"
-    licence: str = "apache-2.0"
+    licence: str | None = "apache-2.0"
     distilled: bool = False
+    distillation_token: bool = False
+    also_starts: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
 
     @property
@@ -56,54 +70,188 @@ class Checkpoint:
             "interpolation": self.interpolation,
         }
 
+    @property
+    def fits(self) -> tuple[str, ...]:
+        """Names of all constructors whose models it can be loaded into."""
+        return (self.constructor, *self.also_starts)
 
-def _cait(size: str, image_size: int, top1: float) -> Checkpoint:
-    name = f"cait_{size.lower()}_{image_size}.fb_dist_in1k"
+
+def _timm(name: str, constructor: str, image_size: int, *accuracies: float, **facts) -> Checkpoint:
     return Checkpoint(
-        name=name,
-        constructor=f"CaiT_{size}",
-        source=f"hf://timm/{name}",
-        url=f"https://dl.fbaipublicfiles.com/deit/{size}_{image_size}.pth",
-        image_size=image_size,
-        classes=1000,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        top1=top1,
-        distilled=True,
+        name, constructor, image_size, *accuracies, source=f"hf://timm/{name}", **facts
     )
 
 
+FACEBOOK = "https://dl.fbaipublicfiles.com/deit/"
+SHORT = {"tiny": "Ti", "small": "S", "base": "B"}
+HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+
+
+def _cait(size: str, image_size: int, *accuracies: float) -> Checkpoint:
+    name = f"cait_{size.lower()}_{image_size}.fb_dist_in1k"
+    url = f"{FACEBOOK}{size}_{image_size}.pth"
+    return _timm(name, f"CaiT_{size}", image_size, *accuracies, url=url, distilled=True)
+
+
+def _deit(size: str, image_size: int, digest: str, *accuracies: float) -> Checkpoint:
+    distilled = "distilled" in size
+    stem = f"deit_{size}_patch16_{image_size}"
+    short = SHORT[size.partition("_")[0]]
+    return _timm(
+        f"{stem}.fb_in1k",
+        f"ViT_{short}",
+        image_size,
+        *accuracies,
+        url=f"{FACEBOOK}{stem}-{digest}.pth",
+        crop_ratio=0.9 if image_size == 224 else 1.0,
+        distilled=distilled,
+        distillation_token=distilled,
+        # Context Broadcasting adds no variables.
+        also_starts=(f"CBViT_{short}",),
+    )
+
+
+def _convit(size: str, *accuracies: float) -> Checkpoint:
+    name = f"convit_{size}.fb_in1k"
+    return _timm(name, f"ConViT_{SHORT[size]}", 224, *accuracies, crop_ratio=0.875)
+
+
+def _pit(size: str, distilled: bool, *accuracies: float) -> Checkpoint:
+    return _timm(
+        f"pit_{size}_224.in1k",
+        "PiT_B",
+        224,
+        *accuracies,
+        crop_ratio=0.9,
+        distilled=distilled,
+        distillation_token=distilled,
+        also_starts=("CBPiT_B",),
+    )
+
+
+def _augreg(size: str, image_size: int, tag: str, *accuracies: float) -> Checkpoint:
+    return _timm(
+        f"vit_{size}_patch16_{image_size}.{tag}",
+        f"ViT_{SHORT[size]}",
+        image_size,
+        *accuracies,
+        classes=1000 if accuracies else 21843,
+        crop_ratio=0.9 if image_size == 224 else 1.0,
+        **HALVES,
+    )
+
+
+def _mixer(tag: str, classes: int, *accuracies: float) -> Checkpoint:
+    miil = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
+    facts = miil if tag.startswith("miil") else HALVES
+    name = f"mixer_b16_224.{tag}"
+    return _timm(name, "Mixer_B16", 224, *accuracies, classes=classes, crop_ratio=0.875, **facts)
+
+
+def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: str, **facts):
+    source = f"https://drive.google.com/file/d/{key}"
+    return Checkpoint(name, constructor, image_size, top1, source=source, licence=None, **facts)
+
+
 CHECKPOINTS = (
-    _cait("XXS24", 224, 78.400),
-    _cait("XXS24", 384, 80.954),
-    _cait("XXS36", 224, 79.750),
-    _cait("XXS36", 384, 82.204),
-    _cait("XS24", 384, 84.064),
-    _cait("S24", 224, 83.484),
-    _cait("S24", 384, 85.048),
-    _cait("S36", 384, 85.458),
-    _cait("M36", 384, 86.060),
-    _cait("M48", 448, 86.480),
+    # Accuracies: ImageNet top-1, top-5; ReaL top-1; V2 top-1. Where several fit a
+    # constructor, "imagenet" prefers the first ones.
+    _cait("XXS24", 224, 78.4, 94.326, 85.24, 67.29),
+    _cait("XXS24", 384, 80.954, 95.638, 87.414, 70.55),
+    _cait("XXS36", 224, 79.75, 94.866, 86.323, 68.37),
+    _cait("XXS36", 384, 82.204, 96.148, 88.161, 72.14),
+    _cait("XS24", 384, 84.064, 96.888, 89.169, 74.11),
+    _cait("S24", 224, 83.484, 96.586, 88.447, 73.01),
+    _cait("S24", 384, 85.048, 97.35, 89.51, 75.38),
+    _cait("S36", 384, 85.458, 97.48, 89.829, 76.01),
+    _cait("M36", 384, 86.06, 97.732, 90.049, 76.37),
+    _cait("M48", 448, 86.48, 97.748, 90.181, 76.84),
+    _convit("tiny", 73.14, 91.704, 81.132, 61.43),
+    _convit("small", 81.412, 95.74, 87.038, 70.71),
+    _convit("base", 82.296, 95.936, 87.2, 71.52),
+    _deit("tiny", 224, "a1311bcf", 72.19, 91.1, 80.026, 59.92),
+    _deit("small", 224, "cd65a155", 79.856, 95.056, 85.672, 68.53),
+    _deit("base", 224, "b5f2ef4d", 81.98, 95.74, 86.833, 70.97),
+    _deit("base", 384, "8de9b5d1", 83.108, 96.376, 87.862, 72.52),
+    _deit("tiny_distilled", 224, "b40b3cf7", 74.538, 91.898, 82.012, 62.76),
+    _deit("small_distilled", 224, "649709d9", 81.204, 95.378, 86.985, 70.51),
+    _deit("base_distilled", 224, "df68dfff", 83.384, 96.492, 88.212, 72.97),
+    _deit("base_distilled", 384, "d0272ac0", 85.438, 97.332, 89.434, 75.4),
+    _augreg("tiny", 224, "augreg_in21k_ft_in1k", 75.452, 92.858, 82.061, 63.11),
+    _augreg("tiny", 384, "augreg_in21k_ft_in1k", 78.438, 94.542, 84.822, 66.41),
+    _augreg("tiny", 224, "augreg_in21k"),
+    _augreg("small", 224, "augreg_in21k_ft_in1k", 81.402, 96.15, 86.854, 70.63),
+    _augreg("small", 384, "augreg_in21k_ft_in1k", 83.814, 97.106, 88.65, 73.17),
+    _augreg("small", 224, "augreg_in1k", 78.842, 94.28, 84.51, 66.59),
+    _augreg("small", 384, "augreg_in1k", 81.13, 95.59, 86.502, 69.19),
+    _augreg("small", 224, "augreg_in21k"),
+    _augreg("base", 224, "augreg2_in21k_ft_in1k", 85.108, 97.53, 89.457, 75.32),
+    _augreg("base", 224, "augreg_in21k_ft_in1k", 84.534, 97.3, 88.887, 74.1),
+    _augreg("base", 384, "augreg_in21k_ft_in1k", 86.01, 97.998, 89.969, 76.16),
+    _augreg("base", 224, "augreg_in1k", 79.154, 94.108, 84.388, 66.34),
+    _augreg("base", 384, "augreg_in1k", 81.102, 95.334, 86.214, 68.97),
+    _augreg("base", 224, "augreg_in21k"),
+    _pit("b", False, 82.458, 95.704, 86.707, 71.65),
+    _pit("b_distilled", True, 83.774, 96.468, 88.106, 73.82),
+    _mixer("goog_in21k_ft_in1k", 1000, 76.616, 92.25, 82.012, 63.22),
+    _mixer("miil_in21k_ft_in1k", 1000, 82.314, 95.71, 87.23, 71.2),
+    _mixer("goog_in21k", 21843),
+    _mixer("miil_in21k", 11221),
+    # Only where their authors' READMEs link to.
+    _on_a_drive(
+        "deepvit_24b",
+        "DeepViT_24B",
+        224,
+        79.99,
+        "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV",
+        crop_ratio=0.9,
+        **HALVES,
+    ),
+    _on_a_drive(
+        "deepvit_32b",
+        "DeepViT_32B",
+        224,
+        80.90,
+        "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M",
+        crop_ratio=0.9,
+        **HALVES,
+    ),
+    _on_a_drive(
+        "deepvit_s",
+        "DeepViT_S",
+        224,
+        82.3,
+        "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC",
+        crop_ratio=0.9,
+        **HALVES,
+    ),
+    _on_a_drive(
+        "deepvit_l",
+        "DeepViT_L",
+        224,
+        83.1,
+        "1MTRm0NK_sPGRSyuD_hHJ1Zgw2diEaKLR",
+        crop_ratio=0.9,
+        **HALVES,
+    ),
+    _on_a_drive(
+        "refined_vit_l_448",
+        "RefinedViT_L",
+        448,
+        86.0,
+        "12v1WbxG6_mZQ0FYnXIhKiqbtg5bI4pGL",
+        crop_ratio=1.13,
+    ),
     Checkpoint(
-        name="cifar10",
-        constructor="CaiT_Mini",
+        "cifar10",
+        "CaiT_Mini",
+        32,
+        71.35,
         source="package:cait_mini_cifar10.safetensors",
-        image_size=32,
         classes=10,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        top1=71.35,
         class_names=(
-            "airplane",
-            "automobile",
-            "bird",
-            "cat",
-            "deer",
-            "dog",
-            "frog",
-            "horse",
-            "ship",
-            "truck",
+            *("airplane", "automobile", "bird", "cat", "deer"),
+            *("dog", "frog", "horse", "ship", "truck"),
         ),
     ),
 )
@@ -111,11 +259,14 @@ CHECKPOINTS = (
 
 def checkpoints_of(constructor: str | None) -> tuple[Checkpoint, ...]:
     """Return the known checkpoints that fit a constructor; None means all."""
-    return tuple(c for c in CHECKPOINTS if constructor in (None, c.constructor))
+    return tuple(c for c in CHECKPOINTS if constructor is None or constructor in c.fits)
 
 
 def find(
-    name: str, constructor: str | None, image_size: int | tuple[int, int] | None = None
+    name: str,
+    constructor: str | None,
+    image_size: int | tuple[int, int] | None = None,
+    distillation_token: bool = False,
 ) -> Checkpoint:
     """Return the checkpoint that `weights=name` means.
 
@@ -125,33 +276,42 @@ def find(
         constructor: The function that builds the model, None for any.
         image_size: Side or (height, width) of the model's images, in pixels.
             Without it, the smallest resolution is taken.
+        distillation_token: Whether the model has DeiT's second token.
 
     Raises:
-        ValueError: when the name is unknown, belongs to another constructor,
-            or the constructor has no such checkpoint.
+        ValueError: when the name is unknown, belongs to another constructor or
+            to a model with another number of class tokens, or the constructor
+            has no such checkpoint.
     """
     mine = checkpoints_of(constructor)
-    entries = [c for c in mine if c.classes == 1000]
+    entries = [c for c in mine if c.classes == 1000 and c.distillation_token == distillation_token]
+    token = " with distillation_token=True" if distillation_token else ""
     if name == IMAGENET:
         if constructor is None:
             raise ValueError(
                 'weights="imagenet" needs the constructor of a size; name a checkpoint: '
-                + ", ".join(c.name for c in entries)
+                + ", ".join(c.name for c in CHECKPOINTS if c.classes == 1000)
                 + "."
             )
         if entries:
             return min(entries, key=lambda c: abs(c.image_size - _side(image_size)))
         raise ValueError(
-            f'weights="imagenet": {constructor} has no public ImageNet checkpoint. {_offer(mine)}'
+            f'weights="imagenet": {constructor}{token} has no public ImageNet checkpoint. '
+            f"{_offer(mine)}"
         )
     for checkpoint in CHECKPOINTS:
         if checkpoint.name == name:
-            if checkpoint in mine:
-                return checkpoint
-            raise ValueError(
-                f"weights={name!r} is a checkpoint of {checkpoint.constructor}, "
-                f"not of {constructor}. {_offer(mine)}"
-            )
+            if checkpoint not in mine:
+                raise ValueError(
+                    f"weights={name!r} is a checkpoint of {checkpoint.constructor}, "
+                    f"not of {constructor}. {_offer(mine)}"
+                )
+            if constructor and checkpoint.distillation_token != distillation_token:
+                raise ValueError(
+                    f"weights={name!r} needs distillation_token={checkpoint.distillation_token}, "
+                    f"got {distillation_token}."
+                )
+            return checkpoint
     names = [c.name for c in mine] + [IMAGENET] * bool(entries)
     hint = nearest(name, names) if mine else _offer(mine)
     of = f" of {constructor}" if constructor else ""

@@ -1,14 +1,17 @@
 """The strict way from a file's arrays to a model's variables, and back."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_vitx.weights.channels import COLOURS, kernel_for
+from keras_vitx.weights.identity import Identity, identify, looks_like
 from keras_vitx.weights.names import (
+    IGNORED,
     checkpoint_name,
     from_keras,
     is_head,
@@ -51,16 +54,18 @@ class _Entry:
     shape: tuple[int, ...]
 
 
-def convert(tensors: Tensors, model) -> Conversion:
+def convert(tensors: Tensors, model, sizes: Mapping[str, Identity] | None = None) -> Conversion:
     """Find the array of each of a model's variables in a file.
 
     Names and axes follow the family's table. Positions are resampled to the
-    model's grid. A classifier with another number of classes is left out, and
-    so is the file's where the model has none. Nothing else may differ.
+    model's grid, and a kernel for colour images is brought to the model's
+    channels. A classifier with another number of classes is left out, and so is
+    the file's where the model has none. Nothing else may differ.
 
     Args:
         tensors: An opened file.
         model: The model, built.
+        sizes: What each known size looks like, to name one in errors.
 
     Returns:
         A `Conversion`. Nothing is read before it is iterated over.
@@ -70,7 +75,7 @@ def convert(tensors: Tensors, model) -> Conversion:
             that has another shape.
     """
     entries = [_entry(variable, model, tensors.native) for variable in model.weights]
-    shapes = dict(tensors.shapes)
+    shapes = {name: shape for name, shape in tensors.shapes.items() if not name.endswith(IGNORED)}
 
     heads = [entry for entry in entries if is_head(entry.name)]
     classes = _classes(heads, shapes, axis=-1 if tensors.native else 0)
@@ -90,12 +95,12 @@ def convert(tensors: Tensors, model) -> Conversion:
         grid = _grid(entry, shape, tensors, model)
         if not tensors.is_floating(entry.name):
             wrong[entry.name] = f"{tensors.dtypes[entry.name]} and not floating-point numbers"
-        elif grid is None and shape != entry.shape:
+        elif grid is None and shape != entry.shape and not _reads_colours(entry, shape, model):
             wrong[entry.name] = f"{shape} in the file, {entry.shape} in the model"
         else:
             pairs.append((entry.variable, _reader(entry, grid, tensors, model)))
     if missing or extra or wrong:
-        raise ValueError(_complaint(missing, extra, wrong, len(entries), tensors, model))
+        raise ValueError(_complaint(missing, extra, wrong, len(entries), tensors, model, sizes))
     return Conversion(
         pairs, head=bool(heads) and not differs, classes=classes[0] if classes else None
     )
@@ -173,9 +178,23 @@ def _positions(entry: _Entry, model):
     return model.get_layer(entry.variable.path.split("/")[0])
 
 
+def _is_on_image(entry: _Entry, model) -> bool:
+    """Tell whether a variable is the kernel of the convolution on the image."""
+    return entry.variable is model.weights[0]
+
+
+def _reads_colours(entry: _Entry, shape: tuple[int, ...], model) -> bool:
+    """Tell whether a kernel differs only in that it reads the three channels of colour images."""
+    axis = 1 if entry.layout == "kernel" else 2
+    colours = (*entry.shape[:axis], COLOURS, *entry.shape[axis + 1 :])
+    return _is_on_image(entry, model) and shape == colours
+
+
 def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
     def read() -> np.ndarray:
         array = to_keras(tensors.read(entry.name), entry.layout)
+        if _is_on_image(entry, model):
+            array = kernel_for(array, entry.variable.shape[-2])
         if grid is None:
             return array.reshape(entry.variable.shape)
         layer = _positions(entry, model)
@@ -184,16 +203,21 @@ def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
     return read
 
 
-def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model) -> str:
+def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes) -> str:
     said = [f"The file doesn't fit the model {model.name!r}."]
     if tensors.description and tensors.description.model != model.name:
         said.append(f"It says it was saved from {tensors.description.model!r}.")
-    if len(missing) > count / 2:
-        said.append("It looks like another architecture.")
-    elif len(missing) + len(wrong) > count / 2:
-        said.append("It looks like another size.")
+    if len(missing) + len(wrong) > count / 2:
+        said.append(f"It looks like {looks_like(tensors.shapes, sizes)}.")
+        widths = {found.dim for found in (identify(tensors.shapes), _identity(model)) if found}
+        if model.family == "DeepViT" and widths == {408, 420}:
+            said.append("DeepViT-L is 408 wide in its paper's text, 420 in Table 7: give `dim`.")
     if missing and all(is_head(name) for name in missing):
         said.append("It has no classifier: build the model with include_top=False.")
+    for mark, argument in (("dist_token", "distillation_token"), ("aux_head", "dense_head")):
+        for names, value in ((extra, True), (missing, False)):
+            if any(mark in name for name in names):
+                said.append(f"Build the model with {argument}={value}.")
     if wrong and all(name.startswith("patch_embed") for name in wrong):
         said.append("It has other patches or channels (patch_size, input_shape).")
     lines = [" ".join(said)]
@@ -207,6 +231,10 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model) -> st
         listed = [f"{', '.join(abbreviated(names))} is {how}" for how, names in alike.items()]
         lines.append(f"- {len(wrong)} of another shape or kind: {'; '.join(listed)}")
     return "\n".join(lines)
+
+
+def _identity(model) -> Identity | None:
+    return identify({variable.path: tuple(variable.shape) for variable in model.weights})
 
 
 def abbreviated(names: Iterable[str]) -> list[str]:

@@ -2,12 +2,15 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from keras_vitx.weights.catalog import CHECKPOINTS, IMAGENET, Checkpoint, find
+from keras_vitx.weights.channels import each_channel
 from keras_vitx.weights.convert import convert
 from keras_vitx.weights.hub import SCHEME, download, parse, shipped
+from keras_vitx.weights.identity import Identity
 from keras_vitx.weights.reading import KINDS, opened, suffix_of
 
 logger = logging.getLogger("keras_vitx")
@@ -37,6 +40,7 @@ def resolve(
     weights: str | os.PathLike | None,
     constructor: str | None = None,
     image_size: int | tuple[int, int] | None = None,
+    distillation_token: bool = False,
 ) -> Resolved | None:
     """Find the file that `weights` means, downloading it if need be.
 
@@ -50,6 +54,7 @@ def resolve(
             to which the names of checkpoints belong; None for any.
         image_size: Side or (height, width) of its images in pixels; "imagenet"
             takes the checkpoint with the nearest resolution.
+        distillation_token: Whether the model has DeiT's second token.
 
     Returns:
         What `load` takes; None for None.
@@ -73,7 +78,19 @@ def resolve(
     known = text == IMAGENET or any(text == c.name for c in CHECKPOINTS)
     if isinstance(weights, os.PathLike) or (not known and _is_path(text)):
         return Resolved(text, _existing(text))
-    checkpoint = find(text, constructor, image_size)
+    checkpoint = find(text, constructor, image_size, distillation_token)
+    if constructor in checkpoint.also_starts:
+        logger.warning(
+            "%s: the weights of %s, from which a %s starts; it is to be trained before it is used.",
+            checkpoint.name,
+            checkpoint.constructor,
+            constructor,
+        )
+    if checkpoint.source.startswith("https:"):
+        raise OSError(
+            f"weights={text!r} is on no hub: its authors keep {checkpoint.name} at "
+            f"{checkpoint.source}. Load it with a browser, and give its path as weights=."
+        )
     if checkpoint.source.startswith(SCHEME):
         path = download(f"{checkpoint.source}/{checkpoint.file}")
     else:
@@ -81,7 +98,7 @@ def resolve(
     return Resolved(text, path, checkpoint)
 
 
-def load(model, resolved: Resolved | None) -> None:
+def load(model, resolved: Resolved | None, sizes: Mapping[str, Identity] | None = None) -> None:
     """Give a built model the weights of a file.
 
     Every variable of the model gets its array, or an error lists what doesn't
@@ -93,6 +110,7 @@ def load(model, resolved: Resolved | None) -> None:
     Args:
         model: The model, built.
         resolved: What `resolve` returned; None does nothing.
+        sizes: What each known size looks like, to name one in errors.
 
     Raises:
         ValueError: when the file is damaged or doesn't fit the model.
@@ -102,7 +120,7 @@ def load(model, resolved: Resolved | None) -> None:
         return
     try:
         with opened(resolved.path, model) as tensors:
-            conversion = convert(tensors, model)
+            conversion = convert(tensors, model, sizes)
             for variable, array in conversion:
                 variable.assign(array)
             facts = resolved.checkpoint or tensors.description
@@ -113,7 +131,10 @@ def load(model, resolved: Resolved | None) -> None:
         raise ValueError(f"{named}: {error}") from error
     if facts is not None:
         if facts.preprocessing is not None:
-            model.preprocessing = dict(facts.preprocessing)
+            model.preprocessing = facts.preprocessing | {
+                key: each_channel(facts.preprocessing[key], model.input_shape[-1])
+                for key in ("mean", "std")
+            }
         if conversion.head:
             model.class_names = facts.class_names
     if conversion.classes is not None and not conversion.head:

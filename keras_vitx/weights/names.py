@@ -98,6 +98,10 @@ FAMILIES = {
     ),
 }
 
+# Ends of names of what PyTorch keeps in a file and no model needs: counters, and
+# distances that follow from the grid.
+IGNORED = ("num_batches_tracked", "rel_indices")
+
 # Layers whose last axis counts classes.
 HEADS = ("head", "head_dist", "aux_head")
 

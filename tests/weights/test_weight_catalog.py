@@ -1,5 +1,10 @@
-import pytest
+import importlib
+import inspect
 
+import pytest
+from PIL import Image
+
+import keras_vitx as kv
 from keras_vitx.weights import catalog, checkpoints_of, find, resolve
 
 
@@ -67,3 +72,69 @@ def test_a_folder_named_imagenet_does_not_hide_the_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="CaiT_S48 has no public"):
         resolve("imagenet", "CaiT_S48")
+
+
+def test_all_public_checkpoints_are_there():
+    on_the_hub = [c for c in catalog.CHECKPOINTS if c.source.startswith("hf://timm/")]
+    assert len(on_the_hub) == 41
+    for c in on_the_hub:
+        assert c.source == f"hf://timm/{c.name}"
+        assert (c.top1 is None) == (c.top5 is None) == (c.classes != 1000)
+        assert c.top1 is None or 59 < c.top1_v2 < c.top1 < min(c.top5, c.top1_real) < 99
+        assert "_" + str(c.image_size) in c.name or c.name.startswith("convit")
+        assert ("distilled" in c.name) == c.distillation_token
+    assert len(catalog.CHECKPOINTS) == 41 + 5 + 1
+
+
+@pytest.mark.parametrize("checkpoint", catalog.CHECKPOINTS, ids=lambda c: c.name)
+def test_every_checkpoint_fits_what_it_says(checkpoint):
+    for name in checkpoint.fits:
+        constructor = kv.models.MODELS[name]
+        arguments = {"distillation_token": True} if checkpoint.distillation_token else {}
+        parameters = inspect.signature(getattr(kv, constructor.family)).parameters
+        assert not arguments or "distillation_token" in parameters
+        found = find(checkpoint.name, name, **arguments)
+        assert found is checkpoint
+    assert Image.Resampling[checkpoint.interpolation.upper()]
+
+
+@pytest.mark.parametrize(
+    ("constructor", "arguments", "expected"),
+    [
+        ("ViT_B", {}, "deit_base_patch16_224.fb_in1k"),
+        ("ViT_B", {"image_size": 384}, "deit_base_patch16_384.fb_in1k"),
+        ("ViT_S", {"image_size": 384}, "vit_small_patch16_384.augreg_in21k_ft_in1k"),
+        ("ViT_Ti", {"distillation_token": True}, "deit_tiny_distilled_patch16_224.fb_in1k"),
+        ("CBViT_S", {}, "deit_small_patch16_224.fb_in1k"),
+        ("CBPiT_B", {}, "pit_b_224.in1k"),
+        ("PiT_B", {"distillation_token": True}, "pit_b_distilled_224.in1k"),
+        ("Mixer_B16", {}, "mixer_b16_224.goog_in21k_ft_in1k"),
+        ("ConViT_S", {"image_size": (448, 448)}, "convit_small.fb_in1k"),
+    ],
+)
+def test_imagenet_of_the_families(constructor, arguments, expected):
+    assert find("imagenet", constructor, **arguments).name == expected
+
+
+def test_the_number_of_class_tokens_must_fit():
+    with pytest.raises(ValueError, match="needs distillation_token=True, got False"):
+        kv.ViT_Ti(weights="deit_tiny_distilled_patch16_224.fb_in1k")
+    with pytest.raises(ValueError, match="needs distillation_token=False, got True"):
+        find("deit_tiny_patch16_224.fb_in1k", "ViT_Ti", distillation_token=True)
+    with pytest.raises(ValueError, match="CaiT_S24 with distillation_token=True has no public"):
+        find("imagenet", "CaiT_S24", distillation_token=True)
+
+
+@pytest.mark.parametrize("name", ("DeepViT_24B", "DeepViT_32B", "DeepViT_S", "DeepViT_L"))
+def test_files_that_no_program_can_fetch(name):
+    with pytest.raises(OSError, match=r"authors keep .* at https://drive\.google.*its path"):
+        resolve("imagenet", name)
+
+
+def test_a_model_that_starts_from_anothers_weights_is_said(monkeypatch, caplog, tmp_path):
+    loading = importlib.import_module("keras_vitx.weights.load")
+    monkeypatch.setattr(loading, "download", lambda address: tmp_path / "x")
+    resolve("imagenet", "ViT_Ti")
+    assert not caplog.records
+    resolve("imagenet", "CBViT_Ti")
+    assert "weights of ViT_Ti, from which a CBViT_Ti starts" in caplog.text

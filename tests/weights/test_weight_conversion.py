@@ -106,8 +106,8 @@ def test_all_that_does_not_fit_is_listed(tiny, golden_tensors, tmp_path, weights
     [
         ({"depth": 4}, "18 missing"),
         ({"depth": 1}, "36 not in the model"),
-        ({"dim": 12, "num_heads": 2}, "another size"),
-        ({"input_shape": (32, 32, 1)}, "other patches or channels"),
+        ({"dim": 12, "num_heads": 2}, "looks like a CaiT of 3 blocks, 24 wide"),
+        ({"patch_size": 4}, "other patches or channels"),
         ({"class_depth": 0, "class_token_at": 0, "layer_scale": None}, "not in the model"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Checkpoints written by the public implementation, one of full size."""
+"""Checkpoints written by the public implementation: of full size, and on other grids."""
 
 import keras
 import numpy as np
@@ -6,13 +6,37 @@ import pytest
 
 import keras_vitx as kv
 
+TOKEN = {"distillation_token": True}
+FULL_SIZE = {
+    "cait_xxs24_224": (kv.CaiT_XXS24, {}),
+    "convit_tiny": (kv.ConViT_Ti, {}),
+    "deit_tiny_patch16_224": (kv.ViT_Ti, {}),
+    "deit_tiny_distilled_patch16_224": (kv.ViT_Ti, TOKEN),
+    "pit_b_224": (kv.PiT_B, {}),
+    "pit_b_distilled_224": (kv.PiT_B, TOKEN),
+    "mixer_s16_224": (kv.Mixer_S16, {}),
+}
+# Arguments in timm, in ours, and leading entries of the positions that are no patches.
+OTHER_GRIDS = {
+    "cait_xxs24_224": (kv.CaiT_XXS24, {"depth": 2}, {"depth": 2}, 0),
+    "convit_tiny": (
+        kv.ConViT_Ti,
+        {"depth": 3, "local_up_to_layer": 2},
+        {"depth": 3, "local_depth": 2},
+        0,
+    ),
+    "deit_tiny_patch16_224": (kv.ViT_Ti, {"depth": 2}, {"depth": 2}, 1),
+    "deit_tiny_distilled_patch16_224": (kv.ViT_Ti, {"depth": 2}, {"depth": 2, **TOKEN}, 2),
+    "pit_b_224": (kv.PiT_B, {"depth": (1, 1, 1)}, {"depths": (1, 1, 1)}, 0),
+}
 
-def written(timm, path, **arguments):
+
+def written(timm, path, name, **arguments):
     """Write a checkpoint in which every parameter matters; return its model."""
-    torch = pytest.importorskip("torch")
+    import torch
     from safetensors.torch import save_file
 
-    model = timm.create_model("cait_xxs24_224", pretrained=False, **arguments).eval()
+    model = timm.create_model(name, pretrained=False, **arguments).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -35,22 +59,58 @@ def check_logits(ours, theirs, size):
     assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-4
 
 
-def test_logits_of_a_full_size_model(timm, tmp_path):
-    path = tmp_path / "cait.safetensors"
-    theirs = written(timm, path)
-    ours = kv.CaiT_XXS24(weights=str(path), classifier_activation=None)
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_logits_of_a_full_size_model(timm, tmp_path, name):
+    path = tmp_path / "model.safetensors"
+    theirs = written(timm, path, name)
+    constructor, arguments = FULL_SIZE[name]
+    ours = constructor(weights=str(path), classifier_activation=None, **arguments)
     check_logits(ours, theirs, (224, 224))
 
 
-def test_logits_on_another_grid(timm, tmp_path):
-    path = tmp_path / "cait.safetensors"
-    state = dict(written(timm, path, depth=2).state_dict())
-    state["pos_embed"] = timm.layers.resample_abs_pos_embed(
-        state["pos_embed"], [16, 12], num_prefix_tokens=0
-    )
-    theirs = timm.create_model("cait_xxs24_224", depth=2, img_size=(256, 192)).eval()
+@pytest.mark.parametrize("name", OTHER_GRIDS)
+def test_logits_on_another_grid(timm, tmp_path, name):
+    import torch
+
+    # timm's ConViT computes the distances of squares only.
+    size = (256, 256) if name.startswith("convit") else (256, 192)
+    constructor, in_timm, in_ours, prefix = OTHER_GRIDS[name]
+    path = tmp_path / "model.safetensors"
+    state = dict(written(timm, path, name, **in_timm).state_dict())
+    theirs = timm.create_model(name, img_size=size, **in_timm).eval()
+    wanted = theirs.state_dict()["pos_embed"].shape
+    positions = state["pos_embed"]
+    if is_map := positions.ndim == 4:
+        positions, grid = positions.flatten(2).transpose(1, 2), list(wanted[2:])
+        old = list(state["pos_embed"].shape[2:])
+    else:
+        grid, old = [side // 16 for side in size], [14, 14]
+    positions = timm.layers.resample_abs_pos_embed(positions, grid, old, num_prefix_tokens=prefix)
+    state["pos_embed"] = positions.transpose(1, 2).reshape(wanted) if is_map else positions
     theirs.load_state_dict(state)
-    ours = kv.CaiT_XXS24(
-        weights=str(path), depth=2, input_shape=(256, 192, 3), classifier_activation=None
+    assert not torch.equal(state["pos_embed"], torch.zeros(wanted))
+    ours = constructor(
+        weights=str(path), input_shape=(*size, 3), classifier_activation=None, **in_ours
     )
-    check_logits(ours, theirs, (256, 192))
+    check_logits(ours, theirs, size)
+
+
+def test_context_broadcasting_starts_from_deit(timm, tmp_path):
+    path = tmp_path / "model.safetensors"
+    written(timm, path, "deit_tiny_patch16_224", depth=2)
+    plain = kv.ViT_Ti(weights=str(path), depth=2)
+    broadcasting = kv.CBViT_Ti(weights=str(path), depth=2)
+    for one, other in zip(plain.weights, broadcasting.weights, strict=True):
+        np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (one, other)))
+
+
+@pytest.mark.parametrize("channels", (1, 2, 4, 7))
+def test_other_channels_as_timm_has_them(timm, tmp_path, channels):
+    path = tmp_path / "model.safetensors"
+    theirs = written(timm, path, "deit_tiny_patch16_224", depth=1)
+    state = dict(theirs.state_dict())
+    kernel = timm.models._manipulate.adapt_input_conv(channels, state["patch_embed.proj.weight"])
+    model = kv.ViT_Ti(weights=str(path), depth=1, input_shape=(224, 224, channels))
+    found = keras.ops.convert_to_numpy(model.weights[0])
+    np.testing.assert_allclose(found, kernel.permute(2, 3, 1, 0).numpy(), rtol=1e-6, atol=1e-7)
+    assert len(model.preprocessing["mean"]) == channels

@@ -1,0 +1,85 @@
+"""Files of another family, size or head: errors say what was given."""
+
+import numpy as np
+import pytest
+from harness import FAMILIES, array
+from safetensors.numpy import save_file
+
+import keras_vitx as kv
+from keras_vitx.weights import to_checkpoint
+from keras_vitx.weights.identity import Identity, identify
+
+
+def shapes_of(model, native):
+    if native:
+        return {variable.path: tuple(variable.shape) for variable in model.weights}
+    return {name: array.shape for name, array in to_checkpoint(model).items()}
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """Write a model's weights under the public names, and nothing about the model."""
+
+    def write(model, **more):
+        path = tmp_path / "unnamed.safetensors"
+        save_file(to_checkpoint(model) | more, path)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("native", (True, False))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_are_told_apart(family, native):
+    # Context Broadcasting has no variables.
+    looks = "ViT" if family == "CBViT" else family
+    depth = {"CaiT": 3, "ConViT": 3, "RefinedViT": 3, "PiT": 3}.get(family, 2)
+    dim = 16 if family == "PiT" else 8
+    assert identify(shapes_of(FAMILIES[family](), native)) == Identity(looks, depth, dim)
+
+
+def test_what_is_no_network_of_the_zoo():
+    assert identify({"layer1.conv.weight": (3, 3)}) is None
+    assert identify({"cls_token": (1, 1, 8), "norm.weight": (8,)}) is None
+
+
+def test_a_size_is_named(file_of):
+    path = file_of(kv.ViT_Ti())
+    with pytest.raises(ValueError, match=r"model 'ViT_S'\. It looks like ViT_Ti\."):
+        kv.ViT_S(weights=path)
+    with pytest.raises(ValueError, match=r"It looks like ViT_Ti\."):
+        kv.CaiT_XXS24(weights=path)
+
+
+@pytest.mark.parametrize("widths", [(408, 420), (420, 408)])
+def test_both_widths_of_deepvit_l_are_said(file_of, widths):
+    def make(dim, **arguments):
+        return kv.DeepViT_L(dim=dim, depth=2, re_attention_depth=1, **arguments)
+
+    in_file, in_model = widths
+    path = file_of(make(in_file))
+    with pytest.raises(ValueError, match=f"2 blocks, {in_file} wide.*408.*420.*give `dim`"):
+        make(in_model, weights=path)
+    make(in_file, weights=path)
+
+
+def test_the_argument_for_a_head_is_said(file_of):
+    for family, argument in (("ViT", "distillation_token"), ("RefinedViT", "dense_head")):
+        for given in (True, False):
+            path = file_of(FAMILIES[family](**{argument: given}))
+            with pytest.raises(ValueError, match=f"Build the model with {argument}={given}"):
+                FAMILIES[family](weights=path, **{argument: not given})
+
+
+def test_buffers_that_no_model_needs_are_left(file_of):
+    buffers = {
+        "blocks.0.attn.reatten_norm.num_batches_tracked": np.array(3),
+        "blocks.0.attn.rel_indices": np.zeros((1, 4, 4, 3), "float32"),
+    }
+    make = FAMILIES["DeepViT"]
+    model = make()
+    loaded = make(weights=file_of(model, **buffers))
+    for one, other in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(array(one.value), array(other.value))
+    with pytest.raises(ValueError, match="rel_table"):
+        make(weights=file_of(model, rel_table=np.zeros(3, "float32")))
