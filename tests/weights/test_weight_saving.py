@@ -1,18 +1,22 @@
 import json
+import sys
 
+import keras
 import numpy as np
 import pytest
+from harness import close, numbers
 from safetensors import safe_open
 
-from keras_vitx.weights import save_safetensors
+import keras_vitx as kv
+from keras_vitx.weights import save_safetensors, save_torch
 
 
 def test_what_a_file_of_ours_restores(tiny, golden_file, same_weights, tmp_path):
     model = tiny(weights=golden_file, name="mine")
     model.class_names = tuple("abcdefghij")
     model.preprocessing = {
-        "mean": (0.1, 0.2, 0.3),
-        "std": (0.5, 0.5, np.float32(0.5)),
+        "mean": [0.1, 0.2, 0.3],
+        "std": [0.5, 0.5, np.float32(0.5)],
         "crop_ratio": 0.875,
         "interpolation": "bilinear",
     }
@@ -80,3 +84,70 @@ def test_odd_metadata_is_told(tiny, golden_tensors, tmp_path):
     save_file(golden_tensors, path, metadata={"library": "keras_vitx", "grid": "four"})
     with pytest.raises(ValueError, match=r"odd\.safetensors.*metadata"):
         tiny(weights=path)
+
+
+def test_without_torch_the_extra_is_named(golden_model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"keras-vitx\[torch\]"):
+        save_torch(golden_model, tmp_path / "ours.pth")
+    assert not list(tmp_path.iterdir())
+
+
+def test_torch_files_end_in_pth(golden_model, tmp_path):
+    with pytest.raises(ValueError, match=r"\.pth"):
+        save_torch(golden_model, tmp_path / "ours.safetensors")
+
+
+def peers(timm):
+    """Give what makes a small model of timm, and ours, by name."""
+    cait, convit, vit = (
+        getattr(timm.models, name) for name in ("cait", "convit", "vision_transformer")
+    )
+    common = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_classes": 5}
+    size = {"dim": 24, "depth": 3, "num_heads": 4, "patch_size": 8}
+    return {
+        "cait": (lambda: cait.Cait(**common, depth=3, num_heads=4, init_values=0.1), kv.CaiT, size),
+        "convit": (
+            # The width of a head, here.
+            lambda: convit.ConVit(
+                **{**common, "embed_dim": 6}, depth=3, num_heads=4, local_up_to_layer=2
+            ),
+            kv.ConViT,
+            {**size, "local_depth": 2},
+        ),
+        "deit": (
+            lambda: vit.VisionTransformer(**common, depth=3, num_heads=4),
+            kv.ViT,
+            size,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["cait", "convit", "deit"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_to_timm_and_back(timm, tmp_path, name, suffix):
+    import torch
+
+    make, family, size = peers(timm)[name]
+    torch.manual_seed(0)
+    peer = make().eval()
+    state = peer.state_dict()
+    torch.save(state, tmp_path / "theirs.pth")
+    ours = family(
+        **size,
+        input_shape=(32, 32, 3),
+        classes=5,
+        classifier_activation=None,
+        weights=tmp_path / "theirs.pth",
+    )
+    path = tmp_path / f"ours{suffix}"
+    (save_torch if suffix == ".pth" else save_safetensors)(ours, path)
+
+    other = make().eval()
+    timm.models.load_checkpoint(other, str(path), strict=True)
+    for key, tensor in other.state_dict().items():
+        assert torch.equal(tensor, state[key]), key
+    images = numbers((2, 32, 32, 3))
+    with torch.no_grad():
+        expected = other(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+    close(keras.ops.convert_to_numpy(ours(images, training=False)), expected)

@@ -1,0 +1,186 @@
+"""`keras-vitx convert`: weights from one kind of file to another."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import keras
+import typer
+
+from keras_vitx import models, weights
+from keras_vitx.cli._options import Backend, console
+from keras_vitx.files import written_whole
+from keras_vitx.weights.names import checkpoint_name, is_head
+from keras_vitx.weights.positions import Grid, square_grid
+from keras_vitx.weights.reading import opened
+
+KINDS = (".weights.h5", ".keras", ".safetensors", ".pth")
+
+
+def main(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A file of weights (.safetensors, .pth, .weights.h5, .keras, ...), a checkpoint's "
+            "name, or hf://owner/repo."
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option(help="The size that the weights are of (see `keras-vitx list`).")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
+            "PyTorch's names, for timm.",
+        ),
+    ],
+    image_size: Annotated[
+        int | None,
+        typer.Option(help="Side of the images in pixels. Default: the file's, else the size's."),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(help="Number of classes; 0 leaves the head out. Default: the file's.", min=0),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that stands at the output.")
+    ] = False,
+    backend: Backend = None,
+) -> None:
+    """Convert weights: PyTorch's files to Keras's and back; say what was done."""
+    models.constructor_of(model)
+    if not output.name.endswith(KINDS):
+        raise ValueError(f"`--output` should end in one of: {', '.join(KINDS)}; got {output}.")
+    if output.exists() and not overwrite:
+        raise ValueError(f"`--output` {output} exists already. `--overwrite` replaces it.")
+    resolved = weights.resolve(file, model, image_size)
+    network = models.create_model(model)
+    found = _look(resolved.path, network)
+    arguments = _arguments(found, network, image_size, classes)
+    if arguments:
+        network = models.create_model(model, **arguments)
+    weights.load(network, resolved)
+
+    digest = _sha256(resolved.path)
+    source = file if file.startswith("hf:") else resolved.path.name
+    _write(network, output, {"source": source, "sha256": digest})
+    for name, value in {
+        "model": f"{model}, {network.count_params():,} parameters in {len(network.weights)} arrays",
+        "images": " x ".join(map(str, network.input_shape[1:])),
+        "head": _head(found, network),
+        "positions": _positions(found, network),
+        "source": f"{resolved.path}\nsha256 {digest}",
+        "written": f"{output}\nsha256 {_sha256(output)}",
+    }.items():
+        first, *more = value.splitlines()
+        console.print(f"{name:10} {first}", highlight=False, soft_wrap=True)
+        for line in more:
+            console.print(f"{'':10} {line}", highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a file's arrays show of its model; None where they don't.
+
+    Attributes:
+        classes: Number of classes of its head.
+        grid: (rows, columns) of its positions.
+        channels: Of its images.
+        distilled: Whether it has DeiT's second token.
+    """
+
+    classes: int | None
+    grid: Grid | None
+    channels: int | None
+    distilled: bool
+
+
+def _look(path: Path, network) -> _Found:
+    try:
+        with opened(path, network) as tensors:
+            shapes, native, said = dict(tensors.shapes), tensors.native, tensors.description
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    heads = [shape for name, shape in shapes.items() if is_head(name) and shape]
+    parts = {part for name in shapes for part in re.split(r"[./]", name)}
+    image = network.steps[0].weights[0].path
+    kernel = shapes.get(image if native else checkpoint_name(image, network.family)[0], ())
+    grid = said.grid if said and said.grid else None
+    for name, shape in shapes.items():
+        if grid is None and re.split(r"[./]", name)[0] == "pos_embed":
+            # Before the patches stand none, one or two other tokens.
+            grids = [square_grid(shape[1] - n) for n in range(3)] if len(shape) == 3 else []
+            grid = shape[2:] if len(shape) == 4 else next(filter(None, grids), None)
+    return _Found(
+        classes=heads[0][-1 if native else 0] if heads else None,
+        grid=grid,
+        channels=kernel[2 if native else 1] if len(kernel) == 4 else None,
+        distilled=bool(parts & {"dist_token", "head_dist"}),
+    )
+
+
+def _arguments(found: _Found, network, image_size: int | None, classes: int | None) -> dict:
+    """Return what the model has to be made with, beyond what it is made with by default."""
+    arguments = {}
+    shape = network.input_shape[1:]
+    wanted = (*shape[:2], found.channels or shape[2])
+    if image_size is not None:
+        wanted = (image_size, image_size, wanted[2])
+    elif found.grid not in (None, _grid(network)):
+        stem = network.steps[0]
+        stride = getattr(stem, "stride", None) or stem.patch_size
+        wanted = (*((n - 1) * stride + stem.patch_size for n in found.grid), wanted[2])
+    if wanted != shape:
+        arguments["input_shape"] = wanted
+    classes = found.classes if classes is None else classes
+    if not classes:
+        arguments["include_top"] = False
+    elif classes != network.output_shape[-1]:
+        arguments["classes"] = classes
+    if found.distilled:
+        arguments["distillation_token"] = True
+    return arguments
+
+
+def _write(network, output: Path, metadata: dict[str, str]) -> None:
+    if output.suffix == ".safetensors":
+        weights.save_safetensors(network, output, metadata=metadata)
+    elif output.suffix == ".pth":
+        weights.save_torch(network, output)
+    else:
+        with written_whole(output) as unfinished:
+            save = network.save if output.suffix == ".keras" else network.save_weights
+            save(unfinished)
+
+
+def _head(found: _Found, network) -> str:
+    if not any(is_head(variable.path) for variable in network.weights):
+        return "none" if found.classes is None else f"left out (of {found.classes} classes)"
+    classes = network.output_shape[-1]
+    if classes == found.classes:
+        return f"kept, {classes} classes"
+    return f"new, {classes} classes with random weights; the file's has {found.classes}"
+
+
+def _positions(found: _Found, network) -> str:
+    own = _grid(network)
+    if own is None:
+        return "none"
+    if found.grid in (None, own):
+        return f"as they were, {own[0]} x {own[1]}"
+    return f"resampled from {found.grid[0]} x {found.grid[1]} to {own[0]} x {own[1]}"
+
+
+def _grid(network: keras.Model) -> Grid | None:
+    grids = [tuple(layer.grid) for layer in network.layers if hasattr(layer, "grid")]
+    return grids[0] if grids else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

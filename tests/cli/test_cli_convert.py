@@ -1,0 +1,220 @@
+import hashlib
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+from harness import close, numbers
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import keras_vitx as kv
+from keras_vitx.cli import __main__ as command
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command line in this process; give its exit code and what it wrote."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["keras-vitx", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            command.main()
+        written = capsys.readouterr()
+        return stopped.value.code, written.out, written.err
+
+    return run
+
+
+@pytest.fixture
+def convert(run):
+    """Convert weights of CaiT_Mini; give what was said, a line a fact."""
+
+    def convert(file, output, *options):
+        code, out, err = run("convert", file, "--model", "CaiT_Mini", "-o", output, *options)
+        assert code == 0, err
+        return out
+
+    return convert
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_from_pytorch_and_back(timm, convert, tmp_path):
+    import torch
+
+    arguments = dict(img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=4, num_classes=10)
+    torch.manual_seed(0)
+    peer = timm.models.cait.Cait(init_values=0.1, **arguments).eval()
+    torch.save({"model": peer.state_dict()}, tmp_path / "theirs.pth")
+    said = convert("theirs.pth", "ours.keras")
+    assert "684,458 parameters in 116 arrays" in said
+    assert digest(tmp_path / "theirs.pth") in said and digest(tmp_path / "ours.keras") in said
+    assert "kept, 10 classes" in said and "as they were, 8 x 8" in said
+    convert("ours.keras", "ours.weights.h5")
+    convert("ours.weights.h5", "ours.safetensors")
+    convert("ours.safetensors", "ours.pth")
+
+    images = numbers((2, 32, 32, 3))
+    with torch.no_grad():
+        expected = peer(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+    model = keras.saving.load_model(tmp_path / "ours.keras")
+    model.get_layer("head").activation = None
+    close(keras.ops.convert_to_numpy(model(images, training=False)), expected)
+    state = peer.state_dict()
+    returned = torch.load(tmp_path / "ours.pth", weights_only=True)
+    assert list(returned) and returned.keys() == state.keys()
+    assert all(torch.equal(returned[name], state[name]) for name in state)
+    other = timm.models.cait.Cait(**arguments).eval()
+    timm.models.load_checkpoint(other, str(tmp_path / "ours.safetensors"), strict=True)
+    with torch.no_grad():
+        found = other(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_metadata_of_our_safetensors(convert, tmp_path):
+    kv.CaiT_Mini().save_weights(tmp_path / "trained.weights.h5")
+    convert("trained.weights.h5", "ours.safetensors")
+    with safe_open(tmp_path / "ours.safetensors", "numpy") as file:
+        metadata = file.metadata()
+    assert json.loads(metadata["model"]) == "CaiT_Mini"
+    assert metadata["source"] == "trained.weights.h5"
+    assert metadata["sha256"] == digest(tmp_path / "trained.weights.h5")
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".safetensors", ".pth"])
+def test_classes_and_images_are_read_from_the_file(convert, tmp_path, suffix):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    model = kv.CaiT_Mini(classes=3, input_shape=(48, 48, 1))
+    model.save(tmp_path / "first.keras")
+    convert("first.keras", f"second{suffix}")
+    said = convert(f"second{suffix}", "third.safetensors")
+    assert "48 x 48 x 1" in said and "kept, 3 classes" in said and "as they were, 12 x 12" in said
+    found = load_file(tmp_path / "third.safetensors")
+    for name, array in kv.weights.to_checkpoint(model).items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_a_rectangle_is_read_from_our_own_files(convert, tmp_path):
+    # 4 x 16 patches are as many as 8 x 8.
+    model = kv.CaiT_Mini(input_shape=(16, 64, 3))
+    kv.weights.save_safetensors(model, tmp_path / "wide.safetensors")
+    said = convert("wide.safetensors", "wide.keras")
+    assert "16 x 64 x 3" in said and "as they were, 4 x 16" in said
+
+
+def test_another_size_and_other_classes(convert, tmp_path):
+    said = convert("cifar10", "larger.safetensors", "--image-size", 48, "--classes", 3)
+    assert "48 x 48 x 3" in said and "resampled from 8 x 8 to 12 x 12" in said
+    assert "new, 3 classes with random weights; the file's has 10" in said
+    assert load_file(tmp_path / "larger.safetensors")["pos_embed"].shape == (1, 144, 96)
+
+
+def test_without_head(convert, tmp_path):
+    assert "left out (of 10 classes)" in convert("cifar10", "trunk.safetensors", "--classes", 0)
+    assert not any(name.startswith("head") for name in load_file(tmp_path / "trunk.safetensors"))
+    assert "head       none" in convert("trunk.safetensors", "trunk.weights.h5")
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "said"),
+    [
+        (kv.ViT, {"dim": 8, "depth": 1, "num_heads": 2, "distillation_token": True}, "3 x 3"),
+        # Patches overlap.
+        (kv.PiT, {"dims": (8, 16), "depths": (1, 1), "num_heads": (2, 2)}, "6 x 6"),
+        (kv.PiT, {"dims": (8,), "depths": (1,), "num_heads": (2,), "distillation_token": True}, ""),
+        (kv.Mixer, {"dim": 8, "depth": 1}, "none"),
+    ],
+)
+def test_other_families(run, tmp_path, monkeypatch, family, arguments, said):
+    side = 49 if family is kv.PiT else 48
+    model = family(**arguments, input_shape=(side, side, 3), classes=3)
+    plain = {name: v for name, v in arguments.items() if name != "distillation_token"}
+    default = {"input_shape": (48, 48, 3)} if family is kv.Mixer else {}
+    monkeypatch.setitem(
+        kv.models.MODELS, "Tiny", lambda **given: family(**{**plain, **default, **given})
+    )
+    kv.weights.save_safetensors(model, tmp_path / "a.safetensors")
+    for file, output in (("a.safetensors", "b.keras"), ("b.keras", "c.safetensors")):
+        code, out, err = run("convert", file, "--model", "Tiny", "-o", output)
+        assert code == 0, err
+        assert f"{side} x {side} x 3" in out and "kept, 3 classes" in out and said in out
+    found = load_file(tmp_path / "c.safetensors")
+    for name, array in kv.weights.to_checkpoint(model).items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_nothing_is_replaced_unasked(run, convert, tmp_path):
+    (tmp_path / "mine.keras").write_text("precious")
+    words = ("convert", "cifar10", "--model", "CaiT_Mini", "-o", "mine.keras")
+    code, _, err = run(*words)
+    assert code == 2 and "exists already" in err
+    assert (tmp_path / "mine.keras").read_text() == "precious"
+    convert("cifar10", "mine.keras", "--overwrite")
+    assert keras.saving.load_model(tmp_path / "mine.keras").class_names[0] == "airplane"
+
+
+def test_a_failed_write_leaves_what_stood_there(run, tmp_path, monkeypatch):
+    def fail(model, path):
+        path.write_text("half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(kv.models.Chain, "save", fail)
+    (tmp_path / "mine.keras").write_text("precious")
+    words = ("convert", "cifar10", "--model", "CaiT_Mini", "-o", "mine.keras", "--overwrite")
+    code, _, err = run(*words)
+    assert code == 2 and "the disk is full" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.keras"]
+    assert (tmp_path / "mine.keras").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cifar10", "--model", "CaiT_Mni", "-o", "x.keras"), "Did you mean 'CaiT_Mini'"),
+        (("cifar10", "--model", "CaiT_Mini", "-o", "x.onnx"), "should end in one of: .weights.h5"),
+        (("no.pth", "--model", "CaiT_Mini", "-o", "x.keras"), "no such file"),
+        (("cifar", "--model", "CaiT_Mini", "-o", "x.keras"), "Did you mean 'cifar10'"),
+        (("bad.pth", "--model", "CaiT_Mini", "-o", "x.keras"), "bad.pth"),
+        (("other.safetensors", "--model", "CaiT_Mini", "-o", "x.keras"), "doesn't fit the model"),
+        (
+            ("cifar10", "--model", "CaiT_Mini", "-o", "x.keras", "--image-size", "30"),
+            "multiples of the patch size 4",
+        ),
+        (("cifar10", "--model", "CaiT_Mini", "-o", "x.keras", "--classes", "-1"), "--classes"),
+    ],
+)
+def test_bad_input_is_told(run, tmp_path, words, said):
+    (tmp_path / "bad.pth").write_text("no weights")
+    save_file({"weight": np.zeros(3, "float32")}, tmp_path / "other.safetensors")
+    code, _, err = run("convert", *words)
+    assert code == 2
+    assert said in err and "Traceback" not in err
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_list_of_checkpoints(run):
+    code, out, _ = run("list", "--weights")
+    assert code == 0
+    for checkpoint in kv.weights.checkpoints_of(None):
+        (row,) = (line for line in out.splitlines() if f" {checkpoint.name} " in line)
+        cells = [cell.strip() for cell in row.split("│")[1:-1]]
+        assert cells[:3] == [checkpoint.name, checkpoint.constructor, str(checkpoint.image_size)]
+        assert cells[3] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
+        assert float(cells[4]) == checkpoint.crop_ratio
+        assert cells[5:] == [checkpoint.licence or "", checkpoint.source]
+    _, out, _ = run("list", "--weights", "cait_s36*")
+    assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
+    _, out, _ = run("list", "--weights", "CaiT_Mini")
+    assert " cifar10 " in out and "fb_dist_in1k" not in out
+
+
+def test_list_of_no_checkpoints(run):
+    code, _, err = run("list", "--weights", "ResNet*")
+    assert code == 2 and "No checkpoint matches 'ResNet*'" in err
