@@ -1,0 +1,283 @@
+"""Models of the zoo beside the peers that a user would take instead: speed and memory.
+
+    python benchmarks/speed.py                      # all rows, about 20 minutes on two cores
+    python benchmarks/speed.py --quick              # a few rows, to see that it works
+    python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
+    python benchmarks/speed.py --batch 128 --precision mixed_bfloat16   # on a GPU
+
+Every contender is a process of its own. They run one at a time, in turns, and a large
+product of matrices takes its turn as well: times are medians, ratios are medians over the
+turns, and the share of the limit is a model's multiplications a second over those of that
+product. A peer that isn't installed is left out, and said. The table goes to the standard
+output; --csv and --plot write files.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contenders import KERAS_HUB, PLAIN, TIMM, ZEROMODELS
+
+MODELS = (
+    *("CaiT_XXS24", "CaiT_S24", "ConViT_Ti", "ConViT_S", "DeepViT_S", "RefinedViT_S"),
+    *("CBViT_Ti", "CBViT_S", "ViT_Ti", "ViT_S"),
+)
+# The plain network of like width, against which a modification has its price.
+PLAIN_VIT = {
+    "CaiT_XXS24": "ViT_Ti",
+    "CaiT_S24": "ViT_S",
+    "ConViT_Ti": "ViT_Ti",
+    "ConViT_S": "ViT_S",
+    "DeepViT_S": "ViT_S",
+    "RefinedViT_S": "ViT_S",
+    "CBViT_Ti": "ViT_Ti",
+    "CBViT_S": "ViT_S",
+}
+BACKENDS = ("torch", "jax", "tensorflow")
+# Where every peer runs; elsewhere those that take long are left out.
+FULL = ("CaiT_XXS24", "ViT_Ti")
+QUICK = ("CaiT_XXS24", "ViT_Ti")
+
+
+def gmacs(model: str) -> float:
+    """Return how many billions of multiplications an image takes, attention included."""
+    sizes = (Path(__file__).parents[1] / "docs" / "sizes.md").read_text()
+    return float(re.search(rf"^\| {model} (?:\|[^|]*){{4}}\| ([\d.]+) ", sizes, re.MULTILINE)[1])
+
+
+@dataclass
+class Contender:
+    """A process that takes steps when it is told to, and what it measured."""
+
+    label: str
+    backend: str
+    process: subprocess.Popen
+    first: float = 0.0
+    times: list[float] = field(default_factory=list)
+    memory: float = 0.0
+
+    @classmethod
+    def start(cls, who: str, backend: str, **task) -> "Contender | None":
+        """Start one; None where it can't run, with a word to the standard error."""
+        label = {"ours": "keras_vitx"}.get(who, who) + (", compiled" if task.get("compile") else "")
+        label += ", remat" if task.get("remat") else ""
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                Path(__file__).with_name("contenders.py"),
+                json.dumps({"who": who, **task}),
+            ],
+            env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if who != "ours" else None,
+            text=True,
+        )
+        contender = cls(label, backend, process)
+        answer = contender._answer()
+        if answer is None:
+            error = (process.stderr.read() if process.stderr else "").strip().splitlines()
+            print(f"{label} on {backend} is left out: {error[-1:]}", file=sys.stderr)
+            return None
+        contender.first = answer["first"]
+        return contender
+
+    def run(self, steps: int) -> None:
+        """Take some steps now."""
+        print(steps, file=self.process.stdin, flush=True)
+        answer = self._answer()
+        self.times.append(statistics.median(answer["times"]))
+        self.memory = answer["memory"]
+
+    def stop(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+    def _answer(self) -> dict | None:
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+
+def contenders_of(
+    model: str, mode: str, backends: list[str], full: bool, remat: bool
+) -> list[tuple]:
+    """Return (who, backend, further arguments) of all that run a model."""
+    found = [("ours", backend, {}) for backend in backends]
+    if remat and mode == "train":
+        found += [("ours", backend, {"remat": True}) for backend in backends]
+    if "torch" in backends:
+        found += [("timm", "torch", {})] if model in TIMM else []
+        found += [("timm", "torch", {"compile": True})] if model in TIMM and full else []
+        found += [("plain", "torch", {})] if model in PLAIN else []
+    for who, models in (("zeromodels", ZEROMODELS), ("keras_hub", KERAS_HUB)):
+        if full and model in models:
+            found += [(who, backend, {}) for backend in backends]
+    return found
+
+
+def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[dict]:
+    """Let all that run a model take turns; return a row for each."""
+    task = {"model": model, "mode": mode, "batch": batch, "precision": precision}
+    side = 2048 if arguments.batch <= 16 else 8192
+    limit = Contender.start("product", "torch", **{**task, "batch": side})
+    full = model in FULL and not arguments.quick
+    entered = [
+        Contender.start(who, backend, **task, **more)
+        for who, backend, more in contenders_of(
+            model, mode, arguments.backends, full, arguments.remat
+        )
+    ]
+    entered = [contender for contender in entered if contender]
+    for turn in range(arguments.turns + 1):
+        for contender in (limit, *entered):
+            contender.run(arguments.steps)
+        if turn == 0:  # The second step may still allocate, or tune.
+            for contender in (limit, *entered):
+                contender.times.clear()
+    for contender in (limit, *entered):
+        contender.stop()
+    # Training multiplies three times as much: forward, and two gradients.
+    work = gmacs(model) * batch * (3 if mode == "train" else 1)
+    at_best = side**3 / 1e9 / statistics.median(limit.times)
+    ours = {c.backend: c for c in entered if c.label == "keras_vitx"}
+    return [
+        {
+            "model": model,
+            "mode": mode,
+            "batch": batch,
+            "precision": precision,
+            "who": contender.label,
+            "backend": contender.backend,
+            "images/s": batch / statistics.median(contender.times),
+            "spread": (max(contender.times) - min(contender.times))
+            / statistics.median(contender.times),
+            "share": work / statistics.median(contender.times) / at_best,
+            "ours/it": {backend: _ratio(contender, own) for backend, own in ours.items()},
+            "memory": contender.memory,
+            "first": contender.first,
+            "limit": 2 * at_best,
+        }
+        for contender in entered
+    ]
+
+
+def _ratio(peer: Contender, own: Contender) -> float:
+    """How many times as fast as a peer ours is: the median over the turns."""
+    return statistics.median(a / b for a, b in zip(peer.times, own.times, strict=True))
+
+
+def table(rows: list[dict]) -> str:
+    """Return the rows in Markdown."""
+    lines = [
+        "| model | mode | batch | precision | who | backend | images/s | ± | of the limit | "
+        "ours/it, same backend | best of ours/it | peak MiB | first step s |",
+        "|" + "---|" * 13,
+    ]
+    for row in rows:
+        own = row["who"].startswith("keras_vitx")
+        ratios = row["ours/it"]
+        same = ratios.get(row["backend"])
+        best = max(ratios.items(), key=lambda item: item[1], default=None)
+        cells = (
+            row["model"],
+            row["mode"],
+            row["batch"],
+            row["precision"],
+            row["who"],
+            row["backend"],
+            f"{row['images/s']:.1f}",
+            f"{row['spread'] / 2:.0%}",
+            f"{row['share']:.0%}",
+            "" if own or same is None else f"{same:.2f}",
+            "" if own or best is None else f"{best[1]:.2f} ({best[0]})",
+            f"{row['memory']:.0f}",
+            f"{row['first']:.1f}",
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def prices(rows: list[dict]) -> str:
+    """Return what each modification costs: its share of the limit over the plain ViT's."""
+    shares = {
+        (row["model"], row["mode"], row["backend"]): row["share"]
+        for row in rows
+        if row["who"] == "keras_vitx"
+    }
+    lines = ["| model | over | mode | backend | rate of multiplications |", "|" + "---|" * 5]
+    for (model, mode, backend), share in shares.items():
+        plain = shares.get((PLAIN_VIT.get(model), mode, backend))
+        if plain:
+            cells = (model, PLAIN_VIT[model], mode, backend, f"{share / plain:.2f}")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict], path: Path) -> None:
+    """Draw images a second, a panel a model and mode."""
+    import matplotlib.pyplot as plt
+
+    panels = list(dict.fromkeys((row["model"], row["mode"]) for row in rows))
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(4.5 * columns, 2.6 * lines), squeeze=False, layout="constrained"
+    )
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        mine = [row for row in rows if (row["model"], row["mode"]) == panel][::-1]
+        colours = ["C0" if row["who"].startswith("keras_vitx") else "0.7" for row in mine]
+        names = [f"{row['who']} ({row['backend']})" for row in mine]
+        ax.barh(names, [row["images/s"] for row in mine], color=colours)
+        ax.set_title(", ".join(panel), fontsize=9)
+        ax.tick_params(labelsize=7)
+        ax.set_xlabel("images/s", fontsize=7)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=None)
+    parser.add_argument("--modes", nargs="+", choices=("predict", "train"), default=None)
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=None)
+    parser.add_argument("--batch", type=int, default=8, help="images a step")
+    parser.add_argument("--precision", choices=("float32", "mixed_bfloat16"), default="float32")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2, help="steps in a turn")
+    parser.add_argument("--remat", action="store_true", help="train ours with remat, too")
+    parser.add_argument("--quick", action="store_true", help="a few rows, to see that it works")
+    parser.add_argument("--csv", type=Path, help="where to write the rows")
+    parser.add_argument("--plot", type=Path, help="where to draw them")
+    arguments = parser.parse_args()
+    arguments.models = arguments.models or (QUICK if arguments.quick else MODELS)
+    arguments.modes = arguments.modes or (("predict",) if arguments.quick else ("predict", "train"))
+    arguments.backends = arguments.backends or (("torch", "jax") if arguments.quick else BACKENDS)
+    rows, start = [], time.perf_counter()
+    for mode in arguments.modes:
+        for model in arguments.models:
+            new = race(model, mode, arguments.batch, arguments.precision, arguments)
+            print(f"{model}, {mode}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            rows += new
+    limit = statistics.median(row["limit"] for row in rows)
+    print(f"A large product of matrices ran at {limit:.0f} GFLOP/s on {os.cpu_count()} cores.\n")
+    print(table(rows), "\n\n" + prices(rows), sep="")
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    if arguments.plot:
+        plot(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
