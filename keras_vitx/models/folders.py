@@ -176,6 +176,11 @@ def _fill(model: Chain, fetch: Callable[[str], Path]) -> None:
             raise ValueError(
                 f"{KERAS_WEIGHTS} is damaged or doesn't fit: {_reason(error)}"
             ) from error
+        for layer in model._flatten_layers():
+            if getattr(layer, "lora_enabled", False):
+                # Keras saves the sum and reads both factors as 0, which no gradient leaves.
+                values = keras.initializers.HeUniform()(layer.lora_kernel_a.shape)
+                layer.lora_kernel_a.assign(values)
         return
     with opened(fetch(SAFETENSORS), model) as tensors:
         conversion = convert(tensors, model)

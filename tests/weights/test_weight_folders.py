@@ -1,0 +1,472 @@
+"""Models in folders and in repositories of the hub: `kv.save` and `kv.load`."""
+
+import copy
+import json
+import re
+import shutil
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, array, close, numbers, precision, randomize, run_python
+from PIL import Image
+
+import keras_vitx as kv
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    ContextBroadcasting,
+    GatedPositionalAttention,
+    HeadMixing,
+    ReAttention,
+)
+
+constants = pytest.importorskip("huggingface_hub.constants")
+
+IMAGES = numbers((2, 16, 16, 3))
+NAMES = tuple("abcde")
+PREPROCESSING = {
+    "mean": [0.1, 0.2, 0.3],
+    "std": [0.5, 0.5, 0.25],
+    "crop_ratio": 0.875,
+    "interpolation": "bilinear",
+}
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Doubled(keras.layers.Layer):
+    """A layer of attention maps that the package doesn't know."""
+
+    def call(self, maps):
+        return 2 * maps
+
+
+def outputs(model):
+    return array(model(IMAGES, training=False))
+
+
+def facts(model):
+    """What else than its outputs is to come back."""
+    variables = [(variable.path, variable.dtype) for variable in model.weights]
+    return model.name, model.family, model.class_names, model.preprocessing, variables
+
+
+def adapted(how):
+    """Make a model some of whose variables have no name in PyTorch's checkpoints."""
+    model = FAMILIES["CaiT"]()
+    randomize(model, 0.3)
+    if how == "lora":
+        dense = model.get_layer("blocks_0").attention.qkv
+        dense.enable_lora(2)
+        dense.lora_kernel_b.assign(numbers(dense.lora_kernel_b.shape))
+    else:
+        with warnings.catch_warnings():
+            # Keras tells of each layer that has nothing to quantize.
+            warnings.simplefilter("ignore")
+            model.quantize(how)
+    return model
+
+
+def crossed():
+    """Make a model with layers of other families."""
+    mix = {"on_weights": [ReAttention()], "name": "attn"}
+    return FAMILIES["CaiT"](
+        attention=lambda i: GatedPositionalAttention(2, conv_start=False, **copy.deepcopy(mix)),
+        mlp=lambda i: MLP(2.0, on_output=[ContextBroadcasting(scale=0.1)]),
+    )
+
+
+def mixed(policy):
+    with precision(policy):
+        return FAMILIES["RefinedViT"]()
+
+
+MODELS = {
+    **FAMILIES,
+    "distilled": lambda: FAMILIES["ViT"](distillation_token=True),
+    "dense head": lambda: FAMILIES["RefinedViT"](dense_head=True),
+    "no head": lambda: FAMILIES["CaiT"](include_top=False),
+    "pooled": lambda: FAMILIES["CaiT"](include_top=False, pooling="avg"),
+    "logits": lambda: FAMILIES["ConViT"](classifier_activation=None),
+    "function": lambda: FAMILIES["ViT"](classifier_activation=keras.ops.sigmoid),
+    "mixed": lambda: mixed("mixed_bfloat16"),
+    "half": lambda: mixed("bfloat16"),
+    "mixing": lambda: FAMILIES["ViT"](
+        attention=lambda i: Attention(2, on_logits=[HeadMixing()]), name="mine"
+    ),
+    "crossed": crossed,
+    "lora": lambda: adapted("lora"),
+    "int8": lambda: adapted("int8"),
+}
+IN_KERAS_FORMAT = {"crossed", "lora", "int8"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Every model in a folder, with the outputs that it gave."""
+    root = tmp_path_factory.mktemp("models")
+    expected = {}
+    for name, make in MODELS.items():
+        model = make()
+        if name not in IN_KERAS_FORMAT:
+            randomize(model, 0.3)
+        if name not in ("no head", "pooled"):
+            model.class_names = NAMES
+        model.preprocessing = PREPROCESSING
+        expected[name] = outputs(model), facts(model)
+        kv.save(model, root / name)
+    return root, expected
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    """A copy of a saved model, to be spoilt."""
+    return shutil.copytree(folders[0] / "CaiT", tmp_path / "spoilt")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_comes_back(folders, name):
+    root, expected = folders
+    weights = "model.weights.h5" if name in IN_KERAS_FORMAT else "model.safetensors"
+    assert {path.name for path in (root / name).iterdir()} == {"README.md", "config.json", weights}
+    model = kv.load(root / name)
+    close(outputs(model), expected[name][0], 1e-6)
+    assert facts(model) == expected[name][1]
+
+
+FRESH = """
+import pathlib, sys
+import keras_vitx as kv
+import keras, numpy as np
+images, root = np.load(sys.argv[1]), pathlib.Path(sys.argv[2])
+for folder in root.iterdir():
+    outputs = keras.ops.cast(kv.load(str(folder))(images, training=False), "float32")
+    np.save(f"{sys.argv[3]}/{folder.name}.npy", keras.ops.convert_to_numpy(outputs))
+"""
+
+
+def test_comes_back_in_a_fresh_process(folders, tmp_path):
+    root, expected = folders
+    np.save(tmp_path / "images.npy", IMAGES)
+    run_python(FRESH, tmp_path / "images.npy", root, tmp_path)
+    for name in MODELS:
+        close(np.load(tmp_path / f"{name}.npy"), expected[name][0], 1e-6, name)
+
+
+def test_lora_goes_on(folders):
+    model = kv.load(folders[0] / "lora")
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    dense = model.get_layer("blocks_0").attention.qkv
+    before = [np.array(array(v)) for v in (dense._kernel, dense.lora_kernel_b)]
+    model.fit(IMAGES, np.zeros(2), verbose=0)
+    np.testing.assert_array_equal(array(dense._kernel), before[0])
+    assert np.abs(array(dense.lora_kernel_b) - before[1]).max() > 0
+
+
+def test_how_a_model_was_compiled_stays_behind(tmp_path):
+    model = FAMILIES["Mixer"]()
+    model.compile("adam", loss=lambda y, p: keras.ops.mean(p))
+    kv.save(model, tmp_path / "model")
+    assert not kv.load(tmp_path / "model").compiled
+
+
+def test_the_card(tmp_path):
+    from huggingface_hub import ModelCard
+
+    model = FAMILIES["CaiT"](name="mine")
+    model.class_names = NAMES
+    recipe = kv.training.Recipe("short", epochs=3)
+    kv.save(
+        model, tmp_path / "model", recipe=recipe, accuracy=0.7135, dataset="cifar10", licence="mit"
+    )
+    card = ModelCard.load(tmp_path / "model" / "README.md")
+    data = card.data.to_dict()
+    assert data["license"] == "mit"
+    assert data["library_name"] == "keras_vitx"
+    assert data["datasets"] == ["cifar10"]
+    assert data["pipeline_tag"] == "image-classification"
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == (
+        "accuracy",
+        0.7135,
+        "cifar10",
+    )
+    for fact in (f"{model.count_params():,}", "16 x 16 x 3", "5 classes", "71.35%", "| mit |"):
+        assert fact in card.text
+    # The recipe reads back.
+    settings = json.loads(re.search(r"```json\n(.*?)```", card.text, re.DOTALL)[1])
+    assert kv.training.Recipe(**settings) == recipe
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert kv.training.Recipe(**config["recipe"]) == recipe
+    assert config["library_version"] == kv.__version__
+
+
+def test_a_card_without_facts(folders):
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(folders[0] / "no head" / "README.md")
+    data = card.data.to_dict()
+    assert not {"license", "datasets", "metrics", "model-index"} & set(data)
+    assert data["pipeline_tag"] == "image-feature-extraction"
+    assert card.text.count("not stated") == 3
+
+
+@pytest.mark.parametrize("name", ["CaiT", "no head"])
+def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name):
+    folder = folders[0] / name
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.zeros((20, 30, 3), "uint8")).save("photo.jpg")
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    made = {}
+    exec(code.replace("hf://owner/repo", str(folder)), made)
+    assert made["outputs"].shape == ((1, 5) if name == "CaiT" else (1, 5, 8))
+    assert ("'a'" in capsys.readouterr().out) == (name == "CaiT")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"accuracy": 71.35, "dataset": "cifar10"}, "accuracy.*0 to 1.*71.35"),
+        ({"accuracy": 0.5}, "accuracy.*dataset"),
+        ({"recipe": 3}, "recipe.*3"),
+        ({"recipe": {"model": keras}}, "recipe"),
+        ({"folder": "hf://owner/repo"}, "hf upload"),
+        ({"model": keras.Sequential()}, "model.*Sequential"),
+    ],
+)
+def test_wrong_arguments_write_nothing(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    given = {"model": FAMILIES["Mixer"](), "folder": tmp_path / "model", **arguments}
+    with pytest.raises(ValueError, match=words):
+        kv.save(**given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_replaced_unasked(tmp_path):
+    model = FAMILIES["Mixer"]()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    kv.save(model, folder)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        kv.save(model, folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="other"):
+        kv.save(model, other)
+    with pytest.raises(NotADirectoryError, match=r"thesis\.txt"):
+        kv.save(model, other / "thesis.txt", overwrite=True)
+    assert [path.name for path in other.iterdir()] == ["thesis.txt"]
+
+
+def test_what_is_no_model_stays(tmp_path):
+    folder = tmp_path / "model"
+    kv.save(adapted("lora"), folder)
+    (folder / "notes").mkdir()
+    (folder / "notes" / "README.md").write_text("precious")
+    (folder / "link").symlink_to("notes")
+    model = FAMILIES["Mixer"]()
+    kv.save(model, folder, overwrite=True)
+    close(outputs(kv.load(folder)), outputs(model), 1e-6)
+    assert {path.name for path in folder.iterdir()} == {
+        "README.md", "config.json", "model.safetensors", "notes", "link",
+    }  # fmt: skip
+    assert (folder / "link").is_symlink()
+    assert (folder / "link" / "README.md").read_text() == "precious"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_failed_write_leaves_what_stood_there(tmp_path, monkeypatch, exists):
+    from keras_vitx.models import folders
+
+    model, folder = FAMILIES["Mixer"](), tmp_path / "model"
+    if exists:
+        kv.save(model, folder)
+    before = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fail(model, path):
+        path.write_text("half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(folders, "save_safetensors", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        kv.save(FAMILIES["CaiT"](), folder, overwrite=True)
+    after = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] * exists
+
+
+def edit(folder, change):
+    """Change the config that a folder holds."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    content = change(content) or content
+    path.write_text(json.dumps(content))
+
+
+def entry(module, name, config=None, **more):
+    return {"module": module, "class_name": name, "config": config or {}, **more}
+
+
+@pytest.mark.parametrize(
+    ("intruder", "name"),
+    [
+        (entry("keras.layers", "Lambda", {"function": "x"}, registered_name=None), "Lambda"),
+        (entry("keras.layers", "TFSMLayer", {"filepath": "x"}, registered_name=None), "TFSMLayer"),
+        (entry("keras.layers", "TorchModuleWrapper", {}), "TorchModuleWrapper"),
+        (entry("keras.layers", "StringLookup", {"vocabulary": "/etc/passwd"}), "StringLookup"),
+        (entry("keras.layers", "__class__"), "__class__"),
+        (entry("keras.initializers", "__class__"), "__class__"),
+        (entry("keras", "Sequential", {"layers": []}), "Sequential"),
+        (entry("keras.models", "load_model", {}), "load_model"),
+        (entry("keras.saving", "load_model", {}), "load_model"),
+        (entry("keras.saving", "function", "load_model"), "load_model"),
+        (entry("builtins", "function", "eval"), "eval"),
+        (entry("os", "system", {"command": "true"}), "system"),
+        (entry(None, "__lambda__", {"value": "x"}), "__lambda__"),
+        (entry("keras_vitx.layers", "Attention", registered_name="os>system"), "os>system"),
+        (entry(None, "Doubled", registered_name="tests>Doubled"), "tests>Doubled"),
+        (entry("tests", "function", "tests>Doubled"), "tests>Doubled"),
+        ("tests>Doubled", "tests>Doubled"),
+        (entry(["os"], ["system"]), "system"),
+    ],
+)
+@pytest.mark.parametrize("place", ["layer", "argument", "model"])
+def test_a_config_with_other_objects_is_refused(folder, intruder, name, place):
+    def change(content):
+        layers = content["model"]["config"]["layers"]
+        if place == "layer":
+            layers.append(intruder)
+        elif place == "argument":
+            layers[1]["config"]["name"] = [{"deep": intruder}]
+        else:
+            content["model"] = intruder
+
+    edit(folder, change)
+    with pytest.raises(
+        ValueError, match=r"config\.json can't be used.*" + re.escape(name)
+    ) as error:
+        kv.load(folder)
+    assert "neither of keras_vitx nor" in str(error.value)
+
+
+def test_objects_of_your_own(tmp_path):
+    from huggingface_hub import ModelCard
+
+    model = FAMILIES["ViT"](attention=lambda i: Attention(2, on_weights=[Doubled()]))
+    kv.save(model, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"tests>Doubled.*custom_objects"):
+        kv.load(tmp_path / "model")
+    loaded = kv.load(tmp_path / "model", custom_objects={"tests>Doubled": Doubled})
+    close(outputs(loaded), outputs(model), 1e-6)
+    text = ModelCard.load(tmp_path / "model" / "README.md").text
+    assert 'custom_objects={"tests>Doubled": Doubled})' in text
+
+
+DAMAGES = {
+    "empty": lambda folder: (folder / "config.json").write_text(""),
+    "cut": lambda folder: (folder / "config.json").write_text(
+        (folder / "config.json").read_text()[:999]
+    ),
+    "bytes": lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"),
+    "deep": lambda folder: (folder / "config.json").write_text("[" * 100_000),
+    "list": lambda folder: edit(folder, lambda content: [content]),
+    "no model": lambda folder: edit(folder, lambda content: {"library_name": "keras_vitx"}),
+    "no layers": lambda folder: edit(folder, lambda c: c["model"]["config"].pop("layers")),
+    "layers": lambda folder: edit(folder, lambda c: c["model"]["config"].update(layers=[3])),
+    "images": lambda folder: edit(
+        folder, lambda c: c["model"]["config"].update(input_shape=[15, 15, 3])
+    ),
+    "a layer": lambda folder: edit(
+        folder, lambda c: c.update(model=c["model"]["config"]["layers"][0])
+    ),
+    "weights": lambda folder: (folder / "model.safetensors").write_bytes(b"nothing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_told(folder, damage):
+    DAMAGES[damage](folder)
+    with pytest.raises(ValueError, match="spoilt: ") as error:
+        kv.load(folder)
+    assert len(str(error.value)) < 700
+
+
+def test_weights_of_another_model(folders, folder):
+    kv.save(FAMILIES["CaiT"](classes=7), folder, overwrite=True)
+    shutil.copyfile(folders[0] / "CaiT" / "model.safetensors", folder / "model.safetensors")
+    with pytest.raises(ValueError, match="5 classes"):
+        kv.load(folder)
+    shutil.copyfile(folders[0] / "ViT" / "model.safetensors", folder / "model.safetensors")
+    with pytest.raises(ValueError, match="doesn't fit"):
+        kv.load(folder)
+
+
+def test_damaged_keras_weights(folders, tmp_path):
+    folder = shutil.copytree(folders[0] / "int8", tmp_path / "spoilt")
+    content = (folder / "model.weights.h5").read_bytes()
+    (folder / "model.weights.h5").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"model\.weights\.h5"):
+        kv.load(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_missing_files_are_named(folder, file):
+    (folder / file).unlink()
+    with pytest.raises(FileNotFoundError, match=re.escape(file)):
+        kv.load(folder)
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(NotADirectoryError, match="absent"):
+        kv.load(tmp_path / "absent")
+    with pytest.raises(NotADirectoryError, match="CaiT_S24"):
+        kv.load("CaiT_S24")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An offline hub; gives what puts a folder's files into its cache."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def put(repository, folder):
+        commit = "0123456789abcdef0123456789abcdef01234567"
+        cache = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
+        (cache / "refs").mkdir(parents=True)
+        (cache / "refs" / "main").write_text(commit)
+        shutil.copytree(folder, cache / "snapshots" / commit)
+
+    return put
+
+
+@pytest.mark.parametrize("name", ["CaiT", "int8"])
+def test_from_the_hub(hub, folders, name):
+    root, expected = folders
+    hub("someone/model", root / name)
+    close(outputs(kv.load("hf://someone/model")), expected[name][0], 1e-6)
+
+
+def test_a_source_of_the_catalogue(hub, tmp_path):
+    expected = kv.ViT_Ti(distillation_token=True)
+    (tmp_path / "theirs").mkdir()
+    kv.weights.save_safetensors(expected, tmp_path / "theirs" / "model.safetensors")
+    hub("timm/deit_tiny_distilled_patch16_224.fb_in1k", tmp_path / "theirs")
+    model = kv.load("hf://timm/deit_tiny_distilled_patch16_224.fb_in1k")
+    assert (model.name, model.preprocessing["crop_ratio"]) == ("ViT_Ti", 0.9)
+    np.testing.assert_array_equal(
+        array(model.get_layer("dist_token").token), array(expected.get_layer("dist_token").token)
+    )
+
+
+def test_a_repository_of_others(hub, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text('{"architecture": "resnet18"}')
+    hub("timm/resnet18", tmp_path / "theirs")
+    with pytest.raises(ValueError, match=r"hf://timm/resnet18: .*create_model"):
+        kv.load("hf://timm/resnet18")
+    with pytest.raises(OSError, match="absent"):
+        kv.load("hf://timm/absent")
+    with pytest.raises(ValueError, match="hf://owner/repo"):
+        kv.load("hf://timm")
