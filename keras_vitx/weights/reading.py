@@ -275,6 +275,10 @@ def _member(archive: zipfile.ZipFile, name: str, limit: int) -> io.BytesIO:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Refused(f"The file is refused: its {name} is compressed in an unusual way.")
     content = io.BytesIO()
+    # All its room at once: growing takes the room twice.
+    content.seek(max(info.file_size - 1, 0))
+    content.write(b"\0")
+    content.seek(0)
     with archive.open(info) as member:
         # Piece by piece: a single read may expand to more than the size declared.
         shutil.copyfileobj(member, content, 1 << 20)
@@ -311,6 +315,7 @@ def _from_h5(
     source: Path | io.BytesIO, content: np.ndarray, model, description: Description | None = None
 ) -> Tensors:
     """The arrays of a Keras weights file, whose bytes are `content`."""
+    _check_heaps(content)
     # Keras numbers a layer's own variables in their order.
     order: dict[str, list[str]] = {}
     for variable in model.weights:
@@ -333,6 +338,29 @@ def _from_h5(
         native=True,
         description=description,
     )
+
+
+def _check_heaps(content: np.ndarray) -> None:
+    """Check the heaps in which an HDF5 file keeps text, such as layers' names.
+
+    HDF5 1.14 never comes back from one with an entry of no length.
+    """
+    for found in re.finditer(rb"GCOL\x01", content):
+        start = found.start()
+        size = int.from_bytes(content[start + 8 : start + 16].tobytes(), "little")
+        # No heap is smaller; what isn't in the file is text in an array, or HDF5 sees it.
+        if not 4096 <= size <= len(content) - start:
+            continue
+        place, end = start + 16, start + size
+        while place + 16 <= end:
+            header = content[place : place + 16].tobytes()
+            # Number 0 is the free space at the end, which counts its header.
+            length = int.from_bytes(header[8:], "little")
+            if header[:2] != b"\0\0":
+                length = 16 + (length + 7) // 8 * 8
+            if not 0 < length <= end - place:
+                raise ValueError("a heap of text is damaged")
+            place += length
 
 
 def _layer_arrays(

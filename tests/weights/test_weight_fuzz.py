@@ -1,0 +1,297 @@
+"""Files of weights that were damaged or made to do harm, thousands of them.
+
+Each kind of file is mutated in a process of its own, which watches itself: what it
+opens and starts, how much memory it takes, and how long.
+"""
+
+import codecs
+import ctypes
+import io
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+MUTATIONS = 500
+KINDS = (".safetensors", ".pth", ".old.pth", ".weights.h5", ".keras")
+
+# Seconds that one file may take; a hundred times what any does.
+PATIENCE = 20
+
+# What a load may take beside twice the file's size: Python's own allocations (it asks
+# for a MiB at a time), messages of errors, and buffers of a MiB while unzipping.
+SLACK = 8 << 20
+
+
+def mutated(content: bytes, draw: random.Random) -> bytes:
+    """Damage a file's content in one of eight ways."""
+    content = bytearray(content)
+
+    def place(length=1):
+        # Headers and indexes are at the ends, and short.
+        last = max(len(content) - length, 0)
+        near = min(last, 3000)
+        return draw.choice(
+            (draw.randint(0, last), draw.randint(0, near), draw.randint(last - near, last))
+        )
+
+    way, length = draw.randrange(8), draw.choice((1, 2, 4, 8, 50, 1000))
+    start = place(length)
+    if way == 0:
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            content[place()] ^= 1 << draw.randrange(8)
+    elif way == 1:
+        del content[place() :]
+    elif way == 2:
+        del content[start : start + length]
+    elif way == 3:
+        content[start:start] = draw.randbytes(length)
+    elif way == 4:
+        content[start : start + length] = draw.randbytes(length)
+    elif way == 5:
+        other = place(length)
+        one, two = content[start : start + length], content[other : other + length]
+        content[start : start + length], content[other : other + length] = two, one
+    elif way == 6:
+        content[start : start + length] = bytes(length)
+    else:
+        number = draw.choice((2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1))
+        start -= start % draw.choice((1, 4, 8))
+        content[start : start + 8] = struct.pack("<Q", number)
+    return bytes(content)
+
+
+def resealed(content: bytes, draw: random.Random) -> bytes:
+    """Damage one member of an archive and give the archive checksums that are right."""
+    result = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(result, "w") as new:
+        names = old.namelist()
+        # The members that are no mere numbers.
+        chosen = draw.choice([n for n in names if n.endswith((".pkl", ".json", ".h5"))])
+        for name in names:
+            data = old.read(name)
+            new.writestr(name, mutated(data, draw) if name == chosen else data)
+    return result.getvalue()
+
+
+HARMFUL = (
+    *("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.startfile"),
+    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod"),
+    *("subprocess.Popen", "socket", "exec", "compile", "pickle.find_class", "ctypes.dlopen"),
+    *("shutil", "tempfile", "webbrowser", "urllib", "http", "ftplib", "import"),
+)
+
+
+class Watch:
+    """Notes what this process does that no reading of a file should."""
+
+    def __init__(self):
+        self.seen, self.on = [], False
+        sys.addaudithook(self.note)
+
+    def note(self, event, arguments):
+        if not self.on:
+            return
+        if event == "open":
+            _, mode, flags = arguments
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or set(mode or "") & set("wax+")
+            if writes:
+                self.seen.append(f"{event}{arguments}"[:200])
+        elif event.startswith(HARMFUL):
+            self.seen.append(f"{event}{arguments}"[:200])
+
+
+def memory(name: str) -> int:
+    """Bytes of memory: VmRSS is what this process holds, VmHWM the most since `forget_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
+
+
+def forget_peak() -> None:
+    # What is freed and kept for later would hide what is taken.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def valid_files(model, folder: Path) -> dict[str, bytes]:
+    """One sound file of each kind, by suffix."""
+    import torch
+
+    from keras_vitx.weights import save_safetensors, to_checkpoint
+
+    save_safetensors(model, folder / "valid.safetensors")
+    state = {name: torch.tensor(np.array(a)) for name, a in to_checkpoint(model).items()}
+    torch.save({"model": state, "epoch": 3}, folder / "valid.pth")
+    torch.save(state, folder / "valid.old.pth", _use_new_zipfile_serialization=False)
+    model.save_weights(folder / "valid.weights.h5")
+    keras.saving.save_model(model, folder / "valid.keras")
+    return {kind: (folder / f"valid{kind}").read_bytes() for kind in KINDS}
+
+
+def attempt(model, path: Path, watch: Watch | None = None) -> tuple[BaseException | None, int]:
+    """Load a file; return the error and how much memory was taken meanwhile."""
+    from keras_vitx.weights import load_weights
+
+    error = None
+    signal.alarm(PATIENCE)
+    forget_peak()
+    held = memory("VmRSS")
+    if watch:
+        watch.on = True
+    try:
+        load_weights(model, path)
+    except BaseException as caught:
+        error = caught
+    finally:
+        if watch:
+            watch.on = False
+    signal.alarm(0)
+    return error, memory("VmHWM") - held
+
+
+def fuzz(kind: str, content: bytes, source, model, folder: Path, watch: Watch, count: int) -> dict:
+    """Load mutations of a file of the model `source` into `model`; return what came of them."""
+    variables = model.weights
+    right, before = weights_of(source.weights), weights_of(variables)
+    path = folder / f"mutated{kind}"
+    result = {"loaded": 0, "as it was": 0, "refused": 0, "wrong": [], "most memory": 0}
+
+    def start_anew():
+        for variable in variables:
+            variable.assign(before[variable.path])
+
+    # The sound file imports what is imported late.
+    path.write_bytes(content)
+    error, _ = attempt(model, path)
+    if error is not None or not same(weights_of(variables), right) or same(right, before):
+        raise AssertionError(f"the sound {kind} file isn't loaded: {error!r}")
+    start_anew()
+    for number in range(count):
+        # Whoever kills this process finds out which file it was.
+        print(f"{kind} {number}", file=sys.stderr, flush=True)
+        draw = random.Random(f"{kind}{number}")
+        seal = zipfile.is_zipfile(io.BytesIO(content)) and number % 2 == 0
+        path.write_bytes((resealed if seal else mutated)(content, draw))
+        allowed = 2 * path.stat().st_size + SLACK
+        error, taken = attempt(model, path, watch)
+        found = weights_of(variables)
+        wrong = judge(error, path, watch)
+        if error is not None:
+            result["refused"] += 1
+            if not same(found, before):
+                wrong.append("the model is changed")
+        else:
+            result["loaded"] += 1
+            result["as it was"] += same(found, right)
+            # Without a checksum, a flipped bit in a number is another number.
+            if not seal and kind in (".pth", ".keras") and not same(found, right):
+                wrong.append("other weights were loaded")
+            start_anew()
+        if taken > allowed:
+            # The first error in a library loads its tables for errors.
+            error, taken = attempt(model, path)
+            if error is None:
+                start_anew()
+        if taken > allowed:
+            wrong.append(f"takes {taken} bytes, {allowed} allowed")
+        result["most memory"] = max(result["most memory"], taken)
+        result["wrong"] += [f"{number}: {what}" for what in wrong]
+    return result
+
+
+def judge(error: BaseException | None, path: Path, watch: Watch) -> list[str]:
+    wrong = [f"does {what}" for what in watch.seen]
+    watch.seen.clear()
+    if error is not None:
+        if type(error) not in (ValueError, OSError, ImportError):
+            wrong.append(f"raises {error!r:.300}")
+        elif path.name not in str(error) or len(str(error)) > 20_000:
+            wrong.append(f"says {error!s:.300}")
+    return wrong
+
+
+def weights_of(variables) -> dict:
+    return {v.path: np.array(keras.ops.convert_to_numpy(v.value)) for v in variables}
+
+
+def same(one: dict, other: dict) -> bool:
+    return all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def main(folder: Path, count: int) -> None:
+    """Print a line for each kind of file: its name, and what came of its mutations."""
+    from conftest import make_tiny
+
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    # With which names in archives are read.
+    codecs.lookup("cp437")
+    large = make_tiny(dim=512, depth=2, class_depth=1)
+    plain = {}
+    for kind, content in valid_files(large, folder).items():
+        (folder / f"large{kind}").write_bytes(content)
+        error, taken = attempt(large, folder / f"large{kind}")
+        plain[kind] = {"error": error and repr(error), "memory": taken, "size": len(content)}
+    small = {"dim": 8, "depth": 1, "class_depth": 1, "num_heads": 2, "input_shape": (16, 16, 3)}
+    source, model = make_tiny(**small), make_tiny(**small)
+    watch = Watch()
+    for kind, content in valid_files(source, folder).items():
+        result = fuzz(kind, content, source, model, folder, watch, count)
+        print(json.dumps([kind, {**result, "plain": plain[kind]}]), flush=True)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """What came of the mutations of each kind of file, from a process for all of them."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("measures memory as Linux tells it")
+    pytest.importorskip("torch")
+    here = Path(__file__).resolve()
+    # A few of each do on the backends that come after the first: the files are read alike.
+    count = MUTATIONS if keras.backend.backend() == "torch" else MUTATIONS // 10
+    finished = subprocess.run(
+        [sys.executable, here, tmp_path_factory.mktemp("fuzz"), str(count)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(here.parents[2]), *sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    last = finished.stderr[-2000:]
+    return dict(json.loads(line) for line in finished.stdout.splitlines()), count, last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mutated_files(outcome, kind):
+    results, count, last = outcome
+    assert kind in results, f"the process ended at {last}"
+    result = results[kind]
+    assert result["wrong"] == []
+    assert result["loaded"] + result["refused"] == count
+    assert result["refused"] > count / 4, "the mutations are too tame"
+    assert result["loaded"], "the mutations are too wild"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_of_sound_files(outcome, kind):
+    plain = outcome[0][kind]["plain"]
+    assert plain["error"] is None
+    assert plain["size"] > 4 * SLACK
+    # The file's pages and a few copies of an array at a time; under JAX, new variables
+    # beside the old ones, too.
+    assert plain["memory"] <= 3 * plain["size"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
