@@ -58,7 +58,8 @@ def main(
         raise ValueError(f"`--output` should end in one of: {', '.join(KINDS)}; got {output}.")
     if output.exists() and not overwrite:
         raise ValueError(f"`--output` {output} exists already. `--overwrite` replaces it.")
-    resolved = weights.resolve(file, model, image_size)
+    tokens = any(c.name == file and c.distillation_token for c in weights.checkpoints_of(None))
+    resolved = weights.resolve(file, model, image_size, distillation_token=tokens)
     network = models.create_model(model)
     found = _look(resolved.path, network)
     arguments = _arguments(found, network, image_size, classes)

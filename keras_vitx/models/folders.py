@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import numbers
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -70,10 +71,15 @@ def save(
         raise ValueError(
             f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
         )
-    if accuracy is not None and not 0 <= accuracy <= 1:
-        raise ValueError(f"`accuracy` must be a share from 0 to 1. Received: {accuracy!r}.")
-    if accuracy is not None and not dataset:
-        raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
+    for name, words in (("dataset", dataset), ("licence", licence)):
+        if words is not None and not isinstance(words, str):
+            raise ValueError(f"`{name}` must be words or None. Received: {words!r}.")
+    if accuracy is not None:
+        if not isinstance(accuracy, numbers.Real) or not 0 <= accuracy <= 1:
+            raise ValueError(f"`accuracy` must be a share from 0 to 1. Received: {accuracy!r}.")
+        if not dataset:
+            raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
+        accuracy = float(accuracy)
     recipe = _as_data(recipe)
     folder = _writable(folder, overwrite)
 
@@ -84,15 +90,21 @@ def save(
     card = model_card(
         model, weights, recipe, accuracy, dataset, licence, sorted(foreign_objects(config))
     )
-    about = {"library_name": LIBRARY, "library_version": _version(), "keras": keras.__version__}
+    about = {
+        "library_name": LIBRARY,
+        "library_version": _version(),
+        "keras_version": keras.__version__,
+        "weights": weights,
+        "recipe": recipe,
+        "model": config,
+    }
     with written_whole(folder) as unfinished:
         if folder.exists():
             # Copied, so that a failure leaves the folder as it was.
             shutil.copytree(folder, unfinished, symlinks=True, ignore=_ignore_model(folder))
         else:
             unfinished.mkdir()
-        text = json.dumps({**about, "recipe": recipe, "model": config}, indent=1)
-        (unfinished / CONFIG).write_text(text + "\n", "utf-8")
+        (unfinished / CONFIG).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
         (unfinished / CARD).write_text(card, "utf-8")
         if weights == SAFETENSORS:
             save_safetensors(model, unfinished / SAFETENSORS)
@@ -127,7 +139,9 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
         for known in checkpoints_of(None):
             if known.source == address:
                 tokens = {"distillation_token": True} if known.distillation_token else {}
-                return create_model(known.constructor, weights=known.name, **tokens)
+                return create_model(
+                    known.constructor, weights=known.name, classes=known.classes, **tokens
+                )
         return _load(source, lambda file: download(f"{address}/{file}"), custom_objects)
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -139,15 +153,18 @@ def _load(source: str, fetch: Callable[[str], Path], custom_objects: dict) -> Ch
     path = fetch(CONFIG)
     try:
         content = json.loads(path.read_text("utf-8"))
-        config = content["model"] if content.get("library_name") == LIBRARY else None
+        ours = content.get("library_name") == LIBRARY
+        config, weights = (content["model"], content["weights"]) if ours else (None, None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{source}: {CONFIG} is damaged ({type(error).__name__}).") from error
-    if config is None:
+    if not ours:
         raise ValueError(
             f"{source}: {CONFIG} isn't that of a model of keras_vitx. If the weights are those of "
             "a size, make it: keras_vitx.create_model(NAME, weights=...)."
         )
     try:
+        if weights not in (SAFETENSORS, KERAS_WEIGHTS):
+            raise ValueError(f"it names the weights {weights!r}")
         refused = foreign_objects(config) - set(custom_objects)
         if refused:
             raise ValueError(
@@ -160,36 +177,33 @@ def _load(source: str, fetch: Callable[[str], Path], custom_objects: dict) -> Ch
     except Exception as error:  # Keras passes on whatever a bad config provokes.
         raise ValueError(f"{source}: {CONFIG} can't be used: {_reason(error)}") from error
     try:
-        _fill(model, fetch)
+        _fill(model, fetch(weights))
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     return model
 
 
-def _fill(model: Chain, fetch: Callable[[str], Path]) -> None:
+def _fill(model: Chain, weights: Path) -> None:
     """Give the model every one of its weights."""
-    if not has_checkpoint_names(model):
-        path = fetch(KERAS_WEIGHTS)
-        try:
-            model.load_weights(path)
-        except Exception as error:  # Keras passes on whatever a bad file provokes.
-            raise ValueError(
-                f"{KERAS_WEIGHTS} is damaged or doesn't fit: {_reason(error)}"
-            ) from error
-        for layer in model._flatten_layers():
-            if getattr(layer, "lora_enabled", False):
-                # Keras saves the sum and reads both factors as 0, which no gradient leaves.
-                values = keras.initializers.HeUniform()(layer.lora_kernel_a.shape)
-                layer.lora_kernel_a.assign(values)
+    if weights.name == SAFETENSORS:
+        with opened(weights, model) as tensors:
+            conversion = convert(tensors, model)
+            if conversion.classes is not None and not conversion.head:
+                raise ValueError(
+                    f"{SAFETENSORS} has {conversion.classes} classes, and {CONFIG} other ones."
+                )
+            for variable, array in conversion:
+                variable.assign(array)
         return
-    with opened(fetch(SAFETENSORS), model) as tensors:
-        conversion = convert(tensors, model)
-        if conversion.classes is not None and not conversion.head:
-            raise ValueError(
-                f"{SAFETENSORS} has {conversion.classes} classes, and {CONFIG} other ones."
-            )
-        for variable, array in conversion:
-            variable.assign(array)
+    try:
+        model.load_weights(weights)
+    except Exception as error:  # Keras passes on whatever a bad file provokes.
+        raise ValueError(f"{weights.name} is damaged or doesn't fit: {_reason(error)}") from error
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            # Keras saves the sum and reads both factors as 0, which no gradient leaves.
+            values = keras.initializers.HeUniform()(layer.lora_kernel_a.shape)
+            layer.lora_kernel_a.assign(values)
 
 
 def _reason(error: Exception) -> str:

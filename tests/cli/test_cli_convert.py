@@ -150,6 +150,17 @@ def test_other_families(run, tmp_path, monkeypatch, family, arguments, said):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
+def test_a_checkpoint_with_two_tokens_by_its_name(run, tmp_path, monkeypatch):
+    model = kv.ViT_Ti(distillation_token=True)
+    kv.weights.save_safetensors(model, tmp_path / "model.safetensors")
+    loading = sys.modules["keras_vitx.weights.load"]
+    monkeypatch.setattr(loading, "download", lambda address: tmp_path / "model.safetensors")
+    name = "deit_tiny_distilled_patch16_224.fb_in1k"
+    code, out, err = run("convert", name, "--model", "ViT_Ti", "-o", "deit.keras")
+    assert code == 0, err
+    assert "kept, 1000 classes" in out and "as they were, 14 x 14" in out
+
+
 def test_nothing_is_replaced_unasked(run, convert, tmp_path):
     (tmp_path / "mine.keras").write_text("precious")
     words = ("convert", "cifar10", "--model", "CaiT_Mini", "-o", "mine.keras")

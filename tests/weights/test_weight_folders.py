@@ -178,7 +178,12 @@ def test_the_card(tmp_path):
     model.class_names = NAMES
     recipe = kv.training.Recipe("short", epochs=3)
     kv.save(
-        model, tmp_path / "model", recipe=recipe, accuracy=0.7135, dataset="cifar10", licence="mit"
+        model,
+        tmp_path / "model",
+        recipe=recipe,
+        accuracy=np.float64(0.7135),
+        dataset="cifar10",
+        licence="mit",
     )
     card = ModelCard.load(tmp_path / "model" / "README.md")
     data = card.data.to_dict()
@@ -228,7 +233,9 @@ def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name)
     ("arguments", "words"),
     [
         ({"accuracy": 71.35, "dataset": "cifar10"}, "accuracy.*0 to 1.*71.35"),
+        ({"accuracy": "high", "dataset": "cifar10"}, "accuracy.*high"),
         ({"accuracy": 0.5}, "accuracy.*dataset"),
+        ({"licence": ["mit"]}, "licence.*mit"),
         ({"recipe": 3}, "recipe.*3"),
         ({"recipe": {"model": keras}}, "recipe"),
         ({"folder": "hf://owner/repo"}, "hf upload"),
@@ -381,6 +388,7 @@ DAMAGES = {
     "a layer": lambda folder: edit(
         folder, lambda c: c.update(model=c["model"]["config"]["layers"][0])
     ),
+    "another file": lambda folder: edit(folder, lambda c: c.update(weights="../x.safetensors")),
     "weights": lambda folder: (folder / "model.safetensors").write_bytes(b"nothing"),
 }
 
@@ -457,6 +465,17 @@ def test_a_source_of_the_catalogue(hub, tmp_path):
     assert (model.name, model.preprocessing["crop_ratio"]) == ("ViT_Ti", 0.9)
     np.testing.assert_array_equal(
         array(model.get_layer("dist_token").token), array(expected.get_layer("dist_token").token)
+    )
+
+
+def test_a_source_with_many_classes(hub, tmp_path):
+    expected = kv.ViT_Ti(classes=21843)
+    (tmp_path / "theirs").mkdir()
+    kv.weights.save_safetensors(expected, tmp_path / "theirs" / "model.safetensors")
+    hub("timm/vit_tiny_patch16_224.augreg_in21k", tmp_path / "theirs")
+    model = kv.load("hf://timm/vit_tiny_patch16_224.augreg_in21k")
+    np.testing.assert_array_equal(
+        array(model.get_layer("head").kernel), array(expected.get_layer("head").kernel)
     )
 
 
