@@ -1,12 +1,26 @@
 """Files of the hub, from a cache laid out as the hub's client does, and shipped files."""
 
+import contextlib
+import hashlib
+import http.server
+import os
+import re
 import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
 
+import keras
 import pytest
 
 from keras_vitx.weights import catalog, hub, load_weights, resolve
 
 constants = pytest.importorskip("huggingface_hub.constants")
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -15,17 +29,18 @@ def cache(tmp_path, monkeypatch, golden_file):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
-    def put(repository, file="model.safetensors"):
-        commit = "0123456789abcdef0123456789abcdef01234567"
+    def put(repository, file="model.safetensors", blob="abc123"):
+        commit = COMMIT
         folder = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text(commit)
         (folder / "blobs").mkdir()
-        blob = folder / "blobs" / "abc123"
+        blob = folder / "blobs" / blob
         shutil.copyfile(golden_file, blob)
         snapshot = folder / "snapshots" / commit / file
         snapshot.parent.mkdir(parents=True)
         snapshot.symlink_to(blob)
+        return blob
 
     return put
 
@@ -46,7 +61,7 @@ def test_a_catalogue_entry_from_the_cache(cache, tiny):
     model = tiny()
     model.preprocessing = {"mean": (0.5,) * 3}
     load_weights(model, "hf://timm/cait_s36_384.fb_dist_in1k")
-    assert model.preprocessing["mean"] == (0.485, 0.456, 0.406)
+    assert tuple(model.preprocessing["mean"]) == (0.485, 0.456, 0.406)
 
 
 def test_offline_with_nothing_cached(cache, tmp_path):
@@ -55,6 +70,238 @@ def test_offline_with_nothing_cached(cache, tmp_path):
     message = str(caught.value)
     assert "https://huggingface.co/timm/cait_xxs24_224.fb_dist_in1k/resolve/main/" in message
     assert str(tmp_path / "hub") in message
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return bytes(content)
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_with_the_hash_that_it_should_have(cache, golden_file):
+    right = sha256(golden_file.read_bytes())
+    blob = cache("someone/cait", blob=right)
+    for known in (right, right[:8], right.upper(), None):
+        assert hub.download("hf://someone/cait", known).resolve() == blob
+    assert hub.verified(golden_file, right) == golden_file
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_another_hash_names_the_file_and_both_hashes(cache, golden_file, told):
+    # The cache names large files by their hash.
+    right = sha256(golden_file.read_bytes())
+    blob = cache("someone/cait", blob="abc123" if told else right)
+    found = sha256(damage(blob))
+    with pytest.raises(ValueError, match=f"(?s){found}.*{right}.*Delete {blob} ") as caught:
+        hub.download("hf://someone/cait", right if told else None)
+    assert "weights='hf://someone/cait'" in str(caught.value)
+    with pytest.raises(ValueError, match=f"{blob} is damaged.*{found}.*{right}"):
+        hub.verified(blob, right)
+
+
+def test_a_truncated_file_in_the_cache_is_named(cache, unused):
+    blob = cache("someone/cait")
+    os.truncate(blob, 1000)
+    with pytest.raises(ValueError, match=r"models--someone--cait.*damaged"):
+        load_weights(unused, "hf://someone/cait")
+
+
+def test_a_link_to_nothing_in_the_cache_is_named(cache):
+    cache("someone/cait").unlink()
+    link = f"models--someone--cait/snapshots/{COMMIT}/model.safetensors"
+    with pytest.raises(OSError, match=f"{re.escape(link)} leads nowhere"):
+        resolve("hf://someone/cait")
+
+
+class Hub:
+    """A hub on this machine, whose connections can break.
+
+    Attributes:
+        content: Of its one file.
+        breaks: How many more downloads to break off half way.
+        ranges: The ranges that were asked for, None for all.
+        half: Set when half of a download is sent and its connection left open.
+        hangs: Whether connections are left open half way.
+        gone: Whether the file is there no more.
+    """
+
+    def __init__(self, content):
+        self.content, self.breaks, self.ranges = content, 0, []
+        self.half, self.hangs, self.gone = threading.Event(), False, False
+        hub = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self):
+                if hub.gone:
+                    return self.send_error(404)
+                self.answer()
+
+            def do_GET(self):
+                if self.path.startswith("/api"):
+                    return self.send_error(404)
+                asked = self.headers.get("Range")
+                hub.ranges.append(asked)
+                start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked else 0
+                self.answer(start)
+                middle = (start + len(hub.content)) // 2
+                self.wfile.write(hub.content[start:middle])
+                self.wfile.flush()
+                if hub.hangs:
+                    hub.half.set()
+                    with contextlib.suppress(ConnectionError):
+                        self.rfile.read(1)
+                    self.close_connection = True
+                elif hub.breaks:
+                    hub.breaks -= 1
+                    self.close_connection = True
+                else:
+                    self.wfile.write(hub.content[middle:])
+
+            def answer(self, start=0):
+                self.send_response(206 if start else 200)
+                self.send_header("ETag", f'"{sha256(hub.content)}"')
+                self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("Content-Length", str(len(hub.content) - start))
+                if start:
+                    last = len(hub.content) - 1
+                    self.send_header("Content-Range", f"bytes {start}-{last}/{last + 1}")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def online(tmp_path, monkeypatch, golden_file):
+    """A hub on this machine and an empty cache."""
+    online = Hub(golden_file.read_bytes() * 50)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", online.address)
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        online.address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    # It goes on from the last whole piece, and these are smaller than real files.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield online
+    online.server.shutdown()
+    online.server.server_close()
+
+
+def test_a_download_goes_on_where_it_broke_off(online):
+    online.breaks = 1
+    path = hub.download("hf://someone/cait", sha256(online.content))
+    assert path.read_bytes() == online.content
+    start = int(online.ranges[1].removeprefix("bytes=").rstrip("-"))
+    assert len(online.ranges) == 2
+    assert 0 < start <= len(online.content) // 2
+    assert hub.download("hf://someone/cait") == path
+    assert len(online.ranges) == 2, "the cache asks nobody"
+
+
+def test_a_killed_download_leaves_no_file(online, tmp_path):
+    online.hangs = True
+    code = "from keras_vitx.weights.hub import download; download('hf://someone/cait')"
+    environment = {"HF_ENDPOINT": online.address, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment, "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(PROJECT)},
+    )
+    assert online.half.wait(100)
+    process.kill()
+    process.wait()
+    online.hangs = False
+    folder = tmp_path / "hub" / "models--someone--cait"
+    names = [path.name for path in folder.rglob("*") if path.is_file()]
+    assert [name for name in names if not name.endswith(".incomplete")] == ["main"]
+    assert len(names) == 2
+    path = hub.download("hf://someone/cait")
+    assert path.read_bytes() == online.content
+
+
+def test_a_damaged_file_is_downloaded_again_once(online):
+    path = hub.download("hf://someone/cait")
+    damage(path.resolve())
+    assert hub.download("hf://someone/cait") == path
+    assert path.read_bytes() == online.content
+    assert online.ranges == [None, None]
+    with pytest.raises(ValueError, match=f"{sha256(online.content)}.*{'0' * 64}.*Delete"):
+        hub.download("hf://someone/cait", "0" * 64)
+    assert online.ranges == [None] * 3
+    found = sha256(damage(path.resolve()))
+    online.gone = True
+    with pytest.raises(ValueError, match=f"{found}.*{sha256(online.content)}.*Delete"):
+        hub.download("hf://someone/cait")
+
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+WITHOUT_TORCH = """
+    import sys
+
+
+    class NoTorch:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == "torch":
+                raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+    sys.meta_path.insert(0, NoTorch())
+    import keras
+    import numpy as np
+
+    import keras_vitx as kv
+
+    model = kv.CaiT_XXS24(weights="imagenet")
+    gamma = keras.ops.convert_to_numpy(model.get_layer("norm").gamma.value)
+    np.testing.assert_array_equal(gamma, np.arange(192))
+    assert keras.backend.backend() == "jax" and "torch" not in sys.modules
+    print("loaded")
+"""
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="is about JAX")
+def test_imagenet_offline_on_jax_without_torch(tmp_path):
+    from safetensors.numpy import save_file
+
+    import keras_vitx as kv
+    from keras_vitx.weights import to_checkpoint
+
+    tensors = to_checkpoint(kv.CaiT_XXS24())
+    tensors["norm.weight"][:] = range(192)
+    folder = tmp_path / "hub" / "models--timm--cait_xxs24_224.fb_dist_in1k"
+    for name in ("refs", "blobs", f"snapshots/{COMMIT}"):
+        (folder / name).mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    save_file(tensors, tmp_path / "file")
+    name = sha256((tmp_path / "file").read_bytes())
+    (tmp_path / "file").rename(folder / "blobs" / name)
+    (folder / "snapshots" / COMMIT / "model.safetensors").symlink_to(f"../../blobs/{name}")
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    finished = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WITHOUT_TORCH)],
+        env={**os.environ, **environment, "KERAS_BACKEND": "jax", "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.stdout.strip().endswith("loaded"), finished.stderr[-3000:]
 
 
 @pytest.mark.parametrize("address", ["hf://", "hf://owner", "hf:///x", "hf://a b/c", "hf://-a/c"])
@@ -86,5 +333,5 @@ def test_a_shipped_checkpoint_names_the_classes(tmp_path, monkeypatch, golden_fi
     shutil.copyfile(golden_file, tmp_path / "weights" / "cait_mini_cifar10.safetensors")
     model = tiny(weights="cifar10")
     assert tuple(model.class_names) == catalog.find("cifar10", None).class_names
-    assert model.preprocessing["std"] == (0.229, 0.224, 0.225)
+    assert tuple(model.preprocessing["std"]) == (0.229, 0.224, 0.225)
     assert tiny(weights="cifar10", classes=3).class_names is None
