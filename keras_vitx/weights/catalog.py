@@ -1,5 +1,6 @@
 """The known checkpoints, as data."""
 
+import re
 from dataclasses import dataclass
 from math import sqrt
 
@@ -69,6 +70,17 @@ class Checkpoint:
             "crop_ratio": self.crop_ratio,
             "interpolation": self.interpolation,
         }
+
+    @property
+    def url_file(self) -> str | None:
+        """Name of the authors' own file."""
+        return self.url and self.url.rpartition("/")[2]
+
+    @property
+    def url_digest(self) -> str | None:
+        """How the SHA-256 of the authors' own file begins, where its name ends in it."""
+        match = re.search(r"-([0-9a-f]{8})\.pth$", self.url or "")
+        return match and match[1]
 
     @property
     def fits(self) -> tuple[str, ...]:

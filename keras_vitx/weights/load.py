@@ -9,7 +9,7 @@ from pathlib import Path
 from keras_vitx.weights.catalog import CHECKPOINTS, IMAGENET, Checkpoint, find
 from keras_vitx.weights.channels import each_channel
 from keras_vitx.weights.convert import convert
-from keras_vitx.weights.hub import SCHEME, download, parse, shipped
+from keras_vitx.weights.hub import SCHEME, download, parse, shipped, verified
 from keras_vitx.weights.identity import Identity
 from keras_vitx.weights.reading import KINDS, opened, suffix_of
 
@@ -92,7 +92,7 @@ def resolve(
             f"{checkpoint.source}. Load it with a browser, and give its path as weights=."
         )
     if checkpoint.source.startswith(SCHEME):
-        path = download(f"{checkpoint.source}/{checkpoint.file}")
+        path = download(f"{checkpoint.source}/{checkpoint.file}", checkpoint.sha256)
     else:
         path = shipped(checkpoint.source.removeprefix("package:"))
     return Resolved(text, path, checkpoint)
@@ -172,7 +172,11 @@ def _existing(text: str) -> Path:
     if not os.access(path, os.R_OK):
         raise PermissionError(f"weights={text!r}: the file may not be read.")
     _check_kind(text, path.name)
-    return path
+    digest = next((c.url_digest for c in CHECKPOINTS if c.url_file == path.name), None)
+    try:
+        return verified(path, digest)
+    except ValueError as error:
+        raise ValueError(f"weights={text!r}: {error}") from error
 
 
 def _check_kind(weights: str, file: str) -> None:

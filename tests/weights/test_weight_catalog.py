@@ -138,3 +138,15 @@ def test_a_model_that_starts_from_anothers_weights_is_said(monkeypatch, caplog, 
     assert not caplog.records
     resolve("imagenet", "CBViT_Ti")
     assert "weights of ViT_Ti, from which a CBViT_Ti starts" in caplog.text
+
+
+def test_the_authors_files_are_checked_against_the_hash_in_their_names(tmp_path):
+    entry = find("deit_tiny_patch16_224.fb_in1k", None)
+    assert entry.url_digest == "a1311bcf"
+    path = tmp_path / entry.url_file
+    path.write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=r"weights=.*SHA-256 is .* should be a1311bcf"):
+        resolve(path, "ViT_Ti")
+    # A name of the same form that nobody published says nothing.
+    other = path.rename(tmp_path / "mine-20241112.pth")
+    assert resolve(other).path == other
