@@ -133,7 +133,7 @@ def test_files_that_no_program_can_fetch(name):
 
 def test_a_model_that_starts_from_anothers_weights_is_said(monkeypatch, caplog, tmp_path):
     loading = importlib.import_module("keras_vitx.weights.load")
-    monkeypatch.setattr(loading, "download", lambda address: tmp_path / "x")
+    monkeypatch.setattr(loading, "download", lambda address, sha256: tmp_path / "x")
     resolve("imagenet", "ViT_Ti")
     assert not caplog.records
     resolve("imagenet", "CBViT_Ti")
