@@ -255,7 +255,7 @@ CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 @contextlib.contextmanager
 def _keras(path: Path, model) -> Iterator[Tensors]:
     # Keras itself would build whatever model the file describes.
-    limit = 2 * path.stat().st_size
+    limit = 2 * path.stat().st_size + (1 << 20)
     with zipfile.ZipFile(path) as archive:
         config = json.loads(_member(archive, CONFIG, limit).getvalue())
         content = _member(archive, WEIGHTS, limit)
@@ -270,7 +270,7 @@ def _member(archive: zipfile.ZipFile, name: str, limit: int) -> io.BytesIO:
     if info.file_size > limit:
         raise Refused(
             f"The file is refused: its {name} would expand to {info.file_size} bytes, "
-            f"beyond the {limit} that are twice the file's size."
+            f"and no more than {limit} are taken from a file of its size."
         )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Refused(f"The file is refused: its {name} is compressed in an unusual way.")

@@ -2,6 +2,8 @@
 
 import argparse
 import builtins
+import collections
+import json
 import os
 import pickle
 import zipfile
@@ -92,25 +94,127 @@ def test_without_torch_the_extra_is_named(torch, state, tmp_path, unused, monkey
 
 
 class Harm:
-    """Makes a folder when it is unpickled."""
+    """Calls something when it is unpickled."""
 
-    def __init__(self, folder):
-        self.folder = str(folder)
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
 
     def __reduce__(self):
-        return os.mkdir, (self.folder,)
+        return self.call
 
 
-@pytest.mark.parametrize("plain_pickle", [False, True])
-def test_a_pickle_with_code_is_refused(torch, state, unused, tmp_path, plain_pickle):
-    content = {"model": state, "extra": Harm(tmp_path / "harmed")}
-    if plain_pickle:
-        (tmp_path / "file.pth").write_bytes(pickle.dumps(content["extra"]))
+@pytest.mark.parametrize("kind", ["zip", "old", "plain"])
+@pytest.mark.parametrize("harm", ["mkdir", "system", "eval"])
+def test_a_pickle_with_code_is_refused(torch, state, unused, tmp_path, kind, harm):
+    folder = tmp_path / "harmed"
+    content = {
+        "mkdir": Harm(os.mkdir, str(folder)),
+        "system": Harm(os.system, f"mkdir {folder}"),
+        # Nested in what is allowed.
+        "eval": Harm(
+            collections.OrderedDict, [("a", Harm(eval, f"__import__('os').mkdir({folder!r})"))]
+        ),
+    }[harm]
+    if kind == "plain":
+        (tmp_path / "file.pth").write_bytes(pickle.dumps(content))
     else:
-        torch.save(content, tmp_path / "file.pth")
+        content = {"model": state, "extra": content}
+        torch.save(content, tmp_path / "file.pth", _use_new_zipfile_serialization=kind == "zip")
     with pytest.raises(ValueError, match=r"file\.pth.*refused.*code"):
         load_weights(unused, tmp_path / "file.pth")
-    assert not (tmp_path / "harmed").exists()
+    assert not folder.exists()
+
+
+def test_a_plain_pickle_without_code_is_refused(torch, unused, tmp_path):
+    (tmp_path / "file.pth").write_bytes(pickle.dumps({"weight": [1.0]}))
+    with pytest.raises(ValueError, match=r"file\.pth.*refused.*neither of PyTorch's formats"):
+        load_weights(unused, tmp_path / "file.pth")
+
+
+def test_what_training_scripts_keep_beside_the_weights(
+    torch, state, tiny, golden_model, same_weights, tmp_path
+):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    extra = {
+        "optimizer": optimizer.state_dict(),
+        "scaler": {"scale": 65536.0},
+        "args": argparse.Namespace(lr=1e-3, device=torch.device("cpu"), half=torch.bfloat16),
+        "seen": collections.Counter("abc"),
+        "set": {1, 2},
+        "bytes": b"\0\xff",
+        "rng": torch.get_rng_state(),
+        "size": torch.Size([2, 3]),
+    }
+    torch.save({**extra, "model": state}, tmp_path / "file.pth")
+    same_weights(tiny(weights=tmp_path / "file.pth"), golden_model)
+    parameters = {name: torch.nn.Parameter(value) for name, value in state.items()}
+    torch.save(
+        {**extra, "model": parameters}, tmp_path / "old.pth", _use_new_zipfile_serialization=False
+    )
+    same_weights(tiny(weights=tmp_path / "old.pth"), golden_model)
+
+
+@pytest.mark.parametrize("link", ["soft", "external", "circle", "external data", "virtual"])
+def test_h5_files_that_lead_elsewhere(unused, tmp_path, link):
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["0"] = np.zeros((24, 10), "float32")
+    (tmp_path / "secret.bin").write_bytes(bytes(960))
+    with h5py.File(tmp_path / "m.weights.h5", "w") as file:
+        group = file.create_group("layers/dense/vars")
+        group.attrs["name"] = "head"
+        if link == "soft":
+            group["0"] = h5py.SoftLink("/layers")
+        elif link == "external":
+            group["0"] = h5py.ExternalLink("secret.h5", "0")
+        elif link == "circle":
+            file["layers/dense/again"] = file["layers"]
+        elif link == "external data":
+            space = [(str(tmp_path / "secret.bin"), 0, 960)]
+            group.create_dataset("0", (24, 10), "float32", external=space)
+        else:
+            layout = h5py.VirtualLayout((24, 10), "float32")
+            layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "0", (24, 10))
+            group.create_virtual_dataset("0", layout)
+    with pytest.raises(ValueError, match=r"m\.weights\.h5.*refused"):
+        load_weights(unused, tmp_path / "m.weights.h5")
+
+
+def test_a_checkpoint_that_holds_itself(torch, unused, tmp_path):
+    content = {}
+    content["model"] = content
+    torch.save(content, tmp_path / "file.pth")
+    with pytest.raises(ValueError, match=r"file\.pth.*no plain checkpoint"):
+        load_weights(unused, tmp_path / "file.pth")
+
+
+@pytest.mark.parametrize("value", ["[0, 4]", "[-4, -4]", "[1e999, 4]", "[" * 9999])
+def test_a_grid_that_is_none(unused, golden_tensors, tmp_path, value):
+    facts = {"model": '"a"', "family": '"CaiT"', "class_names": "null", "preprocessing": "null"}
+    metadata = {"library": "keras_vitx", "grid": value, **facts}
+    save_file(golden_tensors, tmp_path / "m.safetensors", metadata)
+    with pytest.raises(ValueError, match=r"m\.safetensors"):
+        load_weights(unused, tmp_path / "m.safetensors")
+
+
+def test_keras_files_are_not_built(golden_model, tiny, same_weights, tmp_path):
+    golden_model.save(tmp_path / "m.keras")
+    with zipfile.ZipFile(tmp_path / "m.keras") as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    config = json.loads(members["config.json"])
+    # Were it built, a layer that nobody knows would be an error.
+    config["config"]["layers"][2]["class_name"] = "Unknown"
+    config["config"]["layers"][2]["config"]["dim"] = 1 << 42
+    config["config"]["class_names"] = list("abcdefghij")
+    # Unpacked and packed again, as by hand.
+    with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in {**members, "config.json": json.dumps(config)}.items():
+            file.writestr(name, content)
+    loaded = tiny(weights=tmp_path / "m.keras")
+    same_weights(loaded, golden_model)
+    assert tuple(loaded.class_names) == tuple("abcdefghij")
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"weight": "text"}, {"epoch": 3}])

@@ -9,6 +9,7 @@ import ctypes
 import io
 import json
 import os
+import pickle
 import random
 import signal
 import struct
@@ -18,6 +19,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -252,11 +254,14 @@ def main(folder: Path, count: int) -> None:
         print(json.dumps([kind, {**result, "plain": plain[kind]}]), flush=True)
 
 
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux tells it"
+)
+
+
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """What came of the mutations of each kind of file, from a process for all of them."""
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("measures memory as Linux tells it")
     pytest.importorskip("torch")
     here = Path(__file__).resolve()
     # A few of each do on the backends that come after the first: the files are read alike.
@@ -291,6 +296,98 @@ def test_memory_of_sound_files(outcome, kind):
     # The file's pages and a few copies of an array at a time; under JAX, new variables
     # beside the old ones, too.
     assert plain["memory"] <= 3 * plain["size"]
+
+
+# Numbers that a file claims to hold: a GiB or more, which would show and do no harm.
+GIANT = 1 << 28
+
+
+# Not a number that is elsewhere in an archive.
+EXPANDED = (1 << 28) + 0x12345
+
+
+class Bytes:
+    """Becomes a long bytearray when it is unpickled."""
+
+    def __reduce__(self):
+        return bytearray, (GIANT,)
+
+
+def of_giant_claims(name, torch, state, folder):
+    """Write a small file that would take a GiB or more if it were believed; return its path."""
+    path = folder / f"file{name.partition(' ')[0]}"
+    if name == ".safetensors header":
+        path.write_bytes((GIANT).to_bytes(8, "little") + b"{}")
+    elif name == ".safetensors shape":
+        text = json.dumps({"a": {"dtype": "F32", "shape": [GIANT], "data_offsets": [0, 4 * GIANT]}})
+        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + bytes(16))
+    elif name == ".pth bytearray":
+        torch.save({"model": state, "extra": Bytes()}, path)
+    elif name == ".pth expanded":
+        torch.save({**state, "pos_embed": torch.zeros(1, 1, 24).expand(1, 1 << 24, 24)}, path)
+    elif name == ".pth old storage":
+        torch.save(state, path, _use_new_zipfile_serialization=False)
+        # The number of elements of the patch embedding, in the persistent id.
+        old, new = (pickle.dumps(n, 2)[2:-1] for n in (24 * 3 * 8 * 8, GIANT))
+        assert old in path.read_bytes()
+        path.write_bytes(path.read_bytes().replace(old, new))
+    elif name == ".pth zip":
+        torch.save(state, folder / "plain.pth")
+        with zipfile.ZipFile(folder / "plain.pth") as plain, zipfile.ZipFile(path, "w") as packed:
+            for member in plain.namelist():
+                packed.writestr(member, plain.read(member), zipfile.ZIP_DEFLATED)
+    elif name.startswith(".keras"):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            for member in ("config.json", "model.weights.h5"):
+                file.writestr(
+                    member, bytes(EXPANDED) if member in name else b'{"config": {"name": "a"}}'
+                )
+        if "claims less" in name:
+            content = path.read_bytes()
+            assert content.count(EXPANDED.to_bytes(4, "little")) == 2
+            path.write_bytes(
+                content.replace(EXPANDED.to_bytes(4, "little"), (100).to_bytes(4, "little"))
+            )
+    else:
+        with h5py.File(path, "w") as file:
+            group = file.create_group("layers/dense/vars")
+            group.attrs["name"] = "head"
+            space = {"compression": "gzip"} if "compressed" in name else {}
+            shape = (1 << 24, 24) if "chunks" in name else (24, 10)
+            if "nothing" in name:
+                space = {"fillvalue": 1.0}
+            group.create_dataset("0", shape, "float32", chunks="chunks" in name or None, **space)
+            if "compressed" in name:
+                group["0"][:] = 1.0
+    assert path.stat().st_size < 1 << 20
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".safetensors header",
+        ".safetensors shape",
+        ".pth bytearray",
+        ".pth expanded",
+        ".pth old storage",
+        ".pth zip",
+        ".keras config.json",
+        ".keras model.weights.h5",
+        ".keras model.weights.h5 claims less",
+        ".weights.h5 nothing",
+        ".weights.h5 chunks",
+        ".weights.h5 compressed",
+    ],
+)
+def test_small_files_that_claim_much(unused, golden_tensors, tmp_path, name):
+    torch = pytest.importorskip("torch")
+    state = {name: torch.tensor(array) for name, array in golden_tensors.items()}
+    path = of_giant_claims(name, torch, state, tmp_path)
+    error, taken = attempt(unused, path)
+    assert type(error) is ValueError
+    assert path.name in str(error) and "\n" not in str(error)
+    assert taken < 2 * path.stat().st_size + SLACK
 
 
 if __name__ == "__main__":
