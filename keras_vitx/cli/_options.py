@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from keras_vitx import models
+from keras_vitx.models.folders import load
 from keras_vitx.text import nearest
 
 console = Console()
@@ -20,7 +21,8 @@ Model = Annotated[str, typer.Argument(help="A size, such as CaiT_XXS24 (see `ker
 ModelOrFile = Annotated[
     str,
     typer.Argument(
-        help="A size, such as CaiT_XXS24 (see `keras-vitx list`), or a .keras file.",
+        help="A size, such as CaiT_XXS24 (see `keras-vitx list`), a .keras file, a folder that "
+        "`kv.save` wrote, or hf://owner/repo.",
         metavar="MODEL_OR_FILE",
     ),
 ]
@@ -33,22 +35,26 @@ Weights = Annotated[
 
 
 def open_model(model: str, weights: str | None = None, **arguments) -> keras.Model:
-    """Return the size `model`, or the model that the file `model` holds.
+    """Return the size `model`, or the model that the file, folder or repository `model` holds.
 
     Raises:
-        ValueError: when there is neither, when the file holds no model, or when
-            weights are given beside a file.
+        ValueError: when there is none of them, when it holds no model, or when
+            weights are given beside it.
     """
     if model in models.MODELS:
         return models.create_model(model, weights=weights, **arguments)
-    if not model.endswith(".keras"):
+    saved = model.startswith("hf://") or Path(model).is_dir()
+    if not saved and not model.endswith(".keras"):
         raise ValueError(
-            f"{model!r} is neither a size nor a .keras file. {nearest(model, models.MODELS)}"
+            f"{model!r} is neither a size nor a .keras file nor a folder. "
+            f"{nearest(model, models.MODELS)}"
         )
-    if not Path(model).is_file():
+    if not saved and not Path(model).is_file():
         raise ValueError(f"There is no file {model!r}.")
     if weights is not None:
-        raise ValueError(f"`--weights` goes with a size; the file {model!r} has its own weights.")
+        raise ValueError(f"`--weights` goes with a size; {model!r} has its own weights.")
+    if saved:
+        return load(model)
     try:
         return keras.saving.load_model(model, compile=False)
     except Exception as error:

@@ -52,6 +52,7 @@ class _Entry:
     name: str
     layout: str
     shape: tuple[int, ...]
+    on_image: bool = False
 
 
 def convert(tensors: Tensors, model, sizes: Mapping[str, Identity] | None = None) -> Conversion:
@@ -75,6 +76,8 @@ def convert(tensors: Tensors, model, sizes: Mapping[str, Identity] | None = None
             that has another shape.
     """
     entries = [_entry(variable, model, tensors.native) for variable in model.weights]
+    # The first layer is the convolution on the image.
+    entries[0] = replace(entries[0], on_image=True)
     shapes = {name: shape for name, shape in tensors.shapes.items() if not name.endswith(IGNORED)}
 
     heads = [entry for entry in entries if is_head(entry.name)]
@@ -95,7 +98,7 @@ def convert(tensors: Tensors, model, sizes: Mapping[str, Identity] | None = None
         grid = _grid(entry, shape, tensors, model)
         if not tensors.is_floating(entry.name):
             wrong[entry.name] = f"{tensors.dtypes[entry.name]} and not floating-point numbers"
-        elif grid is None and shape != entry.shape and not _reads_colours(entry, shape, model):
+        elif grid is None and shape != entry.shape and not _reads_colours(entry, shape):
             wrong[entry.name] = f"{shape} in the file, {entry.shape} in the model"
         else:
             pairs.append((entry.variable, _reader(entry, grid, tensors, model)))
@@ -178,22 +181,17 @@ def _positions(entry: _Entry, model):
     return model.get_layer(entry.variable.path.split("/")[0])
 
 
-def _is_on_image(entry: _Entry, model) -> bool:
-    """Tell whether a variable is the kernel of the convolution on the image."""
-    return entry.variable is model.weights[0]
-
-
-def _reads_colours(entry: _Entry, shape: tuple[int, ...], model) -> bool:
+def _reads_colours(entry: _Entry, shape: tuple[int, ...]) -> bool:
     """Tell whether a kernel differs only in that it reads the three channels of colour images."""
     axis = 1 if entry.layout == "kernel" else 2
     colours = (*entry.shape[:axis], COLOURS, *entry.shape[axis + 1 :])
-    return _is_on_image(entry, model) and shape == colours
+    return entry.on_image and shape == colours
 
 
 def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
     def read() -> np.ndarray:
         array = to_keras(tensors.read(entry.name), entry.layout)
-        if _is_on_image(entry, model):
+        if entry.on_image:
             array = kernel_for(array, entry.variable.shape[-2])
         if grid is None:
             return array.reshape(entry.variable.shape)

@@ -100,6 +100,15 @@ def test_info_of_a_file(run, tiny_file):
     assert code == 0 and "dark, bright" in out and "(32, 32, 3)" in out
 
 
+def test_info_of_a_folder(run, tiny_file, tmp_path):
+    kv.save(keras.saving.load_model(tiny_file), tmp_path / "folder")
+    code, out, err = run("info", tmp_path / "folder")
+    assert code == 0, err
+    assert "dark, bright" in out and "(32, 32, 3)" in out
+    code, _, err = run("train", tmp_path / "folder", "fashion_mnist", "--weights", "imagenet")
+    assert code == 2 and "has its own weights" in err
+
+
 def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     code, out, err = run(
         "train", tiny_file, small_set, "--epochs", 12, "--batch-size", 16, "--learning-rate", 0.01,

@@ -154,7 +154,7 @@ def test_a_checkpoint_with_two_tokens_by_its_name(run, tmp_path, monkeypatch):
     model = kv.ViT_Ti(distillation_token=True)
     kv.weights.save_safetensors(model, tmp_path / "model.safetensors")
     loading = sys.modules["keras_vitx.weights.load"]
-    monkeypatch.setattr(loading, "download", lambda address: tmp_path / "model.safetensors")
+    monkeypatch.setattr(loading, "download", lambda address, sha256: tmp_path / "model.safetensors")
     name = "deit_tiny_distilled_patch16_224.fb_in1k"
     code, out, err = run("convert", name, "--model", "ViT_Ti", "-o", "deit.keras")
     assert code == 0, err
