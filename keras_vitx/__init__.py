@@ -13,6 +13,8 @@ from keras_vitx.models.folders import load, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.training import fit
 
+backend.keep_memory()
+
 
 def preprocess_input(images, model):
     """Return `images` as the batch that a model expects, as `data.preprocess_input` does.

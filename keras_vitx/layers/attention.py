@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register, run_all
+from keras_vitx.layers.base import Layer, in_training, register, run_all
+from keras_vitx.layers.fast import linear
 from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
 
 
@@ -158,16 +159,17 @@ class Attention(Layer):
 
     def aggregate(self, maps, value, training=False):
         """Multiply `(batch, keys, heads, size)` by maps, to `(batch, queries, heads * size)`."""
-        maps = self.attn_drop(maps, training=training)
+        maps = in_training(self.attn_drop, maps, training and self.dropout)
         y = ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3)))
         return self.merge_heads(ops.transpose(y, (0, 2, 1, 3)))
 
     def project(self, y, training=False):
         """Return the output of the layer from the aggregated values of all heads."""
-        return run_all(self.on_output, self.proj_drop(self.proj(y), training=training))
+        y = in_training(self.proj_drop, linear(self.proj, y), training and self.proj_dropout)
+        return run_all(self.on_output, y)
 
     def call(self, x, training=False, return_attention_scores=False):
-        qkv = self.qkv(run_all(self.on_input, x))
+        qkv = linear(self.qkv, run_all(self.on_input, x))
         y, maps = self.attend(*self.split_parts(qkv), training, return_attention_scores)
         y = self.project(y, training)
         return (y, maps) if return_attention_scores else y
@@ -284,9 +286,9 @@ class ClassAttention(Attention):
         asking = x[:, : self.num_class_tokens]
         asked = x if self.class_in_keys else x[:, self.num_class_tokens :]
         y, maps = self.attend(
-            self.split_heads(self.q(asking)),
-            self.split_heads(self.k(asked)),
-            self.split_heads(self.v(asked)),
+            self.split_heads(linear(self.q, asking)),
+            self.split_heads(linear(self.k, asked)),
+            self.split_heads(linear(self.v, asked)),
             training,
             return_attention_scores,
         )

@@ -125,6 +125,15 @@ def _changes(child: keras.layers.Layer) -> dict[str, Any]:
     return changes
 
 
+def in_training(layer: keras.layers.Layer, x: Any, training: Any) -> Any:
+    """Run a layer that does something in training only, such as a dropout.
+
+    Elsewhere it isn't called at all: in a small network, run eagerly, the calls of such
+    layers cost as much time as some that compute.
+    """
+    return layer(x, training=True) if training else x
+
+
 def run_all(layers, x: Any, training: bool | None = None) -> Any:
     """Run layers in order on `x`; `training` reaches those that take it."""
     for layer in layers:

@@ -5,7 +5,7 @@ import inspect
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, in_training, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -100,9 +100,9 @@ class Block(Layer):
 
     def add_branches(self, x, attended, training):
         """Add both branches to `x`, given the output of the attention."""
-        x = x + self.drop_path1(self._weigh(self.ls1, attended), training=training)
+        x = x + in_training(self.drop_path1, self._weigh(self.ls1, attended), training)
         fed = self.mlp(self.norm2(x))
-        return x + self.drop_path2(self._weigh(self.ls2, fed), training=training)
+        return x + in_training(self.drop_path2, self._weigh(self.ls2, fed), training)
 
     def _weigh(self, scale, branch):
         branch = branch if scale is None else scale(branch)

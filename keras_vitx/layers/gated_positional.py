@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register, run_all
+from keras_vitx.layers.fast import linear
 
 
 @register
@@ -152,8 +153,8 @@ class PositionalAttention(Attention):
 
     def call(self, x, training=False, return_attention_scores=False):
         x = run_all(self.on_input, x)
-        query, key = ops.split(self.qk(x), 2, axis=-1)
-        parts = [self.split_heads(part) for part in (query, key, self.v(x))]
+        query, key = ops.split(linear(self.qk, x), 2, axis=-1)
+        parts = [self.split_heads(part) for part in (query, key, linear(self.v, x))]
         y, maps = self.attend(*parts, training, return_attention_scores)
         y = self.project(y, training)
         return (y, maps) if return_attention_scores else y

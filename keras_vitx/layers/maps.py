@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.fast import mix
 
 
 class MapLayer(Layer):
@@ -70,10 +71,8 @@ class HeadMixing(MapLayer):
         batch, heads, queries, keys = ops.shape(maps)
         # Heads stay first: one batched product over (queries x keys) columns,
         # several times faster than moving the heads last for a Dense.
-        kernel = ops.broadcast_to(self.kernel, (batch, *self.kernel.shape))
-        mixed = ops.matmul(kernel, ops.reshape(maps, (batch, heads, queries * keys)))
-        if self.bias is not None:
-            mixed = mixed + ops.expand_dims(self.bias, -1)
+        columns = ops.reshape(maps, (batch, heads, queries * keys))
+        mixed = mix(self.kernel, columns, self.bias)
         return ops.reshape(mixed, (batch, self.kernel.shape[0], queries, keys))
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register, run_all
+from keras_vitx.layers.base import Layer, in_training, register, run_all
+from keras_vitx.layers.fast import linear
 
 
 @register
@@ -69,9 +70,9 @@ class MLP(Layer):
             layer.build(inner)
 
     def call(self, x, training=False):
-        x = self.drop(self.act(self.fc1(run_all(self.on_input, x))), training=training)
-        x = run_all(self.on_hidden, x, training)
-        x = self.drop(self.fc2(x), training=training)
+        x = self.act(linear(self.fc1, run_all(self.on_input, x)))
+        x = run_all(self.on_hidden, in_training(self.drop, x, training and self.dropout), training)
+        x = in_training(self.drop, linear(self.fc2, x), training and self.dropout)
         return run_all(self.on_output, x, training)
 
 

@@ -2,6 +2,7 @@
 
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register, run_all
+from keras_vitx.layers.fast import linear
 
 
 def check_carried(tokens, maps, num_heads: int) -> None:
@@ -54,7 +55,7 @@ class SharedAttention(Attention):
 
     def call(self, x, training=False, return_attention_scores=False):
         x, carried = x
-        value = self.split_heads(self.v(run_all(self.on_input, x)))
+        value = self.split_heads(linear(self.v, run_all(self.on_input, x)))
         maps = run_all(self.on_weights, carried, training)
         y = self.project(self.aggregate(maps, value, training), training)
         return (y, maps) if return_attention_scores else y
@@ -89,7 +90,7 @@ class AccumulatingAttention(Attention):
 
     def call(self, x, training=False, return_attention_scores=False):
         x, carried = x
-        query, key, value = self.split_parts(self.qkv(run_all(self.on_input, x)))
+        query, key, value = self.split_parts(linear(self.qkv, run_all(self.on_input, x)))
         maps = run_all(self.on_weights, self.weights_of(query, key), training)
         maps = maps + carried * self.size**-0.5
         y = self.project(self.aggregate(maps, value, training), training)
