@@ -165,6 +165,11 @@ def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: 
     return Checkpoint(name, constructor, image_size, top1, source=source, licence=None, **facts)
 
 
+def _deepvit(size: str, top1: float, key: str) -> Checkpoint:
+    name = f"deepvit_{size.lower()}"
+    return _on_a_drive(name, f"DeepViT_{size}", 224, top1, key, crop_ratio=0.9, **HALVES)
+
+
 CHECKPOINTS = (
     # Accuracies: ImageNet top-1, top-5; ReaL top-1; V2 top-1. Where several fit a
     # constructor, "imagenet" prefers the first ones.
@@ -210,42 +215,10 @@ CHECKPOINTS = (
     _mixer("goog_in21k", 21843),
     _mixer("miil_in21k", 11221),
     # Only where their authors' READMEs link to.
-    _on_a_drive(
-        "deepvit_24b",
-        "DeepViT_24B",
-        224,
-        79.99,
-        "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV",
-        crop_ratio=0.9,
-        **HALVES,
-    ),
-    _on_a_drive(
-        "deepvit_32b",
-        "DeepViT_32B",
-        224,
-        80.90,
-        "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M",
-        crop_ratio=0.9,
-        **HALVES,
-    ),
-    _on_a_drive(
-        "deepvit_s",
-        "DeepViT_S",
-        224,
-        82.3,
-        "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC",
-        crop_ratio=0.9,
-        **HALVES,
-    ),
-    _on_a_drive(
-        "deepvit_l",
-        "DeepViT_L",
-        224,
-        83.1,
-        "1MTRm0NK_sPGRSyuD_hHJ1Zgw2diEaKLR",
-        crop_ratio=0.9,
-        **HALVES,
-    ),
+    _deepvit("24B", 79.99, "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV"),
+    _deepvit("32B", 80.90, "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M"),
+    _deepvit("S", 82.3, "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC"),
+    _deepvit("L", 83.1, "1MTRm0NK_sPGRSyuD_hHJ1Zgw2diEaKLR"),
     _on_a_drive(
         "refined_vit_l_448",
         "RefinedViT_L",
