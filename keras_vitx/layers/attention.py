@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, in_training, register, run_all
-from keras_vitx.layers.fast import linear
+from keras_vitx.layers.fast import attention, linear
 from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
 
 
@@ -141,7 +141,7 @@ class Attention(Layer):
 
     def fused(self, query, key, value):
         """Aggregate `value` without a map in memory, `(batch, queries, heads, size)`."""
-        return ops.dot_product_attention(query, key, value)
+        return attention(query, key, value)
 
     def weights_of(self, query, key):
         """Return the maps as the softmax gives them, `(batch, heads, queries, keys)`."""

@@ -38,6 +38,24 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
     return torch.nn.functional.linear(x, kernel.T, bias)
 
 
+def attention(query: Any, key: Any, value: Any) -> Any:
+    """Aggregate `value` by the softmax of the scaled products of `query` and `key`.
+
+    On PyTorch without the copies of all three that `keras.ops` makes first.
+
+    Args:
+        query: `(batch, queries, heads, size)`; `key` and `value` alike,
+            `(batch, keys, heads, size)`.
+
+    Returns:
+        `(batch, queries, heads, size)`.
+    """
+    if torch is None:
+        return keras.ops.dot_product_attention(query, key, value)
+    heads_first = (part.transpose(1, 2) for part in (query, key, value))
+    return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+
+
 def mix(kernel: Any, x: Any, bias: Any | None = None) -> Any:
     """Multiply each of a batch of matrices by `kernel` from the left, and add `bias` to rows.
 

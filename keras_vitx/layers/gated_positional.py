@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register, run_all
-from keras_vitx.layers.fast import linear
+from keras_vitx.layers.fast import attention, linear
 
 
 @register
@@ -216,7 +216,7 @@ class GatedPositionalAttention(PositionalAttention):
 
     def fused(self, query, key, value):
         gates = ops.cast(self.gates(), self.compute_dtype)
-        content = ops.dot_product_attention(query, key, value)
+        content = attention(query, key, value)
         # One product for all images: they lie side by side as columns.
         batch, patches, heads, size = ops.shape(value)
         columns = ops.reshape(ops.transpose(value, (2, 1, 0, 3)), (heads, patches, batch * size))

@@ -45,6 +45,17 @@ def test_mix(biased):
     close(array(found), expected, 1e-6)
 
 
+@pytest.mark.parametrize("keys", [5, 9])
+def test_attention(keys):
+    shapes = ((2, 5, 3, 4), (2, keys, 3, 4), (2, keys, 3, 4))
+    given = [numbers(shape, seed) for seed, shape in enumerate(shapes)]
+    query, key, value = given
+    logits = np.einsum("bqhs,bkhs->bhqk", query, key) / 2
+    maps = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    found = fast.attention(*map(ops.convert_to_tensor, given))
+    close(array(found), np.einsum("bhqk,bkhs->bqhs", maps, value), 1e-6)
+
+
 FAULTS = """
 import resource
 import keras_vitx, torch
