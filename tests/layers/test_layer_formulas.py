@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from harness import array, close, numbers
-from keras import ops
 from plain import X, attention, built, dense, mix, mlp, norm
 
 from keras_vitx.layers import (
@@ -21,6 +20,7 @@ from keras_vitx.layers import (
     PositionEmbedding,
     TalkingHeadsAttention,
     TokenPooling,
+    fast,
 )
 
 ATTENTIONS = {
@@ -49,9 +49,10 @@ def test_attention(name):
 
 def test_the_fused_kernel_runs_only_where_it_may(monkeypatch):
     fused = []
-    whole = ops.dot_product_attention
+    whole = fast.attention
     monkeypatch.setattr(
-        ops, "dot_product_attention", lambda *arrays: fused.append(1) or whole(*arrays)
+        "keras_vitx.layers.attention.attention",
+        lambda *arrays: fused.append(1) or whole(*arrays),
     )
     built(Attention(2, dropout=0.5))(X)
     assert len(fused) == 1
