@@ -65,10 +65,11 @@ class Contender:
     memory: float = 0.0
 
     @classmethod
-    def start(cls, who: str, backend: str, **task) -> "Contender | None":
-        """Start one; None where it can't run, with a word to the standard error."""
+    def start(cls, who: str, backend: str, of: str, **task) -> "Contender | None":
+        """Start one in the race of a model; None where it can't run, and say so."""
         label = {"ours": "keras_vitx"}.get(who, who) + (", compiled" if task.get("compile") else "")
         label += ", remat" if task.get("remat") else ""
+        label += f" {task['model']}" if task["model"] != of else ""
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -111,6 +112,8 @@ def contenders_of(
 ) -> list[tuple]:
     """Return (who, backend, further arguments) of all that run a model."""
     found = [("ours", backend, {}) for backend in backends]
+    if model in PLAIN_VIT:
+        found += [("ours", backend, {"model": PLAIN_VIT[model]}) for backend in backends]
     if remat and mode == "train":
         found += [("ours", backend, {"remat": True}) for backend in backends]
     if "torch" in backends:
@@ -127,10 +130,10 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
     """Let all that run a model take turns; return a row for each."""
     task = {"model": model, "mode": mode, "batch": batch, "precision": precision}
     side = 2048 if arguments.batch <= 16 else 8192
-    limit = Contender.start("product", "torch", **{**task, "batch": side})
+    limit = Contender.start("product", "torch", model, **{**task, "batch": side})
     full = model in FULL and not arguments.quick
     entered = [
-        Contender.start(who, backend, **task, **more)
+        Contender.start(who, backend, model, **{**task, **more})
         for who, backend, more in contenders_of(
             model, mode, arguments.backends, full, arguments.remat
         )
@@ -144,29 +147,39 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
                 contender.times.clear()
     for contender in (limit, *entered):
         contender.stop()
-    # Training multiplies three times as much: forward, and two gradients.
-    work = gmacs(model) * batch * (3 if mode == "train" else 1)
     at_best = side**3 / 1e9 / statistics.median(limit.times)
     ours = {c.backend: c for c in entered if c.label == "keras_vitx"}
-    return [
-        {
-            "model": model,
-            "mode": mode,
-            "batch": batch,
-            "precision": precision,
-            "who": contender.label,
-            "backend": contender.backend,
-            "images/s": batch / statistics.median(contender.times),
-            "spread": (max(contender.times) - min(contender.times))
-            / statistics.median(contender.times),
-            "share": work / statistics.median(contender.times) / at_best,
-            "ours/it": {backend: _ratio(contender, own) for backend, own in ours.items()},
-            "memory": contender.memory,
-            "first": contender.first,
-            "limit": 2 * at_best,
-        }
-        for contender in entered
-    ]
+    plain = {c.backend: c for c in entered if c.label == f"keras_vitx {PLAIN_VIT.get(model)}"}
+    rows = []
+    for contender in entered:
+        is_plain = contender in plain.values()
+        # Training multiplies three times as much: forward, and two gradients.
+        images = batch * gmacs(PLAIN_VIT[model] if is_plain else model)
+        work = images * (3 if mode == "train" else 1)
+        seconds = statistics.median(contender.times)
+        price = None
+        if contender.label == "keras_vitx" and contender.backend in plain:
+            work_ratio = gmacs(model) / gmacs(PLAIN_VIT[model])
+            price = work_ratio * _ratio(plain[contender.backend], contender)
+        rows.append(
+            {
+                "model": model,
+                "mode": mode,
+                "batch": batch,
+                "precision": precision,
+                "who": contender.label,
+                "backend": contender.backend,
+                "images/s": batch / seconds,
+                "spread": (max(contender.times) - min(contender.times)) / seconds,
+                "share": work / seconds / at_best,
+                "ours/it": {} if is_plain else {k: _ratio(contender, c) for k, c in ours.items()},
+                "price": price,
+                "memory": contender.memory,
+                "first": contender.first,
+                "limit": 2 * at_best,
+            }
+        )
+    return rows
 
 
 def _ratio(peer: Contender, own: Contender) -> float:
@@ -206,18 +219,12 @@ def table(rows: list[dict]) -> str:
 
 
 def prices(rows: list[dict]) -> str:
-    """Return what each modification costs: its share of the limit over the plain ViT's."""
-    shares = {
-        (row["model"], row["mode"], row["backend"]): row["share"]
-        for row in rows
-        if row["who"] == "keras_vitx"
-    }
+    """Return the rate of multiplications of each modified model over the plain ViT's."""
     lines = ["| model | over | mode | backend | rate of multiplications |", "|" + "---|" * 5]
-    for (model, mode, backend), share in shares.items():
-        plain = shares.get((PLAIN_VIT.get(model), mode, backend))
-        if plain:
-            cells = (model, PLAIN_VIT[model], mode, backend, f"{share / plain:.2f}")
-            lines.append("| " + " | ".join(cells) + " |")
+    for row in rows:
+        if row["price"]:
+            cells = (row["model"], PLAIN_VIT[row["model"]], row["mode"], row["backend"])
+            lines.append("| " + " | ".join(cells) + f" | {row['price']:.2f} |")
     return "\n".join(lines)
 
 
