@@ -59,8 +59,8 @@ def keep_memory() -> bool:
     """Let the C library keep what PyTorch frees on a CPU, up to a GiB, for what comes next.
 
     By default glibc hands back what is freed in pieces as large as attention maps, and
-    the system clears every page of it when it is asked for again: that took up to half
-    the time of a prediction. `KERAS_VITX_KEEP_MEMORY=0` leaves the library as it is, and
+    the system clears every page of it when it is asked for again (`docs/speed.md` has
+    what that takes). `KERAS_VITX_KEEP_MEMORY=0` leaves the library as it is, and
     so does a setting of its own, such as `MALLOC_TRIM_THRESHOLD_`.
 
     Returns:

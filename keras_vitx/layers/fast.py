@@ -17,7 +17,7 @@ else:
 def linear(dense: keras.layers.Dense, x: Any) -> Any:
     """Run a `Dense` without activation, on PyTorch in one operation with its bias.
 
-    `keras.layers.Dense` adds the bias in a pass of its own, a tenth of a ViT's time on a CPU.
+    `keras.layers.Dense` adds the bias in a pass of its own.
 
     Args:
         dense: Built; adapted (LoRA) or not. What is quantized runs as it is.
