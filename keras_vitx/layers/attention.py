@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, in_training, register, run_all
+from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.fast import attention, linear
 from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
 
@@ -136,16 +136,16 @@ class Attention(Layer):
         fails = keras.backend.backend() == "jax" and self.compute_dtype == "float16"
         if not (modified or return_attention_scores or fails):
             return self.merge_heads(self.fused(query, key, value)), None
-        maps = run_all(self.on_weights, self.weights_of(query, key), training)
+        maps = self.run_all(self.on_weights, self.weights_of(query, key, training), training)
         return self.aggregate(maps, value, training), maps if return_attention_scores else None
 
     def fused(self, query, key, value):
         """Aggregate `value` without a map in memory, `(batch, queries, heads, size)`."""
         return attention(query, key, value)
 
-    def weights_of(self, query, key):
+    def weights_of(self, query, key, training=False):
         """Return the maps as the softmax gives them, `(batch, heads, queries, keys)`."""
-        return self.softmax(run_all(self.on_logits, self.logits_of(query, key)))
+        return self.softmax(self.run_all(self.on_logits, self.logits_of(query, key), training))
 
     def logits_of(self, query, key):
         """Return the scaled products of queries and keys."""
@@ -159,17 +159,18 @@ class Attention(Layer):
 
     def aggregate(self, maps, value, training=False):
         """Multiply `(batch, keys, heads, size)` by maps, to `(batch, queries, heads * size)`."""
-        maps = in_training(self.attn_drop, maps, training and self.dropout)
+        maps = self.run_in_training(self.attn_drop, maps, training and self.dropout)
         y = ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3)))
         return self.merge_heads(ops.transpose(y, (0, 2, 1, 3)))
 
     def project(self, y, training=False):
         """Return the output of the layer from the aggregated values of all heads."""
-        y = in_training(self.proj_drop, linear(self.proj, y), training and self.proj_dropout)
-        return run_all(self.on_output, y)
+        y = linear(self.proj, y)
+        y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
+        return self.run_all(self.on_output, y, training)
 
     def call(self, x, training=False, return_attention_scores=False):
-        qkv = linear(self.qkv, run_all(self.on_input, x))
+        qkv = linear(self.qkv, self.run_all(self.on_input, x, training))
         y, maps = self.attend(*self.split_parts(qkv), training, return_attention_scores)
         y = self.project(y, training)
         return (y, maps) if return_attention_scores else y
@@ -282,7 +283,7 @@ class ClassAttention(Attention):
             child.build(input_shape)
 
     def call(self, x, training=False, return_attention_scores=False):
-        x = run_all(self.on_input, x)
+        x = self.run_all(self.on_input, x, training)
         asking = x[:, : self.num_class_tokens]
         asked = x if self.class_in_keys else x[:, self.num_class_tokens :]
         y, maps = self.attend(

@@ -1,9 +1,12 @@
 """The layer that all layers of the package are made from."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+
+from keras_vitx.layers.fast import runs_straight
 
 
 def register(cls: type) -> type:
@@ -81,6 +84,33 @@ class Layer(keras.layers.Layer):
                 child.adapted = adapted[child.name]
         return layer
 
+    def run(
+        self, layer: keras.layers.Layer, x: Any, training: bool | None = None, **arguments: Any
+    ) -> Any:
+        """Run a child layer on `x`; `training` reaches it if it takes it."""
+        straight = runs_straight(layer, x, self.compute_dtype)
+        if layer._call_has_training_arg:
+            arguments["training"] = training
+            # Otherwise Keras asks the parents whether they train.
+            straight = straight and training is not None
+        return (layer.call if straight else layer)(x, **arguments)
+
+    def run_all(
+        self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None = None
+    ) -> Any:
+        """Run child layers in order on `x`."""
+        for layer in layers:
+            x = self.run(layer, x, training)
+        return x
+
+    def run_in_training(self, layer: keras.layers.Layer, x: Any, training: Any) -> Any:
+        """Run a child that does something in training only, such as a dropout.
+
+        Elsewhere it isn't called at all: in a small network, run eagerly, the calls of such
+        layers cost as much time as some that compute.
+        """
+        return self.run(layer, x, True) if training else x
+
     def dense(
         self,
         units: int,
@@ -123,19 +153,3 @@ def _changes(child: keras.layers.Layer) -> dict[str, Any]:
             child.quantization_config
         )
     return changes
-
-
-def in_training(layer: keras.layers.Layer, x: Any, training: Any) -> Any:
-    """Run a layer that does something in training only, such as a dropout.
-
-    Elsewhere it isn't called at all: in a small network, run eagerly, the calls of such
-    layers cost as much time as some that compute.
-    """
-    return layer(x, training=True) if training else x
-
-
-def run_all(layers, x: Any, training: bool | None = None) -> Any:
-    """Run layers in order on `x`; `training` reaches those that take it."""
-    for layer in layers:
-        x = layer(x, training=training) if layer._call_has_training_arg else layer(x)
-    return x

@@ -5,7 +5,7 @@ import inspect
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, in_training, register
+from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -92,20 +92,26 @@ class Block(Layer):
             if part is not None:
                 part.build(input_shape)
 
-    def attend(self, x, return_attention_scores=False):
-        """Return the attention branch before its weight, and its maps or None."""
+    def attend(self, x, training, return_attention_scores=False):
+        """Return the attention branch before its weight, and its maps or None.
+
+        Args:
+            x: Normalised tokens, or a pair of them and carried maps.
+            training: Whether this is a training pass.
+            return_attention_scores: Whether the maps are wanted.
+        """
         if not return_attention_scores:
-            return self.attention(self.norm1(x)), None
-        return self.attention(self.norm1(x), return_attention_scores=True)
+            return self.run(self.attention, x, training), None
+        return self.run(self.attention, x, training, return_attention_scores=True)
 
     def add_branches(self, x, attended, training):
         """Add both branches to `x`, given the output of the attention."""
-        x = x + in_training(self.drop_path1, self._weigh(self.ls1, attended), training)
-        fed = self.mlp(self.norm2(x))
-        return x + in_training(self.drop_path2, self._weigh(self.ls2, fed), training)
+        x = x + self.run_in_training(self.drop_path1, self._weigh(self.ls1, attended), training)
+        fed = self.run(self.mlp, self.run(self.norm2, x), training)
+        return x + self.run_in_training(self.drop_path2, self._weigh(self.ls2, fed), training)
 
     def _weigh(self, scale, branch):
-        branch = branch if scale is None else scale(branch)
+        branch = branch if scale is None else self.run(scale, branch)
         return branch if self.residual_scale == 1 else branch / self.residual_scale
 
     def compute_output_spec(self, x, training=False, return_attention_scores=False):
@@ -115,7 +121,7 @@ class Block(Layer):
         return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
 
     def call(self, x, training=False, return_attention_scores=False):
-        attended, maps = self.attend(x, return_attention_scores)
+        attended, maps = self.attend(self.run(self.norm1, x), training, return_attention_scores)
         x = self.add_branches(x, attended, training)
         return (x, maps) if return_attention_scores else x
 
@@ -131,7 +137,7 @@ class ClassBlock(Block):
     """
 
     def call(self, x, training=False, return_attention_scores=False):
-        attended, maps = self.attend(x, return_attention_scores)
+        attended, maps = self.attend(self.run(self.norm1, x), training, return_attention_scores)
         tokens = self.attention.num_class_tokens
         updated = self.add_branches(x[:, :tokens], attended, training)
         x = ops.concatenate([updated, x[:, tokens:]], axis=1)
@@ -198,12 +204,11 @@ class CarryingBlock(Block):
 
     def call(self, x, training=False, return_attention_scores=False):
         x, carried = x if self.takes_maps else (x, None)
-        normed = self.norm1(x)
-        if not (self.gives_maps or self.similarity or return_attention_scores):
-            attended = self.attention((normed, carried) if self._reads_maps else normed)
-            return self.add_branches(x, attended, training)
-        attended, maps = self.attention(
-            (normed, carried) if self._reads_maps else normed, return_attention_scores=True
+        normed = self.run(self.norm1, x)
+        attended, maps = self.attend(
+            (normed, carried) if self._reads_maps else normed,
+            training,
+            self.gives_maps or self.similarity or return_attention_scores,
         )
         if self.similarity and training:
             self.add_loss(self.similarity * similarity(maps, carried))

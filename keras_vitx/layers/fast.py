@@ -4,6 +4,7 @@ Each function here is equal to the plain form that it falls back to, on every ba
 the one that it is for.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,6 +13,37 @@ if keras.backend.backend() == "torch":
     import torch
 else:
     torch = None
+
+PIECE = 12 << 20
+"""How many bytes of maps are made at a time where they are made in pieces."""
+
+
+def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
+    """Tell whether a child's `call` may run without what Keras does around it.
+
+    That is checks, casts and scopes, all done for the parent a moment before; under
+    PyTorch, which runs eagerly, they take longer than a norm of a small network. What is
+    not built, is quantized, is a user's own or has more to do around it (recomputing,
+    regularizing activities) is called as Keras calls it.
+
+    Args:
+        layer: The child.
+        x: Its input, a tensor or several.
+        dtype: The precision in which its parent computes.
+    """
+    return (
+        torch is not None
+        and layer.built
+        and type(layer).__module__.startswith(("keras.", "keras_vitx."))
+        and layer.compute_dtype == dtype
+        and layer.quantization_mode is None
+        and layer.activity_regularizer is None
+        and getattr(layer, "_remat_mode", None) is None
+        and all(
+            isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, dtype)
+            for tensor in (x if isinstance(x, tuple) else (x,))
+        )
+    )
 
 
 def linear(dense: keras.layers.Dense, x: Any) -> Any:
@@ -56,22 +88,70 @@ def attention(query: Any, key: Any, value: Any) -> Any:
     return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
 
 
-def mix(kernel: Any, x: Any, bias: Any | None = None) -> Any:
+def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) -> Any:
     """Multiply each of a batch of matrices by `kernel` from the left, and add `bias` to rows.
 
     Args:
         kernel: `(rows out, rows)`.
         x: `(batch, rows, columns)`.
         bias: `(rows out,)`, or None.
+        heads_last: Whether a column of the result lies together in memory, under PyTorch.
 
     Returns:
         `(batch, rows out, columns)`.
     """
-    kernel = keras.ops.broadcast_to(kernel, (keras.ops.shape(x)[0], *kernel.shape))
-    if bias is None:
-        return keras.ops.matmul(kernel, x)
-    bias = keras.ops.expand_dims(bias, -1)
+    batch = keras.ops.shape(x)[0]
     if torch is None:
-        return keras.ops.matmul(kernel, x) + bias
-    # In one operation, which leaves out a pass over maps.
-    return torch.baddbmm(bias.expand(len(x), -1, -1), kernel, x)
+        y = keras.ops.matmul(keras.ops.broadcast_to(kernel, (batch, *kernel.shape)), x)
+        return y if bias is None else y + keras.ops.expand_dims(bias, -1)
+    kernel = keras.ops.convert_to_tensor(kernel).expand(batch, -1, -1)
+    # With its bias it is one operation, which leaves out a pass over maps.
+    pair = (x.mT, kernel.mT) if heads_last else (kernel, x)
+    if bias is None:
+        y = torch.bmm(*pair)
+    else:
+        bias = keras.ops.convert_to_tensor(bias)
+        y = torch.baddbmm(bias if heads_last else bias[:, None], *pair)
+    return y.mT if heads_last else y
+
+
+def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
+    """Run a batch normalization over axis 1 in training, on PyTorch in one operation."""
+    plain = norm.renorm or norm.synchronized or not norm.trainable
+    if torch is None or plain or x.dtype is not torch.float32:
+        return norm(x, training=True)
+    mean, variance = x.new_zeros(2, x.shape[1])
+    gamma, beta = map(keras.ops.convert_to_tensor, (norm.gamma, norm.beta))
+    # With a momentum of 1, which in PyTorch is the weight of what is new, the running
+    # statistics are this batch's.
+    y = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, norm.epsilon)
+    count = x.numel() / x.shape[1]
+    # PyTorch's is the unbiased variance, Keras's is not.
+    for moving, new in (
+        (norm.moving_mean, mean),
+        (norm.moving_variance, variance * ((count - 1) / count)),
+    ):
+        moving.assign(moving * norm.momentum + new * (1 - norm.momentum))
+    return y
+
+
+def relu6(x: Any) -> Any:
+    """Return `x`, which no one needs any more, limited to [0, 6]."""
+    return keras.ops.relu6(x) if torch is None else torch.nn.functional.relu6(x, inplace=True)
+
+
+def in_pieces(function: Callable[[Any], Any], maps: Any, expansion: int = 1) -> Any:
+    """Apply `function` to a batch of maps, on PyTorch and a CPU to a few images at a time.
+
+    What it makes on the way then stays in the cache.
+
+    Args:
+        function: Maps to maps, image by image.
+        maps: `(batch, heads, queries, keys)`.
+        expansion: The most heads on the way, over those of `maps`.
+    """
+    if torch is None or maps.device.type != "cpu":
+        return function(maps)
+    image = expansion * maps[0].numel() * maps.element_size()
+    pieces = maps.split(max(1, PIECE // image))
+    return torch.cat([function(piece) for piece in pieces]) if len(pieces) > 1 else function(maps)

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import register, run_all
+from keras_vitx.layers.base import register
 from keras_vitx.layers.fast import attention, linear
 
 
@@ -143,16 +143,16 @@ class PositionalAttention(Attention):
         patches = self.rows * self.columns
         return ops.reshape(pairs, (self.num_heads, patches, patches))
 
-    def weights_of(self, query, key):
+    def weights_of(self, query, key, training=False):
         logits = self.logits_of(query, key) + self.over_pairs(*self.axis_logits(), ops.add)
-        return self.softmax(run_all(self.on_logits, logits))
+        return self.softmax(self.run_all(self.on_logits, logits, training))
 
     def fused(self, query, key, value):
         logits = self.over_pairs(*self.axis_logits(), ops.add)
         return ops.dot_product_attention(query, key, value, bias=logits[None])
 
     def call(self, x, training=False, return_attention_scores=False):
-        x = run_all(self.on_input, x)
+        x = self.run_all(self.on_input, x, training)
         query, key = ops.split(linear(self.qk, x), 2, axis=-1)
         parts = [self.split_heads(part) for part in (query, key, linear(self.v, x))]
         y, maps = self.attend(*parts, training, return_attention_scores)
@@ -209,9 +209,9 @@ class GatedPositionalAttention(PositionalAttention):
         """Return the weight of position of each head, `(heads, 1, 1)`."""
         return ops.reshape(ops.sigmoid(self.gating_param), (self.num_heads, 1, 1))
 
-    def weights_of(self, query, key):
+    def weights_of(self, query, key, training=False):
         gates = ops.cast(self.gates(), self.compute_dtype)
-        content = Attention.weights_of(self, query, key)
+        content = Attention.weights_of(self, query, key, training)
         return (1 - gates) * content + gates * self.positional_map()
 
     def fused(self, query, key, value):

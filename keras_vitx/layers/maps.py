@@ -5,11 +5,13 @@ another number of heads. It stands in `Attention(on_logits=[...])`, before the
 softmax, or in `Attention(on_weights=[...])`, after it.
 """
 
+from functools import partial
+
 import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import mix
+from keras_vitx.layers.fast import batch_norm, in_pieces, mix, relu6
 
 
 class MapLayer(Layer):
@@ -68,12 +70,17 @@ class HeadMixing(MapLayer):
         )
 
     def call(self, maps):
-        batch, heads, queries, keys = ops.shape(maps)
-        # Heads stay first: one batched product over (queries x keys) columns,
-        # several times faster than moving the heads last for a Dense.
-        columns = ops.reshape(maps, (batch, heads, queries * keys))
-        mixed = mix(self.kernel, columns, self.bias)
-        return ops.reshape(mixed, (batch, self.kernel.shape[0], queries, keys))
+        return mix_heads(self.kernel, maps, self.bias)
+
+
+def mix_heads(kernel, maps, bias=None, heads_last=False):
+    """Mix the heads of `(batch, heads, queries, keys)`; `heads_last` as in `fast.mix`."""
+    batch, heads, queries, keys = ops.shape(maps)
+    # Heads stay first: one batched product over (queries x keys) columns,
+    # several times faster than moving the heads last for a Dense.
+    columns = ops.reshape(maps, (batch, heads, queries * keys))
+    mixed = mix(kernel, columns, bias, heads_last)
+    return ops.reshape(mixed, (batch, kernel.shape[0], queries, keys))
 
 
 def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
@@ -86,6 +93,29 @@ def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
         **kwargs: Further arguments of `keras.layers.BatchNormalization`.
     """
     return keras.layers.BatchNormalization(axis=1, momentum=0.9, epsilon=1e-5, **kwargs)
+
+
+def fold(norm, kernel, bias=None):
+    """Fold a `MapNormalization` at inference into what is linear and stands before it.
+
+    Args:
+        norm: Built.
+        kernel: `(heads, ...)`, heads given.
+        bias: `(heads,)`, or None.
+
+    Returns:
+        The new kernel, and the new bias.
+    """
+    scale, shift = affine(norm)
+    each_head = ops.reshape(scale, (-1, *[1] * (len(kernel.shape) - 1)))
+    return ops.cast(kernel, scale.dtype) * each_head, shift + (0 if bias is None else scale * bias)
+
+
+def affine(norm):
+    """Return what a `MapNormalization` multiplies and adds at inference, `(heads,)` each."""
+    gamma, beta = (ops.cast(part, "float32") for part in (norm.gamma, norm.beta))
+    scale = gamma * ops.rsqrt(norm.moving_variance + norm.epsilon)
+    return scale, beta - norm.moving_mean * scale
 
 
 @register
@@ -112,8 +142,13 @@ class ReAttention(MapLayer):
         self.var_norm.build(input_shape)
 
     def call(self, maps, training=False):
-        maps = self.var_norm(self.reatten_matrix(maps), training=training)
-        return maps if self.map_scale == 1 else maps * self.map_scale
+        mixing, scale = self.reatten_matrix, self.map_scale
+        if not (training and self.trainable):
+            kernel, bias = fold(self.var_norm, mixing.kernel, mixing.bias)
+            cast = partial(ops.cast, dtype=self.compute_dtype)
+            return mix_heads(cast(kernel * scale), maps, cast(bias * scale))
+        maps = batch_norm(self.var_norm, self.run(mixing, maps))
+        return maps if scale == 1 else maps * scale
 
 
 @register
@@ -201,7 +236,10 @@ class LocalMapConvolution(MapLayer):
 
 
 def convolve(maps, kernel):
-    """Convolve each head's map with its kernel, `(heads, 1, height, width)`, padded with zeros."""
+    """Convolve each head's map with its kernel, `(heads, 1, height, width)`, padded with zeros.
+
+    Under PyTorch it is several times faster with the heads last in memory.
+    """
     if keras.backend.backend() != "jax":
         return ops.depthwise_conv(
             maps,
@@ -278,8 +316,9 @@ class Refinement(MapLayer):
             self.reduce.build(wide)
 
     def call(self, maps):
-        maps = self.local(self.expand(maps))
-        return self.reduce(maps) if self.reduction else maps
+        maps = mix_heads(self.expand.kernel, maps, self.expand.bias, heads_last=True)
+        maps = self.run(self.local, maps)
+        return self.run(self.reduce, maps) if self.reduction else maps
 
 
 @register
@@ -330,10 +369,31 @@ class ResidualRefinement(MapLayer):
         self.adapt_bn.build(input_shape)
 
     def call(self, maps, training=False):
-        y = ops.relu6(self.bn1(self.conv_exp(maps), training=training))
-        y = ops.relu6(self.bn2(self.depth_sep_conv(y), training=training))
-        y = maps + self.bn3(self.conv_pro(y), training=training)
-        return self.adapt_bn(y, training=training) * self.map_scale
+        if not (training and self.trainable):
+            return in_pieces(self.folded(), maps, self.expansion)
+        y = mix_heads(self.conv_exp.kernel, maps, heads_last=True)
+        y = relu6(batch_norm(self.bn1, y))
+        y = relu6(batch_norm(self.bn2, self.run(self.depth_sep_conv, y)))
+        y = maps + batch_norm(self.bn3, self.run(self.conv_pro, y))
+        return batch_norm(self.adapt_bn, y) * self.map_scale
+
+    def folded(self):
+        """Return what the layer computes at inference, with the norms in the kernels."""
+        scale, shift = (self.map_scale * part for part in affine(self.adapt_bn))
+        inside = fold(self.bn1, self.conv_exp.kernel)
+        local = fold(self.bn2, self.depth_sep_conv.kernel)
+        kernel, bias = fold(self.bn3, self.conv_pro.kernel)
+        outside = kernel * scale[:, None], bias * scale + shift
+        cast = partial(ops.cast, dtype=self.compute_dtype)
+        (inside, local, outside) = (tuple(map(cast, pair)) for pair in (inside, local, outside))
+        scale = cast(ops.reshape(scale, (-1, 1, 1)))
+
+        def refine(maps):
+            y = relu6(mix_heads(inside[0], maps, inside[1], heads_last=True))
+            y = relu6(convolve(y, local[0]) + ops.reshape(local[1], (-1, 1, 1)))
+            return mix_heads(outside[0], y, outside[1]) + maps * scale
+
+        return refine
 
 
 @register

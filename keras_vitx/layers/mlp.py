@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, in_training, register, run_all
+from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.fast import linear
 
 
@@ -70,10 +70,11 @@ class MLP(Layer):
             layer.build(inner)
 
     def call(self, x, training=False):
-        x = self.act(linear(self.fc1, run_all(self.on_input, x)))
-        x = run_all(self.on_hidden, in_training(self.drop, x, training and self.dropout), training)
-        x = in_training(self.drop, linear(self.fc2, x), training and self.dropout)
-        return run_all(self.on_output, x, training)
+        drops = training and self.dropout
+        x = self.act(linear(self.fc1, self.run_all(self.on_input, x, training)))
+        x = self.run_all(self.on_hidden, self.run_in_training(self.drop, x, drops), training)
+        x = self.run_in_training(self.drop, linear(self.fc2, x), drops)
+        return self.run_all(self.on_output, x, training)
 
 
 @register
@@ -100,5 +101,5 @@ class TokenMixing(Layer):
         self.mlp.build((batch, dim, tokens))
 
     def call(self, x, training=False):
-        y = self.mlp(ops.transpose(x, (0, 2, 1)), training=training)
+        y = self.run(self.mlp, ops.transpose(x, (0, 2, 1)), training)
         return ops.transpose(y, (0, 2, 1))

@@ -1,7 +1,7 @@
 """Attention maps that blocks hand on to the next: reused, or added."""
 
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import register, run_all
+from keras_vitx.layers.base import register
 from keras_vitx.layers.fast import linear
 
 
@@ -55,8 +55,8 @@ class SharedAttention(Attention):
 
     def call(self, x, training=False, return_attention_scores=False):
         x, carried = x
-        value = self.split_heads(linear(self.v, run_all(self.on_input, x)))
-        maps = run_all(self.on_weights, carried, training)
+        value = self.split_heads(linear(self.v, self.run_all(self.on_input, x, training)))
+        maps = self.run_all(self.on_weights, carried, training)
         y = self.project(self.aggregate(maps, value, training), training)
         return (y, maps) if return_attention_scores else y
 
@@ -90,8 +90,10 @@ class AccumulatingAttention(Attention):
 
     def call(self, x, training=False, return_attention_scores=False):
         x, carried = x
-        query, key, value = self.split_parts(linear(self.qkv, run_all(self.on_input, x)))
-        maps = run_all(self.on_weights, self.weights_of(query, key), training)
+        query, key, value = self.split_parts(
+            linear(self.qkv, self.run_all(self.on_input, x, training))
+        )
+        maps = self.run_all(self.on_weights, self.weights_of(query, key, training), training)
         maps = maps + carried * self.size**-0.5
         y = self.project(self.aggregate(maps, value, training), training)
         return (y, maps) if return_attention_scores else y
