@@ -105,14 +105,16 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
         y = keras.ops.matmul(keras.ops.broadcast_to(kernel, (batch, *kernel.shape)), x)
         return y if bias is None else y + keras.ops.expand_dims(bias, -1)
     kernel = keras.ops.convert_to_tensor(kernel).expand(batch, -1, -1)
-    # With its bias it is one operation, which leaves out a pass over maps.
-    pair = (x.mT, kernel.mT) if heads_last else (kernel, x)
+    # The product is made as `x` lies, and so are the gradients.
+    turned = heads_last or x.stride(1) == 1
+    pair = (x.mT, kernel.mT) if turned else (kernel, x)
     if bias is None:
         y = torch.bmm(*pair)
-    else:
+    else:  # With its bias it is one operation, which leaves out a pass over maps.
         bias = keras.ops.convert_to_tensor(bias)
-        y = torch.baddbmm(bias if heads_last else bias[:, None], *pair)
-    return y.mT if heads_last else y
+        y = torch.baddbmm(bias if turned else bias[:, None], *pair)
+    y = y.mT if turned else y
+    return y if heads_last else y.contiguous()
 
 
 def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
