@@ -110,8 +110,9 @@ class Attention(Layer):
 
     def split_parts(self, qkv):
         """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
-        parts = ops.split(qkv, [self.width, 2 * self.width], axis=-1)
-        return [self.split_heads(part) for part in parts]
+        x, heads = self.split_heads(qkv), self.num_heads
+        # Slices, because under PyTorch a split at given places waits for the GPU.
+        return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
 
     def merge_heads(self, y):
         """Reshape `(batch, tokens, heads, size)` to `(batch, tokens, heads * size)`."""

@@ -1,5 +1,6 @@
 """The layer that all layers of the package are made from."""
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,21 @@ def serialize(value: Any) -> Any:
     return serialized
 
 
+@functools.cache
+def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
+    """Return the names of the arguments of a layer's `__init__` and of its parents'."""
+    names: dict[str, None] = {}
+    for parent in cls.__mro__:
+        if parent is keras.layers.Layer:
+            break
+        if "__init__" not in vars(parent):
+            continue
+        for name, parameter in inspect.signature(parent.__init__).parameters.items():
+            if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
+                names[name] = None
+    return tuple(names)
+
+
 class Layer(keras.layers.Layer):
     """A Keras layer whose config is read back from its `__init__`.
 
@@ -46,26 +62,12 @@ class Layer(keras.layers.Layer):
     varying: tuple[str, ...] = ()
     adapted: dict[str, dict[str, Any]] = {}
 
-    @classmethod
-    def arguments(cls) -> tuple[str, ...]:
-        """Return the names of the arguments that a config holds."""
-        names: dict[str, None] = {}
-        for parent in cls.__mro__:
-            if parent is Layer:
-                break
-            if "__init__" not in vars(parent):
-                continue
-            for name, parameter in inspect.signature(parent.__init__).parameters.items():
-                if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
-                    names[name] = None
-        return tuple(names)
-
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` needs to make an equal, unbuilt layer."""
         config = super().get_config()
-        config.update({name: serialize(getattr(self, name)) for name in self.arguments()})
+        config.update({name: serialize(getattr(self, name)) for name in arguments(type(self))})
         # Layers that are arguments say for themselves how they were changed.
-        given = keras.tree.flatten([getattr(self, name) for name in self.arguments()])
+        given = keras.tree.flatten([getattr(self, name) for name in arguments(type(self))])
         own = [child for child in self._layers if not any(child is one for one in given)]
         adapted = {child.name: changes for child in own if (changes := _changes(child))}
         return {**config, "adapted": adapted} if adapted else config

@@ -13,6 +13,10 @@ if keras.backend.backend() == "torch":
     import torch
 else:
     torch = None
+if keras.backend.backend() == "jax":
+    import jax
+else:
+    jax = None
 
 PIECE = 12 << 20
 """How many bytes of maps are made at a time where they are made in pieces."""
@@ -135,6 +139,27 @@ def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
     ):
         moving.assign(moving * norm.momentum + new * (1 - norm.momentum))
     return y
+
+
+def gelu(x: Any) -> Any:
+    r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU.
+
+    In float32 under JAX from `erf`: the `erfc` that JAX takes is a several times longer
+    polynomial. In half precision $1 + \mathrm{erf}$ would lose the small values.
+    """
+    if jax is None or keras.backend.standardize_dtype(x.dtype) != "float32":
+        return keras.activations.gelu(x, approximate=False)
+    return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
+
+
+def keep_products(step: Callable) -> Callable:
+    """Let `step` keep, under JAX, only products of matrices for its backward pass.
+
+    The rest is computed anew, which is quicker than writing it to memory and reading it.
+    """
+    if jax is None:
+        return step
+    return jax.checkpoint(step, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
 
 
 def relu6(x: Any) -> Any:

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import linear
+from keras_vitx.layers.fast import gelu, linear
 
 
 @register
@@ -48,7 +48,7 @@ class MLP(Layer):
         self.on_hidden = list(on_hidden)
         self.on_output = list(on_output)
         self.hidden = hidden
-        self.act = keras.activations.get(activation)
+        self.act = gelu if activation == "gelu" else keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape):

@@ -17,7 +17,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer
+from keras_vitx.layers.base import arguments
+from keras_vitx.layers.fast import keep_products
 
 Layers = Sequence[keras.layers.Layer]
 
@@ -155,7 +156,8 @@ def _run_scanned(units, x, remat):
             y, states, losses = _pure(first, values, x)
         return y, (states, losses)
 
-    x, (states, losses) = ops.scan(keras.remat(step) if remat else step, x, (values, numbers))
+    step = keras.remat(step) if remat else keep_products(step)
+    x, (states, losses) = ops.scan(step, x, (values, numbers))
     for index, unit in enumerate(units):
         for variable, state in zip(_variables(unit)[1], states, strict=True):
             variable.assign(state[index])
@@ -195,16 +197,14 @@ def _signature(layer: keras.layers.Layer) -> str:
     """Describe all that decides what `layer` computes, but for its variables' values."""
     parts = []
     for part in layer._flatten_layers():
-        if isinstance(part, Layer):
-            # Nested layers are parts of their own; of a number that may vary
-            # only whether it is zero counts, since zero leaves things out.
-            config = {"dtype": part.dtype_policy.name}
-            for name in part.arguments():
-                value = getattr(part, name)
-                config[name] = bool(value) if name in part.varying else value
-        else:
-            config = part.get_config()
-            config.pop("name", None)
+        # Not its config: writing one makes Keras import TensorFlow, where that is
+        # installed. Nested layers are parts of their own; of a number that may vary
+        # only whether it is zero counts, since zero leaves things out.
+        config = {"dtype": part.dtype_policy.name}
+        varying = getattr(part, "varying", ())
+        for name in arguments(type(part)):
+            value = getattr(part, name, object())
+            config[name] = bool(value) if name in varying else value
         parts.append((type(part).__qualname__, config, getattr(part, "quantization_mode", None)))
     variables = [
         (variable.shape, variable.dtype, variable.trainable)
@@ -218,4 +218,6 @@ def _described(value):
         return type(value).__qualname__
     if isinstance(value, keras.initializers.Initializer):
         return "initializer"
+    if isinstance(value, (keras.regularizers.Regularizer, keras.constraints.Constraint)):
+        return type(value).__qualname__, value.get_config()
     return repr(value)
