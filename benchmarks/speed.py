@@ -20,9 +20,11 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from contenders import KERAS_HUB, PLAIN, TIMM, ZEROMODELS
 
@@ -60,16 +62,19 @@ class Contender:
     label: str
     backend: str
     process: subprocess.Popen
+    errors: IO[str]
     first: float = 0.0
     times: list[float] = field(default_factory=list)
     memory: float = 0.0
 
     @classmethod
-    def start(cls, who: str, backend: str, of: str, **task) -> "Contender | None":
-        """Start one in the race of a model; None where it can't run, and say so."""
+    def start(cls, who: str, backend: str, of: str, **task) -> "Contender":
+        """Let one get ready for the race of a model."""
         label = {"ours": "keras_vitx"}.get(who, who) + (", compiled" if task.get("compile") else "")
         label += ", remat" if task.get("remat") else ""
         label += f" {task['model']}" if task["model"] != of else ""
+        # A pipe might fill up. `stop` closes it.
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -79,30 +84,39 @@ class Contender:
             env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if who != "ours" else None,
+            stderr=errors,
             text=True,
         )
-        contender = cls(label, backend, process)
-        answer = contender._answer()
+        return cls(label, backend, process, errors)
+
+    def is_ready(self) -> bool:
+        """Wait until it is ready for the first step."""
+        return bool(self.process.stdout.readline())
+
+    def take_first_step(self) -> bool:
+        """Take the first step; False where it can't, and say so."""
+        answer = self._take(1) if self.process.poll() is None else None
         if answer is None:
-            error = (process.stderr.read() if process.stderr else "").strip().splitlines()
-            print(f"{label} on {backend} is left out: {error[-1:]}", file=sys.stderr)
-            return None
-        contender.first = answer["first"]
-        return contender
+            self.errors.seek(0)
+            last = self.errors.read().strip().splitlines()[-1:]
+            print(f"{self.label} on {self.backend} is left out: {last}", file=sys.stderr)
+            return False
+        self.first = answer["times"][0]
+        return True
 
     def run(self, steps: int) -> None:
         """Take some steps now."""
-        print(steps, file=self.process.stdin, flush=True)
-        answer = self._answer()
+        answer = self._take(steps)
         self.times.append(statistics.median(answer["times"]))
         self.memory = answer["memory"]
 
     def stop(self) -> None:
         self.process.stdin.close()
         self.process.wait()
+        self.errors.close()
 
-    def _answer(self) -> dict | None:
+    def _take(self, steps: int) -> dict | None:
+        print(steps, file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
 
@@ -138,7 +152,10 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
             model, mode, arguments.backends, full, arguments.remat
         )
     ]
-    entered = [contender for contender in entered if contender]
+    # They get ready side by side; from then on one runs at a time.
+    for contender in (limit, *entered):
+        contender.is_ready()
+    limit, *entered = [one for one in (limit, *entered) if one.take_first_step()]
     for turn in range(arguments.turns + 1):
         for contender in (limit, *entered):
             contender.run(arguments.steps)

@@ -64,13 +64,13 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
     """
     fits = (
         torch is not None
-        and dense.bias is not None
         and dense.quantization_mode is None
         and dense.compute_dtype == keras.backend.standardize_dtype(x.dtype)
     )
     if not fits:
         return dense(x)
-    kernel, bias = map(keras.ops.convert_to_tensor, (dense.kernel, dense.bias))
+    kernel = keras.ops.convert_to_tensor(dense.kernel)
+    bias = None if dense.bias is None else keras.ops.convert_to_tensor(dense.bias)
     return torch.nn.functional.linear(x, kernel.T, bias)
 
 

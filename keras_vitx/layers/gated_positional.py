@@ -131,11 +131,17 @@ class PositionalAttention(Attention):
         `(heads, columns, columns)`. The bias stands in both; it is constant along the
         keys and has no effect.
         """
-        y, x = _offsets(self.rows), _offsets(self.columns)
-        zeros = np.zeros_like
-        by_row = self.pos_proj(np.stack([zeros(y), y, y**2], axis=-1))
-        by_column = self.pos_proj(np.stack([x, zeros(x), x**2], axis=-1))
-        return ops.transpose(by_row, (2, 0, 1)), ops.transpose(by_column, (2, 0, 1))
+        by_row = self._logits_along(self.rows, is_row=True)
+        return by_row, self._logits_along(self.columns, is_row=False)
+
+    def _logits_along(self, count, is_row):
+        # Made where the layer runs: a constant would be copied to the GPU at each call.
+        places = ops.arange(count, dtype=self.compute_dtype)
+        offsets = places - places[:, None]
+        zeros = ops.zeros_like(offsets)
+        x, y = (zeros, offsets) if is_row else (offsets, zeros)
+        logits = linear(self.pos_proj, ops.stack([x, y, offsets**2], axis=-1))
+        return ops.transpose(logits, (2, 0, 1))
 
     def over_pairs(self, by_row, by_column, combine):
         """Combine what holds for rows and for columns to `(heads, patches, patches)`."""
@@ -223,9 +229,3 @@ class GatedPositionalAttention(PositionalAttention):
         positional = ops.matmul(gates * self.positional_map(), columns)
         positional = ops.reshape(positional, (heads, patches, batch, size))
         return content * (1 - gates[:, 0]) + ops.transpose(positional, (2, 1, 0, 3))
-
-
-def _offsets(count: int) -> np.ndarray:
-    """Return the offset from each of `count` places to each, `(count, count)`."""
-    places = np.arange(count, dtype="float32")
-    return places - places[:, None]

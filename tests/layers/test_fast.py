@@ -6,6 +6,7 @@ import pytest
 from harness import BACKEND, array, close, numbers, precision, run_python
 from keras import ops
 
+import keras_vitx as kv
 from keras_vitx.layers import fast
 
 
@@ -37,12 +38,98 @@ def test_linear_keeps_the_layers_precision():
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_mix(biased):
+@pytest.mark.parametrize("heads_last", [True, False])
+def test_mix(biased, heads_last):
     kernel, x, bias = numbers((3, 4)), numbers((2, 4, 7), 1), numbers((3,), 2)
     given = (kernel, x, bias if biased else None)
-    found = fast.mix(*(ops.convert_to_tensor(part) if part is not None else None for part in given))
+    given = [ops.convert_to_tensor(part) if part is not None else None for part in given]
     expected = np.einsum("ij,bjc->bic", kernel, x) + biased * bias[:, None]
+    found = fast.mix(*given, heads_last)
     close(array(found), expected, 1e-6)
+    # Once more, of what lies so.
+    again = fast.mix(ops.transpose(given[0]), found)
+    close(array(again), np.einsum("ij,bic->bjc", kernel, expected), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gelu(dtype):
+    x = ops.cast(ops.convert_to_tensor(numbers((4, 50)) * 4), dtype)
+    exact = array(keras.activations.gelu(ops.cast(x, "float32"), approximate=False))
+    close(array(ops.cast(fast.gelu(x), "float32")), exact, 1e-6 if dtype == "float32" else 1e-2)
+
+
+def test_relu6():
+    x = numbers((4, 50)) * 8
+    close(array(fast.relu6(ops.convert_to_tensor(x.copy()))), np.clip(x, 0, 6), 0)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_batch_norm(trainable):
+    fast_one, plain = (
+        keras.layers.BatchNormalization(axis=1, momentum=0.9, trainable=trainable) for _ in "ab"
+    )
+    x = ops.convert_to_tensor(numbers((3, 4, 5, 2)) * 3 + 1)
+    for norm in (fast_one, plain):
+        norm.build(x.shape)
+        for seed, variable in enumerate(norm.variables):
+            variable.assign(1 + numbers(variable.shape, seed) ** 2)
+    close(array(fast.batch_norm(fast_one, x)), array(plain(x, training=True)), 1e-6)
+    for one, other in zip(fast_one.variables, plain.variables, strict=True):
+        close(array(one), array(other), 1e-6)
+
+
+def test_in_pieces(monkeypatch):
+    monkeypatch.setattr(fast, "PIECE", 2 * 3 * 4 * 4 * 4)  # Two images.
+    maps, sizes = ops.convert_to_tensor(numbers((5, 3, 4, 4))), []
+
+    def double(piece):
+        sizes.append(piece.shape[0])
+        return piece * 2
+
+    close(array(fast.in_pieces(double, maps)), 2 * array(maps), 0)
+    assert sizes == ([2, 2, 1] if BACKEND == "torch" else [5])
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx_tests")
+class Own(keras.layers.LayerNormalization):
+    """A layer that a user wrote."""
+
+
+def test_what_runs_straight():
+    x = ops.convert_to_tensor(numbers((2, 5, 4)))
+
+    def straight(layer, x=x, dtype="float32", build=True):
+        if build:
+            layer.build(x.shape)
+        return fast.runs_straight(layer, x, dtype)
+
+    assert straight(keras.layers.LayerNormalization()) == (BACKEND == "torch")
+    quantized = dense()
+    quantized.quantize("int8")
+    assert not straight(quantized, build=False)
+    assert not straight(Own()), "a user's own"
+    assert not straight(keras.layers.LayerNormalization(), build=False), "not built"
+    assert not straight(keras.layers.LayerNormalization(), dtype="bfloat16"), "a cast"
+    assert not straight(keras.layers.LayerNormalization(activity_regularizer="l2"))
+    with keras.RematScope(mode="full"):
+        assert not straight(keras.layers.LayerNormalization())
+    assert not straight(keras.layers.LayerNormalization(), keras.KerasTensor((2, 5, 4)))
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="elsewhere all children are called by Keras")
+def test_children_that_run_straight_give_what_keras_gives(monkeypatch):
+    block = kv.layers.Block(
+        kv.layers.TalkingHeadsAttention(2, dropout=0.0),
+        kv.layers.MLP(on_hidden=[kv.layers.ContextBroadcasting()]),
+        layer_scale=0.5,
+    )
+    x = ops.convert_to_tensor(numbers((2, 5, 8)))
+    block.build(x.shape)
+    for training in (True, False):
+        straight = array(block(x, training=training))
+        with monkeypatch.context() as patch:
+            patch.setattr("keras_vitx.layers.base.runs_straight", lambda *_: False)
+            close(straight, array(block(x, training=training)), 0)
 
 
 @pytest.mark.parametrize("keys", [5, 9])
