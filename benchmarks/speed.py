@@ -1,7 +1,8 @@
 """Models of the zoo beside the peers that a user would take instead: speed and memory.
 
-    python benchmarks/speed.py                      # all rows, about 20 minutes on two cores
+    python benchmarks/speed.py                      # about 22 minutes on two cores
     python benchmarks/speed.py --quick              # a few rows, to see that it works
+    python benchmarks/speed.py --all                # every peer in training, too
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
     python benchmarks/speed.py --batch 128 --precision mixed_bfloat16   # on a GPU
 
@@ -147,7 +148,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
     task = {"model": model, "mode": mode, "batch": batch, "precision": precision}
     side = 2048 if arguments.batch <= 16 else 8192
     limit = Contender.start("product", "torch", model, **{**task, "batch": side})
-    full = model in FULL and not arguments.quick
+    full = model in FULL and not arguments.quick and (arguments.all or mode == "predict")
     backends = arguments.backends or (BACKENDS if full else BACKENDS[:2])
     entered = [
         Contender.start(who, backend, model, **{**task, **more})
@@ -208,9 +209,9 @@ def _ratio(peer: Contender, own: Contender) -> float:
 def table(rows: list[dict]) -> str:
     """Return the rows in Markdown."""
     lines = [
-        "| model | mode | batch | precision | who | backend | images/s | ± | of the limit | "
+        "| model | mode | who | backend | images/s | ± | of the limit | "
         "ours/it, same backend | best of ours/it | peak MiB | first step s |",
-        "|" + "---|" * 13,
+        "|" + "---|" * 11,
     ]
     for row in rows:
         own = row["who"].startswith("keras_vitx")
@@ -220,8 +221,6 @@ def table(rows: list[dict]) -> str:
         cells = (
             row["model"],
             row["mode"],
-            row["batch"],
-            row["precision"],
             row["who"],
             row["backend"],
             f"{row['images/s']:.1f}",
@@ -280,10 +279,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1, help="steps in a turn")
     parser.add_argument("--remat", action="store_true", help="train ours with remat, too")
     parser.add_argument("--quick", action="store_true", help="a few rows, to see that it works")
+    parser.add_argument(
+        "--all", action="store_true", help=f"in training all peers and backends, for {FULL}"
+    )
     parser.add_argument("--csv", type=Path, help="where to write the rows")
     parser.add_argument("--plot", type=Path, help="where to draw them")
     arguments = parser.parse_args()
-    arguments.models = arguments.models or (QUICK if arguments.quick else MODELS)
+    usual = MODELS if arguments.all else [model for model in MODELS if model != "CBViT_S"]
+    arguments.models = arguments.models or (QUICK if arguments.quick else usual)
     arguments.modes = arguments.modes or (("predict",) if arguments.quick else ("predict", "train"))
     rows, start = [], time.perf_counter()
     for mode in arguments.modes:
@@ -292,7 +295,10 @@ def main() -> None:
             print(f"{model}, {mode}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
             rows += new
     limit = statistics.median(row["limit"] for row in rows)
-    print(f"A large product of matrices ran at {limit:.0f} GFLOP/s on {os.cpu_count()} cores.\n")
+    print(
+        f"Batch {arguments.batch}, {arguments.precision}. "
+        f"A large product of matrices ran at {limit:.0f} GFLOP/s on {os.cpu_count()} cores.\n"
+    )
     print(table(rows), "\n\n" + prices(rows), sep="")
     if arguments.csv:
         with arguments.csv.open("w", newline="") as file:
