@@ -17,36 +17,40 @@ from rich.table import Table
 
 import keras_vitx as kv
 
+FORMS = {
+    "unrolled": {"scan": False},
+    "scanned": {"scan": True},
+    "scanned, remat": {"scan": True, "remat": True},
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="CaiT_XXS24", help="a size of the zoo")
     parser.add_argument("--batch", type=int, default=8, help="images a step")
     parser.add_argument("--steps", type=int, default=5, help="steps timed after the first")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--optimizer", default="adamw", help="a name that Keras knows")
     arguments = parser.parse_args()
     if keras.backend.backend() != "jax":
         parser.error(f"the loop over depth runs under JAX, not {keras.backend.backend()}")
 
-    forms = {
-        "unrolled": {"scan": False},
-        "scanned": {"scan": True},
-        "scanned, remat": {"scan": True, "remat": True},
-    }
     models, first = {}, {}
-    for name, options in forms.items():
-        models[name] = model = make(arguments.model, options)
+    for name in arguments.forms:
+        models[name] = model = make(arguments.model, FORMS[name], arguments.optimizer)
         images, labels = batch(model, arguments.batch)
         first[name] = seconds(model, images, labels)
 
-    steps = {name: [] for name in forms}
+    steps = {name: [] for name in models}
     for _ in range(arguments.steps):
         for name, model in models.items():
             steps[name].append(seconds(model, images, labels))
 
-    title = f"{arguments.model}, batch {arguments.batch}, float32, JAX"
+    title = f"{arguments.model}, batch {arguments.batch}, float32, JAX, {arguments.optimizer}"
     table = Table("form", "first step, s", "ratio", "step, ms", "min-max", "ratio", title=title)
-    base_first, base = first["unrolled"], statistics.median(steps["unrolled"])
-    for name in forms:
+    base = arguments.forms[0]
+    base_first, base = first[base], statistics.median(steps[base])
+    for name in models:
         median = statistics.median(steps[name])
         table.add_row(
             name,
@@ -59,12 +63,12 @@ def main() -> None:
     Console().print(table)
 
 
-def make(name: str, options: dict) -> keras.Model:
+def make(name: str, options: dict, optimizer: str) -> keras.Model:
     keras.utils.set_random_seed(0)
     model = kv.create_model(name)
     for option, value in options.items():
         setattr(model, option, value)
-    model.compile("adamw", "sparse_categorical_crossentropy")
+    model.compile(optimizer, "sparse_categorical_crossentropy")
     return model
 
 

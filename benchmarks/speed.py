@@ -246,26 +246,27 @@ def prices(rows: list[dict]) -> str:
 
 
 def plot(rows: list[dict], path: Path) -> None:
-    """Draw images a second, a panel a model and mode."""
+    """Draw images a second of ours and the peers', a panel a model and mode."""
     import matplotlib.pyplot as plt
 
     panels = list(dict.fromkeys((row["model"], row["mode"]) for row in rows))
     columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
     figure, axes = plt.subplots(
-        lines, columns, figsize=(4.5 * columns, 2.6 * lines), squeeze=False, layout="constrained"
+        lines, columns, figsize=(3.4 * columns, 1.6 * lines), squeeze=False, layout="constrained"
     )
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     for ax, panel in zip(axes.flat, panels, strict=False):
-        mine = [row for row in rows if (row["model"], row["mode"]) == panel][::-1]
+        mine = [row for row in rows if (row["model"], row["mode"]) == panel and row["ours/it"]]
+        mine.reverse()
         colours = ["C0" if row["who"].startswith("keras_vitx") else "0.7" for row in mine]
         names = [f"{row['who']} ({row['backend']})" for row in mine]
         ax.barh(names, [row["images/s"] for row in mine], color=colours)
         ax.set_title(", ".join(panel), fontsize=9)
         ax.tick_params(labelsize=7)
         ax.set_xlabel("images/s", fontsize=7)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
