@@ -179,6 +179,5 @@ def in_pieces(function: Callable[[Any], Any], maps: Any, expansion: int = 1) -> 
     """
     if torch is None or maps.device.type != "cpu":
         return function(maps)
-    image = expansion * maps[0].numel() * maps.element_size()
-    pieces = maps.split(max(1, PIECE // image))
-    return torch.cat([function(piece) for piece in pieces]) if len(pieces) > 1 else function(maps)
+    at_a_time = len(maps) * PIECE // max(1, expansion * maps.nbytes)
+    return torch.cat([function(piece) for piece in maps.split(max(1, at_a_time))])

@@ -88,6 +88,7 @@ def test_in_pieces(monkeypatch):
 
     close(array(fast.in_pieces(double, maps)), 2 * array(maps), 0)
     assert sizes == ([2, 2, 1] if BACKEND == "torch" else [5])
+    assert fast.in_pieces(double, maps[:0]).shape == (0, 3, 4, 4)
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx_tests")
