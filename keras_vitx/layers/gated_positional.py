@@ -136,7 +136,8 @@ class PositionalAttention(Attention):
 
     def _logits_along(self, count, is_row):
         # Made where the layer runs: a constant would be copied to the GPU at each call.
-        places = ops.arange(count, dtype=self.compute_dtype)
+        # In float32, because TensorFlow has no range in half precision.
+        places = ops.cast(ops.arange(count, dtype="float32"), self.compute_dtype)
         offsets = places - places[:, None]
         zeros = ops.zeros_like(offsets)
         x, y = (zeros, offsets) if is_row else (offsets, zeros)

@@ -107,15 +107,19 @@ def fold(norm, kernel, bias=None):
         The new kernel, and the new bias.
     """
     scale, shift = affine(norm)
+    kernel = ops.cast(kernel, "float32")
     each_head = ops.reshape(scale, (-1, *[1] * (len(kernel.shape) - 1)))
-    return ops.cast(kernel, scale.dtype) * each_head, shift + (0 if bias is None else scale * bias)
+    if bias is not None:
+        shift = shift + scale * ops.cast(bias, "float32")
+    return kernel * each_head, shift
 
 
 def affine(norm):
     """Return what a `MapNormalization` multiplies and adds at inference, `(heads,)` each."""
-    gamma, beta = (ops.cast(part, "float32") for part in (norm.gamma, norm.beta))
-    scale = gamma * ops.rsqrt(norm.moving_variance + norm.epsilon)
-    return scale, beta - norm.moving_mean * scale
+    parts = (norm.gamma, norm.beta, norm.moving_mean, norm.moving_variance)
+    gamma, beta, mean, variance = (ops.cast(part, "float32") for part in parts)
+    scale = gamma * ops.rsqrt(variance + norm.epsilon)
+    return scale, beta - mean * scale
 
 
 @register
