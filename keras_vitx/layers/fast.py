@@ -141,13 +141,14 @@ def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
     return y
 
 
-def gelu(x: Any) -> Any:
+def gelu(x: Any, training: Any = False) -> Any:
     r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU.
 
-    In float32 under JAX from `erf`: the `erfc` that JAX takes is a several times longer
-    polynomial. In half precision $1 + \mathrm{erf}$ would lose the small values.
+    In float32 under JAX, training is from `erf`: the `erfc` that JAX takes is a several times
+    longer polynomial. Elsewhere not: a SavedModel can't hold JAX's `erf`, and in half
+    precision $1 + \mathrm{erf}$ would lose the small values.
     """
-    if jax is None or keras.backend.standardize_dtype(x.dtype) != "float32":
+    if jax is None or not training or keras.backend.standardize_dtype(x.dtype) != "float32":
         return keras.activations.gelu(x, approximate=False)
     return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
 

@@ -48,7 +48,7 @@ class MLP(Layer):
         self.on_hidden = list(on_hidden)
         self.on_output = list(on_output)
         self.hidden = hidden
-        self.act = gelu if activation == "gelu" else keras.activations.get(activation)
+        self.act = keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape):
@@ -71,7 +71,8 @@ class MLP(Layer):
 
     def call(self, x, training=False):
         drops = training and self.dropout
-        x = self.act(linear(self.fc1, self.run_all(self.on_input, x, training)))
+        x = linear(self.fc1, self.run_all(self.on_input, x, training))
+        x = gelu(x, training) if self.activation == "gelu" else self.act(x)
         x = self.run_all(self.on_hidden, self.run_in_training(self.drop, x, drops), training)
         x = self.run_in_training(self.drop, linear(self.fc2, x), drops)
         return self.run_all(self.on_output, x, training)

@@ -51,11 +51,16 @@ def test_mix(biased, heads_last):
     close(array(again), np.einsum("ij,bic->bjc", kernel, expected), 1e-6)
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gelu(dtype):
+def test_gelu(dtype, training):
     x = ops.cast(ops.convert_to_tensor(numbers((4, 50)) * 4), dtype)
     exact = array(keras.activations.gelu(ops.cast(x, "float32"), approximate=False))
-    close(array(ops.cast(fast.gelu(x), "float32")), exact, 1e-6 if dtype == "float32" else 1e-2)
+    close(
+        array(ops.cast(fast.gelu(x, training), "float32")),
+        exact,
+        1e-6 if dtype == "float32" else 1e-2,
+    )
 
 
 def test_relu6():
