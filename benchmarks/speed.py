@@ -64,6 +64,7 @@ class Contender:
     backend: str
     process: subprocess.Popen
     errors: IO[str]
+    ready: bool = False
     first: float = 0.0
     times: list[float] = field(default_factory=list)
     memory: float = 0.0
@@ -90,13 +91,13 @@ class Contender:
         )
         return cls(label, backend, process, errors)
 
-    def is_ready(self) -> bool:
-        """Wait until it is ready for the first step."""
-        return bool(self.process.stdout.readline())
+    def wait(self) -> None:
+        """Wait until it is ready for the first step, or has failed."""
+        self.ready = bool(self.process.stdout.readline())
 
     def take_first_step(self) -> bool:
         """Take the first step; False where a peer can't, and say so."""
-        answer = self._take(1) if self.process.poll() is None else None
+        answer = self._take(1) if self.ready else None
         if answer is None:
             self.errors.seek(0)
             last = self.errors.read().strip().splitlines()[-1:]
@@ -156,7 +157,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
     ]
     # They get ready side by side; from then on one runs at a time.
     for contender in (limit, *entered):
-        contender.is_ready()
+        contender.wait()
     limit, *entered = [one for one in (limit, *entered) if one.take_first_step()]
     for turn in range(arguments.turns + 1):
         for contender in (limit, *entered):
