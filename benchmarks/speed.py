@@ -1,16 +1,17 @@
 """Models of the zoo beside the peers that a user would take instead: speed and memory.
 
-    python benchmarks/speed.py                      # about 22 minutes on two cores
+    python benchmarks/speed.py                      # at most 25 minutes on two cores
     python benchmarks/speed.py --quick              # a few rows, to see that it works
     python benchmarks/speed.py --all                # every peer in training, too
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
     python benchmarks/speed.py --batch 128 --precision mixed_bfloat16   # on a GPU
 
 Every contender is a process of its own. They run one at a time, in turns, and a large
-product of matrices takes its turn as well: times are medians, ratios are medians over the
-turns, and the share of the limit is a model's multiplications a second over those of that
-product. A peer that isn't installed is left out, and said. The table goes to the standard
-output; --csv and --plot write files.
+product of matrices takes its turn as well. A turn begins with a step that isn't timed, since
+what ran before has taken the caches. Times are medians, ratios are medians over the turns,
+and the share of the limit is a model's multiplications a second over those of that product.
+A peer that isn't installed is left out, and said. The table goes to the standard output;
+--csv and --plot write files.
 """
 
 import argparse
@@ -48,6 +49,9 @@ BACKENDS = ("torch", "jax", "tensorflow")
 # Where every peer and backend runs; elsewhere those that take long are left out.
 FULL = ("CaiT_XXS24", "ViT_Ti")
 QUICK = ("CaiT_XXS24", "ViT_Ti")
+# Only `--all` runs these, and these beside their plain ViT.
+RARE = ("CBViT_S",)
+WITHOUT_PRICE = ("RefinedViT_S",)
 
 
 def gmacs(model: str) -> float:
@@ -109,7 +113,8 @@ class Contender:
         return True
 
     def run(self, steps: int) -> None:
-        """Take some steps now."""
+        """Take a step that brings back caches and memory, which others used, then some more."""
+        self._take(1)
         answer = self._take(steps)
         self.times.append(statistics.median(answer["times"]))
         self.memory = answer["memory"]
@@ -125,14 +130,12 @@ class Contender:
         return json.loads(line) if line else None
 
 
-def contenders_of(
-    model: str, mode: str, backends: list[str], full: bool, remat: bool
-) -> list[tuple]:
+def contenders_of(model: str, mode: str, backends: list[str], full: bool, arguments) -> list[tuple]:
     """Return (who, backend, further arguments) of all that run a model."""
     found = [("ours", backend, {}) for backend in backends]
-    if model in PLAIN_VIT:
+    if model in PLAIN_VIT and (arguments.all or model not in WITHOUT_PRICE):
         found += [("ours", backend, {"model": PLAIN_VIT[model]}) for backend in backends]
-    if remat and mode == "train":
+    if arguments.remat and mode == "train":
         found += [("ours", backend, {"remat": True}) for backend in backends]
     if "torch" in backends:
         found += [("timm", "torch", {})] if model in TIMM else []
@@ -153,18 +156,15 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
     backends = arguments.backends or (BACKENDS if full else BACKENDS[:2])
     entered = [
         Contender.start(who, backend, model, **{**task, **more})
-        for who, backend, more in contenders_of(model, mode, backends, full, arguments.remat)
+        for who, backend, more in contenders_of(model, mode, backends, full, arguments)
     ]
     # They get ready side by side; from then on one runs at a time.
     for contender in (limit, *entered):
         contender.wait()
     limit, *entered = [one for one in (limit, *entered) if one.take_first_step()]
-    for turn in range(arguments.turns + 1):
+    for _ in range(arguments.turns):
         for contender in (limit, *entered):
             contender.run(arguments.steps)
-        if turn == 0:  # The second step may still allocate, or tune.
-            for contender in (limit, *entered):
-                contender.times.clear()
     for contender in (limit, *entered):
         contender.stop()
     at_best = side**3 / 1e9 / statistics.median(limit.times)
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="images a step")
     parser.add_argument("--precision", choices=("float32", "mixed_bfloat16"), default="float32")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1, help="steps in a turn")
+    parser.add_argument("--steps", type=int, default=1, help="timed steps in a turn")
     parser.add_argument("--remat", action="store_true", help="train ours with remat, too")
     parser.add_argument("--quick", action="store_true", help="a few rows, to see that it works")
     parser.add_argument(
@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="where to write the rows")
     parser.add_argument("--plot", type=Path, help="where to draw them")
     arguments = parser.parse_args()
-    usual = MODELS if arguments.all else [model for model in MODELS if model != "CBViT_S"]
+    usual = MODELS if arguments.all else [model for model in MODELS if model not in RARE]
     arguments.models = arguments.models or (QUICK if arguments.quick else usual)
     arguments.modes = arguments.modes or (("predict",) if arguments.quick else ("predict", "train"))
     rows, start = [], time.perf_counter()

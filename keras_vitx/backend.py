@@ -13,6 +13,8 @@ BACKENDS = ("tensorflow", "jax", "torch")
 
 # As glibc's malloc.h has them.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# As drivers of NVIDIA, AMD and Google name them.
+ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 
 
 def choose() -> None:
@@ -56,7 +58,7 @@ def without_gradients() -> contextlib.AbstractContextManager:
 
 
 def keep_memory() -> bool:
-    """Let the C library keep what PyTorch frees on a CPU, up to a GiB, for what comes next.
+    """Let the C library keep what is freed, up to a GiB, for what comes next.
 
     By default glibc hands back what is freed in pieces as large as attention maps, and
     the system clears every page of it when it is asked for again (`docs/speed.md` has
@@ -64,17 +66,13 @@ def keep_memory() -> bool:
     so does a setting of its own, such as `MALLOC_TRIM_THRESHOLD_`.
 
     Returns:
-        Whether anything was changed: only under PyTorch without a GPU, with glibc.
+        Whether anything was changed: only with glibc, and without a GPU or TPU.
     """
-    import keras
-
     settings = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
     off = os.environ.get("KERAS_VITX_KEEP_MEMORY") == "0" or any(map(os.environ.get, settings))
-    if off or keras.backend.backend() != "torch" or platform.libc_ver()[0] != "glibc":
-        return False
-    import torch
-
-    if torch.cuda.is_available():
+    # Asked of the system, since to ask a backend may start its devices too early.
+    elsewhere = any(Path("/dev", device).exists() for device in ACCELERATORS)
+    if off or elsewhere or platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
     # Larger blocks than 32 MiB, the most that glibc allows here, come and go as before.

@@ -4,6 +4,7 @@ Each function here is equal to the plain form that it falls back to, on every ba
 the one that it is for.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ else:
 
 PIECE = 12 << 20
 """How many bytes of maps are made at a time where they are made in pieces."""
+
+TERMS = 32
+"""How many terms a product of matrices has that is kept for the backward pass."""
 
 
 def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
@@ -156,11 +160,19 @@ def gelu(x: Any, training: Any = False) -> Any:
 def keep_products(step: Callable) -> Callable:
     """Let `step` keep, under JAX, only products of matrices for its backward pass.
 
-    The rest is computed anew, which is quicker than writing it to memory and reading it.
+    The rest is computed anew, which is quicker than writing it to memory and reading it. So
+    are products of few terms: mixes of heads.
     """
     if jax is None:
         return step
-    return jax.checkpoint(step, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
+
+    def is_kept(primitive, *operands, **parameters):
+        if primitive is not jax.lax.dot_general_p:
+            return False
+        (summed, _), _ = parameters["dimension_numbers"]
+        return math.prod(operands[0].shape[axis] for axis in summed) >= TERMS
+
+    return jax.checkpoint(step, policy=is_kept, prevent_cse=False)
 
 
 def relu6(x: Any) -> Any:
