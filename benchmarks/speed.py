@@ -120,8 +120,10 @@ class Contender:
         self.memory = answer["memory"]
 
     def stop(self) -> None:
-        self.process.stdin.close()
+        self.process.kill()  # It has said all; to let it end by itself takes a second more.
         self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
         self.errors.close()
 
     def _take(self, steps: int) -> dict | None:
