@@ -1,6 +1,6 @@
 """Models of the zoo beside the peers that a user would take instead: speed and memory.
 
-    python benchmarks/speed.py                      # at most 25 minutes on two cores
+    python benchmarks/speed.py                      # about 25 minutes on two cores
     python benchmarks/speed.py --quick              # a few rows, to see that it works
     python benchmarks/speed.py --all                # every peer in training, too
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
