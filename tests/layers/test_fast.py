@@ -1,6 +1,7 @@
 """What is faster on a backend is equal to its plain form."""
 
 import platform
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -178,6 +179,18 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="changes glibc only")
+def test_memory_of_a_gpu_is_left_alone(monkeypatch):
+    monkeypatch.setattr(kv.backend, "ACCELERATORS", ("null",))
+    assert not kv.backend.keep_memory()
+    monkeypatch.setattr(kv.backend, "ACCELERATORS", ())
+    assert kv.backend.keep_memory()
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc"
+    or any(Path("/dev", device).exists() for device in kv.backend.ACCELERATORS),
+    reason="changes glibc only, and not beside a GPU",
+)
 def test_freed_memory_is_kept(monkeypatch):
     kept = int(run_python(FAULTS).stdout)
     monkeypatch.setenv("KERAS_VITX_KEEP_MEMORY", "0")
