@@ -49,8 +49,9 @@ BACKENDS = ("torch", "jax", "tensorflow")
 # Where every peer and backend runs; elsewhere those that take long are left out.
 FULL = ("CaiT_XXS24", "ViT_Ti")
 QUICK = ("CaiT_XXS24", "ViT_Ti")
-# Only `--all` runs these, and these beside their plain ViT.
+# To save time, only `--all` runs these unasked...
 RARE = ("CBViT_S",)
+# ...and gives these a price.
 WITHOUT_PRICE = ("RefinedViT_S",)
 
 
@@ -284,7 +285,7 @@ def main() -> None:
     parser.add_argument("--remat", action="store_true", help="train ours with remat, too")
     parser.add_argument("--quick", action="store_true", help="a few rows, to see that it works")
     parser.add_argument(
-        "--all", action="store_true", help=f"in training all peers and backends, for {FULL}"
+        "--all", action="store_true", help="every model, price and peer, in training as well"
     )
     parser.add_argument("--csv", type=Path, help="where to write the rows")
     parser.add_argument("--plot", type=Path, help="where to draw them")
