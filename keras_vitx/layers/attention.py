@@ -111,6 +111,9 @@ class Attention(Layer):
     def split_parts(self, qkv):
         """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
         x, heads = self.split_heads(qkv), self.num_heads
+        if self.value_width == self.width:
+            # Its gradient is the parts' side by side; that of slices is a sum of three tensors.
+            return ops.split(x, 3, axis=2)
         # Slices, because under PyTorch a split at given places waits for the GPU.
         return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
 
@@ -136,13 +139,13 @@ class Attention(Layer):
         # Compiled by JAX for a CPU, the fused attention fails in float16.
         fails = keras.backend.backend() == "jax" and self.compute_dtype == "float16"
         if not (modified or return_attention_scores or fails):
-            return self.merge_heads(self.fused(query, key, value)), None
+            return self.merge_heads(self.fused(query, key, value, training)), None
         maps = self.run_all(self.on_weights, self.weights_of(query, key, training), training)
         return self.aggregate(maps, value, training), maps if return_attention_scores else None
 
-    def fused(self, query, key, value):
+    def fused(self, query, key, value, training=False):
         """Aggregate `value` without a map in memory, `(batch, queries, heads, size)`."""
-        return attention(query, key, value)
+        return attention(query, key, value, training)
 
     def weights_of(self, query, key, training=False):
         """Return the maps as the softmax gives them, `(batch, heads, queries, keys)`."""

@@ -5,7 +5,7 @@ the one that it is for.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -22,8 +22,15 @@ else:
 PIECE = 12 << 20
 """How many bytes of maps are made at a time where they are made in pieces."""
 
-TERMS = 32
-"""How many terms a product of matrices has that is kept for the backward pass."""
+TERMS = 96
+"""How many terms a product of matrices has that is kept for the backward pass: more than a
+head is wide."""
+
+# Where |x| is at most ERF_REACH, erf(x / sqrt 2) / 2 is x times the ratio of these polynomials
+# in x², to 6e-8: a least-squares fit, weighted until the error was even. Beyond, it is 1/2.
+ERF_REACH = 5.2
+ERF_ABOVE = (0.398941917, 0.0495935757, 0.00551873918, 3.14264557e-4, 5.84065245e-6)
+ERF_BELOW = (1.0, 0.290973425, 0.0373398957, 0.00270375366, 1.12741292e-4, 5.01902136e-7)
 
 
 def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
@@ -78,22 +85,117 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
     return torch.nn.functional.linear(x, kernel.T, bias)
 
 
-def attention(query: Any, key: Any, value: Any) -> Any:
+def on_cpu(x: Any) -> bool:
+    """Tell whether `x` is computed by PyTorch or JAX on a CPU."""
+    if torch is not None:
+        return x.device.type == "cpu"
+    return jax is not None and jax.default_backend() == "cpu"
+
+
+def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> Any:
+    """Run a `Conv2D` without activation, channels last.
+
+    On a CPU, PyTorch and JAX project patches that touch each other in one product of
+    matrices. In training, JAX there makes the gradient of other kernels from products too,
+    since XLA's is several times slower.
+
+    Args:
+        layer: Built, without groups or dilation.
+        x: `(batch, rows, columns, channels)`.
+        training: Whether a backward pass will follow.
+
+    Returns:
+        `(batch, new rows, new columns, filters)`.
+    """
+    plain = layer.quantization_mode is not None or layer.strides[0] != layer.strides[1]
+    if plain or layer.compute_dtype != keras.backend.standardize_dtype(x.dtype) or not on_cpu(x):
+        return layer(x)
+    side, stride = layer.kernel_size[0], layer.strides[0]
+    if layer.kernel_size == layer.strides and not (x.shape[1] % side or x.shape[2] % side):
+        y = _project_patches(x, keras.ops.convert_to_tensor(layer.kernel))
+    elif jax is not None and training:
+        if layer.padding == "same":
+            before, after = (side - 1) // 2, side // 2
+            x = keras.ops.pad(x, ((0, 0), (before, after), (before, after), (0, 0)))
+        y = _convolve(x, keras.ops.convert_to_tensor(layer.kernel), stride)
+    else:
+        return layer(x)
+    return y if layer.bias is None else y + keras.ops.convert_to_tensor(layer.bias)
+
+
+def _project_patches(x, kernel):
+    side, _, channels, filters = kernel.shape
+    rows, columns = x.shape[1] // side, x.shape[2] // side
+    patches = keras.ops.reshape(x, (-1, rows, side, columns, side, channels))
+    patches = keras.ops.transpose(patches, (0, 1, 3, 2, 4, 5))
+    patches = keras.ops.reshape(patches, (-1, rows, columns, side * side * channels))
+    return keras.ops.matmul(patches, keras.ops.reshape(kernel, (-1, filters)))
+
+
+def _convolve(x, kernel, stride):
+    def plain(x, kernel):
+        return keras.ops.conv(x, kernel, stride, "valid", "channels_last")
+
+    def forward(x, kernel):
+        return plain(x, kernel), (x, kernel)
+
+    def backward(given, gradient):
+        x, kernel = given
+        _, to_input = jax.vjp(lambda x: plain(x, kernel), x)
+        _, rows, columns, filters = gradient.shape
+        starts = [(i, j) for i in range(kernel.shape[0]) for j in range(kernel.shape[1])]
+
+        def add(total, pair):
+            # Image by image, because the patches of one lie in the cache.
+            image, seen = pair
+            places = [
+                image[i : i + stride * rows : stride, j : j + stride * columns : stride]
+                for i, j in starts
+            ]
+            patches = keras.ops.concatenate(places, axis=-1)
+            return total + keras.ops.tensordot(patches, seen, ((0, 1), (0, 1))), None
+
+        size = (kernel.shape[2] * len(starts), filters)
+        total, _ = jax.lax.scan(add, keras.ops.zeros(size, kernel.dtype), (x, gradient))
+        return *to_input(gradient), keras.ops.reshape(total, kernel.shape)
+
+    convolve = jax.custom_vjp(plain)
+    convolve.defvjp(forward, backward)
+    return convolve(x, kernel)
+
+
+def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
     """Aggregate `value` by the softmax of the scaled products of `query` and `key`.
 
-    On PyTorch without the copies of all three that `keras.ops` makes first.
+    On PyTorch without the copies of all three that `keras.ops` makes first; under JAX, in
+    float32 on a CPU, with heads first, and outside training divided by the sums after the
+    product, where there are fewer numbers than in the maps.
 
     Args:
         query: `(batch, queries, heads, size)`; `key` and `value` alike,
             `(batch, keys, heads, size)`.
+        training: Whether a backward pass will follow.
 
     Returns:
         `(batch, queries, heads, size)`.
     """
-    if torch is None:
+    if torch is not None:
+        parts = (part.transpose(1, 2) for part in (query, key, value))
+        return torch.nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2)
+    if not on_cpu(query) or keras.backend.standardize_dtype(query.dtype) != "float32":
         return keras.ops.dot_product_attention(query, key, value)
-    heads_first = (part.transpose(1, 2) for part in (query, key, value))
-    return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+    query = query * query.shape[-1] ** -0.5
+    query, key, value = (keras.ops.transpose(part, (0, 2, 1, 3)) for part in (query, key, value))
+    logits = keras.ops.matmul(query, keras.ops.transpose(key, (0, 1, 3, 2)))
+    if training:
+        y = keras.ops.matmul(keras.ops.softmax(logits), value)
+    else:
+        # A softmax is the same whatever is taken from all logits of a row.
+        largest = keras.ops.stop_gradient(keras.ops.max(logits, axis=-1, keepdims=True))
+        weights = keras.ops.exp(logits - largest)
+        sums = keras.ops.sum(weights, axis=-1, keepdims=True)
+        y = keras.ops.matmul(weights, value) / sums
+    return keras.ops.transpose(y, (0, 2, 1, 3))
 
 
 def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) -> Any:
@@ -148,13 +250,26 @@ def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
 def gelu(x: Any, training: Any = False) -> Any:
     r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU.
 
-    In float32 under JAX, training is from `erf`: the `erfc` that JAX takes is a several times
-    longer polynomial. Elsewhere not: a SavedModel can't hold JAX's `erf`, and in half
-    precision $1 + \mathrm{erf}$ would lose the small values.
+    In float32 under JAX it isn't made of `erfc`, as JAX makes it, which is a several times
+    longer polynomial: in training it is made of JAX's `erf`, whose derivative is short, and
+    else of plain operations, since a SavedModel can't hold JAX's `erf`. In half precision
+    $1 + \mathrm{erf}$ would lose the small values.
     """
-    if jax is None or not training or keras.backend.standardize_dtype(x.dtype) != "float32":
+    if jax is None or keras.backend.standardize_dtype(x.dtype) != "float32":
         return keras.activations.gelu(x, approximate=False)
-    return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
+    if training:
+        return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
+    near = keras.ops.clip(x, -ERF_REACH, ERF_REACH)
+    above, below = (polynomial(terms, near * near) for terms in (ERF_ABOVE, ERF_BELOW))
+    return x * (0.5 + near * above / below)
+
+
+def polynomial(coefficients: Sequence[float], x: Any) -> Any:
+    r"""Return $\sum_i c_i x^i$."""
+    y = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        y = y * x + coefficient
+    return y
 
 
 def keep_products(step: Callable) -> Callable:
@@ -190,7 +305,7 @@ def in_pieces(function: Callable[[Any], Any], maps: Any, expansion: int = 1) -> 
         maps: `(batch, heads, queries, keys)`.
         expansion: The most heads on the way, over those of `maps`.
     """
-    if torch is None or maps.device.type != "cpu":
+    if torch is None or not on_cpu(maps):
         return function(maps)
     at_a_time = len(maps) * PIECE // max(1, expansion * maps.nbytes)
     return torch.cat([function(piece) for piece in maps.split(max(1, at_a_time))])

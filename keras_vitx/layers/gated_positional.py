@@ -154,7 +154,7 @@ class PositionalAttention(Attention):
         logits = self.logits_of(query, key) + self.over_pairs(*self.axis_logits(), ops.add)
         return self.softmax(self.run_all(self.on_logits, logits, training))
 
-    def fused(self, query, key, value):
+    def fused(self, query, key, value, training=False):
         logits = self.over_pairs(*self.axis_logits(), ops.add)
         return ops.dot_product_attention(query, key, value, bias=logits[None])
 
@@ -221,9 +221,9 @@ class GatedPositionalAttention(PositionalAttention):
         content = Attention.weights_of(self, query, key, training)
         return (1 - gates) * content + gates * self.positional_map()
 
-    def fused(self, query, key, value):
+    def fused(self, query, key, value, training=False):
         gates = ops.cast(self.gates(), self.compute_dtype)
-        content = attention(query, key, value)
+        content = attention(query, key, value, training)
         # One product for all images: they lie side by side as columns.
         batch, patches, heads, size = ops.shape(value)
         columns = ops.reshape(ops.transpose(value, (2, 1, 0, 3)), (heads, patches, batch * size))

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.fast import convolution
 
 
 @register
@@ -46,7 +47,7 @@ class PatchEmbedding(Layer):
         self.proj.build(input_shape)
 
     def call(self, images):
-        return _flatten(self.proj(images))
+        return _flatten(convolution(self.proj, images))
 
 
 @register
@@ -89,7 +90,7 @@ class ConvStem(Layer):
         shape = tuple(input_shape)
         for index, channels in enumerate(self.channels, start=1):
             first = index == 1
-            convolution = keras.layers.Conv2D(
+            layer = keras.layers.Conv2D(
                 channels,
                 7 if first else 3,
                 strides=2 if first else 1,
@@ -103,10 +104,10 @@ class ConvStem(Layer):
             norm = keras.layers.BatchNormalization(
                 momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
             )
-            convolution.build(shape)
+            layer.build(shape)
             shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
             norm.build(shape)
-            self.convolutions.append(convolution)
+            self.convolutions.append(layer)
             self.norms.append(norm)
         self.proj = keras.layers.Conv2D(
             self.dim,
@@ -121,9 +122,9 @@ class ConvStem(Layer):
 
     def call(self, images, training=False):
         x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            x = ops.relu(norm(convolution(x), training=training))
-        return _flatten(self.proj(x))
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            x = ops.relu(norm(convolution(layer, x, training), training=training))
+        return _flatten(convolution(self.proj, x))
 
 
 @register

@@ -1,13 +1,15 @@
 """What is faster on a backend is equal to its plain form."""
 
 import platform
+from math import erf
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array, close, numbers, precision, run_python
+from harness import BACKEND, array, close, gradients, numbers, precision, run_python
 from keras import ops
+from plain import softmax
 
 import keras_vitx as kv
 from keras_vitx.layers import fast
@@ -57,13 +59,56 @@ def test_mix(biased, heads_last):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gelu(dtype, training):
-    x = ops.cast(ops.convert_to_tensor(numbers((4, 50)) * 4), dtype)
-    exact = array(keras.activations.gelu(ops.cast(x, "float32"), approximate=False))
-    close(
-        array(ops.cast(fast.gelu(x, training), "float32")),
-        exact,
-        1e-6 if dtype == "float32" else 1e-2,
+    x = np.concatenate([numbers((200,)) * 4, [-30, -6, -5.2, 0, 5.2, 6, 30]]).astype("float32")
+    given = ops.cast(ops.convert_to_tensor(x), dtype)
+    exact = array(keras.activations.gelu(ops.cast(given, "float32"), approximate=False))
+    found = array(ops.cast(fast.gelu(given, training), "float32"))
+    close(found, exact, 1e-6 if dtype == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradient_of_gelu(training):
+    x = np.array([-6, -2, -1e-3, 0, 1e-3, 2, 6], "float32")
+    variable = keras.Variable(x)
+    _, (found,) = gradients(lambda: ops.sum(fast.gelu(variable + 0, training)), [variable])
+    density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+    share = np.array([(1 + erf(v / 2**0.5)) / 2 for v in x])
+    close(found, share + x * density, 1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kernel_size": 4, "strides": 4},
+        {"kernel_size": 3, "padding": "same", "use_bias": False},
+        {"kernel_size": 7, "strides": 2},
+        {"kernel_size": 4, "strides": 3},
+        {"kernel_size": 5, "strides": 5},
+        {"kernel_size": (2, 4), "strides": (2, 4)},
+    ],
+    ids=str,
+)
+def test_convolution(arguments, training):
+    layer = keras.layers.Conv2D(
+        6,
+        bias_initializer=keras.initializers.RandomNormal(seed=0),
+        data_format="channels_last",
+        **arguments,
     )
+    layer.build((None, 12, 16, 3))
+    images = keras.Variable(numbers((2, 12, 16, 3)))
+    weights = ops.convert_to_tensor(numbers(layer.compute_output_shape(images.shape), 1))
+    variables = [images, *layer.trainable_variables]
+
+    def loss(run):
+        return lambda: ops.sum(run(images + 0) * weights)
+
+    close(array(fast.convolution(layer, images + 0, training)), array(layer(images + 0)), 1e-6)
+    _, found = gradients(loss(lambda x: fast.convolution(layer, x, training)), variables)
+    _, expected = gradients(loss(layer), variables)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other, 1e-5)
 
 
 def test_relu6():
@@ -141,15 +186,30 @@ def test_children_that_run_straight_give_what_keras_gives(monkeypatch):
             close(straight, array(block(x, training=training)), 0)
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("keys", [5, 9])
-def test_attention(keys):
+def test_attention(keys, training):
     shapes = ((2, 5, 3, 4), (2, keys, 3, 4), (2, keys, 3, 4))
     given = [numbers(shape, seed) for seed, shape in enumerate(shapes)]
+    given[0] = given[0] * 100  # So that exponentials of the logits themselves overflow.
     query, key, value = given
     logits = np.einsum("bqhs,bkhs->bhqk", query, key) / 2
-    maps = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    found = fast.attention(*map(ops.convert_to_tensor, given))
-    close(array(found), np.einsum("bhqk,bkhs->bqhs", maps, value), 1e-6)
+    found = fast.attention(*map(ops.convert_to_tensor, given), training)
+    close(array(found), np.einsum("bhqk,bkhs->bqhs", softmax(logits), value), 1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_attention(training):
+    variables = [keras.Variable(numbers((2, 5, 3, 4), seed)) for seed in range(3)]
+    weights = ops.convert_to_tensor(numbers((2, 5, 3, 4), 3))
+
+    def loss(run):
+        return lambda: ops.sum(run(*(variable + 0 for variable in variables)) * weights)
+
+    _, found = gradients(loss(lambda *parts: fast.attention(*parts, training)), variables)
+    _, expected = gradients(loss(ops.dot_product_attention), variables)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other, 1e-5)
 
 
 # Of the C library itself: what else is held may keep memory from being given back.
