@@ -250,14 +250,14 @@ def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
 def gelu(x: Any, training: Any = False) -> Any:
     r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU.
 
-    In float32 under JAX it isn't made of `erfc`, as JAX makes it, which is a several times
-    longer polynomial: in training it is made of JAX's `erf`, whose derivative is short, and
-    else of plain operations, since a SavedModel can't hold JAX's `erf`. In half precision
-    $1 + \mathrm{erf}$ would lose the small values.
+    PyTorch has it in one operation. JAX and TensorFlow make it of `erfc`, which XLA computes
+    by a several times longer polynomial than `erf`; so in float32 it is made of `erf`, and at
+    inference under JAX, whose `erf` a SavedModel can't hold, of plain operations. In half
+    precision $1 + \mathrm{erf}$ would lose the small values.
     """
-    if jax is None or keras.backend.standardize_dtype(x.dtype) != "float32":
+    if torch is not None or keras.backend.standardize_dtype(x.dtype) != "float32":
         return keras.activations.gelu(x, approximate=False)
-    if training:
+    if training or jax is None:
         return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
     near = keras.ops.clip(x, -ERF_REACH, ERF_REACH)
     above, below = (polynomial(terms, near * near) for terms in (ERF_ABOVE, ERF_BELOW))
