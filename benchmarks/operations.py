@@ -1,13 +1,25 @@
-"""Where the time of a step goes: PyTorch's operations, ours beside a peer's.
+"""Where the time of a step goes, operation by operation.
 
     KERAS_BACKEND=torch python benchmarks/operations.py --model CaiT_XXS24 --mode predict
+    KERAS_BACKEND=jax python benchmarks/operations.py --model CaiT_XXS24 --mode train
 
-Milliseconds a step in each operation, by PyTorch's profiler; what is not in an operation
-is Python's, or waiting. Both run in one process, in which freed memory is kept
-(`keras_vitx.backend.keep_memory`), so the peer is quicker here than by itself.
+Milliseconds a step in each operation. Under PyTorch ours stand beside a peer's, by PyTorch's
+profiler; what is not in an operation is Python's, or waiting. Both run in one process, in
+which freed memory is kept (`keras_vitx.backend.keep_memory`), so the peer is quicker here than
+by itself. Under JAX it is ours alone, by JAX's profiler: what XLA has fused counts for the last
+operation of it, under the layer that this comes from; `backward` is the backward pass, and
+`again` what that computes anew. XLA runs some operations at the same time.
 """
 
 import argparse
+import gzip
+import json
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 from contenders import PLAIN, TIMM, WHO
 
@@ -20,36 +32,46 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rows", type=int, default=10, help="operations shown")
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+        import keras
 
-    import keras
-
-    if keras.backend.backend() != "torch":
-        parser.error(f"this is PyTorch's profiler, not that of {keras.backend.backend()}")
-    task = {
-        "model": arguments.model,
-        "mode": arguments.mode,
-        "batch": arguments.batch,
-        "precision": "float32",
-        "compile": False,
-        "remat": False,
-    }
-    peer = "timm" if arguments.model in TIMM else "plain"
-    found = {who: operations(WHO[who](task), arguments.steps) for who in ("ours", peer)}
+        backend = keras.backend.backend()
+        if backend not in ("torch", "jax"):
+            parser.error(f"there is no profiler here for {backend}, only for torch and jax")
+        peer = "timm" if arguments.model in TIMM else "plain"
+        task = {
+            "model": arguments.model,
+            "mode": arguments.mode,
+            "batch": arguments.batch,
+            "precision": "float32",
+            "compile": False,
+            "remat": False,
+        }
+        found = {}
+        for who in ("ours", peer) if backend == "torch" else ("ours",):
+            step = WHO[who](task)
+            for _ in range(2):
+                step()
+            if backend == "torch":
+                found[who] = torch_operations(step, arguments.steps)
+            else:
+                found[who] = jax_operations(step, arguments.steps, Path(folder))
     names = {name for times in found.values() for name in times}
     names = sorted(names, key=lambda name: -max(times.get(name, 0) for times in found.values()))
-    print(f"{arguments.model}, {arguments.mode}, batch {arguments.batch}, float32\n")
-    print(f"| operation | ours, ms | {peer}, ms |\n|---|---|---|")
+    print(f"{arguments.model}, {arguments.mode}, {backend}, batch {arguments.batch}, float32\n")
+    print("| operation | " + " | ".join(f"{who}, ms" for who in found) + " |")
+    print("|---" * (1 + len(found)) + "|")
     for name in names[: arguments.rows]:
         print(f"| {name} | " + " | ".join(f"{t.get(name, 0):.0f}" for t in found.values()) + " |")
     print("| all | " + " | ".join(f"{sum(t.values()):.0f}" for t in found.values()) + " |")
 
 
-def operations(step, steps: int) -> dict[str, float]:
+def torch_operations(step: Callable[[], None], steps: int) -> dict[str, float]:
     """Return the milliseconds a step that each operation takes itself."""
     from torch.profiler import ProfilerActivity, profile
 
-    for _ in range(2):
-        step()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
             step()
@@ -57,6 +79,61 @@ def operations(step, steps: int) -> dict[str, float]:
         event.key.removeprefix("aten::"): event.self_cpu_time_total / steps / 1000
         for event in profiler.key_averages()
     }
+
+
+def jax_operations(step: Callable[[], None], steps: int, folder: Path) -> dict[str, float]:
+    """Return the milliseconds a step of each operation, by its layer.
+
+    Args:
+        step: Has run before, so that XLA's programs lie in `folder`.
+        steps: How many are measured.
+        folder: Where XLA writes its programs.
+    """
+    import jax
+
+    with jax.profiler.trace(str(folder)):
+        for _ in range(steps):
+            step()
+    origins = {}
+    for program in folder.glob("*after_optimizations.txt"):
+        origins.update(origins_in(program.read_text()))
+    times = Counter()
+    (trace,) = folder.glob("**/*.trace.json.gz")
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    for event in events:
+        operation = event.get("args", {}).get("hlo_op")
+        if operation and event["ph"] == "X":
+            name = readable(origins.get((event["args"]["hlo_module"], operation), ""))
+            times[name or re.sub(r"[.\d]+$", "", operation)] += event["dur"] / steps / 1000
+    return times
+
+
+def origins_in(program: str) -> dict[tuple[str, str], str]:
+    """Return where each operation of a program of XLA comes from, by (program, operation)."""
+    name = re.match(r"HloModule (\S+?),", program)[1]
+    origins, bodies, body = {}, {}, ""
+    for line in program.splitlines():
+        if head := re.match(r"(?:ENTRY )?%(\S+) .*\{$", line):
+            body = head[1]
+        elif operation := re.match(r"\s+(?:ROOT )?%(\S+) = ", line):
+            origin = re.search(r'op_name="([^"]*)"', line)
+            called = re.search(r"calls=%([^\s,]+)", line)
+            # What is fused stands before what calls it.
+            found = origin[1] if origin else bodies.get(called[1], "") if called else ""
+            origins[name, operation[1]] = found
+            bodies[body] = found or bodies.get(body, "")
+    return origins
+
+
+def readable(origin: str) -> str:
+    """Return an operation's layer, name and pass, the same for all blocks."""
+    again, backward = "rematted_computation" in origin, "transpose(" in origin
+    origin = re.sub(r"jit\([^)]*\)/", "", origin)
+    origin = re.sub(r"(transpose|jvp|vmap)\(|\)", "", origin)
+    origin = re.sub(r".*(blocks_\d+|closed_call|checkpoint|rematted_computation)/", "", origin)
+    origin = re.sub(r"/+", "/", origin).strip("/").removeprefix("while/body/")
+    return origin + (", again" if again else ", backward" if backward else "") if origin else ""
 
 
 if __name__ == "__main__":
