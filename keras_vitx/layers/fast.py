@@ -1,7 +1,7 @@
 """The one door to what a backend does faster than `keras.ops` does it.
 
-Each function here is equal to the plain form that it falls back to, on every backend but
-the one that it is for.
+Each function here is equal to the plain form that it falls back to on the backends that it
+isn't for.
 """
 
 import math
@@ -95,8 +95,8 @@ def on_cpu(x: Any) -> bool:
 def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> Any:
     """Run a `Conv2D` without activation, channels last.
 
-    On a CPU, PyTorch and JAX project patches that touch each other in one product of
-    matrices. In training, JAX there makes the gradient of other kernels from products too,
+    In float32 on a CPU, PyTorch and JAX project patches that touch each other in one product
+    of matrices. In training, JAX there makes the gradient of other kernels of products too,
     since XLA's is several times slower.
 
     Args:
@@ -107,11 +107,12 @@ def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> An
     Returns:
         `(batch, new rows, new columns, filters)`.
     """
-    plain = layer.quantization_mode is not None or layer.strides[0] != layer.strides[1]
-    if plain or layer.compute_dtype != keras.backend.standardize_dtype(x.dtype) or not on_cpu(x):
+    is_square = len({*layer.kernel_size}) == len({*layer.strides}) == 1
+    precisions = {layer.compute_dtype, keras.backend.standardize_dtype(x.dtype)}
+    if not (on_cpu(x) and is_square and precisions == {"float32"}):
         return layer(x)
     side, stride = layer.kernel_size[0], layer.strides[0]
-    if layer.kernel_size == layer.strides and not (x.shape[1] % side or x.shape[2] % side):
+    if side == stride and not (x.shape[1] % side or x.shape[2] % side):
         y = _project_patches(x, keras.ops.convert_to_tensor(layer.kernel))
     elif jax is not None and training:
         if layer.padding == "same":
