@@ -18,6 +18,7 @@ import numpy as np
 from keras import ops
 
 import keras_vitx as kv
+from keras_vitx.keras_internals import sublayers, takes_training
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -509,7 +510,7 @@ def gradients(function, variables):
 
 def call(layer, x, training=False):
     """Call a layer, which may not know `training`."""
-    return layer(x, training=training) if layer._call_has_training_arg else layer(x)
+    return layer(x, training=training) if takes_training(layer) else layer(x)
 
 
 def joined(outputs):
@@ -549,6 +550,7 @@ RELOAD = """
 import json, pathlib, sys, traceback
 import keras_vitx
 import keras, numpy as np
+from keras_vitx.keras_internals import sublayers
 
 folder = pathlib.Path(sys.argv[1])
 for path in sorted(folder.glob("*.keras")):
@@ -566,7 +568,7 @@ for path in sorted(folder.glob("*.keras")):
         report["type"] = type(model).__name__
         report["policies"] = [
             layer.dtype_policy.name
-            for layer in model._flatten_layers(include_self=False)
+            for layer in sublayers(model)[1:]
             if not isinstance(layer, keras.layers.InputLayer)
         ]
         report["paths"] = [variable.path for variable in model.weights]
@@ -603,7 +605,7 @@ class Reloading:
             type(model).__name__,
             [
                 layer.dtype_policy.name
-                for layer in model._flatten_layers(include_self=False)
+                for layer in sublayers(model)[1:]
                 if not isinstance(layer, keras.layers.InputLayer)
             ],
             [variable.path for variable in model.weights],

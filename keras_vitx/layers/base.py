@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.keras_internals import children, takes_training
 from keras_vitx.layers.fast import runs_straight
 
 
@@ -68,7 +69,7 @@ class Layer(keras.layers.Layer):
         config.update({name: serialize(getattr(self, name)) for name in arguments(type(self))})
         # Layers that are arguments say for themselves how they were changed.
         given = keras.tree.flatten([getattr(self, name) for name in arguments(type(self))])
-        own = [child for child in self._layers if not any(child is one for one in given)]
+        own = [child for child in children(self) if not any(child is one for one in given)]
         adapted = {child.name: changes for child in own if (changes := _changes(child))}
         return {**config, "adapted": adapted} if adapted else config
 
@@ -81,7 +82,7 @@ class Layer(keras.layers.Layer):
         adapted = arguments.pop("adapted", {})
         layer = cls(**arguments)
         layer.adapted = adapted
-        for child in layer._layers:
+        for child in children(layer):
             if isinstance(child, Layer) and child.name in adapted:
                 child.adapted = adapted[child.name]
         return layer
@@ -91,7 +92,7 @@ class Layer(keras.layers.Layer):
     ) -> Any:
         """Run a child layer on `x`; `training` reaches it if it takes it."""
         straight = runs_straight(layer, x, self.compute_dtype)
-        if layer._call_has_training_arg:
+        if takes_training(layer):
             arguments["training"] = training
             # Otherwise Keras asks the parents whether they train.
             straight = straight and training is not None

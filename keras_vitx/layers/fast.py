@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from keras_vitx.keras_internals import remat_mode
+
 if keras.backend.backend() == "torch":
     import torch
 else:
@@ -53,7 +55,7 @@ def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
         and layer.compute_dtype == dtype
         and layer.quantization_mode is None
         and layer.activity_regularizer is None
-        and getattr(layer, "_remat_mode", None) is None
+        and remat_mode(layer) is None
         and all(
             isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, dtype)
             for tensor in (x if isinstance(x, tuple) else (x,))

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.keras_internals import sublayers, takes_training
 from keras_vitx.layers.base import arguments
 from keras_vitx.layers.fast import keep_products
 
@@ -62,7 +63,7 @@ def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tupl
 
 
 def _call(layer, x, training):
-    return layer(x, training=training) if layer._call_has_training_arg else layer(x)
+    return layer(x, training=training) if takes_training(layer) else layer(x)
 
 
 def _run_listed(unit, x):
@@ -178,7 +179,7 @@ def _varying_numbers(units):
 
 def _parts(unit):
     """All layers of a unit, those inside them included."""
-    return [part for layer in unit for part in layer._flatten_layers()]
+    return [part for layer in unit for part in sublayers(layer)]
 
 
 @contextlib.contextmanager
@@ -196,7 +197,7 @@ def _set(places, numbers) -> Iterator[None]:
 def _signature(layer: keras.layers.Layer) -> str:
     """Describe all that decides what `layer` computes, but for its variables' values."""
     parts = []
-    for part in layer._flatten_layers():
+    for part in sublayers(layer):
         # Not its config: writing one makes Keras import TensorFlow, where that is
         # installed. Nested layers are parts of their own; of a number that may vary
         # only whether it is zero counts, since zero leaves things out.

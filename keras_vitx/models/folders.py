@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from keras_vitx.files import written_whole
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.models.allowed import foreign_objects
 from keras_vitx.models.build import create_model
 from keras_vitx.models.chain import Chain
@@ -199,7 +200,7 @@ def _fill(model: Chain, weights: Path) -> None:
         model.load_weights(weights)
     except Exception as error:  # Keras passes on whatever a bad file provokes.
         raise ValueError(f"{weights.name} is damaged or doesn't fit: {_reason(error)}") from error
-    for layer in model._flatten_layers():
+    for layer in sublayers(model):
         if getattr(layer, "lora_enabled", False):
             # Keras saves the sum and reads both factors as 0, which no gradient leaves.
             values = keras.initializers.HeUniform()(layer.lora_kernel_a.shape)

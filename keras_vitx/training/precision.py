@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_vitx.keras_internals import sublayers
+
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -19,7 +21,7 @@ def set_precision(model: keras.Model, precision: str) -> None:
     """
     if precision not in PRECISIONS:
         raise ValueError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}.")
-    classifier = set(map(id, model.layers[-1]._flatten_layers()))
-    for layer in model._flatten_layers():
+    classifier = set(map(id, sublayers(model.layers[-1])))
+    for layer in sublayers(model):
         if id(layer) not in classifier:
             layer.dtype_policy = precision

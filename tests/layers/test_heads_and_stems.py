@@ -7,6 +7,7 @@ import pytest
 from harness import array, close, numbers
 from plain import X, batch_norm, built, dense, mlp, norm, softmax
 
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -115,7 +116,7 @@ def test_dense_head(activation):
 @pytest.mark.parametrize("make", (DistilledHead, DenseHead))
 def test_heads_run_in_float32(make):
     layer = built(make(5, dtype="mixed_bfloat16"))
-    assert {part.dtype_policy.name for part in layer._flatten_layers()} == {"float32"}
+    assert {part.dtype_policy.name for part in sublayers(layer)} == {"float32"}
     assert make.from_config(layer.get_config()).dtype_policy.name == "float32"
 
 

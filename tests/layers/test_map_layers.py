@@ -6,6 +6,7 @@ import pytest
 from harness import array, close, numbers
 from plain import X, aggregate, batch_norm, built, convolve, dense, logits, mix, softmax
 
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     Attention,
     DeepAttention,
@@ -317,7 +318,5 @@ def test_the_precision_reaches_the_layers_over_maps():
     for make in (DeepAttention, RefinedAttention):
         layer = make(2, dtype="mixed_bfloat16")
         layer.build(X.shape)
-        parts = [
-            part for part in layer._flatten_layers() if not isinstance(part, keras.layers.Dropout)
-        ]
+        parts = [part for part in sublayers(layer) if not isinstance(part, keras.layers.Dropout)]
         assert {part.dtype_policy.name for part in parts} == {"mixed_bfloat16"}

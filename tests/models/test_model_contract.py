@@ -21,6 +21,7 @@ from harness import (
 from keras import ops
 
 import keras_vitx as kv
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import Block
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -49,7 +50,7 @@ def trained(model, steps=2):
 
 def denses(model):
     """Return the Dense layers in the blocks of a model."""
-    parts = (part for block in blocks(model) for part in block._flatten_layers())
+    parts = (part for block in blocks(model) for part in sublayers(block))
     return [part for part in parts if isinstance(part, keras.layers.Dense)]
 
 
@@ -75,7 +76,7 @@ def reloading(tmp_path_factory):
             model.class_names = list("abcde")
             reloading.losses[f"{family}@{policy}"] = trained(model)
             reloading.add(f"{family}@{policy}", model)
-            for layer in model._flatten_layers(include_self=False):
+            for layer in sublayers(model)[1:]:
                 assert all(variable.dtype == "float32" for variable in layer.weights)
         reloading.add(f"{family}/plain", make(drop_path=0.0, include_top=False))
         adapted = make(name="mine")
@@ -116,7 +117,7 @@ def test_files_of_an_adapted_model(family, reloading):
 def test_files_of_a_quantized_model(family, reloading):
     reloading.check(f"{family}/int8")
     _, _, policies, _ = reloading.expected[f"{family}/int8"]
-    parts = FAMILIES[family]()._flatten_layers()
+    parts = sublayers(FAMILIES[family]())
     count = sum(isinstance(part, keras.layers.Dense) for part in parts)
     assert policies.count("int8_from_mixed_bfloat16") == count - 1
     assert "int8_from_float32" in policies, "the classifier"

@@ -8,6 +8,7 @@ import pytest
 from harness import FAMILIES, array, blocks, close, numbers, randomize
 
 from keras_vitx.analysis import attention_scores
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -56,7 +57,7 @@ def checked(family, **arguments):
 
 def parts(model, kind):
     """Return all layers of a kind, in a model or a layer."""
-    return [part for part in model._flatten_layers() if isinstance(part, kind)]
+    return [part for part in sublayers(model) if isinstance(part, kind)]
 
 
 def kinds(model):
@@ -537,8 +538,7 @@ def test_crossings(case, tmp_path):
     close(array(loaded(IMAGES)), array(model(IMAGES)), 1e-6)
     plain = FAMILIES[family]()
     assert {v.path for v in plain.weights} != {v.path for v in model.weights} or (
-        {type(part) for part in plain._flatten_layers()}
-        != {type(part) for part in model._flatten_layers()}
+        {type(part) for part in sublayers(plain)} != {type(part) for part in sublayers(model)}
     )
     images = array(model(IMAGES))
     assert np.isfinite(images).all()

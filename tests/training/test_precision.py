@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from harness import FAMILIES, MIXED, array, blocks, close, numbers
 
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.training import set_precision
 
 IMAGES = numbers((2, 16, 16, 3))
@@ -15,9 +16,9 @@ def test_a_standing_model(family, policy):
     exact = array(model(IMAGES))
     set_precision(model, policy)
     head, body = model.layers[-1], model.steps[:-1]
-    assert {part.dtype_policy.name for part in head._flatten_layers()} == {"float32"}
+    assert {part.dtype_policy.name for part in sublayers(head)} == {"float32"}
     for layer in body:
-        for part in layer._flatten_layers():
+        for part in sublayers(layer):
             assert part.dtype_policy.name == policy, part.path
     assert all(variable.dtype == "float32" for variable in model.trainable_variables)
     y = model(IMAGES)
@@ -28,7 +29,7 @@ def test_a_standing_model(family, policy):
         assert keras.backend.standardize_dtype(part.dtype) == policy.removeprefix("mixed_")
 
     set_precision(model, "float32")
-    assert {part.dtype_policy.name for part in model._flatten_layers()} == {"float32"}
+    assert {part.dtype_policy.name for part in sublayers(model)} == {"float32"}
     np.testing.assert_array_equal(array(model(IMAGES)), exact)
 
 
@@ -36,7 +37,7 @@ def test_a_standing_model(family, policy):
 def test_classifiers_of_several_tokens_stay(arguments):
     model = FAMILIES["RefinedViT"](**arguments)
     set_precision(model, "mixed_bfloat16")
-    heads = model.layers[-1]._flatten_layers()
+    heads = sublayers(model.layers[-1])
     assert {part.dtype_policy.name for part in heads} == {"float32"}
 
 

@@ -1,0 +1,29 @@
+"""Private names of Keras, all of those that the package uses.
+
+Keras may rename them in any release. `tests/test_keras_internals.py` has one contract
+test per name, so that a new Keras fails there and nowhere else.
+"""
+
+from typing import Any
+
+import keras
+
+
+def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Return `layer` and all layers inside it, at any depth."""
+    return list(layer._flatten_layers())
+
+
+def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Return the layers directly inside `layer`."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def remat_mode(layer: keras.layers.Layer) -> Any:
+    """Return how `keras.RematScope` makes `layer` recompute its activations, or None."""
+    return getattr(layer, "_remat_mode", None)
+
+
+def takes_training(layer: keras.layers.Layer) -> bool:
+    """Return whether `layer.call` has an argument `training`."""
+    return "training" in layer.call_signature_parameters

@@ -1,0 +1,69 @@
+"""The private names of Keras that the package uses, and that there are no others."""
+
+import ast
+
+import keras
+from harness import ROOT
+
+from keras_vitx import keras_internals
+from keras_vitx.layers import MLP, Attention, Block
+
+PACKAGE = ROOT / "keras_vitx"
+
+
+def block():
+    layer = Block(Attention(2), MLP())
+    layer.build((None, 5, 8))
+    return layer
+
+
+def test_sublayers_are_all_layers_inside_with_the_layer_first():
+    layer = block()
+    found = keras_internals.sublayers(layer)
+    assert found[0] is layer
+    assert {"attn", "qkv", "proj", "norm1", "mlp", "fc1"} <= {part.name for part in found}
+    assert len(found) == len({id(part) for part in found})
+
+
+def test_children_are_one_level_down():
+    names = {part.name for part in keras_internals.children(block())}
+    assert {"attn", "mlp", "norm1", "norm2"} <= names
+    assert "qkv" not in names
+
+
+def test_remat_mode_is_set_by_a_scope():
+    assert keras_internals.remat_mode(keras.layers.Dense(2)) is None
+    with keras.RematScope("full"):
+        layer = keras.layers.Dense(2)
+    assert keras_internals.remat_mode(layer).mode == "full"
+
+
+def test_takes_training_reads_the_signature_of_call():
+    assert keras_internals.takes_training(keras.layers.Dropout(0.1))
+    assert keras_internals.takes_training(keras.Sequential([keras.Input((2,))]))
+    assert not keras_internals.takes_training(keras.layers.LayerNormalization())
+
+
+def private_names():
+    """Each (file, line, name) of an attribute with a leading underscore that isn't our own."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    ours = {node.name for _, node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    ours |= {
+        node.attr
+        for _, node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    # Of other libraries: namedtuples.
+    ours |= {"_replace", "_asdict"}
+    for path, node in nodes:
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+            if name.startswith("_") and not name.startswith("__") and name not in ours:
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+
+
+def test_private_names_stand_in_one_file():
+    found = list(private_names())
+    assert [entry for entry in found if "keras_internals.py" in entry], "the search finds nothing"
+    assert not [entry for entry in found if "keras_internals.py" not in entry]
