@@ -9,6 +9,8 @@ import platform
 import sys
 from pathlib import Path
 
+from keras_vitx.text import needs_extra
+
 BACKENDS = ("tensorflow", "jax", "torch")
 
 # As glibc's malloc.h has them.
@@ -34,14 +36,14 @@ def choose() -> None:
         installed = [backend for backend in BACKENDS if importlib.util.find_spec(backend)]
         if not installed:
             raise ImportError(
-                "keras_vitx needs TensorFlow, JAX or PyTorch, and none is installed: "
-                'pip install "keras-vitx[tensorflow]", "keras-vitx[jax]" or "keras-vitx[torch]".'
+                needs_extra(
+                    "keras_vitx needs TensorFlow, JAX or PyTorch, and none is installed", *BACKENDS
+                )
             )
         chosen = installed[0]
     elif chosen in BACKENDS and not importlib.util.find_spec(chosen):
         raise ImportError(
-            f"The backend {chosen!r} is chosen but not installed: "
-            f'pip install "keras-vitx[{chosen}]".'
+            needs_extra(f"The backend {chosen!r} is chosen but not installed", chosen)
         )
     os.environ["KERAS_BACKEND"] = chosen
 

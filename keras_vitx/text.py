@@ -1,4 +1,4 @@
-"""Words that several errors share."""
+"""Phrases that several error messages share."""
 
 import difflib
 from collections.abc import Iterable
@@ -12,3 +12,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return "Did you mean " + " or ".join(repr(lowered[entry]) for entry in close) + "?"
     return "Known: " + ", ".join(known) + "."
+
+
+def needs_extra(what: str, *extras: str) -> str:
+    """Return the message of an error about a missing optional package.
+
+    The extra is named for a checkout, since the package index has no project of our name.
+
+    Args:
+        what: What is missing, such as "Figures need matplotlib".
+        extras: The extras of `pyproject.toml`, any one of which brings it.
+    """
+    names = " or ".join(f'"{extra}"' for extra in extras)
+    return (
+        f"{what}: install keras_vitx with the extra {names}, in its checkout: "
+        f'pip install ".[{extras[0]}]".'
+    )

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_vitx.analysis.attention import class_attention, saliency
 from keras_vitx.files import written_whole
+from keras_vitx.text import needs_extra
 
 
 def plot_class_attention(
@@ -38,7 +39,7 @@ def plot_class_attention(
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError('Pictures need matplotlib: pip install "keras-vitx[plots]".') from error
+        raise ImportError(needs_extra("Figures need matplotlib", "plots")) from error
 
     images = np.asarray(images)
     maps = class_attention(model, images)

@@ -13,6 +13,7 @@ from keras_vitx.data.augmentation import augmentation_named, random_resized_crop
 from keras_vitx.data.parts import Part, Source
 from keras_vitx.data.preprocessing import Preprocessing, fit_to_model, normalize, with_channels
 from keras_vitx.data.sources import open_source
+from keras_vitx.text import needs_extra
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -110,9 +111,7 @@ def _tensorflow():
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise ImportError(
-            'pipelines are made with TensorFlow: pip install "keras-vitx[data]"'
-        ) from error
+        raise ImportError(needs_extra("Pipelines need TensorFlow", "data")) from error
     if keras.backend.backend() != "tensorflow":
         # The GPU's memory belongs to the backend. Too late once TensorFlow has begun to use it.
         with contextlib.suppress(RuntimeError):

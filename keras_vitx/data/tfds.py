@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vitx.data.parts import Part, Source, checked_labels, stratified_split
 from keras_vitx.data.preprocessing import decode_image
-from keras_vitx.text import nearest
+from keras_vitx.text import nearest, needs_extra
 
 VALIDATION_SPLITS = ("validation", "val", "test")
 
@@ -65,7 +65,7 @@ def open_tfds(name: str, validation_split: float, seed: int, data_dir: str | Non
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ImportError(
-            f'source: "tfds:{name}" needs tensorflow-datasets: pip install "keras-vitx[data]"'
+            needs_extra(f'source: "tfds:{name}" needs tensorflow-datasets', "data")
         ) from error
 
     try:

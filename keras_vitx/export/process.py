@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+from keras_vitx.text import needs_extra
+
 
 def require_tensorflow() -> None:
     """See to it that TensorFlow can be imported, without importing it.
@@ -15,8 +17,7 @@ def require_tensorflow() -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            "A SavedModel needs TensorFlow, which is not installed: "
-            'pip install "keras-vitx[export]".'
+            needs_extra("A SavedModel needs TensorFlow, which is not installed", "export")
         )
 
 

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
+from keras_vitx.text import needs_extra
 from keras_vitx.weights.description import Description
 
 
@@ -114,7 +115,7 @@ def _torch(path: Path, model) -> Iterator[Tensors]:
         import torch
     except ImportError as error:
         raise ImportError(
-            f'{path} is a PyTorch file; reading it needs "pip install keras-vitx[torch]".'
+            needs_extra(f"Reading {path}, a PyTorch file, needs PyTorch", "torch")
         ) from error
     try:
         is_zip = _check_pickle(path)

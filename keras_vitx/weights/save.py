@@ -7,6 +7,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from keras_vitx.files import written_whole
+from keras_vitx.text import needs_extra
 from keras_vitx.weights.convert import to_checkpoint
 from keras_vitx.weights.description import describe
 from keras_vitx.weights.names import checkpoint_name, shape_in_checkpoint
@@ -78,7 +79,7 @@ def save_torch(model, path: str | os.PathLike) -> None:
         import torch
     except ImportError as error:
         raise ImportError(
-            f'{path} is a PyTorch file; writing it needs "pip install keras-vitx[torch]".'
+            needs_extra(f"Writing {path}, a PyTorch file, needs PyTorch", "torch")
         ) from error
     state = {name: torch.from_numpy(array) for name, array in to_checkpoint(model).items()}
     with written_whole(path) as unfinished:

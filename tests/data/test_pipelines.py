@@ -176,7 +176,7 @@ def test_wrong_arguments_are_found_before_the_source_is_opened(small, options, m
 
 def test_missing_tensorflow_is_named(arrays, small, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ImportError, match=r'pip install "keras-vitx\[data\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[data\]"'):
         pipelines(arrays, small)
 
 

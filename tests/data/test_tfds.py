@@ -102,5 +102,5 @@ def test_an_unknown_name_gives_the_nearest(tmp_path):
 
 def test_the_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r'pip install "keras-vitx\[data\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[data\]"'):
         open_source("tfds:cifar10")

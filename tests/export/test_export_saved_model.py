@@ -176,7 +176,7 @@ def test_nothing_of_the_user_is_replaced(unused, old_saved_model, kind):
 
 def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'pip install "keras-vitx\[export\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[export\]"'):
         saved_model(unused, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -60,7 +60,7 @@ def test_no_saved_model(unused, tmp_path):
 
 def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'pip install "keras-vitx\[export\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[export\]"'):
         verify(tmp_path, unused)
 
 
