@@ -1,0 +1,117 @@
+"""What the outputs of a classifier mean: logits, or probabilities."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import keras
+
+Kind = Literal["logits", "softmax", "sigmoid"]
+
+# By the function, since one activation may be given as a name, a function or a layer.
+KINDS: dict[Any, Kind] = {
+    keras.activations.linear: "logits",
+    keras.activations.softmax: "softmax",
+    keras.ops.softmax: "softmax",
+    keras.activations.sigmoid: "sigmoid",
+    keras.ops.sigmoid: "sigmoid",
+}
+
+
+class Outputs(NamedTuple):
+    """The outputs of a classifier, `(batch, classes)`.
+
+    Attributes:
+        kind: `"logits"`; `"softmax"`, probabilities that sum to 1 over the classes; or
+            `"sigmoid"`, one independent probability per class.
+        classes: Number of classes.
+    """
+
+    kind: Kind
+    classes: int
+
+    @property
+    def from_logits(self) -> bool:
+        """Whether a loss has to be told `from_logits=True`."""
+        return self.kind == "logits"
+
+    def probabilities(self, outputs: Any) -> Any:
+        """Return `outputs` as probabilities: logits go through a softmax.
+
+        Args:
+            outputs: `(batch, classes)`, what the model predicts.
+        """
+        return keras.ops.softmax(outputs) if self.from_logits else outputs
+
+
+def outputs_of(model: keras.Model) -> Outputs:
+    """Return what the outputs of a classifier mean, from its last layers.
+
+    The model may be a `Chain`, or a functional or sequential model that ends in a
+    classifier: a `Dense`, a layer with the attributes `classes` and `activation`, or a
+    nested model that ends in one; `Activation` and `Softmax` layers may follow.
+
+    Raises:
+        ValueError: when the model does not end in a classifier (`include_top=False`),
+            has several outputs or none of the form `(batch, classes)`, or its activation
+            is neither linear, softmax nor sigmoid.
+    """
+    try:
+        shape = model.output_shape
+    except AttributeError as error:  # Subclassed, or a Sequential that is not built.
+        raise ValueError(
+            "`model` must be a built functional or sequential model. "
+            f"Received: {_described(model)}."
+        ) from error
+    if isinstance(shape, dict) or len(shape) != 2 or not isinstance(shape[-1], int):
+        raise ValueError(
+            "`model` must be a classifier, with one output of shape (batch, classes). "
+            f"Received: {_described(model)}, with output shape {shape}."
+        )
+    for layer in _from_the_end(model):
+        follows = isinstance(layer, (keras.layers.Activation, keras.layers.Softmax))
+        classifies = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or (
+            hasattr(layer, "classes") and hasattr(layer, "activation")
+        )
+        if not follows and not classifies:
+            break
+        activation = layer if follows else layer.activation
+        kind = kind_of(activation)
+        if kind is None:
+            name = getattr(activation, "__name__", activation)
+            raise ValueError(
+                "The classifier's activation must be None (logits), 'softmax' or 'sigmoid'. "
+                f"Received: {name!r} in layer {layer.name!r} of {_described(model)}."
+            )
+        if classifies or kind != "logits":
+            return Outputs(kind, shape[-1])
+    raise ValueError(
+        "`model` must end in a classifier (include_top=True, or a Dense of your own on top). "
+        f"Received: {_described(model)}, which ends in {layer.name!r} ({type(layer).__name__})."
+    )
+
+
+def kind_of(activation: Any) -> Kind | None:
+    """Return what an activation gives, or None for any other than the three.
+
+    Args:
+        activation: None, a name, a function, or an `Activation` or `Softmax` layer.
+    """
+    if isinstance(activation, keras.layers.Softmax):
+        return "softmax" if activation.axis in (-1, 1) else None
+    if isinstance(activation, keras.layers.Activation):
+        activation = activation.activation
+    return KINDS.get(keras.activations.get(activation))
+
+
+def _from_the_end(model: keras.Model) -> Iterator[Any]:
+    """Yield the layers of a model from the last one back, those of nested models too."""
+    # The operations of a functional model include those that are no layers.
+    for layer in reversed(getattr(model, "operations", None) or model.layers):
+        if isinstance(layer, keras.Model):
+            yield from _from_the_end(layer)
+        else:
+            yield layer
+
+
+def _described(model):
+    return f"{type(model).__name__} {getattr(model, 'name', model)!r}"

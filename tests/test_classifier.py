@@ -1,0 +1,112 @@
+import keras
+import pytest
+from harness import FAMILIES, array, close, numbers
+
+from keras_vitx.classifier import Outputs, kind_of, outputs_of
+
+layers = keras.layers
+
+ACTIVATIONS = {
+    "none": (None, "logits"),
+    "linear": ("linear", "logits"),
+    "linear function": (keras.activations.linear, "logits"),
+    "softmax": ("softmax", "softmax"),
+    "softmax function": (keras.activations.softmax, "softmax"),
+    "softmax of ops": (keras.ops.softmax, "softmax"),
+    "softmax layer": (layers.Softmax(), "softmax"),
+    "sigmoid": ("sigmoid", "sigmoid"),
+    "sigmoid function": (keras.activations.sigmoid, "sigmoid"),
+    "sigmoid layer": (layers.Activation("sigmoid"), "sigmoid"),
+    "relu": ("relu", None),
+    "log_softmax": (keras.activations.log_softmax, None),
+    "softmax over images": (layers.Softmax(axis=0), None),
+    "own": (lambda x: x, None),
+}
+HEADS = {
+    "plain": ("ViT", {}),
+    "pooled": ("ViT", {"pooling": "avg"}),
+    "distilled": ("ViT", {"distillation_token": True}),
+    "dense": ("RefinedViT", {"dense_head": True}),
+}
+
+
+def model_of(head, activation):
+    family, arguments = HEADS[head]
+    return FAMILIES[family](classifier_activation=activation, depth=2, **arguments)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation):
+    given, kind = ACTIVATIONS[activation]
+    assert kind_of(given) == kind
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("activation", (None, "softmax", "sigmoid", keras.activations.softmax))
+def test_heads(head, activation):
+    kind = "logits" if activation is None else getattr(activation, "__name__", activation)
+    assert outputs_of(model_of(head, activation)) == Outputs(kind, 5)
+
+
+def around(*last):
+    """Models that end in `last`, given features of a width of 4."""
+    x = inputs = keras.Input((4,))
+    for layer in last:
+        x = layer(x)
+    return keras.Model(inputs, x)
+
+
+ENDS = {
+    "dense": (lambda: around(layers.Dense(3, "softmax")), ("softmax", 3)),
+    "activation": (lambda: around(layers.Dense(3), layers.Activation("sigmoid")), ("sigmoid", 3)),
+    "softmax": (lambda: around(layers.Dense(3), layers.Softmax()), ("softmax", 3)),
+    "in float32": (
+        lambda: around(layers.Dense(3, "softmax"), layers.Activation("linear", dtype="float32")),
+        ("softmax", 3),
+    ),
+    "sequential": (
+        lambda: keras.Sequential([keras.Input((4,)), layers.Dense(2), layers.Softmax()]),
+        ("softmax", 2),
+    ),
+    "nested": (lambda: around(layers.Dense(4), around(layers.Dense(3, "sigmoid"))), ("sigmoid", 3)),
+    "a Chain last": (
+        lambda: keras.Sequential(
+            [keras.Input((16, 16, 3)), layers.Rescaling(2.0), model_of("distilled", "softmax")]
+        ),
+        ("softmax", 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_models_from_elsewhere(end):
+    make, expected = ENDS[end]
+    assert outputs_of(make()) == expected
+
+
+WRONG = {
+    "tokens": (lambda: FAMILIES["ViT"](include_top=False), r"\(None, 5, 8\)"),
+    "features": (lambda: FAMILIES["ViT"](include_top=False, pooling="avg"), "'pool'"),
+    "activation": (lambda: model_of("plain", "relu"), "'relu'"),
+    "activation of a distilled head": (lambda: model_of("distilled", "relu"), "'relu'"),
+    "an operation": (lambda: around(layers.Dense(3), keras.ops.square), "Square"),
+    "two outputs": (
+        lambda: keras.Model(i := keras.Input((4,)), [layers.Dense(3)(i), layers.Dense(3)(i)]),
+        "one output",
+    ),
+    "not built": (lambda: keras.Sequential([layers.Dense(3)]), "built"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_no_classifier(case):
+    make, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        outputs_of(make())
+
+
+def test_probabilities():
+    y = numbers((2, 5))
+    close(array(Outputs("logits", 5).probabilities(y)).sum(-1), [1, 1])
+    assert Outputs("softmax", 5).probabilities(y) is y
+    assert Outputs("sigmoid", 5).probabilities(y) is y
