@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import importlib.util
 import json
+import logging
 import os
 import platform
 import sys
@@ -11,7 +12,20 @@ from pathlib import Path
 
 from keras_vitx.text import needs_extra
 
-BACKENDS = ("tensorflow", "jax", "torch")
+log = logging.getLogger(__name__)
+
+# In order of preference.
+BACKENDS = ("jax", "torch", "tensorflow")
+# Keras's other backends, which pass but can't train.
+PREDICT_ONLY = ("numpy", "openvino")
+
+# Keras's file as Keras writes it on its first import, whatever backend is in use.
+WRITTEN_BY_KERAS = {
+    "floatx": "float32",
+    "epsilon": 1e-07,
+    "backend": "tensorflow",
+    "image_data_format": "channels_last",
+}
 
 # As glibc's malloc.h has them.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -19,32 +33,55 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 
 
-def choose() -> None:
-    """See to it that Keras finds a backend.
+def choose(wanted: str | None = None) -> None:
+    """Set the backend of Keras, before Keras is imported.
 
-    The choice is the user's: `--backend` on the command line of `keras-vitx`,
-    `KERAS_BACKEND`, or Keras's own file. Where there is none and Keras's
-    default is not installed, the first one that is installed is taken.
+    The first of these decides:
+
+    1. `wanted`, which is `--backend` of the command line;
+    2. the environment variable `KERAS_BACKEND`;
+    3. the backend in Keras's own file (`~/.keras/keras.json`), if it is installed. The file
+       that Keras writes by itself on its first import does not count;
+    4. the first of JAX, PyTorch and TensorFlow that is installed. TensorFlow is last, since
+       it may be there only for the extras `data` and `export`. When several are
+       installed, a warning says which was taken.
 
     Raises:
+        ValueError: when the chosen backend is unknown, or Keras already runs on another one.
         ImportError: when no backend is installed, or not the chosen one.
     """
     if "keras" in sys.modules:
+        _check_running(wanted)
         return
-    chosen = _on_command_line() or os.environ.get("KERAS_BACKEND") or _in_keras_file()
-    if chosen is None:
-        installed = [backend for backend in BACKENDS if importlib.util.find_spec(backend)]
-        if not installed:
-            raise ImportError(
-                needs_extra(
-                    "keras_vitx needs TensorFlow, JAX or PyTorch, and none is installed", *BACKENDS
-                )
+    chosen = wanted or os.environ.get("KERAS_BACKEND")
+    installed = [name for name in BACKENDS if importlib.util.find_spec(name)]
+    if chosen:
+        if chosen not in (*BACKENDS, *PREDICT_ONLY):
+            raise ValueError(
+                f"Keras has no backend {chosen!r}. Set KERAS_BACKEND or --backend to one of: "
+                f"{', '.join(BACKENDS)}."
             )
-        chosen = installed[0]
-    elif chosen in BACKENDS and not importlib.util.find_spec(chosen):
+        if chosen in BACKENDS and chosen not in installed:
+            raise ImportError(
+                needs_extra(f"The backend {chosen!r} is chosen but not installed", chosen)
+            )
+    elif not installed:
         raise ImportError(
-            needs_extra(f"The backend {chosen!r} is chosen but not installed", chosen)
+            needs_extra(
+                "keras_vitx needs JAX, PyTorch or TensorFlow, and none is installed", *BACKENDS
+            )
         )
+    elif (in_file := _in_keras_file()) in installed:
+        chosen = in_file
+    else:
+        chosen = installed[0]
+        if len(installed) > 1:
+            log.warning(
+                "Keras runs on %s (installed: %s). KERAS_BACKEND, or --backend of the "
+                "command keras-vitx, chooses another.",
+                chosen,
+                ", ".join(installed),
+            )
     os.environ["KERAS_BACKEND"] = chosen
 
 
@@ -82,28 +119,21 @@ def keep_memory() -> bool:
     return bool(kept and library.mallopt(M_TRIM_THRESHOLD, 1 << 30))
 
 
-def _on_command_line() -> str | None:
-    """Return `--backend` of a `keras-vitx` command.
+def _check_running(wanted: str | None) -> None:
+    import keras
 
-    Python imports this package, and with it Keras, before the command can read
-    its own options.
-    """
-    command = sys.orig_argv
-    if "keras_vitx.cli" not in command and not any(
-        Path(word).name in ("keras-vitx", "keras-vitx.exe") for word in command[:3]
-    ):
-        return None
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        if word == "--backend" and following in BACKENDS:
-            return following
-        if word.startswith("--backend=") and word.partition("=")[2] in BACKENDS:
-            return word.partition("=")[2]
-    return None
+    if wanted and wanted != keras.backend.backend():
+        raise ValueError(
+            f"Keras already runs on {keras.backend.backend()!r} in this process, not on {wanted!r}."
+        )
 
 
 def _in_keras_file() -> str | None:
-    folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    """Return the backend that the user wrote into Keras's file, if any."""
+    folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()
     try:
-        return json.loads((folder / "keras.json").read_text()).get("backend")
-    except (OSError, ValueError, AttributeError):
+        content = json.loads((folder / "keras.json").read_text())
+        untouched = content.items() >= WRITTEN_BY_KERAS.items()
+        return None if untouched else content.get("backend")
+    except (OSError, ValueError, AttributeError, RuntimeError):
         return None

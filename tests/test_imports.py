@@ -1,10 +1,14 @@
 """Which part of the package may import which, and what an import loads."""
 
 import ast
+import json
+import os
 import sys
 
 import pytest
 from harness import BACKEND, BACKENDS, ROOT, run_python
+
+from keras_vitx import backend
 
 PACKAGE = ROOT / "keras_vitx"
 
@@ -144,48 +148,98 @@ def test_what_an_import_loads():
         assert not beyond & {"torch", "jax"}
 
 
-CHOICE = """
-import importlib.util, os, sys
-installed = sys.argv[1].split(",")
-find = importlib.util.find_spec
-backends = ("tensorflow", "jax", "torch")
-importlib.util.find_spec = lambda name, *rest: (
-    None if name in backends and name not in installed else find(name, *rest)
+@pytest.fixture
+def choose(monkeypatch, tmp_path):
+    """Let the package choose a backend before Keras is imported; give what it chose."""
+
+    def choose(installed, chosen=None, in_file=None, wanted=None):
+        monkeypatch.delitem(sys.modules, "keras", raising=False)
+        monkeypatch.setattr(
+            backend.importlib.util, "find_spec", lambda name: name if name in installed else None
+        )
+        monkeypatch.setenv("KERAS_BACKEND", chosen or "")
+        monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+        if in_file is not None:
+            (tmp_path / "keras.json").write_text(
+                in_file if isinstance(in_file, str) else json.dumps(in_file)
+            )
+        backend.choose(wanted)
+        return os.environ["KERAS_BACKEND"]
+
+    return choose
+
+
+def test_no_backend_is_installed(choose):
+    with pytest.raises(ImportError) as error:
+        choose([])
+    assert all(f'"{name}"' in str(error.value) for name in BACKENDS)
+
+
+def test_the_chosen_backend_is_not_installed(choose):
+    with pytest.raises(ImportError, match=r'"\.\[torch\]"') as error:
+        choose(["jax"], "torch")
+    assert "jax" not in str(error.value)
+
+
+def test_an_unknown_backend(choose):
+    with pytest.raises(ValueError, match=r"'foo'.*jax, torch, tensorflow"):
+        choose(BACKENDS, "foo")
+
+
+@pytest.mark.parametrize(
+    ("choices", "taken"),
+    [
+        ({"wanted": "torch", "chosen": "jax", "in_file": {"backend": "tensorflow"}}, "torch"),
+        ({"chosen": "torch", "in_file": {"backend": "tensorflow"}}, "torch"),
+        ({"in_file": {"backend": "tensorflow"}}, "tensorflow"),
+        ({"in_file": {**backend.WRITTEN_BY_KERAS, "floatx": "float16"}}, "tensorflow"),
+        ({"chosen": "numpy"}, "numpy"),
+    ],
 )
-if sys.argv[2]:
-    os.environ["KERAS_BACKEND"] = sys.argv[2]
-else:
-    os.environ.pop("KERAS_BACKEND", None)
-os.environ["KERAS_HOME"] = sys.argv[3]
-try:
-    from keras_vitx import backend  # noqa
-    print(os.environ["KERAS_BACKEND"])
-except ImportError as error:
-    print("ImportError:", error)
+def test_the_choice_of_the_user(choose, caplog, choices, taken):
+    assert choose(BACKENDS, **choices) == taken
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "in_file",
+    [None, backend.WRITTEN_BY_KERAS, {"backend": "openvino"}, {}, "[]", "no JSON", '"jax"'],
+)
+def test_a_backend_without_any_choice(choose, caplog, in_file):
+    assert choose(["tensorflow"], in_file=in_file) == "tensorflow"
+    assert choose(["torch"], in_file=in_file) == "torch"
+    assert not caplog.records
+    # The extras `data` and `export` bring TensorFlow beside the backend that was meant.
+    assert choose(["tensorflow", "torch"], in_file=in_file) == "torch"
+    assert choose(["tensorflow", "jax"], in_file=in_file) == "jax"
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "torch, tensorflow" in first and "jax, tensorflow" in second and "KERAS_BACKEND" in first
+
+
+def test_keras_already_runs(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "foo")
+    backend.choose()
+    backend.choose(BACKEND)
+    (other, *_) = set(BACKENDS) - {BACKEND}
+    with pytest.raises(ValueError, match=f"already runs on '{BACKEND}'"):
+        backend.choose(other)
+
+
+IMPORT = """
+import importlib.util, os, sys
+find = importlib.util.find_spec
+absent = {"tensorflow", "jax", "torch"} - {sys.argv[1]}
+importlib.util.find_spec = lambda name, *rest: None if name in absent else find(name, *rest)
+os.environ.pop("KERAS_BACKEND")
+os.environ["KERAS_HOME"] = sys.argv[2]
+import keras_vitx
+print(sys.modules['keras'].backend.backend())
 """
 
 
-def choose(installed, chosen, home):
-    return run_python(CHOICE, installed, chosen, home).stdout
-
-
-def test_no_backend_is_installed(tmp_path):
-    said = choose("none", "", tmp_path)
-    assert "ImportError" in said
-    for backend in BACKENDS:
-        assert f'"{backend}"' in said
-
-
-def test_the_chosen_backend_is_not_installed(tmp_path):
-    said = choose("none", "torch", tmp_path)
-    assert "ImportError" in said
-    assert "'torch'" in said
-    assert '".[torch]"' in said
-    assert "jax" not in said
-
-
-def test_an_installed_backend_is_taken(tmp_path):
-    pytest.importorskip(BACKEND)
-    assert choose(BACKEND, "", tmp_path).split()[-1] == BACKEND
-    (tmp_path / "keras.json").write_text(f'{{"backend": "{BACKEND}"}}')
-    assert choose(",".join(BACKENDS), "", tmp_path).split()[-1] == BACKEND
+def test_the_only_backend_is_found_again(tmp_path):
+    for _ in range(2):
+        assert run_python(IMPORT, BACKEND, tmp_path).stdout.split()[-1] == BACKEND
+        # Keras has written it, and names its own default.
+        written = json.loads((tmp_path / "keras.json").read_text())
+        assert written == backend.WRITTEN_BY_KERAS
