@@ -13,6 +13,7 @@ import keras
 from keras_vitx import data
 from keras_vitx.files import written_whole
 from keras_vitx.training import recipes
+from keras_vitx.training.head import Head, check_head, match_head
 from keras_vitx.training.losses import SmoothedCrossentropy
 from keras_vitx.training.optimizer import make_optimizer
 from keras_vitx.training.precision import set_precision
@@ -24,6 +25,7 @@ def fit(
     source: Any,
     recipe: str | Recipe = "finetune",
     *,
+    head: Head = "match",
     output: str | os.PathLike | None = None,
     precision: str | None = None,
     seed: int = 0,
@@ -38,6 +40,10 @@ def fit(
         source: What `keras_vitx.data.pipelines` takes: `"fashion_mnist"`, a
             folder, `"tfds:NAME"`, arrays, an `.npz`; or opened `Pipelines`.
         recipe: Name of a recipe, or a `Recipe`.
+        head: What becomes of a trained head. `"match"` compares the class names of
+            model and data: the same names in another order permute the head, other
+            names initialise it anew. `"keep"` leaves it as it is, `"fresh"`
+            initialises it anew.
         output: Folder for `best.keras` (the model after its best epoch),
             `history.csv` (a row an epoch) and `run.json` (settings and result).
             None writes nothing.
@@ -57,6 +63,7 @@ def fit(
         OSError: for data that can't be read.
     """
     recipe = recipes.get(recipe).but(**changes)
+    check_head(head)
     output = None if output is None else _new_folder(output)
     if not isinstance(source, data.Pipelines):
         source = data.pipelines(
@@ -69,7 +76,7 @@ def fit(
         )
     if precision is not None:
         set_precision(model, precision)
-    model.class_names = source.class_names
+    match_head(model, source.class_names, head)
     model.compile(
         make_optimizer(model, recipe, steps_per_epoch=len(source.train)),
         SmoothedCrossentropy(recipe.label_smoothing, from_logits=_gives_logits(model)),

@@ -137,6 +137,8 @@ def load(model, resolved: Resolved | None, sizes: Mapping[str, Identity] | None 
             }
         if conversion.head:
             model.class_names = facts.class_names
+    # For a later fine-tuning: without class names, nothing else tells a trained head.
+    model.head_loaded = conversion.head
     if conversion.classes is not None and not conversion.head:
         logger.warning(
             "%s: all weights loaded but the head's, which the file has for %d classes.",
