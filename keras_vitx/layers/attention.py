@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import attention, linear
+from keras_vitx.layers.fast import attention, has_fused_attention, linear
 from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
 
 
@@ -14,16 +14,19 @@ from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
 class Attention(Layer):
     r"""Multi-head self-attention with layers over its maps.
 
-    $Q, K, V = x W_{qkv} + b_{qkv}$, then with $d$ the size of a head
-    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))), \qquad y = A V W_o + b_o,$$
-    where $l$ are the layers of `on_logits` and $w$ those of `on_weights`, in
-    order. Without either, without dropout and when the maps are not asked for,
-    the backend's fused attention runs instead; the softmax is in float32 in
-    every precision. Layers of `on_weights` may change the number of maps: there
-    are as many heads of values as maps in the end.
+    $$Q, K, V = x W_{qkv} + b_{qkv}, \qquad
+    A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))), \qquad y = A V W_o + b_o,$$
+    where $d$ is the size of a head, $l$ are the layers of `on_logits` and $w$ those of
+    `on_weights`, in order. The softmax is computed in float32 in every precision. Layers of
+    `on_weights` may change the number of maps: there is one head of values per final map.
+    Without either list, without dropout and when the maps are not requested, the backend's
+    fused attention runs instead.
 
     Input: `(batch, tokens, dim)`. Output: the same shape, or a pair of it and
     the maps `(batch, heads, tokens, tokens)` that multiplied the values.
+
+    A subclass overrides the step in which it differs: `projections` (where queries, keys and
+    values come from), `logits_of`, `weights_of` (the maps before `on_weights`), `maps_of`.
 
     Args:
         num_heads: Number of heads of queries and keys.
@@ -33,15 +36,15 @@ class Attention(Layer):
         on_weights: Layers over maps, run after the softmax.
         on_output: Layers over tokens, run at the end.
         qkv_bias: Whether the projections to queries, keys and values have a bias.
-        dropout: Rate at which entries of the maps are dropped in training.
-        proj_dropout: Rate at which outputs are dropped in training.
+        dropout: Dropout rate of the maps' entries.
+        proj_dropout: Dropout rate of the outputs.
 
     Raises:
         ValueError: at build, when `num_heads` does not divide `dim`.
 
     Attributes:
-        reads_maps: Whether its input is a pair of tokens and maps handed on.
-        computes_maps: Whether it computes maps, or only takes them.
+        reads_maps: Whether the input is a pair of tokens and carried maps.
+        computes_maps: Whether the layer computes maps of its own.
     """
 
     reads_maps, computes_maps = False, True
@@ -72,17 +75,86 @@ class Attention(Layer):
         self.attn_drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
         self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=self.dtype_policy)
 
+    def call(self, x, training=False, return_attention_scores=False):
+        x, carried = x if self.reads_maps else (x, None)
+        query, key, value = self.projections(self.run_all(self.on_input, x, training))
+        if return_attention_scores or not self.can_fuse(training):
+            maps = self.maps_of(query, key, carried, training)
+            y = self.aggregate(maps, value, training)
+        else:
+            maps, y = None, self.fused(query, key, value, training)
+        y = self.project(y, training)
+        return (y, maps) if return_attention_scores else y
+
+    def projections(self, x):
+        """Return queries, keys and values of the tokens `x`.
+
+        Each is `(batch, tokens, heads, size)`; values may have another number of heads.
+        """
+        x, heads = self.split_heads(linear(self.qkv, x)), self.num_heads
+        if self.value_width == self.width:
+            # The gradient of a split is one concatenation, that of slices a sum of three tensors.
+            return ops.split(x, 3, axis=2)
+        # Under PyTorch a split at given indices waits for the GPU.
+        return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
+
+    def maps_of(self, query, key, carried, training=False):
+        """Return the maps that multiply the values, `(batch, heads, queries, keys)`.
+
+        Args:
+            query: `(batch, queries, heads, size)`; `key` is `(batch, keys, heads, size)`.
+            carried: The maps of an earlier block, where `reads_maps`; else None.
+            training: Whether this is a training pass.
+        """
+        return self.run_all(self.on_weights, self.weights_of(query, key, training), training)
+
+    def weights_of(self, query, key, training=False):
+        """Return the maps as the softmax gives them, `(batch, heads, queries, keys)`."""
+        return self.softmax(self.run_all(self.on_logits, self.logits_of(query, key), training))
+
+    def logits_of(self, query, key):
+        """Return the scaled products of queries and keys, `(batch, heads, queries, keys)`."""
+        # Scaling the queries touches fewer numbers than scaling the logits.
+        query = ops.transpose(query * self.size**-0.5, (0, 2, 1, 3))
+        return ops.matmul(query, ops.transpose(key, (0, 2, 3, 1)))
+
+    def softmax(self, logits):
+        """Normalise along the keys, in float32."""
+        return ops.cast(ops.softmax(ops.cast(logits, "float32")), self.compute_dtype)
+
+    def aggregate(self, maps, value, training=False):
+        """Return the maps times the values, `(batch, queries, heads, size)`."""
+        maps = self.run_in_training(self.attn_drop, maps, training and self.dropout)
+        y = ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3)))
+        return ops.transpose(y, (0, 2, 1, 3))
+
+    def project(self, y, training=False):
+        """Return the output of the layer, given the aggregated values of all heads."""
+        batch, tokens, heads, size = ops.shape(y)
+        y = linear(self.proj, ops.reshape(y, (batch, tokens, heads * size)))
+        y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
+        return self.run_all(self.on_output, y, training)
+
+    def can_fuse(self, training=False):
+        """Return whether no layer or dropout needs the maps, so that `fused` may run."""
+        needs_maps = self.on_logits or self.on_weights or (training and self.dropout)
+        return not needs_maps and has_fused_attention(self.compute_dtype)
+
+    def fused(self, query, key, value, training=False):
+        """Return what `aggregate` gives for `weights_of`, without a map in memory."""
+        return attention(query, key, value, training)
+
     def build(self, input_shape):
         tokens = input_shape[1]
-        self.build_maps(input_shape, queries=tokens, keys=tokens)
+        self.build_around(input_shape, queries=tokens, keys=tokens)
         self.qkv = self.dense(2 * self.width + self.value_width, "qkv", self.qkv_bias)
         self.qkv.build(input_shape)
 
-    def build_maps(self, input_shape, queries: int | None, keys: int | None) -> None:
-        """Build what every attention has: layers around it and over its maps, and `proj`.
+    def build_around(self, input_shape, queries: int | None, keys: int | None) -> None:
+        """Build all but the projections to queries, keys and values.
 
-        Sets `size`, `width` (of queries, and of keys), `value_width` and `maps_given`,
-        the number of heads of the maps that a block hands on.
+        Sets `size`, `width` (of queries and of keys), `value_width` and `maps_given`,
+        the number of heads of the maps that a block carries on.
         """
         dim = input_shape[-1]
         if self.head_size is None and dim % self.num_heads:
@@ -107,77 +179,6 @@ class Attention(Layer):
         """Reshape `(batch, tokens, heads * size)` to `(batch, tokens, heads, size)`."""
         batch, tokens, width = ops.shape(x)
         return ops.reshape(x, (batch, tokens, width // self.size, self.size))
-
-    def split_parts(self, qkv):
-        """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
-        x, heads = self.split_heads(qkv), self.num_heads
-        if self.value_width == self.width:
-            # Its gradient is the parts' side by side; that of slices is a sum of three tensors.
-            return ops.split(x, 3, axis=2)
-        # Slices, because under PyTorch a split at given places waits for the GPU.
-        return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
-
-    def merge_heads(self, y):
-        """Reshape `(batch, tokens, heads, size)` to `(batch, tokens, heads * size)`."""
-        batch, tokens, heads, size = ops.shape(y)
-        return ops.reshape(y, (batch, tokens, heads * size))
-
-    def attend(self, query, key, value, training=False, return_attention_scores=False):
-        """Aggregate `value` by the modified attention of `query` to `key`.
-
-        Args:
-            query: `(batch, queries, heads, size)`; `key` and `value` alike,
-                `(batch, keys, heads, size)`.
-            training: Whether entries of the maps are dropped.
-            return_attention_scores: Whether the maps are wanted.
-
-        Returns:
-            `(batch, queries, heads * size)`, and the maps
-            `(batch, heads, queries, keys)` or None where they were not asked for.
-        """
-        modified = self.on_logits or self.on_weights or (training and self.dropout)
-        # Compiled by JAX for a CPU, the fused attention fails in float16.
-        fails = keras.backend.backend() == "jax" and self.compute_dtype == "float16"
-        if not (modified or return_attention_scores or fails):
-            return self.merge_heads(self.fused(query, key, value, training)), None
-        maps = self.run_all(self.on_weights, self.weights_of(query, key, training), training)
-        return self.aggregate(maps, value, training), maps if return_attention_scores else None
-
-    def fused(self, query, key, value, training=False):
-        """Aggregate `value` without a map in memory, `(batch, queries, heads, size)`."""
-        return attention(query, key, value, training)
-
-    def weights_of(self, query, key, training=False):
-        """Return the maps as the softmax gives them, `(batch, heads, queries, keys)`."""
-        return self.softmax(self.run_all(self.on_logits, self.logits_of(query, key), training))
-
-    def logits_of(self, query, key):
-        """Return the scaled products of queries and keys."""
-        # Scaling the queries touches fewer numbers than scaling the logits.
-        query = ops.transpose(query * self.size**-0.5, (0, 2, 1, 3))
-        return ops.matmul(query, ops.transpose(key, (0, 2, 3, 1)))
-
-    def softmax(self, logits):
-        """Normalise along the keys, in float32."""
-        return ops.cast(ops.softmax(ops.cast(logits, "float32")), self.compute_dtype)
-
-    def aggregate(self, maps, value, training=False):
-        """Multiply `(batch, keys, heads, size)` by maps, to `(batch, queries, heads * size)`."""
-        maps = self.run_in_training(self.attn_drop, maps, training and self.dropout)
-        y = ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3)))
-        return self.merge_heads(ops.transpose(y, (0, 2, 1, 3)))
-
-    def project(self, y, training=False):
-        """Return the output of the layer from the aggregated values of all heads."""
-        y = linear(self.proj, y)
-        y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
-        return self.run_all(self.on_output, y, training)
-
-    def call(self, x, training=False, return_attention_scores=False):
-        qkv = linear(self.qkv, self.run_all(self.on_input, x, training))
-        y, maps = self.attend(*self.split_parts(qkv), training, return_attention_scores)
-        y = self.project(y, training)
-        return (y, maps) if return_attention_scores else y
 
 
 def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
@@ -257,7 +258,7 @@ class ClassAttention(Attention):
 
     Args:
         num_heads: Number of heads. It must divide `dim`.
-        num_class_tokens: How many leading tokens ask: 1, or 2 with a
+        num_class_tokens: Number of leading tokens that have queries: 1, or 2 with a
             distillation token (Table B.1).
         class_in_keys: Whether the class tokens are among the keys; False is
             $z = x_\text{patches}$ of Appendix B.
@@ -275,27 +276,19 @@ class ClassAttention(Attention):
         self.num_class_tokens = num_class_tokens
         self.class_in_keys = class_in_keys
 
+    def projections(self, x):
+        asking = x[:, : self.num_class_tokens]
+        asked = x if self.class_in_keys else x[:, self.num_class_tokens :]
+        pairs = ((self.q, asking), (self.k, asked), (self.v, asked))
+        return [self.split_heads(linear(layer, tokens)) for layer, tokens in pairs]
+
     def build(self, input_shape):
         keys = input_shape[1]
         if keys is not None and not self.class_in_keys:
             keys -= self.num_class_tokens
-        self.build_maps(input_shape, queries=self.num_class_tokens, keys=keys)
+        self.build_around(input_shape, queries=self.num_class_tokens, keys=keys)
         self.q = self.dense(self.width, "q", self.qkv_bias)
         self.k = self.dense(self.width, "k", self.qkv_bias)
         self.v = self.dense(self.value_width, "v", self.qkv_bias)
         for child in (self.q, self.k, self.v):
             child.build(input_shape)
-
-    def call(self, x, training=False, return_attention_scores=False):
-        x = self.run_all(self.on_input, x, training)
-        asking = x[:, : self.num_class_tokens]
-        asked = x if self.class_in_keys else x[:, self.num_class_tokens :]
-        y, maps = self.attend(
-            self.split_heads(linear(self.q, asking)),
-            self.split_heads(linear(self.k, asked)),
-            self.split_heads(linear(self.v, asked)),
-            training,
-            return_attention_scores,
-        )
-        y = self.project(y, training)
-        return (y, maps) if return_attention_scores else y

@@ -167,6 +167,14 @@ def _convolve(x, kernel, stride):
     return convolve(x, kernel)
 
 
+def has_fused_attention(dtype: str) -> bool:
+    """Return whether the backend's fused attention computes in `dtype` on this device.
+
+    JAX's fails on a CPU in float16.
+    """
+    return not (jax is not None and dtype == "float16" and jax.default_backend() == "cpu")
+
+
 def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
     """Aggregate `value` by the softmax of the scaled products of `query` and `key`.
 

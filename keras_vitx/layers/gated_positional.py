@@ -113,7 +113,7 @@ class PositionalAttention(Attention):
                 "`grid` must have as many patches as there are tokens; without one they must "
                 f"fill a square. Received: grid={self.grid}, tokens={patches}."
             )
-        self.build_maps(input_shape, queries=patches, keys=patches)
+        self.build_around(input_shape, queries=patches, keys=patches)
         identity = keras.initializers.Identity() if self.conv_start else None
         places = ConvolutionalStart(self.locality_strength) if self.conv_start else None
         self.qk = self.dense(2 * self.width, "qk", self.qkv_bias)
@@ -150,21 +150,19 @@ class PositionalAttention(Attention):
         patches = self.rows * self.columns
         return ops.reshape(pairs, (self.num_heads, patches, patches))
 
-    def weights_of(self, query, key, training=False):
-        logits = self.logits_of(query, key) + self.over_pairs(*self.axis_logits(), ops.add)
-        return self.softmax(self.run_all(self.on_logits, logits, training))
+    def projections(self, x):
+        query, key = ops.split(linear(self.qk, x), 2, axis=-1)
+        return [self.split_heads(part) for part in (query, key, linear(self.v, x))]
+
+    def logits_of(self, query, key):
+        return super().logits_of(query, key) + self.positional_logits()
+
+    def positional_logits(self):
+        """Return the part of the logits that does not depend on the image."""
+        return self.over_pairs(*self.axis_logits(), ops.add)
 
     def fused(self, query, key, value, training=False):
-        logits = self.over_pairs(*self.axis_logits(), ops.add)
-        return ops.dot_product_attention(query, key, value, bias=logits[None])
-
-    def call(self, x, training=False, return_attention_scores=False):
-        x = self.run_all(self.on_input, x, training)
-        query, key = ops.split(linear(self.qk, x), 2, axis=-1)
-        parts = [self.split_heads(part) for part in (query, key, linear(self.v, x))]
-        y, maps = self.attend(*parts, training, return_attention_scores)
-        y = self.project(y, training)
-        return (y, maps) if return_attention_scores else y
+        return ops.dot_product_attention(query, key, value, bias=self.positional_logits()[None])
 
 
 @register
@@ -218,8 +216,12 @@ class GatedPositionalAttention(PositionalAttention):
 
     def weights_of(self, query, key, training=False):
         gates = ops.cast(self.gates(), self.compute_dtype)
-        content = Attention.weights_of(self, query, key, training)
+        content = super().weights_of(query, key, training)
         return (1 - gates) * content + gates * self.positional_map()
+
+    def logits_of(self, query, key):
+        # Those of the content: position has a softmax of its own.
+        return Attention.logits_of(self, query, key)
 
     def fused(self, query, key, value, training=False):
         gates = ops.cast(self.gates(), self.compute_dtype)

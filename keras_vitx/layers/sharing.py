@@ -49,16 +49,18 @@ class SharedAttention(Attention):
     def build(self, input_shape):
         tokens, maps = input_shape
         check_carried(tokens, maps, self.num_heads)
-        self.build_maps(tokens, queries=tokens[1], keys=tokens[1])
+        self.build_around(tokens, queries=tokens[1], keys=tokens[1])
         self.v = self.dense(self.value_width, "v", self.qkv_bias)
         self.v.build(tokens)
 
-    def call(self, x, training=False, return_attention_scores=False):
-        x, carried = x
-        value = self.split_heads(linear(self.v, self.run_all(self.on_input, x, training)))
-        maps = self.run_all(self.on_weights, carried, training)
-        y = self.project(self.aggregate(maps, value, training), training)
-        return (y, maps) if return_attention_scores else y
+    def projections(self, x):
+        return None, None, self.split_heads(linear(self.v, x))
+
+    def maps_of(self, query, key, carried, training=False):
+        return self.run_all(self.on_weights, carried, training)
+
+    def can_fuse(self, training=False):
+        return False
 
 
 @register
@@ -88,12 +90,8 @@ class AccumulatingAttention(Attention):
         check_carried(tokens, maps, self.num_heads)
         super().build(tokens)
 
-    def call(self, x, training=False, return_attention_scores=False):
-        x, carried = x
-        query, key, value = self.split_parts(
-            linear(self.qkv, self.run_all(self.on_input, x, training))
-        )
-        maps = self.run_all(self.on_weights, self.weights_of(query, key, training), training)
-        maps = maps + carried * self.size**-0.5
-        y = self.project(self.aggregate(maps, value, training), training)
-        return (y, maps) if return_attention_scores else y
+    def maps_of(self, query, key, carried, training=False):
+        return super().maps_of(query, key, carried, training) + carried * self.size**-0.5
+
+    def can_fuse(self, training=False):
+        return False
