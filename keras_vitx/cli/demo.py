@@ -75,7 +75,7 @@ def _train(network, source, folder, epochs, seed):
 
 
 def _accuracy(network, pipelines):
-    labels = np.concatenate([labels for _, labels in pipelines.validation.as_numpy_iterator()])
+    labels = np.concatenate([labels for _, labels in pipelines.validation])
     outputs = network.predict(pipelines.validation, verbose=0)
     return float(np.mean(outputs.argmax(axis=-1) == labels))
 

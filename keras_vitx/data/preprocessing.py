@@ -80,7 +80,7 @@ def preprocess_input(images, model) -> np.ndarray:
     if not len(images):
         raise ValueError("images: expected at least one image, got none.")
     resized = [fit_to_model(_pixels(image), facts, facts.crop_ratio) for image in images]
-    return normalize(np.stack(resized).astype("float32"), facts.mean, facts.std)
+    return normalize(np.stack(resized), facts.mean, facts.std)
 
 
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
@@ -154,12 +154,29 @@ def resize_and_crop(
     if not crop_ratio > 0:
         raise ValueError(f"crop_ratio: expected a positive number, got {crop_ratio!r}.")
     scaled = _scaled_size(image.shape[:2], size, crop_ratio)
-    return _centre_crop(_resize(image, scaled, filters[interpolation]), size)
+    return _centre_crop(resize(image, scaled, filters[interpolation]), size)
 
 
-def normalize(images, mean: np.ndarray, std: np.ndarray):
-    """Return (images / 255 - mean) / std, of float32 arrays or tensors (..., channels)."""
-    return (images / 255.0 - mean) / std
+def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
+    """Return a uint8 image (h, w, channels) as uint8 (*size, channels)."""
+    if image.shape[:2] == size:
+        return image
+    if image.shape[-1] == 3:
+        return np.asarray(Image.fromarray(image).resize(size[::-1], resample))
+    # Pillow knows images of one and three channels; others are resized channel by channel.
+    planes = (Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, -1, 0))
+    return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes], axis=-1)
+
+
+def normalize(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Return (images / 255 - mean) / std of images (..., width, channels), as float32."""
+    # Whole rows at once: NumPy is slow where the last axis has three entries.
+    width = images.shape[-2]
+    rows = images.reshape(*images.shape[:-2], -1).astype("float32")
+    rows /= 255.0
+    rows -= np.tile(mean, width)
+    rows /= np.tile(std, width)
+    return rows.reshape(images.shape)
 
 
 def as_uint8(images, what: str) -> np.ndarray:
@@ -255,16 +272,6 @@ def _scaled_size(
         return int(target_height * height / shorter), int(target_height * width / shorter)
     ratio = min(height / target_height, width / target_width)
     return round(height / ratio), round(width / ratio)
-
-
-def _resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
-    if image.shape[:2] == size:
-        return image
-    if image.shape[-1] == 3:
-        return np.asarray(Image.fromarray(image).resize(size[::-1], resample))
-    # Pillow knows one and three channels; others go one by one.
-    planes = (Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, -1, 0))
-    return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes], axis=-1)
 
 
 def _centre_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

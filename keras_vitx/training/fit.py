@@ -88,13 +88,22 @@ def fit(
         source.train,
         validation_data=source.validation,
         epochs=recipe.epochs,
-        callbacks=[best],
+        callbacks=[best, *_epochs_counted(source.train)],
         shuffle=False,
         verbose=verbose,
     )
     if output is not None:
         _write_run(output, model, recipe, best, seed, precision, source, start)
     return history
+
+
+def _epochs_counted(train):
+    """Return a callback that tells our own batches the epoch; other datasets count themselves."""
+    if not hasattr(train, "set_epoch"):
+        return []
+    return [
+        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: train.set_epoch(epoch))
+    ]
 
 
 class KeepBest(keras.callbacks.Callback):

@@ -1,15 +1,14 @@
 import logging
-import os
-import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
+from harness import run_python
 
 from keras_vitx.data import open_source, pipelines, preprocess_input
 
-tf = pytest.importorskip("tensorflow")
-module = sys.modules["keras_vitx.data.pipelines"]
+module = sys.modules["keras_vitx.data.batches"]
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def memory(request, monkeypatch):
 
 
 def taken(dataset):
-    batches = [(x.numpy(), y.numpy()) for x, y in dataset]
+    batches = list(dataset)
     return [x for x, _ in batches], [y for _, y in batches]
 
 
@@ -50,7 +49,6 @@ def test_shapes_types_and_sizes(arrays, small, memory):
     assert [y.shape for y in labels] == [(10,)] * 10
     assert {x.dtype for x in images} == {np.dtype("float32")}
     assert {y.dtype for y in labels} == {np.dtype("int32")}
-    assert result.train.element_spec[0].shape == (10, 16, 16, 3)
     assert len(result.train) == 10 and len(result.validation) == 3
     images, labels = taken(result.validation)
     assert [len(x) for x in images] == [10, 10, 1]
@@ -76,15 +74,23 @@ def test_the_seed_gives_the_same_batches(arrays, small, picture, memory, augment
     textured = np.stack([picture(20, 18, seed=i) for i in range(103)])
     source = open_source(((textured, labels), validation))
 
-    def epochs(seed, global_seed):
-        tf.random.set_seed(global_seed)
-        train = pipelines(source, small, 8, augmentation=augmentation, seed=seed).train
-        return np.stack([np.stack(taken(train)[0]) for _ in range(2)])
+    def train(seed):
+        return pipelines(source, small, 8, augmentation=augmentation, seed=seed).train
 
-    first = epochs(1, 1)
-    np.testing.assert_array_equal(first, epochs(1, 2))
-    assert (first != epochs(2, 1)).any()
+    def epochs(seed):
+        batches = train(seed)
+        return np.stack([np.stack(taken(batches)[0]) for _ in range(2)])
+
+    first = epochs(1)
+    np.testing.assert_array_equal(first, epochs(1))
+    assert (first != epochs(2)).any()
     assert (first[0] != first[1]).any()
+
+    # Neither what was asked for before nor the order of asking matters.
+    again = train(1)
+    for epoch, index in ((1, 7), (0, 3), (1, 0), (1, 1), (1, 8), (0, 3)):
+        again.epoch = epoch
+        np.testing.assert_array_equal(again[index][0], first[epoch, index])
 
 
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
@@ -166,6 +172,7 @@ def test_spare_outputs_are_logged(arrays, make_model, caplog):
     [
         ({"batch_size": 0}, "batch_size: .* got 0"),
         ({"batch_size": 2.5}, r"batch_size: .* got 2\.5"),
+        ({"seed": -1}, "seed: .* got -1"),
         ({"augmentation": "random_resize_crop"}, "Did you mean 'random_resized_crop'"),
     ],
 )
@@ -174,37 +181,70 @@ def test_wrong_arguments_are_found_before_the_source_is_opened(small, options, m
         pipelines("no/such/folder", small, **options)
 
 
-def test_missing_tensorflow_is_named(arrays, small, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ImportError, match=r'pip install "\.\[data\]"'):
-        pipelines(arrays, small)
+class Seen(keras.Layer):
+    """Note the grey levels of the images that are trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.levels = []
+
+    def call(self, x, training=False):
+        if training and not isinstance(x, keras.KerasTensor):
+            self.levels.append(levels([keras.ops.convert_to_numpy(x)]))
+        return x
 
 
-def test_importing_the_package_imports_no_tensorflow():
-    program = (
-        "import sys, keras_vitx.data; "
-        "print([m for m in ('tensorflow', 'tensorflow_datasets', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-    )
-    assert done.stdout.strip() == "[]"
-
-
-def test_keras_trains_on_it(arrays):
-    import keras
-
+@pytest.mark.parametrize("steps_per_epoch", [None, 5])
+def test_keras_trains_on_the_batches_of_each_epoch(arrays, memory, steps_per_epoch):
     inputs = keras.Input((16, 16, 3))
-    outputs = keras.layers.Dense(4)(keras.layers.Flatten()(inputs))
+    outputs = keras.layers.Dense(4)(keras.layers.Flatten()((seen := Seen())(inputs)))
     model = keras.Model(inputs, outputs)
     model.preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3}
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    result = pipelines(arrays, model, batch_size=20)
-    history = model.fit(
-        result.train, validation_data=result.validation, epochs=2, shuffle=False, verbose=0
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True
     )
-    assert np.isfinite(history.history["loss"]).all() and len(history.history["val_loss"]) == 2
+    result = pipelines(arrays, model, batch_size=20, augmentation=None, seed=5)
+    seen.levels.clear()
+    history = model.fit(
+        result.train,
+        validation_data=result.validation,
+        epochs=3,
+        steps_per_epoch=steps_per_epoch,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: result.train.set_epoch(epoch)
+            )
+        ],
+    )
+    assert np.isfinite(history.history["loss"]).all() and len(history.history["val_loss"]) == 3
+    orders = [np.random.default_rng((5, epoch)).permutation(103)[:100] for epoch in range(3)]
+    np.testing.assert_array_equal(np.concatenate(seen.levels), np.concatenate(orders))
+
+
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None
+import numpy as np
+import keras_vitx as kv
+
+def model():
+    return kv.ViT(dim=8, depth=1, num_heads=2, patch_size=8, input_shape=(16, 16, 3), classes=2)
+
+images = np.random.default_rng(0).integers(256, size=(24, 16, 16, 3), dtype="uint8")
+for source, augmentation in (
+    ((images, np.arange(24) % 2), "crop_flip"), (sys.argv[1], "random_resized_crop")
+):
+    history = kv.fit(
+        model(), source, epochs=1, warmup_epochs=0, batch_size=8, verbose=0,
+        augmentation=augmentation,
+    )
+    assert np.isfinite(history.history["val_loss"]).all()
+print(*sorted(name for name in sys.modules if name.startswith("tensorflow")))
+"""
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="needs TensorFlow")
+def test_fit_runs_without_tensorflow(pets):
+    assert run_python(WITHOUT_TENSORFLOW, pets).stdout.split() == ["tensorflow"]
