@@ -1,13 +1,16 @@
 """Images: opening them, bringing them to a model's size, and batches to train on."""
 
+from keras_vitx.data.files import FileBatch, batches_of_files
 from keras_vitx.data.pipelines import Pipelines, pipelines
 from keras_vitx.data.predictions import decode_predictions
 from keras_vitx.data.preprocessing import decode_image, preprocess_input
 from keras_vitx.data.sources import Source, open_source
 
 __all__ = [
+    "FileBatch",
     "Pipelines",
     "Source",
+    "batches_of_files",
     "decode_image",
     "decode_predictions",
     "open_source",

@@ -1,0 +1,70 @@
+"""Many image files, opened batch by batch."""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_vitx.data.preprocessing import Preprocessing, decode_image, fit_to_model, normalize
+
+
+class FileBatch(NamedTuple):
+    """The images of up to `batch_size` files.
+
+    Attributes:
+        paths: The files that were decoded.
+        images: float32 (len(paths), height, width, channels), the input of the
+            model; empty where no file was decoded.
+        errors: The other files, each with its error, which names the file.
+    """
+
+    paths: list[Path]
+    images: np.ndarray
+    errors: dict[Path, OSError]
+
+
+def batches_of_files(
+    paths: Sequence[str | os.PathLike], model, batch_size: int = 32
+) -> Iterator[FileBatch]:
+    """Decode and preprocess image files as `preprocess_input` does, batch by batch.
+
+    Memory holds one batch at the model's size, and one original per core. A
+    file that can't be decoded stops nothing.
+
+    Args:
+        paths: Image files.
+        model: A model of keras_vitx.
+        batch_size: The number of files per batch; the last may be smaller.
+
+    Raises:
+        ValueError: when `batch_size` is not a positive integer, or when the model
+            lacks what `preprocess_input` needs.
+    """
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")
+    return _batches([Path(path) for path in paths], Preprocessing.of(model), batch_size)
+
+
+def _batches(paths: list[Path], facts: Preprocessing, batch_size: int) -> Iterator[FileBatch]:
+    def image_or_error(path: Path) -> np.ndarray | OSError:
+        try:
+            image = decode_image(path)
+        except OSError as error:
+            return error
+        return normalize(fit_to_model(image, facts, facts.crop_ratio), facts.mean, facts.std)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), batch_size):
+            chosen = paths[start : start + batch_size]
+            good, images, errors = [], [], {}
+            for path, result in zip(chosen, pool.map(image_or_error, chosen), strict=True):
+                if isinstance(result, OSError):
+                    errors[path] = result
+                else:
+                    good.append(path)
+                    images.append(result)
+            empty = np.empty((0, *facts.size, facts.channels), "float32")
+            yield FileBatch(good, np.stack(images) if images else empty, errors)
