@@ -11,6 +11,7 @@ from keras_vitx.data import decode_predictions
 from keras_vitx.models import create_model, list_models
 from keras_vitx.models.folders import load, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
+from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import fit
 
 backend.keep_memory()

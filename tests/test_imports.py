@@ -13,7 +13,7 @@ from keras_vitx import backend
 PACKAGE = ROOT / "keras_vitx"
 
 # The parts of the package, and the parts that each may import.
-LEAVES = {"files", "text", "backend", "keras_internals", "classifier"}
+LEAVES = {"files", "text", "backend", "keras_internals", "classifier", "preprocessing"}
 ARROWS = {
     "layers": set(),
     "weights": set(),
@@ -28,6 +28,7 @@ ARROWS = {
     "backend": set(),
     "keras_internals": set(),
     "classifier": set(),
+    "preprocessing": set(),
 }
 
 

@@ -18,7 +18,7 @@ def main(model: ModelOrFile, backend: Backend = None) -> None:
         facts.add_row("output_shape", str(network.output_shape[1:]))
     facts.add_row("family", str(network.family))
     facts.add_row("parameters", f"{network.count_params():,}")
-    for name, value in network.preprocessing.items():
+    for name, value in network.preprocessing.to_dict().items():
         facts.add_row(name, str(value))
     if network.class_names:
         facts.add_row("class names", ", ".join(network.class_names))

@@ -70,7 +70,7 @@ def _checkpoints(pattern: str) -> Table:
             entry.constructor,
             str(entry.image_size),
             "" if entry.top1 is None else f"{entry.top1:.2f}",
-            f"{entry.crop_ratio:g}",
+            f"{entry.preprocessing.crop_ratio:g}",
             entry.licence,
             entry.source,
         )

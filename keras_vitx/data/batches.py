@@ -11,7 +11,8 @@ import numpy as np
 
 from keras_vitx.data.augmentation import DRAWS, random_resized_crop
 from keras_vitx.data.parts import Part
-from keras_vitx.data.preprocessing import Preprocessing, fit_to_model, normalize, with_channels
+from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
+from keras_vitx.preprocessing import ModelInput
 
 # The images of a part are kept in memory where they take no more than this.
 IN_MEMORY_BYTES = 512 * 2**20
@@ -95,7 +96,7 @@ class TrainingBatches(Batches):
     def __init__(
         self,
         part: Part,
-        facts: Preprocessing,
+        facts: ModelInput,
         batch_size: int,
         augment: Callable | None,
         seed: int,
@@ -113,7 +114,9 @@ class TrainingBatches(Batches):
         # A random window is cut from the original image, not from a resized one.
         if self.augment is random_resized_crop:
             return Originals(self.part.images, self.facts.channels)
-        return at_size(self.part, self.facts, self.facts.crop_ratio if not self.augment else 1.0)
+        return at_size(
+            self.part, self.facts, self.facts.preprocessing.crop_ratio if not self.augment else 1.0
+        )
 
     def make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         start = index * self.batch_size
@@ -138,7 +141,7 @@ class EvaluationBatches(Batches):
         batch_size: The number of images per batch.
     """
 
-    def __init__(self, part: Part, facts: Preprocessing, batch_size: int):
+    def __init__(self, part: Part, facts: ModelInput, batch_size: int):
         super().__init__()
         self.part, self.facts, self.batch_size = part, facts, batch_size
 
@@ -148,7 +151,7 @@ class EvaluationBatches(Batches):
     @functools.cached_property
     def images(self) -> Sequence[np.ndarray]:
         """The images at the size of the model."""
-        return at_size(self.part, self.facts, self.facts.crop_ratio)
+        return at_size(self.part, self.facts, self.facts.preprocessing.crop_ratio)
 
     def make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         start = index * self.batch_size
@@ -186,7 +189,7 @@ class Originals(Sequence):
 class Resized(Sequence):
     """Images that are brought to the size and channels of a model when they are asked for."""
 
-    def __init__(self, images: Sequence[np.ndarray], facts: Preprocessing, crop_ratio: float):
+    def __init__(self, images: Sequence[np.ndarray], facts: ModelInput, crop_ratio: float):
         self.images, self.facts, self.crop_ratio = images, facts, crop_ratio
 
     def __len__(self) -> int:
@@ -196,7 +199,7 @@ class Resized(Sequence):
         return fit_to_model(self.images[index], self.facts, self.crop_ratio)
 
 
-def at_size(part: Part, facts: Preprocessing, crop_ratio: float) -> Sequence[np.ndarray]:
+def at_size(part: Part, facts: ModelInput, crop_ratio: float) -> Sequence[np.ndarray]:
     """Return the images at the size of the model: an array where memory allows it."""
     shape = (part.size, *facts.size, facts.channels)
     if isinstance(part.images, np.ndarray) and part.images.shape == shape and crop_ratio == 1:
@@ -214,18 +217,18 @@ def at_size(part: Part, facts: Preprocessing, crop_ratio: float) -> Sequence[np.
 
 
 def stacked(
-    image: Callable[[int], np.ndarray], count: int, facts: Preprocessing, images: Sequence
+    image: Callable[[int], np.ndarray], count: int, facts: ModelInput, images: Sequence
 ) -> np.ndarray:
     """Return `image(0)`, `image(1)`, ... as one normalised batch.
 
     Threads are used unless `images`, where they come from, is an array.
     """
     if isinstance(images, np.ndarray):
-        return normalize(np.stack([image(i) for i in range(count)]), facts.mean, facts.std)
+        return normalize(np.stack([image(i) for i in range(count)]), facts.preprocessing)
     batch = np.empty((count, *facts.size, facts.channels), "float32")
 
     def fill(i: int) -> None:
-        batch[i] = normalize(image(i), facts.mean, facts.std)
+        batch[i] = normalize(image(i), facts.preprocessing)
 
     _in_threads(fill, count)
     return batch

@@ -10,8 +10,8 @@ import numpy as np
 from keras_vitx.data.augmentation import augmentation_named
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
 from keras_vitx.data.parts import Source
-from keras_vitx.data.preprocessing import Preprocessing
 from keras_vitx.data.sources import open_source
+from keras_vitx.preprocessing import ModelInput
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def pipelines(
     augment = augmentation_named(augmentation)
     if not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"seed: expected an integer of 0 or more, got {seed!r}.")
-    facts = Preprocessing.of(model)
+    facts = ModelInput.of(model)
     if not isinstance(source, Source):
         source = open_source(source, validation_split=validation_split, strict=strict, seed=seed)
     _check_classes(source, model)

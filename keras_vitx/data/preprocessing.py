@@ -3,52 +3,12 @@
 import math
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.text import nearest
-
-
-class Preprocessing(NamedTuple):
-    """What a model wants of its images; `mean` and `std` count from 0 to 1."""
-
-    size: tuple[int, int]
-    channels: int
-    mean: np.ndarray
-    std: np.ndarray
-    crop_ratio: float
-    interpolation: str
-
-    @classmethod
-    def of(cls, model) -> "Preprocessing":
-        """Read the facts from `model.input_shape` and `model.preprocessing`.
-
-        Raises:
-            ValueError: when the model hasn't an input (None, height, width,
-                channels) of known size, or lacks the facts.
-        """
-        shape = getattr(model, "input_shape", None)
-        if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
-            raise ValueError(
-                f"model: expected an input of shape (None, height, width, channels), got {shape}."
-            )
-        *size, channels = shape[1:]
-        facts = getattr(model, "preprocessing", None)
-        if not isinstance(facts, dict) or not {"mean", "std"} <= facts.keys():
-            raise ValueError(
-                "model: expected a `preprocessing` dictionary with `mean` and `std`, "
-                f"got {facts!r}. Models of keras_vitx carry one."
-            )
-        mean, std = (np.asarray(facts[key], "float32").reshape(-1) for key in ("mean", "std"))
-        if not len(mean) == len(std) == channels:
-            raise ValueError(
-                f"model: expected a mean and a std for each of {channels} channels, got "
-                f"{facts['mean']} and {facts['std']}."
-            )
-        ratio, interpolation = facts.get("crop_ratio", 1.0), facts.get("interpolation", "bicubic")
-        return cls(tuple(size), channels, mean, std, ratio, interpolation)
 
 
 def preprocess_input(images, model) -> np.ndarray:
@@ -74,13 +34,15 @@ def preprocess_input(images, model) -> np.ndarray:
         ValueError: when an array has another shape, type or range.
         OSError: when a file can't be decoded; it names the file.
     """
-    facts = Preprocessing.of(model)
+    facts = ModelInput.of(model)
     if not isinstance(images, (list, tuple)):
         images = [images] if _is_file_or_picture(images) else _as_batch(images)
     if not len(images):
         raise ValueError("images: expected at least one image, got none.")
-    resized = [fit_to_model(_pixels(image), facts, facts.crop_ratio) for image in images]
-    return normalize(np.stack(resized), facts.mean, facts.std)
+    resized = [
+        fit_to_model(_pixels(image), facts, facts.preprocessing.crop_ratio) for image in images
+    ]
+    return normalize(np.stack(resized), facts.preprocessing)
 
 
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
@@ -168,14 +130,14 @@ def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling)
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes], axis=-1)
 
 
-def normalize(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+def normalize(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
     """Return (images / 255 - mean) / std of images (..., width, channels), as float32."""
     # Whole rows at once: NumPy is slow where the last axis has three entries.
     width = images.shape[-2]
     rows = images.reshape(*images.shape[:-2], -1).astype("float32")
     rows /= 255.0
-    rows -= np.tile(mean, width)
-    rows /= np.tile(std, width)
+    rows -= np.tile(np.float32(preprocessing.mean), width)
+    rows /= np.tile(np.float32(preprocessing.std), width)
     return rows.reshape(images.shape)
 
 
@@ -202,10 +164,10 @@ def as_uint8(images, what: str) -> np.ndarray:
     return np.rint(images * 255).astype("uint8")
 
 
-def fit_to_model(image: np.ndarray, facts: Preprocessing, crop_ratio: float) -> np.ndarray:
+def fit_to_model(image: np.ndarray, facts: ModelInput, crop_ratio: float) -> np.ndarray:
     """Return one uint8 image (h, w, c) at the size and with the channels of a model."""
     image = with_channels(image, facts.channels)
-    return resize_and_crop(image, facts.size, crop_ratio, facts.interpolation)
+    return resize_and_crop(image, facts.size, crop_ratio, facts.preprocessing.interpolation)
 
 
 def _is_file_or_picture(value) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
+from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest
 
 
@@ -97,19 +98,15 @@ class ImagePreprocessing(Layer):
         """Return the layer that makes images ready for `model`.
 
         Args:
-            model: Whatever has the `input_shape` and `preprocessing` of a model of the zoo.
-            **changes: Arguments instead of the model's, such as `crop_ratio=1.13`.
+            model: A model of the zoo, or any object with its `input_shape` and
+                `preprocessing`.
+            **changes: Arguments that replace the model's, e.g. `crop_ratio=1.13`.
 
         Raises:
-            ValueError: when the model lacks the facts.
+            ValueError: if one of the two is missing.
         """
-        shape, facts = (getattr(model, name, None) for name in ("input_shape", "preprocessing"))
-        if not facts or not shape or len(shape) != 4:
-            raise ValueError(
-                "`model` must have an `input_shape` (None, height, width, channels) and a "
-                f"`preprocessing` dictionary. Received: {shape!r} and {facts!r}."
-            )
-        return cls(**{"size": shape[1:3], **facts, **changes})
+        images = ModelInput.of(model)
+        return cls(**{"size": images.size, **images.preprocessing.to_dict(), **changes})
 
     def build(self, input_shape):
         if len(input_shape) != 4 or input_shape[-1] != len(self.mean):

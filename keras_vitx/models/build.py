@@ -12,12 +12,9 @@ from keras_vitx import weights as checkpoints
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import check_top, resolve_shape
 from keras_vitx.models.parts import Factory, Stack, Top
+from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
-from keras_vitx.weights.channels import each_channel
 from keras_vitx.weights.identity import Identity
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MODELS: dict[str, Callable[..., keras.Model]] = {}
 """The constructor of every size, by name."""
@@ -58,10 +55,7 @@ Raises:
 
 
 def family(
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    crop_ratio: float = 1.0,
-    interpolation: str = "bicubic",
+    preprocessing: Preprocessing,
 ) -> Callable[[Callable[..., list]], Callable[..., keras.Model]]:
     """Make a public family function of one that lists a network's layers.
 
@@ -70,10 +64,7 @@ def family(
     its own arguments. What all families share is added here.
 
     Args:
-        mean: Mean of each channel that the family's images are normalised by.
-        std: Standard deviation, likewise; both for values in 0..1.
-        crop_ratio: Share of the resized image's side that evaluation keeps.
-        interpolation: How evaluation resizes.
+        preprocessing: How the family's colour images are prepared.
     """
 
     def decorate(list_layers: Callable[..., list]) -> Callable[..., keras.Model]:
@@ -119,11 +110,7 @@ def family(
                 layers,
                 image_shape,
                 family=list_layers.__name__,
-                preprocessing={
-                    **constructor.preprocessing,
-                    "mean": each_channel(mean, image_shape[-1]),
-                    "std": each_channel(std, image_shape[-1]),
-                },
+                preprocessing=preprocessing.for_channels(image_shape[-1]),
                 remat=remat,
                 input_tensor=images,
                 name=name or _size or list_layers.__name__,
@@ -138,12 +125,7 @@ def family(
 
         constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{PUBLIC_ARGUMENTS}"
         constructor.__signature__ = _public_signature(list_layers, constructor)
-        constructor.preprocessing = {
-            "mean": mean,
-            "std": std,
-            "crop_ratio": crop_ratio,
-            "interpolation": interpolation,
-        }
+        constructor.preprocessing = preprocessing
         return constructor
 
     return decorate

@@ -13,9 +13,10 @@ from keras_vitx.layers import (
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
 from keras_vitx.models.parts import Layers, Stack, Top, class_tokens, last_norm
+from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 
-@family(crop_ratio=1.0)
+@family(IMAGENET_COLOURS)
 def CaiT(
     image_shape: tuple[int, int, int],
     top: Top,

@@ -8,12 +8,13 @@ from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbeddin
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_heads, patch_grid
 from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
+from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 PLACES = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
 PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
 
 
-@family(crop_ratio=0.9)
+@family(IMAGENET_COLOURS.but(crop_ratio=0.9))
 def CBViT(
     image_shape: tuple[int, int, int],
     top: Top,

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.models import depth
+from keras_vitx.preprocessing import Preprocessing
 
 
 @register
@@ -24,8 +25,8 @@ class Chain(keras.Model):
         layers: The layers, unbuilt and with distinct names.
         input_shape: `(height, width, channels)` of an image.
         family: Name of the family function that made the list.
-        preprocessing: How images are made ready for it: `mean` and `std` (one a
-            channel, for values in 0..1), `crop_ratio`, `interpolation`.
+        preprocessing: How images are prepared: a `Preprocessing`, or a dictionary of
+            its attributes.
         class_names: Names of the classes, in the order of the outputs.
         scan: Whether training runs equal blocks as one loop where that pays
             (under JAX). The results are the same.
@@ -41,7 +42,7 @@ class Chain(keras.Model):
         layers: Sequence[keras.layers.Layer],
         input_shape: tuple[int, int, int],
         family: str | None = None,
-        preprocessing: dict[str, Any] | None = None,
+        preprocessing: Preprocessing | dict[str, Any] | None = None,
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
@@ -67,6 +68,15 @@ class Chain(keras.Model):
         self.remat = remat
 
     @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images are prepared; a dictionary that is assigned becomes a `Preprocessing`."""
+        return self._preprocessing
+
+    @preprocessing.setter
+    def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
+        self._preprocessing = None if value is None else Preprocessing.of(value)
+
+    @property
     def steps(self) -> list[keras.layers.Layer]:
         """The list of layers."""
         return [layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer)]
@@ -88,7 +98,7 @@ class Chain(keras.Model):
             "layers": serialize(self.steps),
             "input_shape": self.input_shape[1:],
             "family": self.family,
-            "preprocessing": self.preprocessing,
+            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
             "class_names": self.class_names and list(self.class_names),
             "scan": self.scan,
             "remat": self.remat,

@@ -14,9 +14,10 @@ from keras_vitx.layers import (
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
 from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
+from keras_vitx.preprocessing import HALVES
 
 
-@family(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_ratio=0.9)
+@family(HALVES.but(crop_ratio=0.9))
 def DeepViT(
     image_shape: tuple[int, int, int],
     top: Top,

@@ -7,9 +7,10 @@ from keras_vitx.layers import MLP, ContextBroadcasting, PatchEmbedding, TokenMix
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, patch_grid
 from keras_vitx.models.parts import Layers, Stack, Top, last_norm
+from keras_vitx.preprocessing import HALVES
 
 
-@family(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_ratio=0.875)
+@family(HALVES.but(crop_ratio=0.875))
 def Mixer(
     image_shape: tuple[int, int, int],
     top: Top,

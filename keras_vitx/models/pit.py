@@ -17,9 +17,10 @@ from keras_vitx.layers import (
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
 from keras_vitx.models.parts import Layers, Stack, Top, last_norm
+from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 
-@family(crop_ratio=0.9)
+@family(IMAGENET_COLOURS.but(crop_ratio=0.9))
 def PiT(
     image_shape: tuple[int, int, int],
     top: Top,

@@ -9,9 +9,10 @@ from keras_vitx.layers import MLP, Attention, PatchEmbedding
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_heads, patch_grid
 from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
+from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 
-@family(crop_ratio=0.9)
+@family(IMAGENET_COLOURS.but(crop_ratio=0.9))
 def ViT(
     image_shape: tuple[int, int, int],
     top: Top,

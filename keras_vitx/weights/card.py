@@ -55,6 +55,7 @@ def model_card(
 def _facts(model, weights, classifies, accuracy, dataset, licence) -> dict:
     height, width, channels = model.input_shape[1:]
     pytorch = ", under the names of PyTorch's checkpoints"
+    preprocessing = model.preprocessing.to_dict() if model.preprocessing else {}
     output = f"{model.output_shape[-1]} classes" if classifies else f"features {model.output_shape}"
     return {
         "Family": model.family or "none",
@@ -65,7 +66,7 @@ def _facts(model, weights, classifies, accuracy, dataset, licence) -> dict:
         "Trained on": dataset or "not stated",
         "Licence": licence or "not stated",
         "Weights": f"`{weights}`" + pytorch * weights.endswith(".safetensors"),
-        **{f"Images' {name}": value for name, value in (model.preprocessing or {}).items()},
+        **{f"Images' {name}": value for name, value in preprocessing.items()},
     }
 
 

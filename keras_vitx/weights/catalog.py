@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from math import sqrt
 
+from keras_vitx.preprocessing import HALVES, IMAGENET_COLOURS, Preprocessing
 from keras_vitx.text import nearest
 
 IMAGENET = "imagenet"
@@ -28,9 +29,7 @@ class Checkpoint:
         url: Its authors' own file (PyTorch or NumPy), where there is one.
         sha256: Hash of `file`, or how it begins; None where it is not known.
         classes: Number of classes of its head.
-        mean, std: Of each channel, for images in [0, 1].
-        crop_ratio: Share of the resized image's side that the crop keeps.
-        interpolation: Of the resize.
+        preprocessing: How its images are prepared.
         licence: SPDX name in lower case; None where none is stated.
         distilled: Whether it was trained with a teacher.
         distillation_token: Whether it has DeiT's second token.
@@ -51,25 +50,12 @@ class Checkpoint:
     url: str | None = None
     sha256: str | None = None
     classes: int = 1000
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    crop_ratio: float = 1.0
-    interpolation: str = "bicubic"
+    preprocessing: Preprocessing = IMAGENET_COLOURS
     licence: str | None = "apache-2.0"
     distilled: bool = False
     distillation_token: bool = False
     also_starts: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
-
-    @property
-    def preprocessing(self) -> dict:
-        """What images need before this checkpoint's model sees them."""
-        return {
-            "mean": self.mean,
-            "std": self.std,
-            "crop_ratio": self.crop_ratio,
-            "interpolation": self.interpolation,
-        }
 
     @property
     def url_file(self) -> str | None:
@@ -96,7 +82,6 @@ def _timm(name: str, constructor: str, image_size: int, *accuracies: float, **fa
 
 FACEBOOK = "https://dl.fbaipublicfiles.com/deit/"
 SHORT = {"tiny": "Ti", "small": "S", "base": "B"}
-HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 def _cait(size: str, image_size: int, *accuracies: float) -> Checkpoint:
@@ -115,7 +100,7 @@ def _deit(size: str, image_size: int, digest: str, *accuracies: float) -> Checkp
         image_size,
         *accuracies,
         url=f"{FACEBOOK}{stem}-{digest}.pth",
-        crop_ratio=0.9 if image_size == 224 else 1.0,
+        preprocessing=IMAGENET_COLOURS.but(crop_ratio=0.9 if image_size == 224 else 1.0),
         distilled=distilled,
         distillation_token=distilled,
         # Context Broadcasting adds no variables.
@@ -125,7 +110,8 @@ def _deit(size: str, image_size: int, digest: str, *accuracies: float) -> Checkp
 
 def _convit(size: str, *accuracies: float) -> Checkpoint:
     name = f"convit_{size}.fb_in1k"
-    return _timm(name, f"ConViT_{SHORT[size]}", 224, *accuracies, crop_ratio=0.875)
+    preprocessing = IMAGENET_COLOURS.but(crop_ratio=0.875)
+    return _timm(name, f"ConViT_{SHORT[size]}", 224, *accuracies, preprocessing=preprocessing)
 
 
 def _pit(size: str, distilled: bool, *accuracies: float) -> Checkpoint:
@@ -134,7 +120,7 @@ def _pit(size: str, distilled: bool, *accuracies: float) -> Checkpoint:
         "PiT_B",
         224,
         *accuracies,
-        crop_ratio=0.9,
+        preprocessing=IMAGENET_COLOURS.but(crop_ratio=0.9),
         distilled=distilled,
         distillation_token=distilled,
         also_starts=("CBPiT_B",),
@@ -148,16 +134,20 @@ def _augreg(size: str, image_size: int, tag: str, *accuracies: float) -> Checkpo
         image_size,
         *accuracies,
         classes=1000 if accuracies else 21843,
-        crop_ratio=0.9 if image_size == 224 else 1.0,
-        **HALVES,
+        preprocessing=HALVES.but(crop_ratio=0.9 if image_size == 224 else 1.0),
     )
 
 
 def _mixer(tag: str, classes: int, *accuracies: float) -> Checkpoint:
-    miil = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
-    facts = miil if tag.startswith("miil") else HALVES
-    name = f"mixer_b16_224.{tag}"
-    return _timm(name, "Mixer_B16", 224, *accuracies, classes=classes, crop_ratio=0.875, **facts)
+    miil = Preprocessing((0.0,) * 3, (1.0,) * 3, 0.875, "bilinear")
+    return _timm(
+        f"mixer_b16_224.{tag}",
+        "Mixer_B16",
+        224,
+        *accuracies,
+        classes=classes,
+        preprocessing=miil if tag.startswith("miil") else HALVES.but(crop_ratio=0.875),
+    )
 
 
 def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: str, **facts):
@@ -167,7 +157,8 @@ def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: 
 
 def _deepvit(size: str, top1: float, key: str) -> Checkpoint:
     name = f"deepvit_{size.lower()}"
-    return _on_a_drive(name, f"DeepViT_{size}", 224, top1, key, crop_ratio=0.9, **HALVES)
+    preprocessing = HALVES.but(crop_ratio=0.9)
+    return _on_a_drive(name, f"DeepViT_{size}", 224, top1, key, preprocessing=preprocessing)
 
 
 CHECKPOINTS = (
@@ -225,7 +216,8 @@ CHECKPOINTS = (
         448,
         86.0,
         "12v1WbxG6_mZQ0FYnXIhKiqbtg5bI4pGL",
-        crop_ratio=1.13,
+        # Refiner, Section 4.4: receptive field calibration.
+        preprocessing=IMAGENET_COLOURS.but(crop_ratio=1.13),
     ),
     Checkpoint(
         "cifar10",

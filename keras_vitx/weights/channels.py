@@ -1,6 +1,4 @@
-"""Weights and facts for colour images, where a model's images have other channels."""
-
-from collections.abc import Sequence
+"""Kernels for colour images, where a model's images have other channels."""
 
 import numpy as np
 
@@ -27,10 +25,3 @@ def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
         return kernel.sum(axis=-2, keepdims=True)
     repeated = np.take(kernel, np.arange(channels) % colours, axis=-2)
     return repeated * np.float32(colours / channels)
-
-
-def each_channel(values: Sequence[float], channels: int) -> list[float]:
-    """Return one value a channel; other than three channels share the mean."""
-    if channels == len(values):
-        return list(values)
-    return [sum(values) / len(values)] * channels

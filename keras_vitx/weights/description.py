@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.weights.positions import Grid
 
 LIBRARY = "keras_vitx"
@@ -17,18 +18,21 @@ class Description:
         family: Its family, such as "CaiT".
         grid: (rows, columns) of its patches, None where it has no positions.
         class_names: One for each class, or None.
-        preprocessing: What its images need, or None.
+        preprocessing: How its images are prepared, or None.
     """
 
     model: str
     family: str
     grid: Grid | None
     class_names: tuple[str, ...] | None
-    preprocessing: dict | None
+    preprocessing: Preprocessing | None
 
     def to_metadata(self) -> dict[str, str]:
         """Return the facts as the strings that a safetensors file holds, JSON each."""
-        facts = {key: json.dumps(value, default=float) for key, value in vars(self).items()}
+        facts = {
+            key: json.dumps(value.to_dict() if isinstance(value, Preprocessing) else value)
+            for key, value in vars(self).items()
+        }
         # Tensors stand under PyTorch's names and in its layout, and the
         # "format" entry is how readers of safetensors know that.
         return {"format": "pt", "library": LIBRARY, **facts}
@@ -52,7 +56,7 @@ class Description:
                 family=str(facts["family"]),
                 grid=None if grid is None else (int(grid[0]), int(grid[1])),
                 class_names=None if names is None else tuple(str(name) for name in names),
-                preprocessing=None if preprocessing is None else _preprocessing(preprocessing),
+                preprocessing=None if preprocessing is None else Preprocessing.of(preprocessing),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"The file's metadata can't be read: {error!r}.") from error
@@ -68,14 +72,5 @@ def describe(model) -> Description:
         family=getattr(model, "family", ""),
         grid=tuple(int(n) for n in positions[0].grid) if positions else None,
         class_names=None if names is None else tuple(names),
-        preprocessing=None if preprocessing is None else dict(preprocessing),
+        preprocessing=None if preprocessing is None else Preprocessing.of(preprocessing),
     )
-
-
-def _preprocessing(entry: dict) -> dict:
-    return {
-        "mean": tuple(float(x) for x in entry["mean"]),
-        "std": tuple(float(x) for x in entry["std"]),
-        "crop_ratio": float(entry["crop_ratio"]),
-        "interpolation": str(entry["interpolation"]),
-    }

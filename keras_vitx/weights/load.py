@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_vitx.weights.catalog import CHECKPOINTS, IMAGENET, Checkpoint, find
-from keras_vitx.weights.channels import each_channel
 from keras_vitx.weights.convert import convert
 from keras_vitx.weights.hub import SCHEME, download, parse, shipped, verified
 from keras_vitx.weights.identity import Identity
@@ -131,10 +130,7 @@ def load(model, resolved: Resolved | None, sizes: Mapping[str, Identity] | None 
         raise ValueError(f"{named}: {error}") from error
     if facts is not None:
         if facts.preprocessing is not None:
-            model.preprocessing = facts.preprocessing | {
-                key: each_channel(facts.preprocessing[key], model.input_shape[-1])
-                for key in ("mean", "std")
-            }
+            model.preprocessing = facts.preprocessing.for_channels(model.input_shape[-1])
         if conversion.head:
             model.class_names = facts.class_names
     # For a later fine-tuning: without class names, nothing else tells a trained head.

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
+from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import needs_extra
 from keras_vitx.weights.description import Description
 
@@ -299,7 +300,7 @@ def _described(config: Any) -> Description:
         family=str(config.get("family")),
         grid=None if grid is None else (int(grid[0]), int(grid[1])),
         class_names=None if names is None else tuple(str(name) for name in names),
-        preprocessing=None if preprocessing is None else dict(_values(preprocessing)),
+        preprocessing=None if preprocessing is None else Preprocessing.of(_values(preprocessing)),
     )
 
 

@@ -201,7 +201,7 @@ def test_list_of_checkpoints(run):
         cells = [cell.strip() for cell in row.split("│")[1:-1]]
         assert cells[:3] == [checkpoint.name, checkpoint.constructor, str(checkpoint.image_size)]
         assert cells[3] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
-        assert float(cells[4]) == checkpoint.crop_ratio
+        assert float(cells[4]) == checkpoint.preprocessing.crop_ratio
         assert cells[5:] == [checkpoint.licence or "", checkpoint.source]
     _, out, _ = run("list", "--weights", "cait_s36*")
     assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out

@@ -127,12 +127,12 @@ def test_wrong_images_are_an_error(make_model, images, message):
 def test_a_model_without_the_facts_is_an_error(make_model, picture):
     model = make_model()
     del model.preprocessing
-    with pytest.raises(ValueError, match="`preprocessing` dictionary"):
+    with pytest.raises(ValueError, match="has no `preprocessing`"):
         preprocess_input(picture(8, 8), model)
     with pytest.raises(ValueError, match=r"got \(None, None, 32, 3\)"):
         preprocess_input(picture(8, 8), make_model((None, 32)))
     with pytest.raises(ValueError, match="each of 3 channels"):
-        preprocess_input(picture(8, 8), make_model(mean=[0.5]))
+        preprocess_input(picture(8, 8), make_model(mean=[0.5], std=[0.5]))
 
 
 def test_a_file_is_turned_upright(tmp_path, picture, save):

@@ -17,7 +17,7 @@ def test_ten_public_cait_checkpoints_and_a_shipped_one():
         assert str(checkpoint.image_size) in checkpoint.name
         size = checkpoint.constructor.removeprefix("CaiT_")
         assert checkpoint.url.endswith(f"/{size}_{checkpoint.image_size}.pth")
-        assert (checkpoint.classes, checkpoint.crop_ratio) == (1000, 1.0)
+        assert (checkpoint.classes, checkpoint.preprocessing.crop_ratio) == (1000, 1.0)
         assert 78 < checkpoint.top1 < 87
 
 
@@ -95,7 +95,7 @@ def test_every_checkpoint_fits_what_it_says(checkpoint):
         assert not arguments or "distillation_token" in parameters
         found = find(checkpoint.name, name, **arguments)
         assert found is checkpoint
-    assert Image.Resampling[checkpoint.interpolation.upper()]
+    assert Image.Resampling[checkpoint.preprocessing.interpolation.upper()]
 
 
 @pytest.mark.parametrize(

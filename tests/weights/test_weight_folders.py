@@ -26,12 +26,7 @@ constants = pytest.importorskip("huggingface_hub.constants")
 
 IMAGES = numbers((2, 16, 16, 3))
 NAMES = tuple("abcde")
-PREPROCESSING = {
-    "mean": [0.1, 0.2, 0.3],
-    "std": [0.5, 0.5, 0.25],
-    "crop_ratio": 0.875,
-    "interpolation": "bilinear",
-}
+PREPROCESSING = kv.Preprocessing([0.1, 0.2, 0.3], [0.5, 0.5, 0.25], 0.875, "bilinear")
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -462,7 +457,7 @@ def test_a_source_of_the_catalogue(hub, tmp_path):
     kv.weights.save_safetensors(expected, tmp_path / "theirs" / "model.safetensors")
     hub("timm/deit_tiny_distilled_patch16_224.fb_in1k", tmp_path / "theirs")
     model = kv.load("hf://timm/deit_tiny_distilled_patch16_224.fb_in1k")
-    assert (model.name, model.preprocessing["crop_ratio"]) == ("ViT_Ti", 0.9)
+    assert (model.name, model.preprocessing.crop_ratio) == ("ViT_Ti", 0.9)
     np.testing.assert_array_equal(
         array(model.get_layer("dist_token").token), array(expected.get_layer("dist_token").token)
     )

@@ -113,4 +113,4 @@ def test_other_channels_as_timm_has_them(timm, tmp_path, channels):
     model = kv.ViT_Ti(weights=str(path), depth=1, input_shape=(224, 224, channels))
     found = keras.ops.convert_to_numpy(model.weights[0])
     np.testing.assert_allclose(found, kernel.permute(2, 3, 1, 0).numpy(), rtol=1e-6, atol=1e-7)
-    assert len(model.preprocessing["mean"]) == channels
+    assert len(model.preprocessing.mean) == channels

@@ -26,10 +26,10 @@ def test_what_a_file_of_ours_restores(tiny, golden_file, same_weights, tmp_path)
     loaded = tiny(weights=path)
     same_weights(loaded, model)
     assert tuple(loaded.class_names) == model.class_names
-    assert dict(loaded.preprocessing) == dict(model.preprocessing)
+    assert loaded.preprocessing == model.preprocessing
     other = tiny(weights=path, classes=7)
     assert other.class_names is None
-    assert other.preprocessing["crop_ratio"] == 0.875
+    assert other.preprocessing.crop_ratio == 0.875
     with safe_open(path, "numpy") as file:
         metadata = file.metadata()
     assert metadata["provenance"] == "a test"

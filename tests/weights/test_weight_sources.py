@@ -15,6 +15,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from keras_vitx.preprocessing import HALVES
 from keras_vitx.weights import catalog, hub, load_weights, resolve
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -59,9 +60,9 @@ def test_a_catalogue_entry_from_the_cache(cache, tiny):
         assert resolved.checkpoint.name == "cait_s36_384.fb_dist_in1k"
         assert resolved.image_size == 384
     model = tiny()
-    model.preprocessing = {"mean": (0.5,) * 3}
+    model.preprocessing = HALVES
     load_weights(model, "hf://timm/cait_s36_384.fb_dist_in1k")
-    assert tuple(model.preprocessing["mean"]) == (0.485, 0.456, 0.406)
+    assert model.preprocessing.mean == (0.485, 0.456, 0.406)
 
 
 def test_offline_with_nothing_cached(cache, tmp_path):
@@ -333,5 +334,5 @@ def test_a_shipped_checkpoint_names_the_classes(tmp_path, monkeypatch, golden_fi
     shutil.copyfile(golden_file, tmp_path / "weights" / "cait_mini_cifar10.safetensors")
     model = tiny(weights="cifar10")
     assert tuple(model.class_names) == catalog.find("cifar10", None).class_names
-    assert tuple(model.preprocessing["std"]) == (0.229, 0.224, 0.225)
+    assert model.preprocessing.std == (0.229, 0.224, 0.225)
     assert tiny(weights="cifar10", classes=3).class_names is None

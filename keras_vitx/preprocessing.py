@@ -1,0 +1,161 @@
+"""How images are prepared for a model: one record, shared by all parts of the package."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from numbers import Real
+from typing import Any
+
+from keras_vitx.text import nearest
+
+INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
+
+
+def _one_per_channel(name: str, values: Any) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        numbers = ()
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"`{name}` must be one finite number per channel. Received: {values!r}.")
+    return numbers
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The evaluation transform of a model: resize, centre crop, `(x - mean) / std`.
+
+    Attributes:
+        mean: Mean per channel, for pixel values in 0..1.
+        std: Standard deviation per channel, likewise.
+        crop_ratio: Fraction of the resized image's shorter side that is kept. Above 1,
+            the image is padded with black pixels.
+        interpolation: Resampling filter of the resize, one of `INTERPOLATIONS`.
+
+    Raises:
+        ValueError: if a value is out of range; the message names the argument.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    crop_ratio: float = 1.0
+    interpolation: str = "bicubic"
+
+    def __post_init__(self):
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _one_per_channel(name, getattr(self, name)))
+        if len(self.mean) != len(self.std):
+            raise ValueError(
+                "`mean` and `std` must have one value per channel. "
+                f"Received: mean={self.mean}, std={self.std}."
+            )
+        if not all(value > 0 for value in self.std):
+            raise ValueError(f"`std` must be positive. Received: {self.std}.")
+        if not isinstance(self.crop_ratio, Real) or not 0 < self.crop_ratio < math.inf:
+            raise ValueError(f"`crop_ratio` must be above 0. Received: {self.crop_ratio!r}.")
+        object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
+        if self.interpolation not in INTERPOLATIONS:
+            hint = nearest(self.interpolation, INTERPOLATIONS)
+            raise ValueError(f"`interpolation` {self.interpolation!r} is unknown. {hint}")
+
+    @classmethod
+    def of(cls, value: "Preprocessing | Mapping[str, Any]") -> "Preprocessing":
+        """Return `value` as a record: one already, or a dictionary of its attributes.
+
+        Raises:
+            ValueError: if `value` is something else, or lacks `mean` or `std`.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping) or not {"mean", "std"} <= set(value):
+            raise ValueError(
+                "`preprocessing` must be a `Preprocessing`, or a dictionary with `mean` and "
+                f"`std`. Received: {value!r}."
+            )
+        unknown = sorted(set(value) - set(cls.__dataclass_fields__))
+        if unknown:
+            hint = nearest(unknown[0], cls.__dataclass_fields__)
+            raise ValueError(f"`preprocessing` has no entry {unknown[0]!r}. {hint}")
+        return cls(**value)
+
+    def but(self, **changes: Any) -> "Preprocessing":
+        """Return a copy with some values changed, e.g. `.but(crop_ratio=1.13)`."""
+        return self.of({**asdict(self), **changes})
+
+    def for_channels(self, channels: int) -> "Preprocessing":
+        """Return a copy for images of `channels` channels.
+
+        If the number differs, each channel gets the mean over the channels.
+        """
+        if channels == len(self.mean):
+            return self
+        mean, std = ((sum(values) / len(values),) * channels for values in (self.mean, self.std))
+        return replace(self, mean=mean, std=std)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as JSON holds them; `of` reads them back."""
+        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+
+
+IMAGENET_COLOURS = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of ImageNet's pixels."""
+
+HALVES = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Pixel values are mapped to -1..1."""
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """The images that a model takes.
+
+    It has the two attributes of a model that describe its images, and can stand in for
+    the model wherever images are prepared.
+
+    Attributes:
+        input_shape: `(None, height, width, channels)`.
+        preprocessing: How images are prepared, with one mean and std per channel.
+    """
+
+    input_shape: tuple[int | None, ...]
+    preprocessing: Preprocessing
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelInput":
+        """Read `model.input_shape` and `model.preprocessing`.
+
+        Args:
+            model: A model of keras_vitx, or any object with these two attributes.
+
+        Raises:
+            ValueError: if the input is not `(None, height, width, channels)` of known size,
+                or `preprocessing` is missing or does not fit the channels.
+        """
+        shape = getattr(model, "input_shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
+            raise ValueError(
+                f"model: expected an input of shape (None, height, width, channels), got {shape}."
+            )
+        preprocessing = getattr(model, "preprocessing", None)
+        if preprocessing is None:
+            raise ValueError(
+                "model: it has no `preprocessing`, the mean and std that images are normalised "
+                "with. Models of keras_vitx have one; give another model its own: "
+                "`model.preprocessing = keras_vitx.Preprocessing(mean, std)`."
+            )
+        preprocessing = Preprocessing.of(preprocessing)
+        if len(preprocessing.mean) != shape[-1]:
+            raise ValueError(
+                f"model: expected a mean and a std for each of {shape[-1]} channels, got "
+                f"{preprocessing.mean} and {preprocessing.std}."
+            )
+        return cls(shape, preprocessing)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.input_shape[1:3]
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return self.input_shape[-1]
