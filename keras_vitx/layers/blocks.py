@@ -1,6 +1,7 @@
 """Blocks of a transformer. A block is given its attention and its MLP."""
 
 import inspect
+from typing import Any
 
 import keras
 from keras import ops
@@ -162,10 +163,14 @@ class CarryingBlock(Block):
         mlp: As in `Block`.
         takes_maps: Whether the block before hands maps on.
         gives_maps: Whether this block hands maps on.
-        similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training, the
-            loss grows by $\lambda$ times the mean cosine between this block's maps and
-            the carried ones, over heads and keys.
+        similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training,
+            $\lambda$ times the similarity of this block's maps to the carried ones is
+            added to the loss.
+        similarity_over: Axis of the cosine, as in `map_similarity`.
         **kwargs: Further arguments of `Block`.
+
+    Raises:
+        ValueError: for an unknown `similarity_over`.
     """
 
     def __init__(
@@ -175,12 +180,15 @@ class CarryingBlock(Block):
         takes_maps: bool = True,
         gives_maps: bool = True,
         similarity: float = 0.0,
+        similarity_over: str = "heads",
         **kwargs,
     ):
         super().__init__(attention, mlp, **kwargs)
+        check_similarity_over(similarity_over)
         self.takes_maps = takes_maps
         self.gives_maps = gives_maps
         self.similarity = similarity
+        self.similarity_over = similarity_over
 
     def build(self, input_shape):
         tokens = input_shape[0] if self.takes_maps else input_shape
@@ -211,22 +219,41 @@ class CarryingBlock(Block):
             self.gives_maps or self.similarity or return_attention_scores,
         )
         if self.similarity and training:
-            self.add_loss(self.similarity * similarity(maps, carried))
+            self.add_loss(self.similarity * map_similarity(maps, carried, self.similarity_over))
         x = self.add_branches(x, attended, training)
         if self.gives_maps:
             x = (x, maps if self.attention.computes_maps else carried)
         return (x, maps) if return_attention_scores else x
 
 
-def similarity(maps, others):
-    r"""Return the mean cosine of two blocks' maps, a number (DeepViT, Section 3, Equation 2).
+SIMILARITY_AXES = {"heads": 1, "queries": 2}
 
-    $\cos(A_{h,:,t}, B_{h,:,t})$, averaged over images, heads $h$ and keys $t$.
+
+def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
+    r"""Return the mean cosine between the maps of two blocks, a scalar.
 
     Args:
-        maps: `(batch, heads, queries, keys)`, and `others` alike.
+        maps: `(batch, heads, queries, keys)`.
+        others: The same shape.
+        over: `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, averaged over queries and keys, as
+            in the released DeepViT loss. `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$,
+            averaged over heads and keys (DeepViT, Section 3, Equation 2). Both are
+            averaged over the batch.
     """
+    axis = SIMILARITY_AXES[over]
     maps, others = (ops.cast(part, "float32") for part in (maps, others))
-    product = ops.sum(maps * others, axis=2)
-    norms = ops.sum(maps**2, axis=2) * ops.sum(others**2, axis=2)
-    return ops.mean(product * ops.rsqrt(norms + 1e-12))
+    norms = (ops.maximum(ops.sum(part**2, axis), 1e-16) for part in (maps, others))
+    scale, other_scale = map(ops.rsqrt, norms)
+    return ops.mean(ops.sum(maps * others, axis) * scale * other_scale)
+
+
+def check_similarity_over(over: str) -> None:
+    """Check the axis of `map_similarity`.
+
+    Raises:
+        ValueError: for an unknown axis.
+    """
+    if over not in SIMILARITY_AXES:
+        raise ValueError(
+            f"`similarity_over` must be one of {tuple(SIMILARITY_AXES)}. Received: {over!r}."
+        )

@@ -13,7 +13,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
+from keras_vitx.models.parts import Layers, Stack, Top, class_token_first, similarity_weights
 from keras_vitx.preprocessing import HALVES
 
 
@@ -34,6 +34,7 @@ def DeepViT(
     shared_depth: int = 0,
     similarity: float = 0.0,
     similarity_depth: int = 0,
+    similarity_over: str = "heads",
 ) -> Layers:
     """Re-attention makes new maps from all heads, so that deep blocks differ.
 
@@ -53,10 +54,13 @@ def DeepViT(
         patch_size: Side of a patch in pixels.
         shared_depth: Number of blocks, the last ones, that reuse the map of the one
             before them, mixed and normalised anew (Table 3, Appendix A, Equation 5).
-        similarity: Weight in the loss of the cosine between the maps of blocks that
-            follow each other (Appendix A, Equation 6).
-        similarity_depth: Number of blocks, the first ones, each compared with the
-            next for it.
+        similarity: Weight in the loss of the mean similarity between the maps of
+            consecutive blocks (Appendix A, Equation 6). The released loss has 0.1, that
+            is lambda = 0.1 / similarity_depth for each pair.
+        similarity_depth: Number of blocks, from the first one on, that are compared with
+            the block after them.
+        similarity_over: Axis of the cosine: `"heads"` as in the released loss, or
+            `"queries"` as in Equation 2.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
@@ -65,7 +69,6 @@ def DeepViT(
     depths = {
         "re_attention_depth": (re_attention_depth, depth),
         "shared_depth": (shared_depth, depth - 1),
-        "similarity_depth": (similarity_depth, depth - 1),
     }
     for name, (count, most) in depths.items():
         check_counts(least=0, **{name: count})
@@ -89,8 +92,8 @@ def DeepViT(
         own_attention,
         lambda index: MLP(mlp_ratio, dropout=stack.dropout),
         stack.rates(depth),
-        similarity=[0.0] + [similarity] * similarity_depth,
         residual_scale=residual_scale,
+        **similarity_weights(depth, similarity, similarity_depth, similarity_over),
     )
     stem = ConvStem if conv_stem else PatchEmbedding
     return class_token_first(

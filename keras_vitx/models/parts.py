@@ -18,6 +18,7 @@ from keras_vitx.layers import (
     PositionEmbedding,
     TokenPooling,
 )
+from keras_vitx.layers.blocks import check_similarity_over
 from keras_vitx.models.checks import check_counts
 
 Layers = list[keras.layers.Layer]
@@ -163,6 +164,7 @@ class Stack:
         first: int = 0,
         entry: int = 0,
         similarity: Sequence[float] = (),
+        similarity_over: str = "heads",
         **arguments: Any,
     ) -> Layers:
         """Return one block for each rate of stochastic depth.
@@ -178,7 +180,9 @@ class Stack:
             first: Index of the first block.
             entry: Place of the block before which the class token enters; no maps are
                 handed on over it.
-            similarity: As in `CarryingBlock`, for as many blocks as it has entries.
+            similarity: As in `CarryingBlock`, one entry per block from the first one on;
+                blocks beyond the last entry have none.
+            similarity_over: As in `CarryingBlock`.
             **arguments: Further arguments of each block.
 
         Raises:
@@ -216,6 +220,7 @@ class Stack:
                     "takes_maps": takes[i],
                     "gives_maps": gives[i],
                     "similarity": weights[i],
+                    "similarity_over": similarity_over,
                 }
             blocks.append(
                 kind(
@@ -228,6 +233,42 @@ class Stack:
                 )
             )
         return blocks
+
+
+def similarity_weights(
+    depth: int, similarity: float, similarity_depth: int, similarity_over: str
+) -> dict[str, Any]:
+    """Return the arguments of `Stack` for DeepViT's similarity loss.
+
+    The loss is `similarity` times the mean over `similarity_depth` pairs of blocks, so
+    that each pair weighs `similarity / similarity_depth`.
+
+    Args:
+        depth: Number of blocks.
+        similarity: Weight of the loss.
+        similarity_depth: Number of blocks, from the first one on, that are compared with
+            the block after them.
+        similarity_over: As in `CarryingBlock`.
+
+    Raises:
+        ValueError: for an argument out of its range, or a weight without pairs.
+    """
+    check_similarity_over(similarity_over)
+    check_counts(least=0, similarity_depth=similarity_depth)
+    if similarity_depth > depth - 1:
+        raise ValueError(
+            f"`similarity_depth` must be at most {depth - 1}, one less than depth={depth}. "
+            f"Received: {similarity_depth}."
+        )
+    if not isinstance(similarity, Real) or similarity < 0:
+        raise ValueError(f"`similarity` must be a number of at least 0. Received: {similarity!r}.")
+    if similarity and not similarity_depth:
+        raise ValueError(
+            "`similarity_depth` must be at least 1 where `similarity` is set. "
+            f"Received: similarity={similarity}, similarity_depth=0."
+        )
+    weights = [0.0] + [similarity / similarity_depth] * similarity_depth if similarity else []
+    return {"similarity": weights, "similarity_over": similarity_over}
 
 
 def _made(argument: str, factory: Factory, indices: Sequence[int]) -> Layers:

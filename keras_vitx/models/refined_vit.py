@@ -13,7 +13,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
+from keras_vitx.models.parts import Layers, Stack, Top, class_token_first, similarity_weights
 from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 
@@ -37,6 +37,9 @@ def RefinedViT(
     residual_scale: float = 0.5,
     layer_scale: float | None = 1e-5,
     conv_stem: bool = True,
+    similarity: float = 0.0,
+    similarity_depth: int = 0,
+    similarity_over: str = "heads",
 ) -> Layers:
     """Maps are expanded to more heads, convolved, reduced, and shared by blocks.
 
@@ -65,6 +68,12 @@ def RefinedViT(
         layer_scale: Start of the weights of channels after each MLP; None leaves
             them out.
         conv_stem: Whether four convolutions embed the patches (Table 11).
+        similarity: Weight in the loss of the mean similarity between the maps that a
+            block uses and those handed to it, as in `DeepViT`; the released recipes have
+            0.1 with `similarity_depth=12`.
+        similarity_depth: Number of blocks, from the first one on, that are compared with
+            the block after them.
+        similarity_over: Axis of the cosine, `"heads"` or `"queries"`, as in `DeepViT`.
     """
     grid = patch_grid(image_shape, patch_size)
     check_heads(dim, num_heads)
@@ -104,6 +113,7 @@ def RefinedViT(
         own_mlp,
         stack.rates(depth),
         residual_scale=residual_scale,
+        **similarity_weights(depth, similarity, similarity_depth, similarity_over),
     )
     if conv_stem:
         stem = ConvStem(dim, (32, 64, 128), patch_size, name="patch_embed")

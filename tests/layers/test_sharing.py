@@ -19,6 +19,7 @@ from keras_vitx.layers import (
     TalkingHeadsAttention,
     UniformHeads,
 )
+from keras_vitx.layers.blocks import map_similarity
 
 CARRIED = softmax(numbers((3, 2, 5, 5), seed=4))
 PAIR = (X.shape, CARRIED.shape)
@@ -156,32 +157,39 @@ def test_maps_of_appended_heads_are_handed_on():
     assert maps.shape == block.compute_output_spec(X)[1].shape == (3, 4, 5, 5)
 
 
-def cosine(maps, others):
-    """Mean of cos(A[:, h, :, t], B[:, h, :, t])."""
+def cosine(maps, others, over):
+    """Mean cosine between two blocks' maps, vector by vector."""
+    axis = {"heads": 1, "queries": 2}[over]
+    vectors = [np.moveaxis(part, axis, -1).reshape(-1, part.shape[axis]) for part in (maps, others)]
     cosines = [
-        a @ b / np.sqrt((a @ a) * (b @ b))
-        for image, other in zip(maps, others, strict=True)
-        for head, other_head in zip(image, other, strict=True)
-        for a, b in zip(head.T, other_head.T, strict=True)
+        a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in zip(*vectors, strict=True)
     ]
     return np.mean(cosines)
+
+
+@pytest.mark.parametrize("over", ("heads", "queries"))
+def test_map_similarity(over):
+    maps, others = (softmax(numbers((2, 4, 5, 7), seed, scale=3)) for seed in (1, 2))
+    # Small entries count as much as large ones: most entries of a long row are small.
+    maps[:, :, :2], others[:, :, :, :3] = 1e-4 * maps[:, :, :2], 1e-3 * others[:, :, :, :3]
+    found = array(map_similarity(*map(ops.convert_to_tensor, (maps, others)), over))
+    close(found, cosine(maps, others, over))
 
 
 @pytest.mark.parametrize("gives_maps", (False, True))
 def test_similarity(gives_maps):
     """DeepViT, Appendix A, Equation 6."""
-    block = CarryingBlock(Attention(2), MLP(), similarity=0.3, gives_maps=gives_maps)
-    built(block, shape=PAIR)
-    block((X, CARRIED))
-    assert block.losses == []
-    block((X, CARRIED), training=True)
-    (loss,) = block.losses
-    _, maps = own(norm(X, block.norm1), block.attention)
-    close(array(loss), 0.3 * cosine(maps, CARRIED))
-
-    silent = built(CarryingBlock(Attention(2), MLP()), shape=PAIR)
-    silent((X, CARRIED), training=True)
-    assert silent.losses == []
+    for over in ("heads", "queries"):
+        block = CarryingBlock(
+            Attention(2), MLP(), similarity=0.3, similarity_over=over, gives_maps=gives_maps
+        )
+        built(block, shape=PAIR)
+        block((X, CARRIED))
+        assert block.losses == []
+        block((X, CARRIED), training=True)
+        (loss,) = block.losses
+        _, maps = own(norm(X, block.norm1), block.attention)
+        close(array(loss), 0.3 * cosine(maps, CARRIED, over))
 
 
 def test_similarity_of_a_map_with_itself_is_one():
@@ -190,15 +198,14 @@ def test_similarity_of_a_map_with_itself_is_one():
     close(array(block.losses[0]), 1.0)
 
 
-def test_similarity_trains_the_attention():
-    from keras_vitx.layers.blocks import similarity
-
+@pytest.mark.parametrize("over", ("heads", "queries"))
+def test_similarity_trains_the_attention(over):
     layer = built(DeepAttention(2))
     carried = ops.convert_to_tensor(CARRIED)
 
     def loss():
         _, maps = layer(ops.convert_to_tensor(X), return_attention_scores=True)
-        return similarity(maps, carried)
+        return map_similarity(maps, carried, over)
 
     _, (found, *_) = gradients(loss, [layer.qkv.kernel])
     assert np.isfinite(found).all()

@@ -143,6 +143,17 @@ FAMILY = {
     "DeepViT/re_attention_depth": ({"re_attention_depth": 3}, "re_attention_depth", "depth=2"),
     "DeepViT/shared_depth": ({"shared_depth": 2}, "`shared_depth` must be at most 1", "2"),
     "DeepViT/similarity_depth": ({"similarity_depth": 2}, "similarity_depth", "2"),
+    "DeepViT/similarity": (
+        {"similarity": 0.1},
+        "`similarity_depth` must be at least 1",
+        "similarity=0.1",
+    ),
+    "DeepViT/negative_similarity": (
+        {"similarity": -1, "similarity_depth": 1},
+        "`similarity`",
+        "-1",
+    ),
+    "RefinedViT/similarity_over": ({"similarity_over": "keys"}, "similarity_over", "'keys'"),
     "DeepViT/map_scale": ({"map_scale": "foo"}, "map_scale", "'foo'"),
     "DeepViT/residual_scale": ({"residual_scale": 0}, "residual_scale", "0"),
     "DeepViT/odd_stem": ({"conv_stem": True, "patch_size": 1}, "patch_size", "patch_size=1"),

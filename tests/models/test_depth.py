@@ -408,6 +408,26 @@ def test_blocks_that_alternate(loops, remat):
     check_same(looped, listed, 1e-4)
 
 
+def similar(scan, **changes):
+    arguments = {"refiner": "paper", "similarity": 0.5, "similarity_depth": 5, "drop_path": 0.0}
+    return refined(scan, **arguments, **changes)
+
+
+@jax_only
+@pytest.mark.parametrize("remat", (False, True))
+def test_similarity_of_blocks_in_a_loop(loops, remat):
+    looped, listed = twins(similar)
+    looped.remat = remat
+    for model in (looped, listed):
+        model(IMAGES, training=True)
+    assert loops == [names(1, 2, 3, 4)]
+    found, expected = (float(sum(map(array, model.losses))) for model in (looped, listed))
+    close(found, expected, 1e-4)
+    assert 0.1 < found <= 0.5
+    close(fit(looped, 1), fit(listed, 1))
+    check_same(looped, listed, 1e-4)
+
+
 @jax_only
 def test_layers_of_others_are_looped_too(loops):
     layers = [PlainBlock(6, "tanh", name=f"dense_{i}") for i in range(3)]

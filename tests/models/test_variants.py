@@ -264,22 +264,37 @@ def test_shared_maps_of_deepvit():
     close(second, array(re_attention(first)))
 
 
-def test_similarity_of_deepvit():
-    model = checked("DeepViT", depth=3, similarity=0.1, similarity_depth=1, drop_path=0.0)
-    assert [getattr(block, "similarity", None) for block in blocks(model)] == [0.0, 0.1, None]
+def total_loss(model):
+    model(IMAGES, training=True)
+    return sum(float(array(loss)) for loss in model.losses)
 
-    def losses(model, training):
-        model(IMAGES, training=training)
-        return [float(array(loss)) for loss in model.losses]
 
-    assert losses(model, training=False) == []
-    (once,) = losses(model, training=True)
-    assert 0 < abs(once) <= 0.1
-    twice = FAMILIES["DeepViT"](depth=3, similarity=0.2, similarity_depth=1, drop_path=0.0)
-    twice.set_weights(model.get_weights())
-    # Maps are normalized by batch in training, so that earlier calls don't matter.
-    close(losses(twice, training=True), [2 * once], 1e-4)
-    # It enters the loss that is trained.
+@pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
+def test_similarity(family):
+    """The loss is the weight times the mean over pairs of blocks (DeepViT, Appendix A)."""
+    common = {"depth": 4, "drop_path": 0.0, "similarity": 0.1}
+    model = checked(family, similarity_depth=2, **common)
+    weights = [getattr(block, "similarity", 0.0) for block in blocks(model)]
+    assert weights == [0.0, 0.05, 0.05, 0.0]
+    model(IMAGES, training=False)
+    assert model.losses == []
+    pairs = []
+    for index in (1, 2):
+        # One pair alone: the same blocks, with the other's weight taken away.
+        one = FAMILIES[family](similarity_depth=2, **common)
+        one.set_weights(model.get_weights())
+        blocks(one)[3 - index].similarity = 0.0
+        pairs.append(total_loss(one) / 0.05)
+    assert pairs[0] != pairs[1]
+    assert all(abs(pair) <= 1 for pair in pairs)
+    close(total_loss(model), 0.1 * np.mean(pairs), 1e-4)
+    over = FAMILIES[family](similarity_depth=2, similarity_over="queries", **common)
+    over.set_weights(model.get_weights())
+    assert abs(total_loss(over) - total_loss(model)) > 1e-5
+
+
+def test_similarity_enters_the_loss_that_is_trained():
+    model = FAMILIES["DeepViT"](depth=3, similarity=0.1, similarity_depth=1, drop_path=0.0)
     plain = FAMILIES["DeepViT"](depth=3, drop_path=0.0)
     plain.set_weights(model.get_weights())
     found = []
@@ -287,7 +302,7 @@ def test_similarity_of_deepvit():
         one.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
         history = one.fit(IMAGES, np.array([0, 1]), verbose=0).history
         found.append(history["loss"][0])
-    close(found[0] - found[1], once, 1e-3)
+    close(found[0] - found[1], total_loss(model), 1e-3)
 
 
 def test_map_scale_of_deepvit():
