@@ -53,13 +53,7 @@ def open_model(model: str, weights: str | None = None, **arguments) -> keras.Mod
         raise ValueError(f"There is no file {model!r}.")
     if weights is not None:
         raise ValueError(f"`--weights` goes with a size; {model!r} has its own weights.")
-    if saved:
-        return load(model)
-    try:
-        return keras.saving.load_model(model, compile=False)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"The file {model!r} can't be read as a Keras model: {reason}") from error
+    return load(model)
 
 
 def new_run(name: str) -> Path:

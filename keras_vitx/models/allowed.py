@@ -1,12 +1,12 @@
-"""What the config of a model from elsewhere may be made of."""
+"""Which objects the config of a model from elsewhere may name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
-# Of Keras' layers, the kinds that compute and do nothing else; others run code that is
-# in their config or open files that it names.
+# The kinds of Keras layers that only compute. Others run code from their config, or open
+# files that it names.
 _KINDS = {
     "activations", "attention", "convolutional", "merging", "normalization", "pooling",
     "regularization", "reshaping",
@@ -21,28 +21,40 @@ _MODULES = {
 }
 
 
-def foreign_objects(config: Any) -> set[str]:
-    """Return the names of what a config is made of beyond this package and plain Keras.
+def foreign_objects(config: Any) -> dict[str, str | None]:
+    """Return the objects of a config that are neither from this package nor plain Keras.
 
     Args:
         config: As `keras.saving.serialize_keras_object` gives it.
+
+    Returns:
+        Registered name of each object, and the module that the config says defines it.
     """
-    found = set()
+    found = {}
     for part in _parts(config):
         if isinstance(part, dict) and "class_name" in part:
             name, registered, allowed = _resolve(part)
             if not allowed:
-                found.add(str(registered or name))
+                module = part.get("module")
+                found[str(registered or name)] = module if isinstance(module, str) else None
         elif isinstance(part, str) and ">" in part:
-            # Keras takes a registered name, wherever it stands, for the object.
+            # Keras replaces a registered name by the object, wherever it stands.
             known = keras.saving.get_registered_object(part)
             if known is not None and not _is_ours(known):
-                found.add(part)
+                found.setdefault(part, getattr(known, "__module__", None))
     return found
 
 
+def how_to_give(objects: Mapping[str, str | None]) -> str:
+    """Say how `custom_objects=` is to be given objects, as from `foreign_objects`."""
+    given = ", ".join(f"{name!r}: {name.rpartition('>')[2]}" for name in sorted(objects))
+    modules = sorted({module for module in objects.values() if module} - {"__main__", "builtins"})
+    imports = f", from {' and '.join(modules)}" * bool(modules)
+    return f"custom_objects={{{given}}}{imports}"
+
+
 def _parts(value: Any) -> Iterator[Any]:
-    """Give every part of a config, itself first."""
+    """Yield a config and all of its parts."""
     yield value
     if isinstance(value, dict):
         value = value.values()
@@ -53,7 +65,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _resolve(entry: dict) -> tuple[Any, Any, bool]:
-    """Find what Keras takes for an entry: its name, registered name, and whether it may."""
+    """Return how Keras resolves an entry: its name, registered name, and whether it is allowed."""
     name, module = entry["class_name"], entry.get("module")
     if name == "function":
         name = registered = entry.get("config")
@@ -61,7 +73,7 @@ def _resolve(entry: dict) -> tuple[Any, Any, bool]:
         registered = entry.get("registered_name", name)
     if not isinstance(name, str) or not isinstance(registered, str | None):
         return name, None, False
-    # What is registered goes before what Keras has under that name.
+    # Keras looks among the registered objects first.
     known = keras.saving.get_registered_object(registered)
     if known is not None:
         return name, registered, _is_ours(known)

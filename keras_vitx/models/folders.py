@@ -1,4 +1,4 @@
-"""A model in a folder, or in a repository of the hub, with all it takes to use it again."""
+"""Complete models in folders, in repositories of the hub and in `.keras` files."""
 
 import dataclasses
 import importlib.metadata
@@ -14,10 +14,11 @@ import keras
 
 from keras_vitx.files import written_whole
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.models.allowed import foreign_objects
+from keras_vitx.models.allowed import foreign_objects, how_to_give
 from keras_vitx.models.build import create_model
 from keras_vitx.models.chain import Chain
 from keras_vitx.weights import (
+    check_archive,
     checkpoints_of,
     convert,
     has_checkpoint_names,
@@ -114,24 +115,25 @@ def save(
 
 
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-    """Return the model that a folder or a repository of the hub holds.
+    """Return the model that a folder, a repository of the hub or a `.keras` file holds.
 
-    Only layers of this package and plain ones of Keras are made, so that a
-    repository can't run code of its own.
+    A folder or a repository may only use layers of this package and plain layers of Keras,
+    so that it can't run code of its own. A `.keras` file is checked for damage and for
+    sizes that it can't have, and then loaded by Keras in its safe mode, uncompiled.
 
     Args:
-        source: A folder that `save` wrote, or "hf://owner/repo": such a folder on the
-            hub, or the source of a checkpoint of the catalogue.
-        custom_objects: Other classes and functions that the model may be made of, by
-            the names that they are registered under, as in `keras.saving.load_model`.
+        source: A folder that `save` wrote; "hf://owner/repo", which is such a folder on the
+            hub or the source of a checkpoint of the catalogue; or a `.keras` file.
+        custom_objects: Other classes and functions that the model may use, by their
+            registered names, as in `keras.saving.load_model`.
 
     Returns:
         The model, with its weights, class names and preprocessing.
 
     Raises:
         ValueError: when there is no model of this package, a file of it is damaged, or
-            it holds an object that isn't allowed.
-        OSError: when there is no such folder, or a file can't be had.
+            it uses an object that is unknown or not allowed.
+        OSError: when the source doesn't exist or can't be read.
     """
     source, custom_objects = os.fspath(source), dict(custom_objects or {})
     if source.startswith(SCHEME):
@@ -143,14 +145,38 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
                 return create_model(
                     known.constructor, weights=known.name, classes=known.classes, **tokens
                 )
-        return _load(source, lambda file: download(f"{address}/{file}"), custom_objects)
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise NotADirectoryError(f'{source!r} is no folder. Give one, or "hf://owner/repo".')
-    return _load(source, lambda file: _existing(folder / file), custom_objects)
+        return _load_folder(source, lambda file: download(f"{address}/{file}"), custom_objects)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _load_folder(source, lambda file: _existing(path / file), custom_objects)
+    if path.suffix == ".keras":
+        return _load_archive(path, custom_objects)
+    raise NotADirectoryError(
+        f'{source!r} is no folder. Give one, a .keras file, or "hf://owner/repo".'
+    )
 
 
-def _load(source: str, fetch: Callable[[str], Path], custom_objects: dict) -> Chain:
+def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
+    config = check_archive(path)
+    try:
+        return keras.saving.load_model(path, custom_objects, compile=False)
+    except Exception as error:  # Keras raises whatever a bad config provokes.
+        unknown = {
+            name: module
+            for name, module in foreign_objects(config).items()
+            if name not in custom_objects
+            and keras.saving.get_registered_object(name) is None
+            and (module or "").partition(".")[0] != "keras"
+        }
+        if not unknown:
+            raise ValueError(f"{path}: Keras can't load it: {_reason(error)}") from error
+        raise ValueError(
+            f"{path}: it uses {', '.join(sorted(unknown))}, unknown here. Import the module that "
+            f"registers it with Keras, or give {how_to_give(unknown)}."
+        ) from error
+
+
+def _load_folder(source: str, fetch: Callable[[str], Path], custom_objects: dict) -> Chain:
     path = fetch(CONFIG)
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -166,16 +192,20 @@ def _load(source: str, fetch: Callable[[str], Path], custom_objects: dict) -> Ch
     try:
         if weights not in (SAFETENSORS, KERAS_WEIGHTS):
             raise ValueError(f"it names the weights {weights!r}")
-        refused = foreign_objects(config) - set(custom_objects)
+        refused = {
+            name: module
+            for name, module in foreign_objects(config).items()
+            if name not in custom_objects
+        }
         if refused:
             raise ValueError(
-                f"it asks for {', '.join(sorted(refused))}, neither of keras_vitx nor a plain "
-                "layer of Keras. If you trust it, give it as custom_objects=."
+                f"it uses {', '.join(sorted(refused))}, neither of keras_vitx nor a plain "
+                f"layer of Keras. If you trust it, give {how_to_give(refused)}."
             )
         model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
         if not isinstance(model, Chain):
             raise ValueError(f"it describes a {type(model).__name__} and no model")
-    except Exception as error:  # Keras passes on whatever a bad config provokes.
+    except Exception as error:  # Keras raises whatever a bad config provokes.
         raise ValueError(f"{source}: {CONFIG} can't be used: {_reason(error)}") from error
     try:
         _fill(model, fetch(weights))

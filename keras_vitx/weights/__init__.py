@@ -5,12 +5,14 @@ from keras_vitx.weights.catalog import Checkpoint, checkpoints_of, find
 from keras_vitx.weights.convert import Conversion, convert, to_checkpoint
 from keras_vitx.weights.load import Resolved, load, load_weights, resolve
 from keras_vitx.weights.positions import resample
+from keras_vitx.weights.reading import check_archive
 from keras_vitx.weights.save import has_checkpoint_names, save_safetensors, save_torch
 
 __all__ = [
     "Checkpoint",
     "Conversion",
     "Resolved",
+    "check_archive",
     "checkpoints_of",
     "convert",
     "find",

@@ -484,3 +484,36 @@ def test_a_repository_of_others(hub, tmp_path):
         kv.load("hf://timm/absent")
     with pytest.raises(ValueError, match="hf://owner/repo"):
         kv.load("hf://timm")
+
+
+UNKNOWN = """
+import sys
+import keras_vitx as kv
+try:
+    kv.load(sys.argv[1])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_keras_file_with_a_class_that_nobody_imported(tmp_path):
+    path = tmp_path / "mine.keras"
+    model = FAMILIES["ViT"](attention=lambda i: Attention(2, on_weights=[Doubled()]))
+    model.save(path)
+    close(outputs(kv.load(path)), outputs(model), 1e-6)
+    (said,) = run_python(UNKNOWN, path).stdout.strip().splitlines()
+    assert str(path) in said
+    assert f"custom_objects={{'tests>Doubled': Doubled}}, from {Doubled.__module__}." in said
+
+
+@pytest.mark.parametrize("how", ["compiled", "int8"])
+def test_keras_files_that_keras_wrote(tmp_path, how):
+    path = tmp_path / "mine.keras"
+    model = adapted("int8") if how == "int8" else FAMILIES["RefinedViT"](drop_path=0.1)
+    if how == "compiled":
+        model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(IMAGES, np.zeros(2), verbose=0)
+    model.save(path)
+    loaded = kv.load(path)
+    assert not loaded.compiled
+    close(outputs(loaded), outputs(model), 1e-6)

@@ -1,0 +1,66 @@
+"""Weight files of every known format, opened and read one array at a time."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from keras_vitx.weights.reading.h5 import read_weights_h5
+from keras_vitx.weights.reading.keras_file import check_archive, read_keras
+from keras_vitx.weights.reading.safetensors_file import read_safetensors
+from keras_vitx.weights.reading.tensors import Refused, Tensors
+from keras_vitx.weights.reading.torch_file import read_torch
+
+KINDS = {
+    ".safetensors": read_safetensors,
+    ".pth": read_torch,
+    ".pt": read_torch,
+    ".bin": read_torch,
+    ".pth.tar": read_torch,
+    ".weights.h5": read_weights_h5,
+    ".keras": read_keras,
+}
+
+
+def suffix_of(path: Path) -> str | None:
+    """Return the known suffix of a path, None when it has no such suffix."""
+    return next((suffix for suffix in KINDS if path.name.endswith(suffix)), None)
+
+
+@contextlib.contextmanager
+def opened(path: Path, model) -> Iterator[Tensors]:
+    """Open a file of weights for a model.
+
+    Opening a file allocates no memory for what it merely claims to hold, and runs nothing
+    that is in it. Whatever can be wrong with the file is found here, so that
+    `Tensors.read` succeeds.
+
+    Args:
+        path: The file; its suffix is one of `KINDS`.
+        model: The built model that the weights are for.
+
+    Raises:
+        ValueError: when the file is damaged, is not of the format that its suffix
+            says, or holds anything but arrays.
+        ImportError: when a PyTorch file is given and PyTorch isn't installed.
+    """
+    kind = suffix_of(path)
+    if path.stat().st_size == 0:
+        raise ValueError("The file is empty.")
+    with contextlib.ExitStack() as stack:
+        try:
+            tensors = stack.enter_context(KINDS[kind](path, model))
+        except (ImportError, Refused):
+            raise
+        except Exception as error:  # The readers raise whatever a bad file provokes.
+            raise ValueError(f"The file is damaged or no {kind} file ({_cause(error)}).") from error
+        if not tensors.shapes:
+            raise ValueError("The file holds no arrays.")
+        if tensors.description and min(tensors.description.grid or (1,)) < 1:
+            raise ValueError(f"The file says that its grid is {tensors.description.grid}.")
+        yield tensors
+
+
+def _cause(error: Exception) -> str:
+    """Return a library's error in one line of limited length."""
+    line = str(error).split("\n")[0][:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
