@@ -31,7 +31,7 @@ def main(
     source = data.open_source("fashion_mnist")
     console.print(
         f"{SIZE} on {keras.backend.backend()}: {source.train.size} training and "
-        f"{source.validation.size} test images of Fashion-MNIST, epochs: {epochs}."
+        f"{source.test.size} test images of Fashion-MNIST, epochs: {epochs}."
     )
 
     keras.utils.set_random_seed(seed)
@@ -75,16 +75,16 @@ def _train(network, source, folder, epochs, seed):
 
 
 def _accuracy(network, pipelines):
-    labels = np.concatenate([labels for _, labels in pipelines.validation])
-    outputs = network.predict(pipelines.validation, verbose=0)
+    labels = np.concatenate([labels for _, labels in pipelines.test])
+    outputs = network.predict(pipelines.test, verbose=0)
     return float(np.mean(outputs.argmax(axis=-1) == labels))
 
 
 def _draw(network, source, path):
     """Draw a test image of each of the first classes, titled with what it is taken for."""
-    labels = source.validation.labels
+    labels = source.test.labels
     chosen = [int(np.argmax(labels == label)) for label in range(PICTURES)]
-    images = [source.validation.images[index] for index in chosen]
+    images = [source.test.images[index] for index in chosen]
     ready = data.preprocess_input(images, network)
     outputs = keras.ops.convert_to_numpy(network(ready))
     titles = [

@@ -5,21 +5,23 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.data.parts import Part, Source, checked_labels, stratified_split
+from keras_vitx.data.parts import Part, Source, checked_labels, number_of_classes, set_aside
 from keras_vitx.data.preprocessing import as_uint8
 
 FASHION_MNIST = Path(__file__).parent / "fashion_mnist" / "sample.npz"
+PARTS = {"train": "training", "val": "validation", "test": "test"}
 
 
-def open_fashion_mnist() -> Source:
-    """Open the sample of Fashion-MNIST: 5,000 images to train on, 1,000 to validate on."""
-    return open_npz(FASHION_MNIST, validation_split=0.1, seed=0, name="fashion_mnist")
+def open_fashion_mnist(validation_split: float, seed: int) -> Source:
+    """Open the shipped sample of Fashion-MNIST: 5,000 training images and 1,000 test images."""
+    return open_npz(FASHION_MNIST, validation_split, seed, name="fashion_mnist")
 
 
 def open_npz(path: Path, validation_split: float, seed: int, name: str | None = None) -> Source:
-    """Open a file of NumPy: x_train, y_train, x_test and y_test, and maybe class_names.
+    """Open an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
 
-    Without x_test and y_test, a part of the training images is set aside.
+    It may hold `class_names`, too. Without x_val, validation images are set
+    aside from the training images.
 
     Raises:
         ValueError: when arrays are missing or don't fit.
@@ -31,56 +33,65 @@ def open_npz(path: Path, validation_split: float, seed: int, name: str | None = 
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise OSError(f"{path} can't be read as an .npz file: {error}") from error
     found = ", ".join(sorted(arrays)) or "nothing"
-    if not {"x_train", "y_train"} <= arrays.keys() or ("x_test" in arrays) != ("y_test" in arrays):
-        raise ValueError(
-            f"source: expected x_train, y_train, x_test and y_test in {path}, found {found}."
-        )
-    pair = (arrays["x_train"], arrays["y_train"])
-    if "x_test" in arrays:
-        pair = (pair, (arrays["x_test"], arrays["y_test"]))
+    pairs = {}
+    for part in PARTS:
+        present = [key in arrays for key in (f"x_{part}", f"y_{part}")]
+        if any(present) != all(present) or (part == "train" and not any(present)):
+            raise ValueError(
+                "source: expected x_train and y_train, and optional pairs x_val, y_val and "
+                f"x_test, y_test in {path}, found {found}."
+            )
+        if all(present):
+            pairs[part] = arrays[f"x_{part}"], arrays[f"y_{part}"]
     names = arrays.get("class_names")
-    return open_arrays(
-        pair, validation_split, seed, name or str(path), names if names is None else names.tolist()
-    )
+    names = None if names is None else tuple(map(str, names))
+    return _open(pairs, validation_split, seed, name or str(path), names)
 
 
-def open_arrays(
-    pair: tuple,
-    validation_split: float,
-    seed: int,
-    name: str = "arrays",
-    class_names: list[str] | None = None,
-) -> Source:
-    """Open (images, labels), or ((x_train, y_train), (x_val, y_val)).
+def open_arrays(pair: tuple, validation_split: float, seed: int) -> Source:
+    """Open (images, labels), or ((x_train, y_train), (x_val, y_val)) and maybe (x_test, y_test).
 
-    Where no class names are given, they are the numbers up to the largest label.
+    The class names are the numbers up to the largest label.
 
     Raises:
         ValueError: when the images or the labels are not what is expected.
     """
-    if len(pair) != 2:
-        raise ValueError(
-            "source: expected (images, labels) or ((x_train, y_train), (x_val, y_val)), got "
-            f"{len(pair)} items."
-        )
-    classes = len(class_names) if class_names else None
-    if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
-        train = _part(*pair[0], classes, "of the training part")
-        validation = _part(*pair[1], classes, "of the validation part")
+    if len(pair) in (2, 3) and all(isinstance(part, tuple) and len(part) == 2 for part in pair):
+        pairs = dict(zip(PARTS, pair, strict=False))
+    elif len(pair) == 2:
+        pairs = {"train": pair}
     else:
-        images, labels = _part(*pair, classes, "of the source")
-        train, validation = (
-            Part(images[indices], labels[indices])
-            for indices in stratified_split(labels, validation_split, seed)
-        )
-    if len(np.unique(train.labels)) < 2:
         raise ValueError(
-            f"source: expected at least two classes, but every label is {train.labels[0]}."
+            "source: expected (images, labels) or ((x_train, y_train), (x_val, y_val)), with "
+            f"(x_test, y_test) as an optional third pair, got {len(pair)} items."
         )
-    if classes is None:
-        classes = 1 + max(int(part.labels.max()) for part in (train, validation))
-        class_names = list(map(str, range(classes)))
-    return Source(name, tuple(class_names), train, validation)
+    return _open(pairs, validation_split, seed, "arrays", None)
+
+
+def _open(
+    pairs: dict[str, tuple],
+    validation_split: float,
+    seed: int,
+    name: str,
+    class_names: tuple[str, ...] | None,
+) -> Source:
+    known = len(class_names) if class_names else None
+    parts = {key: _part(*pair, known, f"of the {PARTS[key]} part") for key, pair in pairs.items()}
+    labels = [part.labels for part in parts.values()]
+    if len({(part.dtype.kind, part.shape[1:]) for part in labels}) > 1:
+        forms = ", ".join(f"{part.dtype} {part.shape}" for part in labels)
+        raise ValueError(f"labels: expected one form in all parts, got {forms}.")
+    if labels[0].dtype.kind == "i" and len(np.unique(labels[0])) < 2:
+        raise ValueError(
+            f"source: expected at least two classes, but every label is {labels[0][0]}."
+        )
+    classes = number_of_classes(labels)
+    if class_names is None and classes is not None:
+        class_names = tuple(map(str, range(classes)))
+    train, validation = parts["train"], parts.get("val")
+    if validation is None:
+        train, validation = set_aside(train, validation_split, seed)
+    return Source(name, class_names, train, validation, parts.get("test"))
 
 
 def _part(images, labels, classes: int | None, what: str) -> Part:

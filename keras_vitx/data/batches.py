@@ -139,11 +139,14 @@ class EvaluationBatches(Batches):
         part: The images and their labels.
         facts: The size, channels and preprocessing of the model.
         batch_size: The number of images per batch.
+        pad: Fill the last batch with black images of weight 0, for devices that
+            share a batch. Batches are then (images, labels, weights), where
+            weights are float32 (batch,): 1 for an image, 0 for padding.
     """
 
-    def __init__(self, part: Part, facts: ModelInput, batch_size: int):
+    def __init__(self, part: Part, facts: ModelInput, batch_size: int, pad: bool = False):
         super().__init__()
-        self.part, self.facts, self.batch_size = part, facts, batch_size
+        self.part, self.facts, self.batch_size, self.pad = part, facts, batch_size, pad
 
     def __len__(self) -> int:
         return -(-self.part.size // self.batch_size)
@@ -153,11 +156,18 @@ class EvaluationBatches(Batches):
         """The images at the size of the model."""
         return at_size(self.part, self.facts, self.facts.preprocessing.crop_ratio)
 
-    def make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def make(self, epoch: int, index: int) -> tuple[np.ndarray, ...]:
         start = index * self.batch_size
         labels = self.part.labels[start : start + self.batch_size]
         images = stacked(lambda i: self.images[start + i], len(labels), self.facts, self.images)
-        return images, labels
+        if not self.pad:
+            return images, labels
+        weights = np.ones(len(labels), "float32")
+        missing = self.batch_size - len(labels)
+        return tuple(
+            np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+            for array in (images, labels, weights)
+        )
 
 
 class Originals(Sequence):

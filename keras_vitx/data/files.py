@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_vitx.data.preprocessing import Preprocessing, decode_image, fit_to_model, normalize
+from keras_vitx.data.preprocessing import decode_image, fit_to_model, normalize
+from keras_vitx.preprocessing import ModelInput
 
 
 class FileBatch(NamedTuple):
@@ -45,16 +46,17 @@ def batches_of_files(
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")
-    return _batches([Path(path) for path in paths], Preprocessing.of(model), batch_size)
+    return _batches([Path(path) for path in paths], ModelInput.of(model), batch_size)
 
 
-def _batches(paths: list[Path], facts: Preprocessing, batch_size: int) -> Iterator[FileBatch]:
+def _batches(paths: list[Path], facts: ModelInput, batch_size: int) -> Iterator[FileBatch]:
     def image_or_error(path: Path) -> np.ndarray | OSError:
         try:
             image = decode_image(path)
         except OSError as error:
             return error
-        return normalize(fit_to_model(image, facts, facts.crop_ratio), facts.mean, facts.std)
+        image = fit_to_model(image, facts, facts.preprocessing.crop_ratio)
+        return normalize(image, facts.preprocessing)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(paths), batch_size):

@@ -1,4 +1,4 @@
-"""Sources that are folders of image files, one sub-folder a class."""
+"""Sources that are folders of image files, one sub-folder per class."""
 
 import logging
 import os
@@ -8,26 +8,31 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.data.parts import Part, Source, stratified_split
+from keras_vitx.data.parts import Part, Source, set_aside
 from keras_vitx.data.preprocessing import check_image, decode_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-VALIDATION_FOLDERS = ("val", "validation", "test")
+# The part of the source that a folder holds, by the name of the folder.
+PARTS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 LAYOUT = (
-    "Expected one sub-folder a class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
-    "folders train/ and val/ (or validation/ or test/) that hold such sub-folders."
+    "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
+    "folders train/, and optionally val/ (or validation/) and test/, that hold such sub-folders."
 )
 log = logging.getLogger(__name__)
 
 
 class ImageFiles(Sequence):
-    """Images that are decoded, to RGB, when they are asked for."""
+    """Images that are decoded to RGB when they are asked for."""
 
     def __init__(self, paths: Sequence[Path]):
         self.paths = list(paths)
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def take(self, indices: np.ndarray) -> "ImageFiles":
+        """Return the images at `indices`."""
+        return ImageFiles([self.paths[index] for index in indices])
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3); raises OSError when it can't be decoded."""
@@ -41,41 +46,33 @@ def open_folder(folder: Path, validation_split: float, strict: bool, seed: int) 
         ValueError: when the folder isn't laid out as expected.
         OSError: with `strict`, at the first image that can't be decoded.
     """
-    parts = _split_folders(folder)
-    names = sorted(path.name for path in _class_folders(parts[0]))
+    folders = _part_folders(folder)
+    train = folders["train"]
+    names = sorted(path.name for path in _class_folders(train))
     if len(names) < 2:
-        raise ValueError(f"source: {len(names)} class folders in {parts[0]}. {LAYOUT}")
-    for part in parts[1:]:
+        raise ValueError(f"source: {len(names)} class folders in {train}. {LAYOUT}")
+    for part in folders.values():
         unknown = sorted({path.name for path in _class_folders(part)} - set(names))
         if unknown:
             raise ValueError(
-                f"source: {part} holds classes that {parts[0]} lacks: {', '.join(unknown)}."
+                f"source: {part} holds classes that {train} lacks: {', '.join(unknown)}."
             )
 
     skipped: list[Path] = []
-    opened = [_open_part(part, names, strict, skipped) for part in parts]
+    parts = {key: _open_part(part, names, strict, skipped) for key, part in folders.items()}
     if skipped:
         first = ", ".join(map(str, skipped[:3])) + (", ..." if len(skipped) > 3 else "")
         log.warning("%d images that can't be decoded are skipped: %s", len(skipped), first)
     for label, name in enumerate(names):
-        if label not in opened[0][1]:
-            raise ValueError(f"source: no readable image in {parts[0] / name}. {LAYOUT}")
+        if label not in parts["train"].labels:
+            raise ValueError(f"source: no readable image in {train / name}. {LAYOUT}")
+    for key, part in parts.items():
+        if not part.size:
+            raise ValueError(f"source: no readable image in {folders[key]}. {LAYOUT}")
 
-    (paths, labels), *rest = opened
-    if rest:
-        if not rest[0][0]:
-            raise ValueError(f"source: no readable image in {parts[1]}. {LAYOUT}")
-    else:
-        train, validation = stratified_split(labels, validation_split, seed)
-        rest = [([paths[i] for i in validation], labels[validation])]
-        paths, labels = [paths[i] for i in train], labels[train]
-    return Source(
-        str(folder),
-        tuple(names),
-        Part(ImageFiles(paths), labels),
-        Part(ImageFiles(rest[0][0]), rest[0][1]),
-        tuple(skipped),
-    )
+    if "validation" not in parts:
+        parts["train"], parts["validation"] = set_aside(parts["train"], validation_split, seed)
+    return Source(str(folder), tuple(names), **parts, skipped=tuple(skipped))
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -84,19 +81,21 @@ def _class_folders(folder: Path) -> list[Path]:
     ]
 
 
-def _split_folders(folder: Path) -> list[Path]:
-    """Return the folder, or its training and validation folders where it is cut already."""
+def _part_folders(folder: Path) -> dict[str, Path]:
+    """Return the folders of the parts: the folder itself where it isn't divided."""
     names = {path.name for path in _class_folders(folder)}
-    if "train" not in names or not names <= {"train", *VALIDATION_FOLDERS}:
-        return [folder]
-    validation = [name for name in VALIDATION_FOLDERS if name in names]
-    return [folder / name for name in ("train", *validation[:1])]
+    if "train" not in names or not names <= PARTS.keys():
+        return {"train": folder}
+    folders = {}
+    for name in sorted(names):
+        if PARTS[name] in folders:
+            raise ValueError(f"source: expected either val/ or validation/ in {folder}, got both.")
+        folders[PARTS[name]] = folder / name
+    return folders
 
 
-def _open_part(
-    folder: Path, names: list[str], strict: bool, skipped: list[Path]
-) -> tuple[list[Path], np.ndarray]:
-    """Return the paths and labels of the images that can be decoded; add the others to skipped."""
+def _open_part(folder: Path, names: list[str], strict: bool, skipped: list[Path]) -> Part:
+    """Return the images that can be decoded; add the others to `skipped`."""
     found = [
         (path, label) for label, name in enumerate(names) for path in _image_files(folder / name)
     ]
@@ -111,7 +110,8 @@ def _open_part(
                 raise error
             else:
                 skipped.append(path)
-    return [path for path, _ in good], np.array([label for _, label in good], "int32")
+    labels = np.array([label for _, label in good], "int32")
+    return Part(ImageFiles([path for path, _ in good]), labels)
 
 
 def _image_files(folder: Path) -> list[Path]:

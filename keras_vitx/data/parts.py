@@ -1,5 +1,6 @@
-"""What every source gives: a training and a validation part of labelled images."""
+"""What every source gives: labelled images to train, validate and test on."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,16 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-# More than any set has: a label beyond it is an accident, not a class.
+# No data set has more classes: a larger label is a mistake.
 MAX_CLASSES = 1_000_000
+log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
     """Images and their labels, in one order.
 
-    `images` has a length, and `images[i]` is a uint8 array (height, width,
-    channels): an array (n, height, width, channels), or an object that decodes
-    an image when asked. `labels` is int32 (n,).
+    Attributes:
+        images: A sequence of uint8 arrays (height, width, channels): an array
+            (n, height, width, channels), or an object that decodes image i when
+            `images[i]` is asked for.
+        labels: One of
+            int32 (n,): the class of each image;
+            float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
+            float32 (n,) or (n, targets): numbers to be predicted (regression).
     """
 
     images: Sequence[np.ndarray]
@@ -27,87 +34,143 @@ class Part(NamedTuple):
         """The number of images."""
         return len(self.labels)
 
+    def take(self, indices: np.ndarray) -> "Part":
+        """Return the images and labels at `indices`."""
+        if isinstance(self.images, np.ndarray):
+            return Part(self.images[indices], self.labels[indices])
+        return Part(self.images.take(indices), self.labels[indices])
+
 
 @dataclass(frozen=True)
 class Source:
-    """A labelled set of images, opened and checked, cut in two parts.
+    """A labelled set of images, opened and checked.
 
     Attributes:
         name: What was opened, for messages.
-        class_names: The names of the classes; label i is `class_names[i]`.
+        class_names: Label i means `class_names[i]`; None where the labels are
+            numbers to be predicted.
         train: The images to train on.
-        validation: The images to validate on.
-        skipped: The files left out because they can't be decoded.
+        validation: The images that choose the best epoch: the validation part
+            that the source has, else images set aside from its training part;
+            None with `validation_split=0`.
+        test: The test part of the source, which training never sees, or None.
+        skipped: Files left out because they can't be decoded.
     """
 
     name: str
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] | None
     train: Part
-    validation: Part
+    validation: Part | None = None
+    test: Part | None = None
     skipped: tuple[Path, ...] = ()
 
 
 def checked_labels(labels, count: int, classes: int | None, what: str) -> np.ndarray:
-    """Return `labels` as int32 (count,).
+    """Return `labels` in one of the forms of `Part.labels`.
 
     Args:
-        labels: Integers, (count,) or (count, 1).
-        count: The number of images they belong to.
+        labels: Integers (count,) or (count, 1), where floats without a fraction
+            count as integers; numbers in [0, 1], (count, classes); or other
+            floats, (count,) or (count, targets), for regression.
+        count: The number of images.
         classes: The number of classes, or None where it isn't known.
-        what: What they are called in an error.
+        what: What the labels are called in an error.
 
     Raises:
-        ValueError: when there are not `count` of them, or when one isn't an
-            integer in 0..classes-1.
+        ValueError: for another number of labels or another form, for NaN or an
+            infinity, and for an integer outside 0..classes-1.
     """
     labels = np.asarray(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim != 1:
+    if labels.ndim not in (1, 2):
         raise ValueError(
-            f"{what}: expected one integer an image, an array of shape (n,), got shape "
-            f"{labels.shape}. One-hot labels become integers with `.argmax(axis=-1)`."
+            f"{what}: expected integers (n,), or numbers (n, classes), got shape {labels.shape}."
         )
     if len(labels) != count:
         raise ValueError(f"{what}: {len(labels)} labels for {count} images.")
     if labels.dtype.kind not in "iufb":
-        raise ValueError(f"{what}: expected integers, got {_some(labels)} ({labels.dtype}).")
-    wrong = labels[~(labels == np.floor(labels))] if labels.dtype.kind == "f" else labels[:0]
+        raise ValueError(
+            f"{what}: expected integers or floats, got {_some(labels)} ({labels.dtype})."
+        )
+    if not np.isfinite(labels).all():
+        raise ValueError(f"{what}: got {_some(labels[~np.isfinite(labels)])}.")
+    if labels.ndim == 2:
+        if classes is not None and labels.shape[1] != classes:
+            raise ValueError(
+                f"{what}: expected shape (n, {classes}), as there are {classes} class names, got "
+                f"{labels.shape}."
+            )
+        return labels.astype("float32")
+    if classes is None and labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
+        return labels.astype("float32")
+    bound = (classes or MAX_CLASSES) - 1
+    wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels > bound)]
     if len(wrong):
-        raise ValueError(f"{what}: expected integers, got {_some(wrong)}.")
-    wrong = labels[(labels < 0) | (labels >= (classes or MAX_CLASSES))]
-    if len(wrong):
-        bound = f"0..{(classes or MAX_CLASSES) - 1}"
-        raise ValueError(f"{what}: expected {bound}, got {_some(wrong)}.")
+        raise ValueError(f"{what}: expected integers in 0..{bound}, got {_some(wrong)}.")
     return labels.astype("int32")
 
 
-def stratified_split(
-    labels: np.ndarray, validation_split: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices (train, validation) of a seeded split, each class cut alike.
+def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
+    """Return the number of classes that checked labels tell of; None for regression.
 
-    A class of two or more images is in both parts; a lone image is trained on.
+    Args:
+        labels: The labels of the parts of one source.
+    """
+    if labels[0].ndim == 2:
+        in_range = all(((part >= 0) & (part <= 1)).all() for part in labels)
+        return labels[0].shape[1] if in_range else None
+    if any(part.dtype.kind == "f" for part in labels):
+        return None
+    return 1 + max(int(part.max()) for part in labels)
+
+
+def set_aside(part: Part, validation_split: float, seed: int) -> tuple[Part, Part | None]:
+    """Split a training part into (train, validation), by a seed and stratified.
+
+    A class of two or more images is in both parts. A lone image of a class is
+    trained on, and one log line says so. Labels (n, classes) are stratified by
+    their largest entry; those of regression are drawn at random.
+
+    Args:
+        part: The images.
+        validation_split: The share of each class that is set aside, in [0, 1).
+            With 0, validation is None.
+        seed: The seed of the choice.
 
     Raises:
-        ValueError: when `validation_split` is not between 0 and 1, or when no
-            class has two images.
+        ValueError: when no class has two images.
     """
-    if not 0 < validation_split < 1:
-        raise ValueError(
-            f"validation_split: expected a number between 0 and 1, got {validation_split!r}."
-        )
+    if not validation_split:
+        return part, None
     random = np.random.RandomState(seed)
-    validation = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        indices = np.flatnonzero(labels == label)
+    groups = _groups(part.labels)
+    validation = np.zeros(part.size, bool)
+    lone = []
+    for group in np.unique(groups):
+        indices = np.flatnonzero(groups == group)
         share = min(max(round(len(indices) * validation_split), 1), len(indices) - 1)
         validation[random.permutation(indices)[:share]] = True
+        if not share:
+            lone.append(int(group))
     if not validation.any():
         raise ValueError(
-            "validation_split: no class has two images, so none can be set aside for validation."
+            "validation_split: no class has two images, so that none can be set aside. "
+            "With validation_split=0 nothing is validated on."
         )
-    return np.flatnonzero(~validation), np.flatnonzero(validation)
+    if lone:
+        log.warning(
+            "Classes of a single image are trained on and missing from validation: %s.",
+            ", ".join(map(str, lone[:10])) + (", ..." if len(lone) > 10 else ""),
+        )
+    return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
+
+
+def _groups(labels: np.ndarray) -> np.ndarray:
+    """Return what a split is stratified by, (n,)."""
+    if labels.dtype.kind == "f" and number_of_classes([labels]) is None:
+        return np.zeros(len(labels), int)
+    return labels if labels.ndim == 1 else labels.argmax(axis=-1)
 
 
 def _some(values: np.ndarray) -> str:

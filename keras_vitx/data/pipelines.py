@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vitx.data.augmentation import augmentation_named
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
-from keras_vitx.data.parts import Source
+from keras_vitx.data.parts import Part, Source
 from keras_vitx.data.sources import open_source
 from keras_vitx.preprocessing import ModelInput
 
@@ -19,24 +19,33 @@ log = logging.getLogger(__name__)
 class Pipelines(NamedTuple):
     """Batches of (images, labels) for `fit` and `evaluate`, and facts about them.
 
-    Images are float32 (batch, height, width, channels), normalised for the
-    model; labels are int32 (batch,). All are NumPy arrays.
+    Those that `pipelines` makes hold NumPy arrays: images are float32 (batch,
+    height, width, channels), normalised for the model; labels have the form of
+    `Part.labels`. Your own may be anything that Keras's `fit` takes, and
+    `Pipelines(train)` alone is enough.
 
     Attributes:
         train: Shuffled anew in each epoch and augmented; every batch is full.
-        validation: In the order of the source; the last batch may be smaller.
-        class_names: Label i means `class_names[i]`.
-        train_size: The number of training images.
-        validation_size: The number of validation images.
+        validation: What chooses the best epoch, in the order of the source, the
+            last batch may be smaller; or None.
+        class_names: Label i means `class_names[i]`; None where the classes have no
+            names or there are none.
+        train_size: The number of training images; None where it isn't known.
+        validation_size: The number of validation images, or None.
         skipped: Files left out because they can't be decoded.
+        test: The test part of the source, in its order, or None. Training never
+            sees it: it is for `evaluate`.
+        test_size: The number of test images, or None.
     """
 
     train: keras.utils.PyDataset
-    validation: keras.utils.PyDataset
-    class_names: tuple[str, ...]
-    train_size: int
-    validation_size: int
-    skipped: tuple[Path, ...]
+    validation: keras.utils.PyDataset | None = None
+    class_names: tuple[str, ...] | None = None
+    train_size: int | None = None
+    validation_size: int | None = None
+    skipped: tuple[Path, ...] = ()
+    test: keras.utils.PyDataset | None = None
+    test_size: int | None = None
 
 
 def pipelines(
@@ -48,10 +57,11 @@ def pipelines(
     seed: int = 0,
     validation_split: float = 0.1,
     strict: bool = False,
+    pad: bool = False,
 ) -> Pipelines:
-    """Return the training and validation batches of `source`, made for `model`.
+    """Return the training, validation and test batches of `source`, made for `model`.
 
-    Validation images go through the model's evaluation transform, as in
+    Validation and test images go through the model's evaluation transform, as in
     `preprocess_input`. A training epoch takes every image at most once, in a new
     order, and leaves out the images that don't fill a batch; where there are
     fewer images than one batch, they form a single smaller batch. A training
@@ -72,6 +82,9 @@ def pipelines(
         seed: The seed of the order, the augmentation and the split.
         validation_split: As in `open_source`.
         strict: As in `open_source`.
+        pad: Fill the last batch of validation and test with black images, and add
+            weights (batch,) to each batch: 1 for an image, 0 for padding. It is
+            for `keras.distribution`, whose devices take equal shares of a batch.
 
     Raises:
         ValueError: for an argument out of range, for a source that can't be
@@ -88,18 +101,31 @@ def pipelines(
         source = open_source(source, validation_split=validation_split, strict=strict, seed=seed)
     _check_classes(source, model)
 
+    def in_order(part: Part | None) -> tuple[EvaluationBatches | None, int | None]:
+        if part is None:
+            return None, None
+        return EvaluationBatches(part, facts, batch_size, pad), part.size
+
+    validation, validation_size = in_order(source.validation)
+    test, test_size = in_order(source.test)
     return Pipelines(
         TrainingBatches(source.train, facts, batch_size, augment, seed),
-        EvaluationBatches(source.validation, facts, batch_size),
+        validation,
         source.class_names,
         source.train.size,
-        source.validation.size,
+        validation_size,
         source.skipped,
+        test,
+        test_size,
     )
 
 
 def _check_classes(source: Source, model) -> None:
-    classes, outputs = len(source.class_names), model.output_shape[-1]
+    outputs = model.output_shape[-1]
+    # One output may tell two classes apart, or predict a number.
+    if source.class_names is None or outputs == 1:
+        return
+    classes = len(source.class_names)
     if classes > outputs:
         raise ValueError(
             f"model: it has {outputs} outputs, but the source {source.name} has {classes} classes. "

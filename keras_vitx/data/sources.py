@@ -1,6 +1,7 @@
 """Opening a labelled set of images, of whatever kind."""
 
 import os
+from numbers import Real
 from pathlib import Path
 
 from keras_vitx.data.arrays import open_arrays, open_fashion_mnist, open_npz
@@ -11,7 +12,7 @@ from keras_vitx.data.tfds import open_tfds
 __all__ = ["Part", "Source", "open_source"]
 
 KINDS = (
-    'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder a class, an .npz file, '
+    'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, an .npz file, '
     "or arrays: (images, labels) or ((x_train, y_train), (x_val, y_val))."
 )
 
@@ -24,42 +25,54 @@ def open_source(
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
 ) -> Source:
-    """Open a labelled set of images, check it, and cut it in two parts.
+    """Open a labelled set of images and check it.
 
-    Images stay as they are, in their own sizes, as uint8. Those of a folder or
-    of tensorflow-datasets stay in their files and are decoded when asked for.
+    Where the source has no validation part of its own, images are set aside
+    from its training part. A test part is never used for validation.
+
+    Images keep their own sizes, as uint8. Those of a folder or of
+    tensorflow-datasets stay in their files and are decoded when asked for.
 
     Args:
         source: One of
-            "fashion_mnist", the sample shipped with the package: 5,000 images
-            (28, 28, 1) to train on and 1,000 to validate on, of ten classes;
-            a path to a folder with one sub-folder a class, or with `train/` and
-            `val/` (or `validation/`, or `test/`) that hold such sub-folders;
-            "tfds:NAME", any dataset of tensorflow-datasets of images with a
-            label each, downloaded if need be;
-            a path to an .npz file with x_train, y_train, x_test and y_test;
-            arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)):
-            images (n, height, width) or (n, height, width, channels), of uint8
-            or of floats in 0..1, and integer labels (n,).
-        validation_split: Where the source isn't cut already, the share of each
-            class that is set aside for validation.
+            "fashion_mnist", the sample shipped with the package: 5,000 training
+            images (28, 28, 1) and 1,000 test images of ten classes;
+            a path to a folder with one sub-folder per class, or with `train/`
+            and optionally `val/` (or `validation/`) and `test/` that hold such
+            sub-folders;
+            "tfds:NAME", any dataset of tensorflow-datasets whose images have
+            one label each, downloaded if need be;
+            a path to an .npz file with x_train and y_train, and optionally x_val
+            and y_val, x_test and y_test, and class_names;
+            arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with
+            (x_test, y_test) as an optional third pair. Images are (n, height,
+            width) or (n, height, width, channels), uint8 or floats in 0..1.
+            Labels are integers (n,), one-hot, soft or multi-hot labels in 0..1
+            (n, classes), or other floats to be predicted.
+        validation_split: Where the source has no validation part, the share of
+            each class that is set aside from the training part. 0 means no
+            validation.
         strict: Whether an image file that can't be decoded is an error. If not,
             it is left out, noted in `skipped`, and one log line says so.
-        seed: The seed of that choice.
-        data_dir: Where tensorflow-datasets keeps its files.
+        seed: The seed of the images that are set aside.
+        data_dir: The folder where tensorflow-datasets keeps its files.
 
     Raises:
         ValueError: when the source isn't of these kinds, is laid out otherwise,
-            has less than two classes, or has labels out of range.
+            has fewer than two classes, or has labels out of range.
         OSError: when a file can't be read; with `strict`, when an image can't.
         ImportError: when tensorflow-datasets is needed and missing.
     """
+    if not isinstance(validation_split, Real) or not 0 <= validation_split < 1:
+        raise ValueError(
+            f"validation_split: expected a number from 0 to less than 1, got {validation_split!r}."
+        )
     if isinstance(source, (tuple, list)):
         return open_arrays(tuple(source), validation_split, seed)
     if not isinstance(source, (str, os.PathLike)):
         raise ValueError(f"source: got {type(source).__name__}. {KINDS}")
     if source == "fashion_mnist":
-        return open_fashion_mnist()
+        return open_fashion_mnist(validation_split, seed)
     if str(source).startswith("tfds:"):
         return open_tfds(str(source)[len("tfds:") :], validation_split, seed, data_dir)
     path = Path(source).expanduser()

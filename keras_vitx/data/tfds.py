@@ -1,17 +1,19 @@
 """Sources that are datasets of tensorflow-datasets: images with one label each."""
 
 import io
+import logging
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from keras_vitx.data.parts import Part, Source, checked_labels, stratified_split
+from keras_vitx.data.parts import Part, Source, checked_labels, set_aside
 from keras_vitx.data.preprocessing import decode_image
 from keras_vitx.text import nearest, needs_extra
 
-VALIDATION_SPLITS = ("validation", "val", "test")
+VALIDATION_SPLITS = ("validation", "val")
+log = logging.getLogger(__name__)
 
 
 class Record(NamedTuple):
@@ -38,6 +40,10 @@ class RecordImages(Sequence):
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def take(self, indices: np.ndarray) -> "RecordImages":
+        """Return the images at `indices`."""
+        return RecordImages([self.records[index] for index in indices])
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3); raises OSError when it can't be decoded."""
@@ -93,24 +99,22 @@ def open_tfds(name: str, validation_split: float, seed: int, data_dir: str | Non
         )
 
     splits = builder.info.splits
-    validation = [split for split in VALIDATION_SPLITS if split in splits]
     if "train" not in splits:
         raise ValueError(f'source: "tfds:{name}" has no split "train", only {", ".join(splits)}.')
     classes = features["label"].num_classes
-    parts = [_read(splits[split], classes) for split in ("train", *validation[:1])]
-    if len(parts) == 1:
-        records, labels = parts[0]
-        parts = [
-            ([records[i] for i in indices], labels[indices])
-            for indices in stratified_split(labels, validation_split, seed)
-        ]
-    names = features["label"].names or map(str, range(classes))
-    train, validation = (Part(RecordImages(records), labels) for records, labels in parts)
-    return Source(f"tfds:{name}", tuple(names), train, validation)
+    names = tuple(features["label"].names or map(str, range(classes)))
+    train = _read(splits["train"], classes)
+    found = [split for split in VALIDATION_SPLITS if split in splits]
+    if found:
+        validation = _read(splits[found[0]], classes)
+    else:
+        train, validation = set_aside(train, validation_split, seed)
+    test = _read(splits["test"], classes) if "test" in splits else None
+    return Source(f"tfds:{name}", names, train, validation, test)
 
 
-def _read(split, classes: int) -> tuple[list[Record], np.ndarray]:
-    """Return the records of a split and their labels."""
+def _read(split, classes: int) -> Part | None:
+    """Return the images of a split and their labels; None for a split without labels."""
     import tensorflow as tf
 
     records, labels = [], []
@@ -126,4 +130,8 @@ def _read(split, classes: int) -> tuple[list[Record], np.ndarray]:
                 example = tf.train.Example.FromString(content)
                 labels.append(example.features.feature["label"].int64_list.value[0])
                 records.append(Record(path, start, length))
-    return records, checked_labels(labels, len(records), classes, f"labels of {split.name!r}")
+    if labels and max(labels) < 0:
+        log.warning("The split %r has no labels; it is left out.", split.name)
+        return None
+    labels = checked_labels(labels, len(records), classes, f"labels of {split.name!r}")
+    return Part(RecordImages(records), labels)

@@ -25,11 +25,10 @@ def draw():
 
 def test_it_holds_as_many_images_of_each_class():
     source = open_source("fashion_mnist")
-    assert source.train.images.shape == (5000, 28, 28, 1)
-    assert source.validation.images.shape == (1000, 28, 28, 1)
-    assert source.train.images.dtype == np.uint8
-    assert np.bincount(source.train.labels).tolist() == [500] * 10
-    assert np.bincount(source.validation.labels).tolist() == [100] * 10
+    for part, count in ((source.train, 450), (source.validation, 50), (source.test, 100)):
+        assert part.images.shape == (10 * count, 28, 28, 1)
+        assert part.images.dtype == np.uint8
+        assert np.bincount(part.labels).tolist() == [count] * 10
     assert source.class_names[0] == "T-shirt/top" and source.class_names[9] == "Ankle boot"
 
 
@@ -41,7 +40,7 @@ def test_its_images_are_images_of_clothes():
 
 
 def test_no_image_is_there_twice():
-    images = open_source("fashion_mnist").train.images
+    images = open_source("fashion_mnist", validation_split=0).train.images
     assert len({image.tobytes() for image in images}) == 5000
 
 

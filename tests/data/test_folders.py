@@ -49,15 +49,31 @@ def test_every_image_is_given_as_rgb(pets):
             assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3
 
 
-@pytest.mark.parametrize("validation", ["val", "validation", "test"])
+@pytest.mark.parametrize("validation", ["val", "validation"])
 def test_train_and_validation_folders_are_the_split(pets, tmp_path, validation):
     root = tmp_path / "root"
     shutil.copytree(pets, root / "train")
     shutil.copytree(pets / "dog", root / validation / "dog")
     source = open_source(root)
     assert source.class_names == ("cat", "dog")
-    assert source.train.size == 20
+    assert source.train.size == 20 and source.test is None
     assert source.validation.labels.tolist() == [1] * 10
+
+
+def test_a_test_folder_is_kept_apart(pets, tmp_path):
+    root = tmp_path / "root"
+    shutil.copytree(pets, root / "train")
+    shutil.copytree(pets / "dog", root / "test" / "dog")
+    source = open_source(root)
+    assert [source.train.size, source.validation.size, source.test.size] == [18, 2, 10]
+    assert {path.relative_to(root).parts[0] for path in source.test.images.paths} == {"test"}
+    assert open_source(root, validation_split=0).validation is None
+    shutil.copytree(pets / "cat", root / "val" / "cat")
+    source = open_source(root)
+    assert [source.train.size, source.validation.size, source.test.size] == [20, 10, 10]
+    shutil.copytree(pets / "cat", root / "validation" / "cat")
+    with pytest.raises(ValueError, match="either val/ or validation/"):
+        open_source(root)
 
 
 def test_a_validation_class_that_training_lacks_is_an_error(pets, tmp_path):
@@ -99,13 +115,13 @@ def test_a_png_cut_short_is_found(pets, save, picture):
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path):
-    with pytest.raises(ValueError, match=r"0 class folders .* one sub-folder a class"):
+    with pytest.raises(ValueError, match=r"0 class folders .* one sub-folder per class"):
         open_source(tmp_path)
 
 
 def test_a_single_class_says_what_is_expected(pets):
     shutil.rmtree(pets / "dog")
-    with pytest.raises(ValueError, match=r"1 class folders .* one sub-folder a class"):
+    with pytest.raises(ValueError, match=r"1 class folders .* one sub-folder per class"):
         open_source(pets)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness import run_python
 
-from keras_vitx.data import open_source, pipelines, preprocess_input
+from keras_vitx.data import Pipelines, open_source, pipelines, preprocess_input
 
 module = sys.modules["keras_vitx.data.batches"]
 
@@ -124,6 +124,43 @@ def test_without_augmentation_training_images_are_as_in_evaluation(picture, make
     assert sorted(nearest.argmin(axis=1)) == list(range(12)) and nearest.min(axis=1).max() < 1e-5
 
 
+def test_test_images_come_in_order_and_validation_may_be_missing(arrays, small):
+    train, (images, labels) = arrays
+    result = pipelines((train, (images[:5], labels[:5]), (images, labels)), small, 10)
+    (found, found_labels) = taken(result.test)
+    np.testing.assert_allclose(np.concatenate(found), preprocess_input(images, small), atol=1e-6)
+    np.testing.assert_array_equal(np.concatenate(found_labels), labels)
+    assert (result.validation_size, result.test_size) == (5, 21)
+    alone = pipelines(train, small, validation_split=0)
+    assert alone.validation is alone.validation_size is alone.test is alone.test_size is None
+    assert Pipelines(alone.train)[1:] == (None, None, None, None, (), None, None)
+
+
+def test_a_padded_batch_is_full_and_its_padding_weighs_nothing(arrays, small, memory):
+    _, (images, labels) = arrays
+    for given in (labels, np.eye(4)[labels]):
+        padded = pipelines(((images, given),) * 2, small, 10, pad=True).validation
+        batches = list(padded)
+        assert [x.shape for x, _, _ in batches] == [(10, 16, 16, 3)] * 3
+        assert [len(y) for _, y, _ in batches] == [10] * 3
+        weights = np.concatenate([w for _, _, w in batches])
+        assert weights.dtype == np.float32 and weights.tolist() == [1] * 21 + [0] * 9
+        plain = list(pipelines(((images, given),) * 2, small, 10).validation)
+        for i in range(2):
+            whole = np.concatenate([batch[i] for batch in batches])[:21]
+            np.testing.assert_array_equal(whole, np.concatenate([batch[i] for batch in plain]))
+
+
+def test_labels_of_any_form_follow_their_images(arrays, small):
+    images = arrays[0][0]
+    soft = np.stack([np.arange(103) / 103, 1 - np.arange(103) / 103, np.zeros(103), np.zeros(103)])
+    source = ((images, soft.T), (images[:4], soft.T[:4]))
+    batches, labels = taken(pipelines(source, small, 103, augmentation=None).train)
+    np.testing.assert_allclose(labels[0][:, 0] * 103, levels(batches), atol=1e-3)
+    # Numbers to be predicted have no classes that outputs could be too few for.
+    assert pipelines((images, soft[0]), small).class_names is None
+
+
 def test_less_than_a_batch_is_one_batch(arrays, small):
     result = pipelines(arrays, small, batch_size=1000)
     images, _ = taken(result.train)
@@ -159,6 +196,7 @@ def test_grey_images_for_a_colour_model(make_model, memory, augmentation):
 def test_too_few_outputs_are_named(arrays, make_model):
     with pytest.raises(ValueError, match="3 outputs, but the source arrays has 4 classes"):
         pipelines(arrays, make_model((16, 16), classes=3))
+    assert pipelines(arrays, make_model((16, 16), classes=1)).train_size == 103
 
 
 def test_spare_outputs_are_logged(arrays, make_model, caplog):

@@ -52,33 +52,30 @@ def contents(part):
 
 
 def test_its_splits_images_and_labels_are_read(tmp_path):
-    source = open_source("tfds:shapes", data_dir=built(tmp_path, {"train": 21, "test": 6}))
+    folder = built(tmp_path, {"train": 21, "test": 9, "validation": 6})
+    source = open_source("tfds:shapes", data_dir=folder)
     assert source.class_names == ("disc", "square", "star")
     assert source.name == "tfds:shapes"
-    for part, split, n in ((source.train, "train", 21), (source.validation, "test", 6)):
+    for split, n in (("train", 21), ("validation", 6), ("test", 9)):
+        part = getattr(source, split)
         assert part.size == len(part.images) == n
         assert contents(part) == sorted((pixels(split, i).tobytes(), i % 3) for i in range(n))
 
 
-def test_validation_comes_before_test(tmp_path):
-    folder = built(tmp_path, {"train": 6, "test": 9, "validation": 3})
-    assert open_source("tfds:shapes", data_dir=folder).validation.size == 3
-
-
-def test_without_another_split_train_is_cut(tmp_path):
-    source = open_source(
-        "tfds:shapes", data_dir=built(tmp_path, {"train": 30}), validation_split=0.2
-    )
+def test_without_a_validation_split_train_is_cut_and_test_kept_apart(tmp_path):
+    folder = built(tmp_path, {"train": 30, "test": 3})
+    source = open_source("tfds:shapes", data_dir=folder, validation_split=0.2)
     assert np.bincount(source.train.labels).tolist() == [8] * 3
     assert np.bincount(source.validation.labels).tolist() == [2] * 3
     both = contents(source.train) + contents(source.validation)
     assert sorted(both) == sorted((pixels("train", i).tobytes(), i % 3) for i in range(30))
+    assert source.test.size == 3
 
 
 def test_it_feeds_pipelines(tmp_path, make_model):
     source = open_source("tfds:shapes", data_dir=built(tmp_path, {"train": 9, "test": 3}))
     result = pipelines(source, make_model((8, 8), classes=3), batch_size=3)
-    assert [x.shape for x, _ in result.train] == [(3, 8, 8, 3)] * 3
+    assert [x.shape for x, _ in result.train] == [(3, 8, 8, 3)] * 2
 
 
 def test_a_file_cut_short_is_named(tmp_path):
