@@ -1,11 +1,27 @@
-"""Run as `python -m keras_vitx.export.from_file MODEL.keras FOLDER` under TensorFlow."""
+"""Run under TensorFlow as `python -m keras_vitx.export.from_file MODEL.keras FOLDER CUSTOM`.
 
+CUSTOM is what `find_custom` returned, as JSON.
+"""
+
+import json
 import sys
 
 import keras
 
+from keras_vitx.export.custom import explain, load_custom
 from keras_vitx.export.saved_model import write
 
+
+def main(file: str, folder: str, custom: str) -> None:
+    """Write the SavedModel of the model in a file."""
+    try:
+        objects = load_custom(json.loads(custom))
+        # Not compiled: an export needs nothing of how the model was trained.
+        write(keras.saving.load_model(file, objects, compile=False), folder)
+    except Exception as error:
+        explain(error)
+        raise
+
+
 if __name__ == "__main__":
-    # How the model was trained is of no use here, and may need code we lack.
-    write(keras.saving.load_model(sys.argv[1], compile=False), sys.argv[2])
+    main(*sys.argv[1:])

@@ -34,7 +34,8 @@ def run_python(*arguments: str | os.PathLike) -> None:
     """
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        # "" is the current folder, of a notebook for example.
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         "KERAS_BACKEND": "tensorflow",
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -1,12 +1,15 @@
 """TensorFlow SavedModels, from every backend."""
 
+import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import keras
 
+from keras_vitx.export.custom import find_custom
 from keras_vitx.export.process import require_tensorflow, run_python
 from keras_vitx.export.verify import check_model, check_tolerance
 from keras_vitx.export.verify import verify as measure
@@ -37,6 +40,7 @@ def saved_model(
     verify: bool = True,
     tolerance: float | None = None,
     overwrite: bool = False,
+    imports: Sequence[str] = (),
 ) -> Exported:
     """Write a model as a TensorFlow SavedModel, which runs without Keras.
 
@@ -47,7 +51,9 @@ def saved_model(
 
     The operations are TensorFlow's own under every backend: a model that lives
     in JAX or PyTorch goes through a temporary `.keras` file and a second process,
-    so it runs wherever TensorFlow does, not only where it was exported.
+    so it runs wherever TensorFlow does, not only where it was exported. Custom layers
+    and functions in the model are imported there from their modules; of a script, only
+    imports, classes, functions and constants are run. They must be made of `keras.ops`.
 
     Args:
         model: A built model of the zoo, or features cut out of one.
@@ -57,10 +63,13 @@ def saved_model(
         tolerance: Largest difference that `verify` lets pass. None is its own.
         overwrite: Whether to replace a SavedModel at `path`. Anything else
             there is never replaced.
+        imports: Names of modules to import in the second process, which register custom
+            classes that it would not find: those of a notebook.
 
     Raises:
-        ValueError: when an argument is wrong, or the SavedModel's outputs
-            differ from the model's.
+        ValueError: when an argument is wrong, the model has a custom class that the
+            second process can't find, or the SavedModel's outputs differ from the
+            model's.
         ImportError: when TensorFlow is not installed.
         OSError: when the folder can't be written, something stands at `path`,
             or the second process fails (`ChildProcessError`).
@@ -70,15 +79,17 @@ def saved_model(
     check_tolerance(tolerance)
     require_tensorflow()
     _check_free(path, overwrite)
+    is_here = keras.backend.backend() == "tensorflow"
+    custom = None if is_here else json.dumps(find_custom(model, imports))
     difference = None
     with written_whole(path) as unfinished:
-        if keras.backend.backend() == "tensorflow":
+        if is_here:
             write(model, unfinished)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder, "model.keras")
                 model.save(file)
-                run_python("-m", "keras_vitx.export.from_file", file, unfinished)
+                run_python("-m", "keras_vitx.export.from_file", file, unfinished, custom)
         if verify:
             difference = measure(unfinished, model, tolerance=tolerance)
     return Exported(path, difference)
