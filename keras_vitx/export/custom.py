@@ -21,6 +21,16 @@ DEFINITIONS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.As
 MOVE = "Move it to the top level of a module and import it from there"
 
 
+def check_imports(imports: Sequence[str]) -> None:
+    """Check that `imports` is a sequence of names.
+
+    Raises:
+        ValueError: when it is not.
+    """
+    if isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
+        raise ValueError(f'imports should be module names such as ("my_module",), not {imports!r}.')
+
+
 def find_custom(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, Any]:
     """Return what another process needs in order to load `model`.
 
@@ -32,12 +42,9 @@ def find_custom(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, An
         A description for `load_custom`, in JSON's types.
 
     Raises:
-        ValueError: when `imports` is not a sequence of names. Also when it is empty and the
-            model has a class or function that was defined inside a function, in a notebook
-            or in an interactive session.
+        ValueError: when the model has a class or function that was defined inside a function,
+            in a notebook or in an interactive session, and `imports` is empty.
     """
-    if isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
-        raise ValueError(f'imports should be module names such as ("my_module",), not {imports!r}.')
     main = sys.modules["__main__"]
     script = Path(getattr(main, "__file__", None) or "")
     script = str(script.resolve()) if script.is_file() else None

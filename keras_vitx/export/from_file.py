@@ -1,4 +1,4 @@
-"""Run under TensorFlow as `python -m keras_vitx.export.from_file MODEL.keras FOLDER CUSTOM`.
+"""Run under TensorFlow as `python -m keras_vitx.export.from_file MODEL.keras CUSTOM FOLDER`.
 
 CUSTOM is what `find_custom` returned, as JSON.
 """
@@ -12,7 +12,7 @@ from keras_vitx.export.custom import explain, load_custom
 from keras_vitx.export.saved_model import write
 
 
-def main(file: str, folder: str, custom: str) -> None:
+def main(file: str, custom: str, folder: str) -> None:
     """Write the SavedModel of the model in a file."""
     try:
         objects = load_custom(json.loads(custom))

@@ -1,4 +1,4 @@
-"""Work in another Python process, under TensorFlow whatever backend is in use here."""
+"""Python processes that run TensorFlow, whatever the backend of this one."""
 
 import importlib.util
 import os
@@ -10,10 +10,10 @@ from keras_vitx.text import needs_extra
 
 
 def require_tensorflow() -> None:
-    """See to it that TensorFlow can be imported, without importing it.
+    """Check that TensorFlow is installed, without importing it.
 
     Raises:
-        ImportError: when it is not installed.
+        ImportError: when it is not.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
@@ -22,15 +22,14 @@ def require_tensorflow() -> None:
 
 
 def run_python(*arguments: str | os.PathLike) -> None:
-    """Run Python with `arguments` in a new process, and wait.
+    """Run Python with `arguments` in a new process and wait for it.
 
-    It finds the packages that this process finds, but not the folder it is
-    started in. TensorFlow is Keras's backend there and runs on the CPU: the
-    accelerator's memory belongs to this process.
+    The process has this one's `sys.path`, and Keras uses TensorFlow on the CPU there, since
+    this process may hold the memory of the accelerator.
 
     Raises:
-        ChildProcessError: when it fails, with the last line of what it wrote to
-            its standard error. The rest of that is a note of the error.
+        ChildProcessError: when it fails, with the last line of its standard error. The whole
+            standard error is a note of the exception.
     """
     environment = {
         **os.environ,

@@ -6,27 +6,28 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import keras
 
-from keras_vitx.export.custom import find_custom
+from keras_vitx.export.custom import check_imports, find_custom
 from keras_vitx.export.process import require_tensorflow, run_python
-from keras_vitx.export.verify import check_model, check_tolerance
+from keras_vitx.export.verify import batches_for, check_model, check_tolerance
 from keras_vitx.export.verify import verify as measure
 from keras_vitx.files import written_whole
 
 PARTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
-"""What TensorFlow writes into the folder of a SavedModel."""
+"""Contents of a SavedModel's folder."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
-        path: The file or folder.
-        difference: Largest difference between its outputs and the model's,
-            over the largest output; None where it was not measured.
+        path: The file or folder written.
+        difference: Largest difference between its outputs and the model's, relative to the
+            largest output; None without verification.
     """
 
     path: Path
@@ -38,45 +39,49 @@ def saved_model(
     path: str | os.PathLike,
     *,
     verify: bool = True,
+    images: Any = None,
     tolerance: float | None = None,
     overwrite: bool = False,
     imports: Sequence[str] = (),
 ) -> Exported:
     """Write a model as a TensorFlow SavedModel, which runs without Keras.
 
-    Its endpoint `serve`, which is also the signature `serving_default`, takes
-    float32 images `(batch, height, width, channels)`, any number of them, and
-    gives what the model gives outside of training. The precision of the layers
-    is kept. The model itself stays as it is.
+    Its endpoint `serve`, which is also the signature `serving_default`, takes images
+    `(batch, height, width, channels)` of the model's input dtype, any number of them, and
+    returns the outputs of inference. The layers keep their precision, and the model in
+    memory does not change.
 
-    The operations are TensorFlow's own under every backend: a model that lives
-    in JAX or PyTorch goes through a temporary `.keras` file and a second process,
-    so it runs wherever TensorFlow does, not only where it was exported. Custom layers
-    and functions in the model are imported there from their modules; of a script, only
-    imports, classes, functions and constants are run. They must be made of `keras.ops`.
+    All operations are TensorFlow's own on every backend: under JAX and PyTorch, the model
+    goes through a temporary `.keras` file to a second process, which runs TensorFlow. That
+    process imports the modules of custom layers and functions; of those in a script, it
+    runs only imports, classes, functions and constants. They have to be built on
+    `keras.ops`.
 
     Args:
-        model: A built model of the zoo, or features cut out of one.
+        model: A built model whose input is one batch of images. Their height and width may
+            be unknown where its layers allow it.
         path: The folder to write. It is written whole or not at all.
-        verify: Whether to compare with the model before the folder is put in
+        verify: Whether to compare the outputs with the model's before the folder is put in
             place; see `keras_vitx.export.verify`.
-        tolerance: Largest difference that `verify` lets pass. None is its own.
-        overwrite: Whether to replace a SavedModel at `path`. Anything else
-            there is never replaced.
-        imports: Names of modules to import in the second process, which register custom
-            classes that it would not find: those of a notebook.
+        images: Images to compare with; None makes random ones.
+        tolerance: Largest difference allowed. None takes the default of `verify`.
+        overwrite: Whether to replace a SavedModel at `path`. Anything else there is never
+            replaced.
+        imports: Names of modules that the second process imports first, such as one that
+            registers the custom classes of a notebook.
 
     Raises:
-        ValueError: when an argument is wrong, the model has a custom class that the
-            second process can't find, or the SavedModel's outputs differ from the
-            model's.
+        ValueError: when an argument is wrong, the second process can't find a custom class,
+            or the outputs differ.
         ImportError: when TensorFlow is not installed.
-        OSError: when the folder can't be written, something stands at `path`,
-            or the second process fails (`ChildProcessError`).
+        OSError: when the folder can't be written, `path` exists already, or the second
+            process fails (`ChildProcessError`).
     """
     path = Path(path)
     check_model(model)
     check_tolerance(tolerance)
+    check_imports(imports)
+    images = batches_for(model, images) if verify else None
     require_tensorflow()
     _check_free(path, overwrite)
     is_here = keras.backend.backend() == "tensorflow"
@@ -89,14 +94,14 @@ def saved_model(
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder, "model.keras")
                 model.save(file)
-                run_python("-m", "keras_vitx.export.from_file", file, unfinished, custom)
+                run_python("-m", "keras_vitx.export.from_file", file, custom, unfinished)
         if verify:
-            difference = measure(unfinished, model, tolerance=tolerance)
+            difference = measure(unfinished, model, images, tolerance=tolerance)
     return Exported(path, difference)
 
 
 def write(model: keras.Model, folder: str | os.PathLike) -> None:
-    """Write the SavedModel of a model that lives in TensorFlow."""
+    """Write the SavedModel of a model, under TensorFlow."""
     model.export(folder, format="tf_saved_model", verbose=False)
 
 
@@ -107,9 +112,9 @@ def _check_free(path, overwrite):
     if path.is_symlink() or "saved_model.pb" not in names or not names <= PARTS:
         raise FileExistsError(
             f"path: {str(path)!r} exists and holds other things than a SavedModel; "
-            "give a folder that is not there yet."
+            "give the name of a new folder."
         )
     if not overwrite:
         raise FileExistsError(
-            f"path: {str(path)!r} holds a SavedModel already; overwrite=True replaces it."
+            f"path: {str(path)!r} already holds a SavedModel; overwrite=True replaces it."
         )

@@ -1,7 +1,7 @@
-"""Run as `python serve.py FOLDER INPUTS.npz OUTPUTS.npz`: what a SavedModel gives.
+"""Run as `python serve.py FOLDER INPUTS.npz OUTPUTS.npz`: the outputs of a SavedModel.
 
-Where this runs neither Keras nor keras_vitx can be imported, so that a
-SavedModel which needs either fails.
+Neither Keras nor keras_vitx can be imported in this process, so that a SavedModel
+which needs either fails.
 """
 
 import sys
@@ -15,10 +15,12 @@ def main(folder: str, inputs: str, outputs: str) -> None:
     import tensorflow as tf
 
     served = tf.saved_model.load(folder)
+    (spec,) = served.signatures["serving_default"].structured_input_signature[1].values()
     results = {}
     for name, images in np.load(inputs).items():
-        for index, output in enumerate(tf.nest.flatten(served.serve(images))):
-            # numpy's files can't hold bfloat16.
+        served_outputs = served.serve(tf.cast(images, spec.dtype))
+        for index, output in enumerate(tf.nest.flatten(served_outputs)):
+            # NumPy has no bfloat16.
             results[f"{name}.{index}"] = tf.cast(output, "float32").numpy()
     np.savez(outputs, **results)
 

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ from keras import ops
 
 from keras_vitx.backend import without_gradients
 from keras_vitx.export.process import require_tensorflow, run_python
+from keras_vitx.keras_internals import sublayers
 
 TOLERANCE = 1e-5
 """Largest difference, over the largest output, where all layers compute in float32."""
 
-TOLERANCE_MIXED = 5e-2
-"""The same where a layer computes in half precision: a few roundings of bfloat16."""
+TOLERANCE_ROUNDED = 5e-2
+"""The same where a layer computes in half precision, or is quantized: in int8 and float8, the
+rounding of activations alone gives up to 2e-2."""
+
+SIZES = ((96, 128), (160, 112))
+"""Heights and widths of the images for models that take any size."""
 
 
 def verify(
@@ -28,44 +34,48 @@ def verify(
 ) -> float:
     r"""Compare a SavedModel with the model it was made from.
 
-    A new process, in which neither Keras nor this package can be imported, runs
-    the SavedModel's endpoint `serve` on the CPU, on one image and on all of them.
-    The difference is $\max|y_{saved} - y| / \max|y|$ with $y$ what `model` gives here.
+    A new process, in which neither Keras nor this package can be imported, runs the
+    SavedModel's endpoint `serve` on the CPU, on one image and on the whole batch.
+    The difference is $\max|y_{saved} - y| / \max|y|$, where `model` gives $y$ here.
 
     Args:
         path: The folder of the SavedModel.
         model: The model.
-        images: Preprocessed images, `(n, height, width, channels)`; None takes
-            three of seeded noise.
-        tolerance: Largest difference that passes. None is 1e-5, or 5e-2 where a
-            layer computes in less than float32. A GPU that rounds products to
+        images: Images as the model takes them, `(n, height, width, channels)` with n at
+            least 2. For a model that takes any size, also a list of such batches. None
+            makes three random images: whole numbers from 0 to 255 for an integer input
+            and for a model with `ImagePreprocessing` or `keras.layers.Rescaling` inside,
+            normally distributed otherwise; where the model takes any size, of two sizes.
+        tolerance: Largest difference that passes. None is 1e-5, or 5e-2 where a layer
+            computes in less than float32 or is quantized. A GPU that rounds products to
             TF32 needs a looser one.
 
     Returns:
-        The largest difference, of all outputs and both batch sizes.
+        The largest difference over all outputs and batches.
 
     Raises:
-        ValueError: when an argument is wrong, or the difference is above
-            `tolerance`.
+        ValueError: when an argument is wrong, or the difference is above `tolerance`.
         ImportError: when TensorFlow is not installed.
-        OSError: when `path` is no SavedModel, or it can't be run
+        OSError: when `path` is not a SavedModel, or it can't be run
             (`ChildProcessError`).
     """
     path = Path(path)
     check_model(model)
     check_tolerance(tolerance)
-    images = _images_for(model, images)
+    batches = batches_for(model, images)
     require_tensorflow()
     if not (path / "saved_model.pb").is_file():
         raise FileNotFoundError(f"path: {str(path)!r} is not the folder of a SavedModel.")
     if tolerance is None:
-        tolerance = TOLERANCE_MIXED if _is_mixed(model) else TOLERANCE
+        tolerance = TOLERANCE_ROUNDED if _is_rounded(model) else TOLERANCE
 
-    batches = {"one": images[:1], "all": images}
+    if model.inputs[0].shape[0] is None:
+        batches = [part for batch in batches for part in (batch[:1], batch)]
+    batches = {str(index): batch for index, batch in enumerate(batches)}
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(inputs, **batches)
-        # By its path, since as a module it would bring this package with it.
+        # By its path, since as a module it would import this package.
         run_python(Path(__file__).with_name("serve.py"), path, inputs, outputs)
         saved = dict(np.load(outputs))
     difference = max(
@@ -82,7 +92,7 @@ def verify(
 
 
 def check_model(model: keras.Model) -> None:
-    """Check that `model` takes one batch of images of a known shape.
+    """Check that `model` takes one batch of images.
 
     Raises:
         ValueError: when it does not.
@@ -90,10 +100,10 @@ def check_model(model: keras.Model) -> None:
     if not isinstance(model, keras.Model) or not model.built:
         raise ValueError(f"model should be a built Keras model, not {model!r}.")
     shapes = [tuple(tensor.shape) for tensor in getattr(model, "inputs", None) or []]
-    if len(shapes) != 1 or len(shapes[0]) != 4 or None in shapes[0][1:]:
+    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][3] is None:
         raise ValueError(
-            "model should take images (batch, height, width, channels) of one size; "
-            f"it takes {shapes or 'what it does not say'}."
+            "model should take one batch of images, (batch, height, width, channels); "
+            f"its inputs are {shapes or 'unknown'}."
         )
 
 
@@ -104,22 +114,61 @@ def check_tolerance(tolerance: float | None) -> None:
         ValueError: when it is not.
     """
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
-        raise ValueError(f"tolerance should be None or a number from 0 on, not {tolerance!r}.")
+        raise ValueError(f"tolerance should be None or a number of at least 0, not {tolerance!r}.")
 
 
-def _images_for(model, images):
-    shape = tuple(model.inputs[0].shape[1:])
+def batches_for(model: keras.Model, images: Any = None) -> list[np.ndarray]:
+    """Return `images` as batches of the dtype that the model takes, or make some.
+
+    Args:
+        model: The model.
+        images: As in `verify`.
+
+    Raises:
+        ValueError: when the images do not fit the model.
+    """
+    count, *shape = model.inputs[0].shape
+    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
+    # NumPy has no bfloat16; float32 is cast by both.
+    dtype = "float32" if "float" in dtype else dtype
     if images is None:
-        return np.random.default_rng(0).standard_normal((3, *shape), "float32")
-    images = ops.convert_to_numpy(images).astype("float32")
-    if images.ndim != 4 or len(images) < 2 or images.shape[1:] != shape:
-        sides = ", ".join(map(str, shape))
-        raise ValueError(f"images should be (2 or more, {sides}), not {images.shape}.")
-    return images
+        sizes = SIZES if None in shape else SIZES[:1]
+        return [_random_images(model, (count or 3, *shape), size, dtype) for size in sizes]
+    several = isinstance(images, Sequence) and all(np.ndim(batch) == 4 for batch in images)
+    batches = [ops.convert_to_numpy(batch) for batch in (images if several else [images])]
+    for batch in batches:
+        fits = batch.ndim == 4 and all(
+            side in (None, given) for side, given in zip((count, *shape), batch.shape, strict=True)
+        )
+        if not fits or (count is None and len(batch) < 2):
+            sides = ", ".join("any" if side is None else str(side) for side in shape)
+            raise ValueError(
+                f"images should be ({count or '2 or more'}, {sides}), not {batch.shape}."
+            )
+        if dtype != "float32" and not np.array_equal(batch.astype(dtype), batch):
+            raise ValueError(
+                f"images should hold values of {dtype}, the dtype that the model takes."
+            )
+    return [batch.astype(dtype) for batch in batches]
 
 
-def _is_mixed(model):
-    return any(layer.compute_dtype in ("bfloat16", "float16") for layer in model.layers)
+def _random_images(model, shape, size, dtype):
+    random = np.random.default_rng(0)
+    shape = [known or made for known, made in zip(shape, (None, *size, None), strict=True)]
+    takes_pixels = any(
+        isinstance(layer, keras.layers.Rescaling) or getattr(layer, "takes_pixels", False)
+        for layer in sublayers(model)
+    )
+    if dtype == "float32" and not takes_pixels:
+        return random.standard_normal(shape, "float32")
+    return random.integers(0, 128 if dtype == "int8" else 256, shape).astype(dtype)
+
+
+def _is_rounded(model):
+    return any(
+        layer.compute_dtype in ("bfloat16", "float16") or layer.quantization_mode is not None
+        for layer in sublayers(model)
+    )
 
 
 def _outputs(model, images):

@@ -62,6 +62,8 @@ class ImagePreprocessing(Layer):
         ValueError: for an argument out of its range, and for images of other channels.
     """
 
+    takes_pixels = True
+
     def __init__(
         self,
         size: Sequence[int],

@@ -119,19 +119,19 @@ def test_failure_leaves_the_old_one(unused, old_saved_model, broken_writer):
     assert is_intact()
 
 
-def test_one_that_differs_is_not_put_in_place(unused, tmp_path, monkeypatch):
+def test_one_that_differs_is_not_put_in_place(unused, images, tmp_path, monkeypatch):
     def write(*arguments):
         module.Path(arguments[-1]).mkdir()
 
-    def measure(path, model, tolerance):
-        assert path.is_dir()
+    def measure(path, model, images, tolerance):
+        assert path.is_dir() and len(images[0]) == 2
         raise ValueError(f"differs by more than {tolerance}")
 
     monkeypatch.setattr(module, "write", write)
     monkeypatch.setattr(module, "run_python", write)
     monkeypatch.setattr(module, "measure", measure)
     with pytest.raises(ValueError, match=r"more than 0\.5"):
-        saved_model(unused, tmp_path / "model", tolerance=0.5)
+        saved_model(unused, tmp_path / "model", tolerance=0.5, images=images(2))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,9 +186,9 @@ def two_inputs():
     return keras.Model([first, second], keras.layers.Add()([first, second]))
 
 
-def any_size():
-    images = keras.Input((None, None, 3))
-    return keras.Model(images, keras.layers.Conv2D(2, 1)(images))
+def any_channels():
+    images = keras.Input((8, 8, None))
+    return keras.Model(images, keras.layers.Rescaling(2.0)(images))
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def any_size():
     [
         (lambda: "CaiT_Mini", "built Keras model"),
         (lambda: keras.Sequential([keras.layers.Dense(2)]), "built Keras model"),
-        (two_inputs, "should take images"),
-        (any_size, "of one size"),
+        (two_inputs, "should take one batch of images"),
+        (any_channels, "should take one batch of images"),
     ],
 )
 def test_wrong_model_is_named(make, message, tmp_path):

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from keras_vitx.export import verify
+from keras_vitx.export.verify import batches_for
+from keras_vitx.layers import ImagePreprocessing
 
 process = importlib.import_module("keras_vitx.export.process")
 
@@ -21,11 +23,11 @@ def test_difference_is_relative_to_the_largest_output(unused, images, tmp_path, 
     def run(script, path, inputs, outputs):
         assert path == tmp_path
         batches = np.load(inputs)
-        assert [len(batches[name]) for name in batches] == [1, 4]
+        assert [len(batch) for batch in batches.values()] == [1, 4]
         saved = {}
         for name, batch in batches.items():
             expected = keras.ops.convert_to_numpy(unused(batch))
-            saved[f"{name}.0"] = expected + (0.125 * expected.max() if name == "all" else 0)
+            saved[f"{name}.0"] = expected + (0.125 * expected.max() if len(batch) > 1 else 0)
         np.savez(outputs, **saved)
 
     monkeypatch.setattr(module, "run_python", run)
@@ -51,6 +53,77 @@ def test_not_a_number_does_not_pass(unused, tmp_path, monkeypatch):
 def test_wrong_images_are_named(unused, tmp_path, shape):
     with pytest.raises(ValueError, match=r"images should be \(2 or more, 32, 16, 3\)"):
         verify(tmp_path, unused, np.zeros(shape, "float32"))
+
+
+def network(*shape, dtype="uint8", layer=None, **options):
+    images = keras.Input(shape, dtype=dtype, **options)
+    layer = layer or keras.layers.Conv2D(2, 1)
+    return keras.Model(images, layer(keras.ops.cast(images, "float32")))
+
+
+@pytest.mark.parametrize(
+    "model, shapes",
+    [
+        (network(None, None, 3), [(3, 96, 128, 3), (3, 160, 112, 3)]),
+        (network(None, 8, 1), [(3, 96, 8, 1), (3, 160, 8, 1)]),
+        (network(8, 8, 3, batch_size=1), [(1, 8, 8, 3)]),
+    ],
+    ids=["any size", "any height", "one image"],
+)
+def test_random_images_have_the_form_that_the_model_takes(model, shapes):
+    batches = batches_for(model)
+    assert [batch.shape for batch in batches] == shapes
+    assert all(batch.dtype == np.uint8 and batch.std() > 50 for batch in batches)
+
+
+def test_random_images_are_pixels_for_a_model_with_preprocessing_inside():
+    layers = (ImagePreprocessing((8, 8), [0.5], [0.5]), keras.layers.Rescaling(1 / 255))
+    for layer in layers:
+        (images,) = batches_for(network(8, 8, 1, dtype="float32", layer=layer))
+        assert images.dtype == np.float32
+        assert images.min() >= 0 and images.max() > 200
+    (images,) = batches_for(network(8, 8, 1, dtype="float32"))
+    assert images.min() < 0
+
+
+def test_own_images_of_several_sizes():
+    model = network(None, 8, 3)
+    given = [np.full((2, 8, 8, 3), 7.0), np.full((4, 9, 8, 3), 255, "int32")]
+    batches = batches_for(model, given)
+    assert [batch.shape for batch in batches] == [(2, 8, 8, 3), (4, 9, 8, 3)]
+    assert all(batch.dtype == np.uint8 for batch in batches) and batches[1].min() == 255
+    with pytest.raises(ValueError, match=r"images should be \(2 or more, any, 8, 3\)"):
+        batches_for(model, [*given, np.zeros((2, 8, 9, 3), "uint8")])
+    for wrong in (0.5, -1, 256):
+        with pytest.raises(ValueError, match="images should hold values of uint8"):
+            batches_for(model, np.full((2, 8, 8, 3), wrong))
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "int8", "float8", "float32"])
+def test_tolerance_goes_by_the_precision_of_inner_layers(tiny, tmp_path, monkeypatch, precision):
+    module = importlib.import_module("keras_vitx.export.verify")
+    (tmp_path / "saved_model.pb").touch()
+    if precision.startswith("mixed"):
+        keras.config.set_dtype_policy(precision)
+    try:
+        inner = tiny(depth=1)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    if not precision.startswith(("mixed", "float32")):
+        inner.quantize(precision)
+    model = keras.Model(inner.input, keras.layers.Identity()(inner.output))
+
+    def run(script, path, inputs, outputs):
+        batches = np.load(inputs).items()
+        given = {f"{name}.0": 1.02 * module._outputs(model, batch)[0] for name, batch in batches}
+        np.savez(outputs, **given)
+
+    monkeypatch.setattr(module, "run_python", run)
+    if precision == "float32":
+        with pytest.raises(ValueError, match="tolerance is 1e-05"):
+            verify(tmp_path, model)
+    else:
+        assert 0.01 < verify(tmp_path, model) < 0.03
 
 
 def test_no_saved_model(unused, tmp_path):
