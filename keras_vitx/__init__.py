@@ -8,7 +8,7 @@ backend.choose()
 
 from keras_vitx import analysis, data, export, layers, models, training, weights
 from keras_vitx.data import decode_predictions
-from keras_vitx.models import create_model, list_models
+from keras_vitx.models import as_chain, create_model, list_models
 from keras_vitx.models.folders import load, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing

@@ -27,3 +27,12 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
 def takes_training(layer: keras.layers.Layer) -> bool:
     """Return whether `layer.call` has an argument `training`."""
     return "training" in layer.call_signature_parameters
+
+
+def node_of(tensor: keras.KerasTensor) -> Any:
+    """Return the call that made a symbolic tensor.
+
+    It has `operation`, `arguments` (with `args` and `kwargs`), `input_tensors` and `outputs`.
+    """
+    history = tensor._keras_history
+    return history.operation._inbound_nodes[history.node_index]

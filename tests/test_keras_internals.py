@@ -44,6 +44,19 @@ def test_takes_training_reads_the_signature_of_call():
     assert not keras_internals.takes_training(keras.layers.LayerNormalization())
 
 
+def test_node_of_is_the_call_that_made_a_tensor():
+    images = keras.Input((4,))
+    layer = keras.layers.Dense(3)
+    first, second = layer(images), layer(images)
+    for tensor in (first, second):
+        node = keras_internals.node_of(tensor)
+        assert node.operation is layer
+        assert node.arguments.args == (images,)
+        assert not any(value is not None for value in node.arguments.kwargs.values())
+        assert node.input_tensors[0] is images
+        assert node.outputs[0] is tensor
+
+
 def private_names():
     """Each (file, line, name) of an attribute with a leading underscore that isn't our own."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

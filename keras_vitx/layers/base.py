@@ -2,13 +2,15 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import keras
 
 from keras_vitx.keras_internals import children, takes_training
-from keras_vitx.layers.fast import runs_straight
+from keras_vitx.layers.fast import is_compiled_by_jax, runs_straight
 
 
 def register(cls: type) -> type:
@@ -43,6 +45,29 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
             if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
                 names[name] = None
     return tuple(names)
+
+
+inside_chain: ContextVar[bool] = ContextVar("inside_chain", default=False)
+"""Whether a `Chain` is running its layers, as one loop over depth where that pays."""
+
+
+def suggest_loop(x: Any) -> None:
+    """Log once that blocks trained outside of a `Chain` miss the loop over depth.
+
+    Args:
+        x: The tokens that a block is given in training.
+    """
+    if is_compiled_by_jax(x) and not inside_chain.get():
+        _suggest_loop()
+
+
+@functools.cache
+def _suggest_loop() -> None:
+    logging.getLogger("keras_vitx").warning(
+        "Under JAX, blocks trained one after the other compile and run several times slower than "
+        "the loop over depth of a Chain: train `keras_vitx.as_chain(model)` instead, which has "
+        "the same layers and weights."
+    )
 
 
 class Layer(keras.layers.Layer):

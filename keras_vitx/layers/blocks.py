@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, register, suggest_loop
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -107,6 +107,8 @@ class Block(Layer):
 
     def add_branches(self, x, attended, training):
         """Add both branches to `x`, given the output of the attention."""
+        if training:
+            suggest_loop(x)
         x = x + self.run_in_training(self.drop_path1, self._weigh(self.ls1, attended), training)
         fed = self.run(self.mlp, self.run(self.norm2, x), training)
         return x + self.run_in_training(self.drop_path2, self._weigh(self.ls2, fed), training)

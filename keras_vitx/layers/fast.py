@@ -35,6 +35,16 @@ ERF_ABOVE = (0.398941917, 0.0495935757, 0.00551873918, 3.14264557e-4, 5.84065245
 ERF_BELOW = (1.0, 0.290973425, 0.0373398957, 0.00270375366, 1.12741292e-4, 5.01902136e-7)
 
 
+def gains_from_scan() -> bool:
+    """Return whether one loop over equal blocks trains faster than the blocks in a row."""
+    return jax is not None
+
+
+def is_compiled_by_jax(x: Any) -> bool:
+    """Return whether `x` is a placeholder in a function that JAX is compiling."""
+    return jax is not None and isinstance(x, jax.core.Tracer)
+
+
 def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
     """Tell whether a child's `call` may run without what Keras does around it.
 

@@ -18,8 +18,8 @@ import keras
 from keras import ops
 
 from keras_vitx.keras_internals import sublayers, takes_training
-from keras_vitx.layers.base import arguments
-from keras_vitx.layers.fast import keep_products
+from keras_vitx.layers.base import arguments, inside_chain
+from keras_vitx.layers.fast import gains_from_scan, keep_products
 
 Layers = Sequence[keras.layers.Layer]
 
@@ -28,26 +28,33 @@ def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tupl
     """Run `layers` in order on `x`.
 
     Args:
-        layers: The layers of a functional model, each taking what the one before gives.
+        layers: The layers of a functional model, each taking the output of the one before.
         x: Input of the first.
         training: Whether this is a training pass; `scan` and `remat` matter
             only then.
         scan: Whether stretches of equal layers run as one loop, where the
             backend gains from it (JAX).
         remat: Whether each layer keeps only its input for the backward pass and
-            computes the rest again.
+            recomputes the rest.
 
     Returns:
         The output of the last layer, and losses that layers added on the way
-        and that are not yet known to a model.
+        and that no model knows of yet.
     """
-    if not training or not (remat or (scan and keras.backend.backend() == "jax")):
+    token = inside_chain.set(True)
+    try:
+        if training and (remat or (scan and gains_from_scan())):
+            return _run_in_training(layers, x, scan, remat)
         for layer in layers:
             x = _call(layer, x, training)
         return x, []
+    finally:
+        inside_chain.reset(token)
 
+
+def _run_in_training(layers, x, scan, remat):
     losses: list[Any] = []
-    loops = scan and keras.backend.backend() == "jax"
+    loops = scan and gains_from_scan()
     rest = [(layer, _signature(layer) if loops else "") for layer in layers]
     while rest:
         units = _stretch(rest) if loops else [[rest[0][0]]]
