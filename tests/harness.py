@@ -200,6 +200,7 @@ LAYERS = {
     "MapNormalization": LayerCase(lambda: MapNormalization(), MAPS),
     "ReAttention": LayerCase(lambda: ReAttention(), MAPS),
     "ReAttention/scaled": LayerCase(lambda: ReAttention(map_scale=0.25), MAPS),
+    "ReAttention/plain": LayerCase(lambda: ReAttention(normalize=False), MAPS),
     "LocalMapConvolution": LayerCase(lambda: LocalMapConvolution(), MAPS),
     "LocalMapConvolution/1": LayerCase(lambda: LocalMapConvolution(kernel_size=1), MAPS),
     "LocalMapConvolution/5": LayerCase(lambda: LocalMapConvolution(kernel_size=5), MAPS),

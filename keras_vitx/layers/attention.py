@@ -200,15 +200,18 @@ def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
     )
 
 
-def DeepAttention(num_heads: int, map_scale: float = 1.0, **kwargs) -> Attention:
+def DeepAttention(
+    num_heads: int, map_scale: float = 1.0, normalize: bool = True, **kwargs
+) -> Attention:
     """Attention with `ReAttention` over its maps (DeepViT, Section 4.2).
 
     Args:
         num_heads: Number of heads.
         map_scale: As in `ReAttention`.
+        normalize: As in `ReAttention`.
         **kwargs: Further arguments of `Attention`.
     """
-    layer = ReAttention(map_scale, name="re_attention", dtype=kwargs.get("dtype"))
+    layer = ReAttention(map_scale, normalize, name="re_attention", dtype=kwargs.get("dtype"))
     return Attention(num_heads, on_weights=[layer], **kwargs)
 
 

@@ -124,7 +124,7 @@ def affine(norm):
 
 @register
 class ReAttention(MapLayer):
-    r"""Maps made anew from all heads: $A' = s\,\mathrm{BN}(\Theta A + b)$.
+    r"""New maps from all heads: $A' = s\,\mathrm{BN}(\Theta A + b)$.
 
     DeepViT, Section 4.2, Equation 3; BN runs over the head axis.
 
@@ -133,25 +133,31 @@ class ReAttention(MapLayer):
     Args:
         map_scale: $s$: 1, and $1/\sqrt{d}$ with $d$ the size of a head in the
             released DeepViT-S alone.
+        normalize: Whether there is a BN. Without it, $A' = s\,(\Theta A + b)$.
     """
 
-    def __init__(self, map_scale: float = 1.0, **kwargs):
+    def __init__(self, map_scale: float = 1.0, normalize: bool = True, **kwargs):
         super().__init__(**kwargs)
         self.map_scale = map_scale
+        self.normalize = normalize
         self.reatten_matrix = HeadMixing(dtype=self.dtype_policy, name="reatten_matrix")
-        self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
+        if normalize:
+            self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
 
     def build(self, input_shape):
         self.reatten_matrix.build(input_shape)
-        self.var_norm.build(input_shape)
+        if self.normalize:
+            self.var_norm.build(input_shape)
 
     def call(self, maps, training=False):
         mixing, scale = self.reatten_matrix, self.map_scale
-        if not (training and self.trainable):
+        if self.normalize and not (training and self.trainable):
             kernel, bias = fold(self.var_norm, mixing.kernel, mixing.bias)
             cast = partial(ops.cast, dtype=self.compute_dtype)
             return mix_heads(cast(kernel * scale), maps, cast(bias * scale))
-        maps = batch_norm(self.var_norm, self.run(mixing, maps))
+        maps = self.run(mixing, maps)
+        if self.normalize:
+            maps = batch_norm(self.var_norm, maps)
         return maps if scale == 1 else maps * scale
 
 

@@ -30,6 +30,7 @@ def DeepViT(
     conv_stem: bool = False,
     residual_scale: float = 1.0,
     map_scale: float | str = 1.0,
+    normalize_maps: bool = True,
     patch_size: int = 16,
     shared_depth: int = 0,
     similarity: float = 0.0,
@@ -51,6 +52,8 @@ def DeepViT(
         residual_scale: s in x + f(norm(s x)) / s; 0.5 in the released S and L.
         map_scale: What the new maps are multiplied by; `"head"` is one over the root
             of the size of a head, in the released S alone.
+        normalize_maps: Whether a BatchNormalization (`var_norm` in files) follows the mix
+            of heads. The released files of 24B and 32B may lack it.
         patch_size: Side of a patch in pixels.
         shared_depth: Number of blocks, the last ones, that reuse the map of the one
             before them, mixed and normalised anew (Table 3, Appendix A, Equation 5).
@@ -82,10 +85,10 @@ def DeepViT(
 
     def own_attention(index: int):
         if index >= depth - shared_depth:
-            re_attention = ReAttention(scale, name="re_attention")
+            re_attention = ReAttention(scale, normalize_maps, name="re_attention")
             return SharedAttention(num_heads, on_weights=[re_attention])
         if index >= depth - re_attention_depth:
-            return DeepAttention(num_heads, scale)
+            return DeepAttention(num_heads, scale, normalize_maps)
         return Attention(num_heads)
 
     blocks = stack(

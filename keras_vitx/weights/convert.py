@@ -216,6 +216,13 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes
         for names, value in ((extra, True), (missing, False)):
             if any(mark in name for name in names):
                 said.append(f"Build the model with {argument}={value}.")
+    for names, value in ((extra, True), (missing, False)):
+        if names and all(".var_norm." in name or "/var_norm/" in name for name in names):
+            has = "a" if value else "no"
+            said.append(
+                f"Its re-attention has {has} normalization (var_norm): build the model with "
+                f"normalize_maps={value}."
+            )
     if wrong and all(name.startswith("patch_embed") for name in wrong):
         said.append("It has other patches or channels (patch_size, input_shape).")
     lines = [" ".join(said)]

@@ -67,11 +67,11 @@ def test_map_normalization(training):
 
 
 @pytest.mark.parametrize("training", (False, True))
-@pytest.mark.parametrize("map_scale", (1, 0.25))
-def test_re_attention(map_scale, training):
-    layer = built(ReAttention(map_scale), MAPS)
+@pytest.mark.parametrize(("map_scale", "normalize"), ((1, True), (0.25, True), (0.25, False)))
+def test_re_attention(map_scale, normalize, training):
+    layer = built(ReAttention(map_scale, normalize), MAPS)
     mixed = mix(MAPS, layer.reatten_matrix)
-    expected = map_scale * batch_norm(mixed, layer.var_norm, training)
+    expected = map_scale * (batch_norm(mixed, layer.var_norm, training) if normalize else mixed)
     close(array(layer(MAPS, training=training)), expected)
 
 
