@@ -8,6 +8,7 @@ from harness import run_python
 from keras_vitx.data import open_source, pipelines
 
 tfds = pytest.importorskip("tensorflow_datasets")
+pytestmark = pytest.mark.backend_free
 
 
 def pixels(split, i):
@@ -115,8 +116,6 @@ importlib.util.find_spec = lambda name, *rest: (
 )
 sys.meta_path.insert(0, Hidden())
 from keras_vitx.data import open_source
-
-pytestmark = pytest.mark.backend_free
 source = open_source("tfds:shapes", data_dir=sys.argv[1], validation_split=0)
 print(len([image.shape for image in source.train.images]))
 """
