@@ -31,6 +31,7 @@ PLAIN = {"DeepViT_S": "deepvit_s", "RefinedViT_S": "refined_vit_s"}
 def ours(task: dict) -> Callable[[], None]:
     import keras_vitx as kv
 
+    kv.keep_memory()
     return keras_steps(kv.create_model(task["model"], drop_path=0.0, remat=task["remat"]), task)
 
 

@@ -64,6 +64,7 @@ def main() -> None:
 
 
 def make(name: str, options: dict, optimizer: str) -> keras.Model:
+    kv.keep_memory()
     keras.utils.set_random_seed(0)
     model = kv.create_model(name)
     for option, value in options.items():

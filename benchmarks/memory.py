@@ -56,6 +56,8 @@ def measure(name: str, size: int, steps: int, form: str) -> None:
 
     import keras_vitx as kv
 
+    kv.keep_memory()
+
     keras.utils.set_random_seed(0)
     model = kv.create_model(name, remat=form == "remat", drop_path=0.0)
     model.compile("sgd", "sparse_categorical_crossentropy")

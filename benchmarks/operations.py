@@ -5,7 +5,7 @@
 
 Milliseconds a step in each operation. Under PyTorch ours stand beside a peer's, by PyTorch's
 profiler; what is not in an operation is Python's, or waiting. Both run in one process, in
-which freed memory is kept (`keras_vitx.backend.keep_memory`), so the peer is quicker here than
+which freed memory is kept (`keras_vitx.keep_memory`), so the peer is quicker here than
 by itself. Under JAX it is ours alone, by JAX's profiler: what XLA has fused counts for the last
 operation of it, under the layer that this comes from; `backward` is the backward pass, and
 `again` what that computes anew. XLA runs some operations at the same time.

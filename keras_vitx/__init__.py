@@ -4,29 +4,15 @@ __version__ = "0.1.0"
 
 from keras_vitx import backend
 
-backend.choose()
+if backend.is_command():
+    # `keras-vitx` parses its options, `--backend` among them, before Keras is imported.
+    def __getattr__(name: str):
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
 
-from keras_vitx import analysis, data, export, layers, models, training, weights
-from keras_vitx.data import decode_predictions
-from keras_vitx.models import as_chain, create_model, list_models
-from keras_vitx.models.folders import load, save
-from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
-from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.training import fit
+        return getattr(importlib.import_module("keras_vitx.api"), name)
 
-backend.keep_memory()
-
-
-def preprocess_input(images, model):
-    """Return `images` as the batch that a model expects, as `data.preprocess_input` does.
-
-    Args:
-        images: One image or a list of them: paths, PIL images or arrays.
-        model: A model of keras_vitx, or a name: of a size (see `list_models`),
-            or of a checkpoint, whose image size and preprocessing are taken.
-
-    Raises:
-        ValueError: when nothing has that name, or an array is not an image.
-        OSError: when a file can't be decoded; it names the file.
-    """
-    return data.preprocess_input(images, models.facts_of(model))
+else:
+    backend.choose()
+    from keras_vitx.api import *  # noqa: F403 - the public names

@@ -85,6 +85,14 @@ def choose(wanted: str | None = None) -> None:
     os.environ["KERAS_BACKEND"] = chosen
 
 
+def is_command() -> bool:
+    """Tell whether this process is the command `keras-vitx` or `python -m keras_vitx.cli`."""
+    program = sys.argv[0] if getattr(sys, "argv", None) else ""
+    # Python puts "-m" there while it imports the package of the module to run.
+    as_module = program == "-m" and "keras_vitx.cli" in sys.orig_argv
+    return as_module or Path(program).stem == "keras-vitx"
+
+
 def without_gradients() -> contextlib.AbstractContextManager:
     """Keep PyTorch from holding on to every activation for a backward pass."""
     import keras
@@ -97,12 +105,13 @@ def without_gradients() -> contextlib.AbstractContextManager:
 
 
 def keep_memory() -> bool:
-    """Let the C library keep what is freed, up to a GiB, for what comes next.
+    """Let the C library keep freed memory, up to 1 GiB, for the next allocation.
 
-    By default glibc hands back what is freed in pieces as large as attention maps, and
-    the system clears every page of it when it is asked for again (`docs/speed.md` has
-    what that takes). `KERAS_VITX_KEEP_MEMORY=0` leaves the library as it is, and
-    so does a setting of its own, such as `MALLOC_TRIM_THRESHOLD_`.
+    By default glibc returns blocks as large as attention maps to the system, which clears
+    every page when the memory is asked for again (`docs/speed.md` has the cost). This is a
+    setting of the whole process; `fit` and the commands `train`, `predict` and `evaluate`
+    make it, an import does not. `KERAS_VITX_KEEP_MEMORY=0` leaves the library as it is, and so
+    does a setting of its own, such as `MALLOC_TRIM_THRESHOLD_`.
 
     Returns:
         Whether anything was changed: only with glibc, and without a GPU or TPU.

@@ -39,3 +39,18 @@ def written_whole(path: str | os.PathLike) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             unfinished.replace(path)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Check, before long work, that a file or a folder can be written at `path`.
+
+    Raises:
+        OSError: when one of the parents of `path` is a file, or the folder that would hold
+            it can't be written to.
+    """
+    path = Path(path).expanduser().absolute()
+    parent = next(folder for folder in path.parents if os.path.lexists(folder))
+    if not parent.is_dir():
+        raise NotADirectoryError(f"{path} can't be written: {parent} is not a folder.")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} can't be written: no permission to write to {parent}.")

@@ -23,6 +23,7 @@ ARROWS = {
     "export": {"data"},
     "analysis": {"data"},
     "cli": {"layers", "weights", "models", "data", "training", "export", "analysis"},
+    "api": {"layers", "weights", "models", "data", "training", "export", "analysis"},
     "files": set(),
     "text": set(),
     "backend": set(),

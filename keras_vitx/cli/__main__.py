@@ -4,17 +4,39 @@ import importlib
 import logging
 import pkgutil
 import sys
+from typing import Annotated
 
 import typer
 
-from keras_vitx import cli
+from keras_vitx import __version__, cli
 
 app = typer.Typer(
-    help="Vision transformers with modified attention.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    # Plain text: the same in a terminal and in a pipe.
+    rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"keras-vitx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Vision transformers with modified attention."""
+
+
 for module in pkgutil.iter_modules(cli.__path__):
     if not module.name.startswith("_"):
         app.command(module.name)(importlib.import_module(f"keras_vitx.cli.{module.name}").main)

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import keras
 import typer
 
-from keras_vitx import models, weights
-from keras_vitx.cli._options import Backend, console
-from keras_vitx.files import written_whole
-from keras_vitx.weights.names import checkpoint_name, is_head
-from keras_vitx.weights.positions import Grid, square_grid
-from keras_vitx.weights.reading import opened
+import keras_vitx as kv
+from keras_vitx.cli._options import Backend, Overwrite
+from keras_vitx.files import check_writable, written_whole
+
+Grid = tuple[int, int]
 
 KINDS = (".weights.h5", ".keras", ".safetensors", ".pth")
 
@@ -47,25 +45,24 @@ def main(
         int | None,
         typer.Option(help="Number of classes; 0 leaves the head out. Default: the file's.", min=0),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that stands at the output.")
-    ] = False,
+    overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
-    """Convert weights: PyTorch's files to Keras's and back; say what was done."""
-    models.constructor_of(model)
+    """Convert weights between PyTorch's files and Keras's; say what was done."""
     if not output.name.endswith(KINDS):
         raise ValueError(f"`--output` should end in one of: {', '.join(KINDS)}; got {output}.")
     if output.exists() and not overwrite:
         raise ValueError(f"`--output` {output} exists already. `--overwrite` replaces it.")
-    tokens = any(c.name == file and c.distillation_token for c in weights.checkpoints_of(None))
-    resolved = weights.resolve(file, model, image_size, distillation_token=tokens)
-    network = models.create_model(model)
+    check_writable(output)
+    kv.models.constructor_of(model)
+    tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))
+    resolved = kv.weights.resolve(file, model, image_size, distillation_token=tokens)
+    network = kv.models.create_model(model)
     found = _look(resolved.path, network)
     arguments = _arguments(found, network, image_size, classes)
     if arguments:
-        network = models.create_model(model, **arguments)
-    weights.load(network, resolved)
+        network = kv.models.create_model(model, **arguments)
+    kv.weights.load(network, resolved)
 
     digest = _sha256(resolved.path)
     source = file if file.startswith("hf:") else resolved.path.name
@@ -79,9 +76,9 @@ def main(
         "written": f"{output}\nsha256 {_sha256(output)}",
     }.items():
         first, *more = value.splitlines()
-        console.print(f"{name:10} {first}", highlight=False, soft_wrap=True)
+        typer.echo(f"{name:10} {first}")
         for line in more:
-            console.print(f"{'':10} {line}", highlight=False, soft_wrap=True)
+            typer.echo(f"{'':10} {line}")
 
 
 @dataclass(frozen=True)
@@ -102,6 +99,10 @@ class _Found:
 
 
 def _look(path: Path, network) -> _Found:
+    from keras_vitx.weights.names import checkpoint_name, is_head
+    from keras_vitx.weights.positions import square_grid
+    from keras_vitx.weights.reading import opened
+
     try:
         with opened(path, network) as tensors:
             shapes, native, said = dict(tensors.shapes), tensors.native, tensors.description
@@ -150,9 +151,9 @@ def _arguments(found: _Found, network, image_size: int | None, classes: int | No
 
 def _write(network, output: Path, metadata: dict[str, str]) -> None:
     if output.suffix == ".safetensors":
-        weights.save_safetensors(network, output, metadata=metadata)
+        kv.weights.save_safetensors(network, output, metadata=metadata)
     elif output.suffix == ".pth":
-        weights.save_torch(network, output)
+        kv.weights.save_torch(network, output)
     else:
         with written_whole(output) as unfinished:
             save = network.save if output.suffix == ".keras" else network.save_weights
@@ -160,6 +161,8 @@ def _write(network, output: Path, metadata: dict[str, str]) -> None:
 
 
 def _head(found: _Found, network) -> str:
+    from keras_vitx.weights.names import is_head
+
     if not any(is_head(variable.path) for variable in network.weights):
         return "none" if found.classes is None else f"left out (of {found.classes} classes)"
     classes = network.output_shape[-1]
@@ -177,7 +180,7 @@ def _positions(found: _Found, network) -> str:
     return f"resampled from {found.grid[0]} x {found.grid[1]} to {own[0]} x {own[1]}"
 
 
-def _grid(network: keras.Model) -> Grid | None:
+def _grid(network) -> Grid | None:
     grids = [tuple(layer.grid) for layer in network.layers if hasattr(layer, "grid")]
     return grids[0] if grids else None
 

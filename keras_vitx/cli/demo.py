@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import keras
 import numpy as np
 import typer
-from rich.table import Table
 
-from keras_vitx import analysis, data, export, models, training
-from keras_vitx.cli._options import Backend, console, new_run
+import keras_vitx as kv
+from keras_vitx.cli._options import Backend
+from keras_vitx.cli._output import new_run, show
+from keras_vitx.files import check_writable
 
 SIZE = "CaiT_Mini"
 WEIGHTS = "cifar10"
@@ -25,11 +25,16 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
     backend: Backend = None,
 ) -> None:
-    """Fine-tune the shipped checkpoint, draw its attention, export and verify it."""
+    """Fine-tune the shipped checkpoint, draw its attention, export it."""
+    import keras
+
     started = time.perf_counter()
     output = output or new_run("demo")
-    source = data.open_source("fashion_mnist")
-    console.print(
+    check_writable(output / "saved_model")
+    if output.exists():
+        raise FileExistsError(f"`--output` {output} exists already. Give a new folder.")
+    source = kv.data.open_source("fashion_mnist")
+    typer.echo(
         f"{SIZE} on {keras.backend.backend()}: {source.train.size} training and "
         f"{source.test.size} test images of Fashion-MNIST, epochs: {epochs}."
     )
@@ -37,39 +42,39 @@ def main(
     keras.utils.set_random_seed(seed)
     rows = []
     for start, weights in ((f"the {WEIGHTS} checkpoint", WEIGHTS), ("random weights", None)):
-        console.print(f"\nFrom {start}:")
-        network = models.create_model(SIZE, weights=weights)
+        typer.echo(f"\nFrom {start}:")
+        network = kv.create_model(SIZE, weights=weights)
         folder = output / ("finetuned" if weights else "from_scratch")
         rows.append((start, *_train(network, source, folder, epochs, seed)))
         if weights:
             finetuned = network
 
-    table = Table("start", "accuracy before", "after", "seconds of training")
-    for start, before, after, seconds in rows:
-        table.add_row(start, f"{before:.1%}", f"{after:.1%}", f"{seconds:.0f}")
-    console.print(table)
+    columns = ("start", "accuracy before", "after", "seconds of training")
+    formats = dict(
+        zip(columns[1:], ("{:.1%}".format, "{:.1%}".format, "{:.0f}".format), strict=True)
+    )
+    show([dict(zip(columns, row, strict=True)) for row in rows], formats=formats)
 
     picture = _draw(finetuned, source, output / "class_attention.png")
     saved = output / "saved_model"
-    exported = export.saved_model(finetuned, saved)
-    console.print(
+    exported = kv.export.saved_model(finetuned, saved)
+    typer.echo(
         "SavedModel opened with TensorFlow alone: "
         f"its outputs are within {exported.difference:.1e}.\n\n"
         f"Model     {output / 'finetuned' / 'best.keras'}\n"
         f"History   {output / 'finetuned' / 'history.csv'}\n"
         f"Attention {picture}\n"
         f"Export    {saved}\n"
-        f"{time.perf_counter() - started:.0f} seconds in all.",
-        highlight=False,
+        f"{time.perf_counter() - started:.0f} seconds in all."
     )
 
 
 def _train(network, source, folder, epochs, seed):
     """Return the test accuracy before and after, and the seconds between."""
-    pipelines = data.pipelines(source, network, seed=seed)
+    pipelines = kv.data.pipelines(source, network, seed=seed)
     before = _accuracy(network, pipelines)
     start = time.perf_counter()
-    training.fit(network, pipelines, "finetune", output=folder, epochs=epochs)
+    kv.fit(network, pipelines, "finetune", output=folder, epochs=epochs)
     seconds = time.perf_counter() - start
     return before, _accuracy(network, pipelines), seconds
 
@@ -82,13 +87,15 @@ def _accuracy(network, pipelines):
 
 def _draw(network, source, path):
     """Draw a test image of each of the first classes, titled with what it is taken for."""
+    import keras
+
     labels = source.test.labels
     chosen = [int(np.argmax(labels == label)) for label in range(PICTURES)]
     images = [source.test.images[index] for index in chosen]
-    ready = data.preprocess_input(images, network)
+    ready = kv.data.preprocess_input(images, network)
     outputs = keras.ops.convert_to_numpy(network(ready))
     titles = [
         f"{source.class_names[index]} ({output[index]:.0%})"
         for output, index in zip(outputs, outputs.argmax(axis=-1), strict=True)
     ]
-    return analysis.plot_class_attention(network, ready, path, np.stack(images), titles)
+    return kv.analysis.plot_class_attention(network, ready, path, np.stack(images), titles)

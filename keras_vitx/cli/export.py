@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from keras_vitx import export
-from keras_vitx.cli._options import Backend, ModelOrFile, Weights, console, open_model
+import keras_vitx as kv
+from keras_vitx.cli._models import is_size, open_model
+from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
+from keras_vitx.files import check_writable
 
 
 def main(
@@ -17,9 +19,24 @@ def main(
         bool,
         typer.Option(help="Open the result with TensorFlow alone and compare its outputs."),
     ] = True,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Largest difference that passes, relative to the largest output.", min=0),
+    ] = None,
+    overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
     """Write a model as a TensorFlow SavedModel."""
+    check_writable(output)
+    if is_size(model) and weights is None:
+        raise ValueError(
+            f"{model} is a size without weights. Give `--weights`, or `--weights none` to export "
+            "random ones."
+        )
     network = open_model(model, weights)
-    export.saved_model(network, output, verify=verify)
-    console.print(f"SavedModel: [bold]{output}[/bold]", highlight=False)
+    exported = kv.export.saved_model(
+        network, output, verify=verify, tolerance=tolerance, overwrite=overwrite
+    )
+    typer.echo(f"SavedModel: {exported.path}")
+    if exported.difference is not None:
+        typer.echo(f"Its outputs are within {exported.difference:.1e} of the model's.")

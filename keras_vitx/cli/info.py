@@ -1,42 +1,55 @@
 """`keras-vitx info`: what a size or a file is."""
 
-from rich.table import Table
+from typing import Any
 
-from keras_vitx import models, weights
-from keras_vitx.cli._options import Backend, ModelOrFile, console, open_model
+import keras_vitx as kv
+from keras_vitx.cli._models import class_names_of, is_size, open_model
+from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile
+from keras_vitx.cli._output import check_form, show, show_json, words
 
 
-def main(model: ModelOrFile, backend: Backend = None) -> None:
-    """Show a model: its size, parameters, checkpoints and preprocessing."""
+def main(model: ModelOrFile, json: Json = False, csv: Csv = False, backend: Backend = None) -> None:
+    """Show the parameters, preprocessing and checkpoints of a model."""
+    check_form(json, csv)
+    facts = {"model": model, **_facts(model)}
+    checkpoints = [
+        {
+            "checkpoint": entry.name,
+            "image size": entry.image_size,
+            "top-1 %": entry.top1,
+            "classes": entry.classes,
+            "licence": entry.licence,
+            "source": entry.source,
+        }
+        for entry in kv.weights.checkpoints_of(model)
+    ]
+    if json:
+        show_json({**facts, "checkpoints": checkpoints})
+        return
+    facts["checkpoints"] = [entry["checkpoint"] for entry in checkpoints] or "no public one"
+    rows = [{"fact": name, "value": value} for name, value in facts.items()]
+    show(rows, as_csv=csv, formats={"value": _grouped})
+    if checkpoints and not csv:
+        show(checkpoints)
+
+
+def _facts(model: str) -> dict[str, Any]:
     network = open_model(model)
-    facts = Table(show_header=False, title=model, title_justify="left")
-    if model in models.MODELS:
-        for name, value in models.constructor_of(model).data.items():
-            facts.add_row(name, str(value))
+    facts = {}
+    if is_size(model):
+        facts |= kv.models.constructor_of(model).data
     else:
-        facts.add_row("input_shape", str(network.input_shape[1:]))
-        facts.add_row("output_shape", str(network.output_shape[1:]))
-    facts.add_row("family", str(network.family))
-    facts.add_row("parameters", f"{network.count_params():,}")
-    for name, value in network.preprocessing.to_dict().items():
-        facts.add_row(name, str(value))
-    if network.class_names:
-        facts.add_row("class names", ", ".join(network.class_names))
-    console.print(facts)
+        facts["input_shape"] = network.input_shape[1:]
+        facts["output_shape"] = network.output_shape[1:]
+    facts["family"] = getattr(network, "family", None) or "none of keras_vitx"
+    facts["parameters"] = network.count_params()
+    preprocessing = getattr(network, "preprocessing", None)
+    if preprocessing:
+        facts |= preprocessing.to_dict()
+    if class_names_of(network):
+        facts["class names"] = class_names_of(network)
+    return facts
 
-    entries = weights.checkpoints_of(model)
-    if entries:
-        table = Table("checkpoint", "image size", "top-1 %", "classes", "licence", "source")
-        for entry in entries:
-            top1 = "" if entry.top1 is None else f"{entry.top1:.2f}"
-            table.add_row(
-                entry.name,
-                str(entry.image_size),
-                top1,
-                str(entry.classes),
-                entry.licence,
-                entry.source,
-            )
-        console.print(table)
-    elif model in models.MODELS:
-        console.print("No public checkpoint of this size is known.")
+
+def _grouped(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else words(value)

@@ -3,14 +3,13 @@
 import fnmatch
 import inspect
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
-from keras_vitx import models
-from keras_vitx import weights as checkpoints
-from keras_vitx.cli._options import Backend, console
+import keras_vitx as kv
+from keras_vitx.cli._options import Backend, Csv, Json
+from keras_vitx.cli._output import Rows, show
 
 
 def main(
@@ -18,34 +17,38 @@ def main(
     weights: Annotated[
         bool, typer.Option("--weights", help="List checkpoints; the pattern is theirs or a size's.")
     ] = False,
+    json: Json = False,
+    csv: Csv = False,
     backend: Backend = None,
 ) -> None:
-    """List the sizes and how many checkpoints each has, or the checkpoints."""
-    console.print(_checkpoints(pattern) if weights else _sizes(pattern))
+    """List the sizes, or the checkpoints."""
+    rows = _checkpoints(pattern) if weights else _sizes(pattern)
+    show(
+        rows,
+        as_json=json,
+        as_csv=csv,
+        formats={"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""},
+    )
 
 
-def _sizes(pattern: str) -> Table:
-    names = models.list_models(pattern)
+def _sizes(pattern: str) -> Rows:
+    names = kv.list_models(pattern)
     if not names:
         raise ValueError(f"No size matches {pattern!r}. `keras-vitx list` shows them all.")
-    table = Table(
-        Column("size", no_wrap=True), "family", "width", "depth", "heads", "patch", "checkpoints"
-    )
-    for name in names:
-        constructor = models.constructor_of(name)
-        table.add_row(
-            name,
-            constructor.family,
-            *_facts(constructor),
-            str(len(checkpoints.checkpoints_of(name))),
-        )
-    return table
+    return [
+        {
+            "size": name,
+            **_facts(kv.models.constructor_of(name)),
+            "checkpoints": len(kv.weights.checkpoints_of(name)),
+        }
+        for name in names
+    ]
 
 
-def _checkpoints(pattern: str) -> Table:
+def _checkpoints(pattern: str) -> Rows:
     found = [
         entry
-        for entry in checkpoints.checkpoints_of(None)
+        for entry in kv.weights.checkpoints_of(None)
         if any(
             fnmatch.fnmatch(name.lower(), pattern.lower())
             for name in (entry.name, entry.constructor)
@@ -55,34 +58,31 @@ def _checkpoints(pattern: str) -> Table:
         raise ValueError(
             f"No checkpoint matches {pattern!r}. `keras-vitx list --weights` shows them all."
         )
-    table = Table(
-        Column("checkpoint", overflow="fold"),
-        Column("size", no_wrap=True),
-        "image size",
-        "top-1 %",
-        "crop",
-        "licence",
-        Column("source", overflow="fold"),
-    )
-    for entry in found:
-        table.add_row(
-            entry.name,
-            entry.constructor,
-            str(entry.image_size),
-            "" if entry.top1 is None else f"{entry.top1:.2f}",
-            f"{entry.preprocessing.crop_ratio:g}",
-            entry.licence,
-            entry.source,
-        )
-    return table
-
-
-def _facts(constructor: Callable) -> list[str]:
-    """Return width, depth, heads and patch of a size; a size in stages has several of a kind."""
-    defaults = inspect.signature(getattr(models, constructor.family)).parameters
-    data = {"patch_size": defaults["patch_size"].default, **constructor.data}
-    columns = (("dim", "dims"), ("depth", "depths"), ("num_heads",), ("patch_size",))
-    values = [next((data[key] for key in keys if key in data), "") for keys in columns]
     return [
-        ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values
+        {
+            "checkpoint": entry.name,
+            "size": entry.constructor,
+            "image size": entry.image_size,
+            "top-1 %": entry.top1,
+            "crop": entry.preprocessing.crop_ratio,
+            "licence": entry.licence,
+            "source": entry.source,
+        }
+        for entry in found
     ]
+
+
+def _facts(constructor: Callable) -> dict[str, Any]:
+    """Return what the table says of a size; a size in stages has one number per stage."""
+    defaults = inspect.signature(getattr(kv.models, constructor.family)).parameters
+    data = {"patch_size": defaults["patch_size"].default, **constructor.data}
+    columns = {
+        "width": ("dim", "dims"),
+        "depth": ("depth", "depths"),
+        "heads": ("num_heads",),
+        "patch": ("patch_size",),
+    }
+    return {"family": constructor.family} | {
+        column: next((data[key] for key in keys if key in data), None)
+        for column, keys in columns.items()
+    }

@@ -1,51 +1,136 @@
 """`keras-vitx predict`: what is on these images?"""
 
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
-import keras
+import numpy as np
 import typer
-from rich.table import Table
 
-from keras_vitx import data, models
-from keras_vitx import weights as checkpoints
-from keras_vitx.cli._options import Backend, ModelOrFile, Weights, console, open_model
+import keras_vitx as kv
+from keras_vitx.cli._models import (
+    class_names_of,
+    is_size,
+    open_model,
+    pixels,
+    preprocessing_of,
+)
+from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile, Weights
+from keras_vitx.cli._output import check_form, progress, show, show_json
+
+log = logging.getLogger(__name__)
 
 
 def main(
     model: ModelOrFile,
-    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE")],
     weights: Weights = None,
     top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 5,
+    batch_size: Annotated[int, typer.Option(help="Images opened at a time.", min=1)] = 32,
+    json: Json = False,
+    csv: Csv = False,
     backend: Backend = None,
 ) -> None:
-    """Classify images; print the most probable classes of each as a table."""
-    pictures = [data.decode_image(path) for path in images]
-    if model in models.MODELS and weights is None:
+    """Classify images; print the most probable classes of each.
+
+    An image that can't be read is reported and the others are classified; the exit
+    code is then 1.
+    """
+    from keras_vitx.classifier import outputs_of
+
+    check_form(json, csv)
+    kv.keep_memory()
+    if weights is None and is_size(model):
         weights = _only_sensible_weights(model)
     network = open_model(model, weights)
-    outputs = network.predict(data.preprocess_input(pictures, network), verbose=0)
-    if not network.class_names and network.output_shape[-1] != 1000:
-        network.class_names = [f"class {index}" for index in range(network.output_shape[-1])]
-    decoded = data.decode_predictions(_probabilities(network, outputs), top, network)
-    table = Table("image", "class", "probability")
-    for path, best in zip(images, decoded, strict=True):
-        for rank, (_, name, probability) in enumerate(best):
-            table.add_row(str(path) if rank == 0 else "", name, f"{probability:.1%}")
-        table.add_section()
-    console.print(table)
+    outputs = outputs_of(network)
+    named = SimpleNamespace(class_names=_names(network, outputs.classes))
+
+    results, errors = [], {}
+    with progress(len(images), "Images") as advance:
+        for batch in _batches(network, images, batch_size):
+            for path, error in batch.errors.items():
+                errors[path] = str(error)
+                typer.secho(f"Error: {error}", fg="red", err=True)
+            if batch.paths:
+                inputs = _as_input(batch.images, network.inputs[0].dtype)
+                probabilities = outputs.probabilities(network.predict_on_batch(inputs))
+                best = kv.data.decode_predictions(probabilities, top, named)
+                results += zip(batch.paths, best, strict=True)
+            advance(len(batch.paths) + len(batch.errors))
+    if json:
+        show_json(_objects(results, errors))
+    elif results:
+        rows = [
+            {"image": str(path), "class": name, "probability": probability}
+            for path, best in results
+            for _, name, probability in best
+        ]
+        show(rows, as_csv=csv, grouped="image", formats={"probability": "{:.1%}".format})
+    if errors:
+        raise typer.Exit(1)
 
 
 def _only_sensible_weights(model: str) -> str:
     """Return the weights to take where none were named: never random ones."""
-    entries = checkpoints.checkpoints_of(model)
+    entries = kv.weights.checkpoints_of(model)
     if not entries:
         raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
     return "imagenet" if any(entry.classes == 1000 for entry in entries) else entries[0].name
 
 
-def _probabilities(network, outputs):
-    activation = getattr(network.layers[-1], "activation", None)
-    if keras.activations.get(activation) is keras.activations.softmax:
-        return outputs
-    return keras.ops.convert_to_numpy(keras.ops.softmax(outputs))
+def _names(network, classes: int) -> list[str] | None:
+    """Return the names of the classes; None stands for those of ImageNet."""
+    names = class_names_of(network)
+    if names is None and classes != 1000:
+        names = [f"class {index}" for index in range(classes)]
+    return names
+
+
+def _batches(network, paths: Sequence[Path], batch_size: int) -> Iterator:
+    """Yield `data.FileBatch`es of the images, as the network takes them.
+
+    Raises:
+        ValueError: when it does not take images.
+    """
+    from keras_vitx.data.preprocessing import normalize
+    from keras_vitx.preprocessing import ModelInput
+
+    shape = network.input_shape
+    if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] not in (1, 3):
+        raise ValueError(
+            "The model should take images (batch, height, width, channels), of 1 or 3 channels; "
+            f"it takes {shape}."
+        )
+    preprocessing = preprocessing_of(network)
+    if preprocessing is None:
+        log.warning("The model has no record of its preprocessing: it is given pixels in 0..255.")
+        preprocessing = pixels(shape[-1])
+    if None not in shape[1:]:
+        facts = ModelInput(shape, preprocessing)
+        yield from kv.data.batches_of_files(paths, facts, batch_size)
+        return
+    # The model takes images of any size: each is a batch of its own.
+    for path in paths:
+        try:
+            image = kv.data.decode_image(path, shape[-1])[None].astype("float32")
+            yield kv.data.FileBatch([path], normalize(image, preprocessing), {})
+        except OSError as error:
+            yield kv.data.FileBatch([], np.empty(0), {path: error})
+
+
+def _as_input(images: np.ndarray, dtype: str) -> np.ndarray:
+    return np.rint(images).astype(dtype) if "int" in dtype else images
+
+
+def _objects(results, errors) -> list[dict]:
+    classified = [
+        {
+            "image": str(path),
+            "classes": [{"class": name, "probability": value} for _, name, value in best],
+        }
+        for path, best in results
+    ]
+    return classified + [{"image": str(path), "error": error} for path, error in errors.items()]

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-import keras
 import typer
 
-from keras_vitx import data, training
-from keras_vitx.cli._options import Backend, ModelOrFile, Weights, console, new_run, open_model
+import keras_vitx as kv
+from keras_vitx.cli._models import is_size, open_model
+from keras_vitx.cli._options import Backend, ModelOrFile, Weights
+from keras_vitx.cli._output import new_run
+from keras_vitx.files import check_writable
 
 
 def main(
@@ -15,49 +17,79 @@ def main(
     source: Annotated[
         str,
         typer.Argument(
-            help="fashion_mnist (the shipped sample), a folder with one sub-folder a class, "
-            "tfds:NAME, or an .npz with x_train, y_train, x_test, y_test."
+            metavar="SOURCE",
+            help="fashion_mnist (the shipped sample), a folder with one sub-folder per class, "
+            "tfds:NAME, or an .npz with x_train, y_train, x_test, y_test.",
         ),
     ],
     weights: Weights = None,
-    recipe: Annotated[
-        str, typer.Option(help=f"Recipe, one of: {', '.join(training.list_recipes())}.")
-    ] = "finetune",
+    recipe: Annotated[str, typer.Option(help="Recipe: finetune or small_images.")] = "finetune",
+    head: Annotated[
+        Literal["match", "keep", "fresh"],
+        typer.Option(
+            help="A trained head: match it to the names of the data's classes, keep it as it is, "
+            "or initialise it anew."
+        ),
+    ] = "match",
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(help="Side of the images in pixels. Default: the model's or checkpoint's."),
+        typer.Option(
+            help="Side of the images in pixels, of a size. Default: the size's or checkpoint's.",
+            min=1,
+        ),
     ] = None,
     precision: Annotated[
         Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
         typer.Option(help="Precision to compute in. Default: the model's."),
     ] = None,
+    validation_split: Annotated[
+        float,
+        typer.Option(
+            help="Share of each class that is kept for validation, where the source has no part "
+            "for it."
+        ),
+    ] = 0.1,
     output: Annotated[
         Path | None,
         typer.Option(help="Folder for the results. Default: a new one under runs/."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.", min=0)] = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")
     ] = False,
     backend: Backend = None,
 ) -> None:
-    """Train or fine-tune a model; keep the best epoch and a history."""
+    """Train or fine-tune a model; keep the best epoch."""
+    import keras
+
+    _check_output(output)
+    kv.training.recipes.get(recipe)
+    if image_size is not None and not is_size(model):
+        raise ValueError(
+            f"`--image-size` goes with a size; {model!r} takes images of the size that it was made "
+            f"for. Another size: `keras-vitx train SIZE {source} --weights {model} --image-size "
+            f"{image_size}`."
+        )
     keras.utils.set_random_seed(seed)
-    images = data.open_source(source, strict=strict, seed=seed)
+    images = kv.data.open_source(
+        source, validation_split=validation_split, strict=strict, seed=seed
+    )
     arguments = {}
-    if not model.endswith(".keras"):
+    if is_size(model):
         arguments["classes"] = len(images.class_names)
         if image_size is not None:
             arguments["input_shape"] = (image_size, image_size, 3)
     network = open_model(model, weights, **arguments)
+    _check_classes(network, model, images)
     output = output or new_run(network.name)
-    training.fit(
+    kv.fit(
         network,
         images,
         recipe,
+        head=head,
         output=output,
         precision=precision,
         seed=seed,
@@ -65,4 +97,22 @@ def main(
         batch_size=batch_size,
         learning_rate=learning_rate,
     )
-    console.print(f"Best model, history and settings: [bold]{output}[/bold]", highlight=False)
+    typer.echo(f"Best model, history and settings: {output}")
+
+
+def _check_output(output: Path | None) -> None:
+    if output is None:
+        check_writable(Path("runs", "new"))
+        return
+    check_writable(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise FileExistsError(f"`--output` {output} exists already. Give a new folder.")
+
+
+def _check_classes(network, model: str, images) -> None:
+    outputs, classes = network.output_shape[-1], len(images.class_names)
+    if outputs != classes:
+        raise ValueError(
+            f"{model!r} has {outputs} classes, {images.name} has {classes}. A size starts with its "
+            f"weights and a new head: `keras-vitx train SIZE ... --weights {model}`."
+        )

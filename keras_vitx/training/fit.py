@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_vitx import data
+from keras_vitx import backend, data
 from keras_vitx.files import written_whole
 from keras_vitx.training import recipes
 from keras_vitx.training.head import Head, check_head, match_head
@@ -34,6 +34,8 @@ def fit(
     **changes: Any,
 ) -> keras.callbacks.History:
     """Train `model` in place; it ends with the weights of its best epoch.
+
+    On a CPU, the process keeps freed memory from here on (`keras_vitx.keep_memory`).
 
     Args:
         model: A classifier of the zoo.
@@ -62,6 +64,7 @@ def fit(
             already holds a run.
         OSError: for data that can't be read.
     """
+    backend.keep_memory()
     recipe = recipes.get(recipe).but(**changes)
     check_head(head)
     output = None if output is None else _new_folder(output)

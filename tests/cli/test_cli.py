@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from harness import run_python
 from PIL import Image
 
 import keras_vitx as kv
@@ -81,14 +82,21 @@ def test_info_of_a_size(run):
 
 def test_info_of_a_file(run, tiny_file):
     code, out, _ = run("info", tiny_file)
-    assert code == 0 and "dark, bright" in out and "(32, 32, 3)" in out
+    assert code == 0 and "dark, bright" in out and "32, 32, 3" in out
+    _, out, _ = run("info", tiny_file, "--json")
+    facts = json.loads(out)
+    assert facts["class names"] == ["dark", "bright"] and facts["parameters"] == 26994
+    _, out, _ = run("info", tiny_file, "--csv")
+    assert dict(csv.reader(out.splitlines()))["input_shape"] == "32, 32, 3"
+    code, _, err = run("info", tiny_file, "--csv", "--json")
+    assert code == 2 and "exclude each other" in err
 
 
 def test_info_of_a_folder(run, tiny_file, tmp_path):
     kv.save(keras.saving.load_model(tiny_file), tmp_path / "folder")
     code, out, err = run("info", tmp_path / "folder")
     assert code == 0, err
-    assert "dark, bright" in out and "(32, 32, 3)" in out
+    assert "dark, bright" in out and "32, 32, 3" in out
     code, _, err = run("train", tmp_path / "folder", "fashion_mnist", "--weights", "imagenet")
     assert code == 2 and "has its own weights" in err
 
@@ -96,7 +104,7 @@ def test_info_of_a_folder(run, tiny_file, tmp_path):
 def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     code, out, err = run(
         "train", tiny_file, small_set, "--epochs", 12, "--batch-size", 16, "--learning-rate", 0.01,
-        "--output", "out",
+        "--output", "out", "--head", "keep",
     )  # fmt: skip
     assert code == 0, err
     assert "out" in out
@@ -115,8 +123,13 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     first = {cells[1].strip(): cells[2].strip() for cells in lines if cells[1].strip()}
     assert first == {"light.png": "1", "night.jpg": "0"}
 
+    _, out, _ = run("predict", "out/best.keras", "light.png", "night.jpg", "--csv")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [(row["image"], row["class"]) for row in rows[::2]] == list(first.items())
+    assert float(rows[0]["probability"]) + float(rows[1]["probability"]) == pytest.approx(1)
+
     code, _, err = run("train", tiny_file, small_set, "--output", "out")
-    assert code == 2 and "already holds a training run" in err
+    assert code == 2 and "exists already" in err
 
 
 def test_predict_with_the_shipped_checkpoint(run):
@@ -126,16 +139,115 @@ def test_predict_with_the_shipped_checkpoint(run):
     assert all(name in out for name in ("airplane", "frog", "truck"))
 
 
-def test_predict_names_the_file_that_is_no_image(run, tiny_file, tmp_path):
+def test_predict_does_what_it_can(run, tiny_file, tmp_path):
+    """Three batches, one file that is no image and one that is missing."""
     (tmp_path / "broken.jpg").write_text("no image")
-    code, _, err = run("predict", tiny_file, "broken.jpg")
-    assert code == 2 and "broken.jpg" in err and "Traceback" not in err
+    for name in "abc":
+        Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save(f"{name}.png")
+    files = ("a.png", "broken.jpg", "b.png", "gone.png", "c.png")
+    code, out, err = run("predict", tiny_file, *files, "--batch-size", 1, "--json")
+    assert code == 1
+    assert [line.split()[1] for line in err.splitlines()] == ["broken.jpg", "gone.png"]
+    results = {entry["image"]: entry for entry in json.loads(out)}
+    assert results.keys() == set(files)
+    assert "error" in results["broken.jpg"] and "error" in results["gone.png"]
+    assert {entry["class"] for entry in results["a.png"]["classes"]} == {"dark", "bright"}
+    assert results["a.png"]["classes"] == results["c.png"]["classes"]
+    code, out, err = run("predict", tiny_file, "broken.jpg")
+    assert code == 1 and "broken.jpg" in err and not out
+
+
+def test_predict_opens_a_batch_at_a_time(run, tiny_file, monkeypatch):
+    """What is held in memory are prepared images, and no more than a batch of them."""
+    for name in "abcde":
+        Image.fromarray(np.zeros((20, 30, 3), "uint8")).save(f"{name}.png")
+    events = []
+    files = sys.modules["keras_vitx.data.files"]
+    decode = files.decode_image
+    monkeypatch.setattr(files, "decode_image", lambda path: events.append(1) or decode(path))
+    predict = keras.Model.predict_on_batch
+    monkeypatch.setattr(
+        keras.Model, "predict_on_batch", lambda m, x: events.append(x.shape) or predict(m, x)
+    )
+    code, _, err = run(
+        "predict", tiny_file, *(f"{name}.png" for name in "abcde"), "--batch-size", 2
+    )
+    assert code == 0, err
+    batch = (2, 32, 32, 3)
+    assert events == [1, 1, batch, 1, 1, batch, 1, (1, 32, 32, 3)]
+
+
+@pytest.mark.parametrize("size", [(48, 40, 3), (None, None, 3)])
+def test_a_model_with_preprocessing_inside(run, tiny_file, tmp_path, size):
+    model = keras.saving.load_model(tiny_file)
+    images = keras.Input(size)
+    prepare = kv.layers.ImagePreprocessing.of(model)
+    keras.Model(images, model(prepare(images))).save(tmp_path / "whole.keras")
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), "uint8")
+    Image.fromarray(pixels).save("image.png")
+    expected = keras.ops.convert_to_numpy(model(prepare(pixels[None].astype("float32"))))[0]
+    code, out, err = run("predict", "whole.keras", "image.png", "image.png", "--json")
+    assert code == 0 and not err
+    for entry in json.loads(out):
+        found = {each["class"]: each["probability"] for each in entry["classes"]}
+        np.testing.assert_allclose([found["dark"], found["bright"]], expected, atol=1e-5)
+    code, out, err = run("info", "whole.keras")
+    assert code == 0 and "26,994" in out and "dark, bright" in out
+
+
+def test_a_model_around_one_of_ours(run, tiny_file, tmp_path):
+    """Its first layer knows the preprocessing; the classes are those of another head."""
+    model = keras.saving.load_model(tiny_file)
+    images = keras.Input((32, 32, 3))
+    keras.Model(images, keras.layers.Dense(3)(model(images))).save(tmp_path / "around.keras")
+    Image.fromarray(np.zeros((32, 32, 3), "uint8")).save("black.png")
+    code, out, err = run("predict", "around.keras", "black.png")
+    assert code == 0 and not err
+    assert all(f"class {index}" in out for index in range(3))
+
+
+def test_predict_refuses_what_has_no_classifier(run, tmp_path):
+    kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), include_top=False).save("trunk.keras")
+    Image.fromarray(np.zeros((16, 16, 3), "uint8")).save("black.png")
+    code, out, err = run("predict", "trunk.keras", "black.png")
+    assert code == 2 and "classifier" in err and not out
+
+
+def test_train_takes_a_file_as_it_is(run, tiny_file):
+    code, _, err = run("train", tiny_file, "fashion_mnist")
+    assert code == 2 and "has 2 classes, fashion_mnist has 10" in err and "--weights" in err
+    code, _, err = run("train", tiny_file, "fashion_mnist", "--image-size", 64)
+    assert code == 2 and "`--image-size` goes with a size" in err
+
+
+def test_export_takes_no_random_weights(run, tmp_path):
+    code, _, err = run("export", "CaiT_Mini", "exported")
+    assert code == 2 and "--weights none" in err
+    (tmp_path / "file").write_text("mine")
+    for output, said in (("file/exported", "is not a folder"), ("file", "holds other things")):
+        code, _, err = run("export", "CaiT_Mini", output, "--weights", "none")
+        assert code == 2 and said in err
+
+
+def test_long_names_are_whole_in_a_pipe(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = run("list", "--weights")
+    assert all(
+        entry.name in out and entry.source in out for entry in kv.weights.checkpoints_of(None)
+    )
+    assert "\x1b" not in out
+    _, table, _ = run("list", "--weights", "--csv")
+    rows = list(csv.DictReader(table.splitlines()))
+    assert [row["checkpoint"] for row in rows] == [e.name for e in kv.weights.checkpoints_of(None)]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("predict", "CaiT_S63", "x.png"), "x.png"),
+        (("predict", "CaiT_S63", "x.png"), "Did you mean 'CaiT_S36'"),
+        (("train", "CaiT_Mini", "fashion_mnist", "--seed", "-1"), "--seed"),
+        (("train", "CaiT_Mini", "fashion_mnist", "--backend", "foo"), "--backend"),
+        (("export", "CaiT_Mini", "out", "--tolerance", "x"), "--tolerance"),
         (("info", "CaiT_S63"), "Did you mean 'CaiT_S36'"),
         (("info", "missing.keras"), "There is no file 'missing.keras'"),
         (("train", "CaiT_Mini", "no/such/folder"), "no/such/folder"),
@@ -155,6 +267,42 @@ def test_a_file_that_holds_no_model(run, tmp_path):
     (tmp_path / "text.keras").write_text("no model")
     code, _, err = run("info", "text.keras")
     assert code == 2 and "no .keras file" in err
+
+
+LIGHT = """
+import sys
+sys.argv = ["keras-vitx", *sys.argv[1:]]
+from keras_vitx.cli import __main__ as command
+try:
+    command.main()
+except SystemExit as stop:
+    print("exit", stop.code)
+print("loaded", {"keras", "PIL", "tensorflow", "jax", "torch"} & set(sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--help",), ("train", "--help"), ("--version",), ("train", "x", "y", "--backend", "foo")],
+)
+def test_options_are_parsed_before_keras_is_imported(words):
+    said = run_python(LIGHT, *words)
+    assert "loaded set()" in said.stdout and "Traceback" not in said.stderr
+    if words == ("--version",):
+        assert said.stdout.startswith(f"keras-vitx {kv.__version__}\n")
+
+
+def test_an_unknown_backend_is_one_line():
+    said = run_python(LIGHT, "list", backend="foo")
+    assert "exit 2" in said.stdout
+    assert (
+        said.stderr.startswith("Error: Keras has no backend 'foo'") and said.stderr.count("\n") == 1
+    )
+
+
+def test_every_recipe_is_in_the_help(run):
+    _, out, _ = run("train", "--help")
+    assert all(name in out for name in kv.training.list_recipes())
 
 
 def test_the_backend_is_chosen_before_keras_is_imported(tiny_file, small_set, tmp_path):

@@ -1,0 +1,25 @@
+"""The public names of the package. `import keras_vitx` takes them all from here."""
+
+from keras_vitx import analysis, data, export, layers, models, training, weights
+from keras_vitx.backend import keep_memory
+from keras_vitx.data import decode_predictions
+from keras_vitx.models import as_chain, create_model, list_models
+from keras_vitx.models.folders import load, save
+from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
+from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.training import fit
+
+
+def preprocess_input(images, model):
+    """Return `images` as the batch that a model expects, as `data.preprocess_input` does.
+
+    Args:
+        images: One image or a list of them: paths, PIL images or arrays.
+        model: A model of keras_vitx, or a name: of a size (see `list_models`),
+            or of a checkpoint, whose image size and preprocessing are taken.
+
+    Raises:
+        ValueError: when nothing has that name, or an array is not an image.
+        OSError: when a file can't be decoded; it names the file.
+    """
+    return data.preprocess_input(images, models.facts_of(model))
