@@ -3,6 +3,8 @@ import pytest
 
 from keras_vitx.data import open_source
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.fixture
 def arrays():

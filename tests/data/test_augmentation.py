@@ -3,6 +3,8 @@ import pytest
 
 from keras_vitx.data.augmentation import augmentation_named, crop_flip, random_resized_crop
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.fixture
 def draws():

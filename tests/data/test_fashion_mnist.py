@@ -11,6 +11,8 @@ import pytest
 from keras_vitx.data import open_source
 from keras_vitx.data.arrays import FASHION_MNIST
 
+pytestmark = pytest.mark.backend_free
+
 # The folder of the full set: where Debian's package puts it, unless told otherwise.
 FULL = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 

@@ -3,6 +3,8 @@ import pytest
 
 from keras_vitx.data import batches_of_files, preprocess_input
 
+pytestmark = pytest.mark.backend_free
+
 
 def test_files_come_batch_by_batch_and_broken_ones_as_errors(tmp_path, picture, save, make_model):
     model = make_model((16, 24), crop_ratio=0.9)

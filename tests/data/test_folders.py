@@ -6,6 +6,8 @@ import pytest
 
 from keras_vitx.data import open_source
 
+pytestmark = pytest.mark.backend_free
+
 
 def names(part):
     return {str(path.relative_to(path.parents[1])) for path in part.images.paths}

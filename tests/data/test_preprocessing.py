@@ -5,6 +5,8 @@ from PIL import Image
 from keras_vitx.data import decode_image, preprocess_input
 from keras_vitx.data.preprocessing import resize_and_crop
 
+pytestmark = pytest.mark.backend_free
+
 
 def difference(a, b):
     return np.abs(a.astype(int) - b.astype(int)).max()

@@ -1,11 +1,14 @@
 import sys
 
+import keras
 import numpy as np
 import pytest
+from harness import run_python
 
 from keras_vitx.data import open_source, pipelines
 
 tfds = pytest.importorskip("tensorflow_datasets")
+pytestmark = pytest.mark.backend_free
 
 
 def pixels(split, i):
@@ -14,7 +17,7 @@ def pixels(split, i):
     )
 
 
-def built(tmp_path, splits, features=None):
+def built(tmp_path, splits, features=None, file_format="array_record", unlabelled=None):
     """Write a small dataset to a folder, as tensorflow-datasets would."""
 
     class Shapes(tfds.core.GeneratorBasedBuilder):
@@ -38,10 +41,14 @@ def built(tmp_path, splits, features=None):
 
         def _generate_examples(self, split, n):
             for i in range(n):
-                example = {"image": pixels(split, i), "label": i % 3, "text": "x"}
+                example = {
+                    "image": pixels(split, i),
+                    "label": -1 if split == unlabelled else i % 3,
+                    "text": "x",
+                }
                 yield i, {key: example[key] for key in self.info.features}
 
-    Shapes(data_dir=tmp_path).download_and_prepare()
+    Shapes(data_dir=tmp_path, file_format=file_format).download_and_prepare()
     # Read back from its files alone, as any prepared dataset.
     tfds.core.registered._DATASET_REGISTRY.pop("shapes", None)
     return tmp_path
@@ -51,8 +58,9 @@ def contents(part):
     return sorted((image.tobytes(), int(label)) for image, label in zip(*part, strict=True))
 
 
-def test_its_splits_images_and_labels_are_read(tmp_path):
-    folder = built(tmp_path, {"train": 21, "test": 9, "validation": 6})
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
+    folder = built(tmp_path, {"train": 21, "test": 9, "validation": 6}, file_format=file_format)
     source = open_source("tfds:shapes", data_dir=folder)
     assert source.class_names == ("disc", "square", "star")
     assert source.name == "tfds:shapes"
@@ -78,12 +86,45 @@ def test_it_feeds_pipelines(tmp_path, make_model):
     assert [x.shape for x, _ in result.train] == [(3, 8, 8, 3)] * 2
 
 
-def test_a_file_cut_short_is_named(tmp_path):
-    folder = built(tmp_path, {"train": 9})
-    file = next(folder.rglob("*.tfrecord*"))
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_a_file_cut_short_is_named(tmp_path, file_format):
+    folder = built(tmp_path, {"train": 9}, file_format=file_format)
+    file = next(folder.rglob(f"*.{file_format}*"))
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(OSError, match=r"tfrecord.* is cut off"):
+    with pytest.raises(OSError, match=r"shapes/1\.0\.0, split 'train' can't be read"):
         open_source("tfds:shapes", data_dir=folder)
+
+
+def test_mocked_data_are_read(tmp_path):
+    with tfds.testing.mock_data(num_examples=12):
+        source = open_source("tfds:mnist", data_dir=tmp_path, validation_split=0)
+        assert source.train.size == 12 and len(source.class_names) == 10
+        assert all(image.shape == (28, 28, 3) for image in source.train.images)
+
+
+READING = """
+import importlib.util, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: (
+    None if name.partition(".")[0] == "tensorflow" else find_spec(name, *rest)
+)
+sys.meta_path.insert(0, Hidden())
+from keras_vitx.data import open_source
+source = open_source("tfds:shapes", data_dir=sys.argv[1], validation_split=0)
+print(len([image.shape for image in source.train.images]))
+"""
+
+
+def test_array_record_is_read_without_tensorflow(tmp_path):
+    folder = built(tmp_path, {"train": 9})
+    backend = keras.backend.backend().replace("tensorflow", "torch")
+    assert run_python(READING, folder, backend=backend).stdout.split()[-1] == "9"
 
 
 def test_a_set_without_labels_is_refused(tmp_path):
@@ -95,6 +136,12 @@ def test_a_set_without_labels_is_refused(tmp_path):
 def test_an_unknown_name_gives_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"no 'cifar11'.*'cifar10"):
         open_source("tfds:cifar11", data_dir=tmp_path)
+
+
+def test_a_split_without_labels_is_left_out(tmp_path, caplog):
+    folder = built(tmp_path, {"train": 6, "test": 3}, unlabelled="test")
+    assert open_source("tfds:shapes", data_dir=folder).test is None
+    assert "split 'test' has no labels" in caplog.text
 
 
 def test_the_missing_library_is_named(monkeypatch):
