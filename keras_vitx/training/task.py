@@ -7,7 +7,8 @@ import keras
 import numpy as np
 
 from keras_vitx.classifier import Outputs
-from keras_vitx.training.losses import SigmoidCrossentropy, SmoothedCrossentropy
+from keras_vitx.training.losses import SmoothedCrossentropy
+from keras_vitx.training.sigmoid import SigmoidCrossentropy
 
 Kind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
 
@@ -39,6 +40,10 @@ class Task:
             return keras.losses.MeanSquaredError(name="squared_error")
         if self.outputs.kind == "sigmoid":
             return SigmoidCrossentropy(label_smoothing)
+        if self.kind == "distributions":
+            return keras.losses.CategoricalCrossentropy(
+                self.outputs.from_logits, label_smoothing, name="crossentropy"
+            )
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
     def metrics(self, top_5: bool = False) -> list[keras.metrics.Metric]:
