@@ -1,4 +1,4 @@
-"""Comparison of an exported model with the model it was made from."""
+"""Whether an exported model computes what the model computes."""
 
 import os
 import tempfile

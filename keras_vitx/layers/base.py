@@ -11,6 +11,7 @@ import keras
 
 from keras_vitx.keras_internals import children, takes_training
 from keras_vitx.layers.fast import is_compiled_by_jax, runs_straight
+from keras_vitx.layers.initializers import truncated_normal
 
 
 def register(cls: type) -> type:
@@ -155,8 +156,7 @@ class Layer(keras.layers.Layer):
         return keras.layers.Dense(
             units,
             use_bias=use_bias,
-            kernel_initializer=kernel_initializer
-            or keras.initializers.TruncatedNormal(stddev=0.02),
+            kernel_initializer=kernel_initializer or truncated_normal(),
             trainable=self.trainable,
             name=name,
             **arguments,

@@ -1,7 +1,8 @@
-"""The one door to what a backend does faster than `keras.ops` does it.
+"""Everything that depends on the backend or the device.
 
-Each function here is equal to the plain form that it falls back to on the backends that it
-isn't for.
+Each function computes what its plain form in `keras.ops` computes, which it falls back to
+elsewhere. A path that was measured on a CPU runs on a CPU only. Other modules of `layers`
+and `models` never ask for the backend or the device.
 """
 
 import math
@@ -9,34 +10,43 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vitx.keras_internals import remat_mode
 
-if keras.backend.backend() == "torch":
+BACKEND = keras.backend.backend()
+if BACKEND == "torch":
     import torch
 else:
     torch = None
-if keras.backend.backend() == "jax":
+if BACKEND == "jax":
     import jax
 else:
     jax = None
 
 PIECE = 12 << 20
-"""How many bytes of maps are made at a time where they are made in pieces."""
+"""Bytes of maps per piece in `in_pieces`."""
 
 TERMS = 96
-"""How many terms a product of matrices has that is kept for the backward pass: more than a
-head is wide."""
+"""Least number of terms per entry of a matrix product that `keep_products` keeps: more than
+the width of a head."""
 
-# Where |x| is at most ERF_REACH, erf(x / sqrt 2) / 2 is x times the ratio of these polynomials
-# in x², to 6e-8: a least-squares fit, weighted until the error was even. Beyond, it is 1/2.
+# For |x| <= ERF_REACH, erf(x / sqrt 2) / 2 is x times the ratio of these polynomials in x², with
+# an error of 6e-8 (a weighted least-squares fit). Beyond, it is 1/2.
 ERF_REACH = 5.2
 ERF_ABOVE = (0.398941917, 0.0495935757, 0.00551873918, 3.14264557e-4, 5.84065245e-6)
 ERF_BELOW = (1.0, 0.290973425, 0.0373398957, 0.00270375366, 1.12741292e-4, 5.01902136e-7)
 
 
+def on_cpu(x: Any) -> bool:
+    """Return whether PyTorch or JAX computes `x` on a CPU."""
+    if torch is not None:
+        return x.device.type == "cpu"
+    return jax is not None and jax.default_backend() == "cpu"
+
+
 def gains_from_scan() -> bool:
-    """Return whether one loop over equal blocks trains faster than the blocks in a row."""
+    """Return whether a loop over equal blocks trains faster than the unrolled blocks (JAX)."""
     return jax is not None
 
 
@@ -45,18 +55,47 @@ def is_compiled_by_jax(x: Any) -> bool:
     return jax is not None and isinstance(x, jax.core.Tracer)
 
 
-def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
-    """Tell whether a child's `call` may run without what Keras does around it.
+def has_symbolic_sizes() -> bool:
+    """Return whether unknown sizes are tensors that operations can use (TensorFlow)."""
+    return BACKEND == "tensorflow"
 
-    That is checks, casts and scopes, all done for the parent a moment before; under
-    PyTorch, which runs eagerly, they take longer than a norm of a small network. What is
-    not built, is quantized, is a user's own or has more to do around it (recomputing,
-    regularizing activities) is called as Keras calls it.
+
+def is_traced(x: Any) -> bool:
+    """Return whether PyTorch is tracing, compiling or exporting what computes `x`."""
+    return torch is not None and (
+        # Other types stand for symbolic tensors.
+        type(x) is not torch.Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    )
+
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def has_hooks(*layers: keras.layers.Layer) -> bool:
+    """Return whether PyTorch has hooks to run with any of `layers`.
+
+    Only calling the layer runs them.
+    """
+    if torch is None:
+        return False
+    modules = torch.nn.modules.module
+    return any(getattr(modules, f"_global{name}", None) for name in HOOKS) or any(
+        getattr(layer, name, None) for layer in layers for name in HOOKS
+    )
+
+
+def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
+    """Return whether to call `layer.call` directly, skipping `__call__`.
+
+    `__call__` checks and casts inputs that the parent has just checked and cast. Under
+    PyTorch, which runs eagerly, that takes longer than a norm of a small network. A layer
+    is called as usual if it is unbuilt, quantized, not from this package or Keras, has
+    hooks, or has more to do in `__call__` (rematerialization, activity regularization).
 
     Args:
-        layer: The child.
-        x: Its input, a tensor or several.
-        dtype: The precision in which its parent computes.
+        layer: A child layer.
+        x: Its input, a tensor or a tuple of tensors.
+        dtype: The compute dtype of its parent.
     """
     return (
         torch is not None
@@ -66,6 +105,7 @@ def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
         and layer.quantization_mode is None
         and layer.activity_regularizer is None
         and remat_mode(layer) is None
+        and not has_hooks(layer)
         and all(
             isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, dtype)
             for tensor in (x if isinstance(x, tuple) else (x,))
@@ -74,12 +114,13 @@ def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
 
 
 def linear(dense: keras.layers.Dense, x: Any) -> Any:
-    """Run a `Dense` without activation, on PyTorch in one operation with its bias.
+    """Run a `Dense` without activation; under PyTorch, product and bias are one operation.
 
-    `keras.layers.Dense` adds the bias in a pass of its own.
+    `keras.layers.Dense` adds the bias in a second pass.
 
     Args:
-        dense: Built; adapted (LoRA) or not. What is quantized runs as it is.
+        dense: A built layer, with or without LoRA. A quantized layer, or one with hooks, is
+            called.
         x: `(..., features)`.
 
     Returns:
@@ -88,6 +129,7 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
     fits = (
         torch is not None
         and dense.quantization_mode is None
+        and not has_hooks(dense)
         and dense.compute_dtype == keras.backend.standardize_dtype(x.dtype)
     )
     if not fits:
@@ -97,31 +139,24 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
     return torch.nn.functional.linear(x, kernel.T, bias)
 
 
-def on_cpu(x: Any) -> bool:
-    """Tell whether `x` is computed by PyTorch or JAX on a CPU."""
-    if torch is not None:
-        return x.device.type == "cpu"
-    return jax is not None and jax.default_backend() == "cpu"
-
-
 def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> Any:
     """Run a `Conv2D` without activation, channels last.
 
-    In float32 on a CPU, PyTorch and JAX project patches that touch each other in one product
-    of matrices. In training, JAX there makes the gradient of other kernels of products too,
-    since XLA's is several times slower.
+    In float32 on a CPU, PyTorch and JAX compute adjacent patches as one matrix product. In
+    training under JAX on a CPU, the gradient of other kernels is computed by matrix
+    products, too: XLA's convolution is several times slower.
 
     Args:
-        layer: Built, without groups or dilation.
+        layer: A built layer without groups or dilation. One with hooks is called.
         x: `(batch, rows, columns, channels)`.
-        training: Whether a backward pass will follow.
+        training: Whether a backward pass follows.
 
     Returns:
         `(batch, new rows, new columns, filters)`.
     """
     is_square = len({*layer.kernel_size}) == len({*layer.strides}) == 1
     precisions = {layer.compute_dtype, keras.backend.standardize_dtype(x.dtype)}
-    if not (on_cpu(x) and is_square and precisions == {"float32"}):
+    if has_hooks(layer) or not (on_cpu(x) and is_square and precisions == {"float32"}):
         return layer(x)
     side, stride = layer.kernel_size[0], layer.strides[0]
     if side == stride and not (x.shape[1] % side or x.shape[2] % side):
@@ -159,7 +194,7 @@ def _convolve(x, kernel, stride):
         starts = [(i, j) for i in range(kernel.shape[0]) for j in range(kernel.shape[1])]
 
         def add(total, pair):
-            # Image by image, because the patches of one lie in the cache.
+            # One image at a time: its patches fit in the cache.
             image, seen = pair
             places = [
                 image[i : i + stride * rows : stride, j : j + stride * columns : stride]
@@ -177,6 +212,32 @@ def _convolve(x, kernel, stride):
     return convolve(x, kernel)
 
 
+def convolve_maps(maps: Any, kernel: Any) -> Any:
+    """Convolve each head's map with its kernel, zero outside the map.
+
+    JAX on a CPU computes it as a sum of shifted maps, which XLA fuses to one loop, several
+    times faster than its depthwise convolution.
+
+    Args:
+        maps: `(batch, heads, queries, keys)`. Under PyTorch it is several times faster with
+            the heads last in memory.
+        kernel: `(heads, 1, height, width)`.
+    """
+    if jax is None or not on_cpu(maps):
+        kernel = keras.ops.transpose(kernel, (2, 3, 0, 1))
+        return keras.ops.depthwise_conv(maps, kernel, padding="same", data_format="channels_first")
+    _, _, queries, keys = maps.shape
+    heads, _, height, width = kernel.shape
+    up, left = height // 2, width // 2
+    padded = keras.ops.pad(maps, ((0, 0), (0, 0), (up, up), (left, left)))
+    return sum(
+        padded[:, :, i : i + queries, j : j + keys]
+        * keras.ops.reshape(kernel[:, 0, i, j], (heads, 1, 1))
+        for i in range(height)
+        for j in range(width)
+    )
+
+
 def has_fused_attention(dtype: str) -> bool:
     """Return whether the backend's fused attention computes in `dtype` on this device.
 
@@ -186,16 +247,16 @@ def has_fused_attention(dtype: str) -> bool:
 
 
 def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
-    """Aggregate `value` by the softmax of the scaled products of `query` and `key`.
+    r"""Return $\mathrm{softmax}(Q K^\top / \sqrt d)\,V$, head by head.
 
-    On PyTorch without the copies of all three that `keras.ops` makes first; under JAX, in
-    float32 on a CPU, with heads first, and outside training divided by the sums after the
-    product, where there are fewer numbers than in the maps.
+    Under PyTorch, the fused kernel without the copies of its inputs that `keras.ops` makes.
+    Under JAX in float32 on a CPU, products with heads first; at inference these divide by
+    the sums after the product with the values, which has fewer entries than the maps.
 
     Args:
         query: `(batch, queries, heads, size)`; `key` and `value` alike,
             `(batch, keys, heads, size)`.
-        training: Whether a backward pass will follow.
+        training: Whether a backward pass follows.
 
     Returns:
         `(batch, queries, heads, size)`.
@@ -211,7 +272,7 @@ def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
     if training:
         y = keras.ops.matmul(keras.ops.softmax(logits), value)
     else:
-        # A softmax is the same whatever is taken from all logits of a row.
+        # Subtracting a constant from a row of logits leaves its softmax unchanged.
         largest = keras.ops.stop_gradient(keras.ops.max(logits, axis=-1, keepdims=True))
         weights = keras.ops.exp(logits - largest)
         sums = keras.ops.sum(weights, axis=-1, keepdims=True)
@@ -220,13 +281,13 @@ def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
 
 
 def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) -> Any:
-    """Multiply each of a batch of matrices by `kernel` from the left, and add `bias` to rows.
+    """Return `kernel @ x + bias` for each matrix of a batch.
 
     Args:
         kernel: `(rows out, rows)`.
         x: `(batch, rows, columns)`.
         bias: `(rows out,)`, or None.
-        heads_last: Whether a column of the result lies together in memory, under PyTorch.
+        heads_last: Whether each column of the result is contiguous in memory (PyTorch).
 
     Returns:
         `(batch, rows out, columns)`.
@@ -236,30 +297,30 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
         y = keras.ops.matmul(keras.ops.broadcast_to(kernel, (batch, *kernel.shape)), x)
         return y if bias is None else y + keras.ops.expand_dims(bias, -1)
     kernel = keras.ops.convert_to_tensor(kernel).expand(batch, -1, -1)
-    # The product is made as `x` lies, and so are the gradients.
+    # The product, and with it the gradients, keeps the memory layout of `x`.
     turned = heads_last or x.stride(1) == 1
-    pair = (x.mT, kernel.mT) if turned else (kernel, x)
+    pair = (x.transpose(1, 2), kernel.transpose(1, 2)) if turned else (kernel, x)
     if bias is None:
         y = torch.bmm(*pair)
-    else:  # With its bias it is one operation, which leaves out a pass over maps.
+    else:  # Product and bias in one operation save a pass over the maps.
         bias = keras.ops.convert_to_tensor(bias)
         y = torch.baddbmm(bias if turned else bias[:, None], *pair)
-    y = y.mT if turned else y
+    y = y.transpose(1, 2) if turned else y
     return y if heads_last else y.contiguous()
 
 
-def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
-    """Run a batch normalization over axis 1 in training, on PyTorch in one operation."""
-    plain = norm.renorm or norm.synchronized or not norm.trainable
-    if torch is None or plain or x.dtype is not torch.float32:
-        return norm(x, training=True)
+def batch_norm(norm: keras.layers.BatchNormalization, x: Any, training: Any = True) -> Any:
+    """Run a batch normalization over axis 1; in training under PyTorch, as one operation."""
+    plain = not training or norm.renorm or norm.synchronized or not norm.trainable
+    if torch is None or plain or has_hooks(norm) or x.dtype is not torch.float32:
+        return norm(x, training=training)
     mean, variance = x.new_zeros(2, x.shape[1])
     gamma, beta = map(keras.ops.convert_to_tensor, (norm.gamma, norm.beta))
-    # With a momentum of 1, which in PyTorch is the weight of what is new, the running
-    # statistics are this batch's.
+    # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance` receive
+    # the statistics of this batch.
     y = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, norm.epsilon)
     count = x.numel() / x.shape[1]
-    # PyTorch's is the unbiased variance, Keras's is not.
+    # PyTorch keeps the unbiased variance, Keras the biased one.
     for moving, new in (
         (norm.moving_mean, mean),
         (norm.moving_variance, variance * ((count - 1) / count)),
@@ -271,12 +332,14 @@ def batch_norm(norm: keras.layers.BatchNormalization, x: Any) -> Any:
 def gelu(x: Any, training: Any = False) -> Any:
     r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU.
 
-    PyTorch has it in one operation. JAX and TensorFlow make it of `erfc`, which XLA computes
-    by a several times longer polynomial than `erf`; so in float32 it is made of `erf`, and at
-    inference under JAX, whose `erf` a SavedModel can't hold, of plain operations. In half
-    precision $1 + \mathrm{erf}$ would lose the small values.
+    PyTorch has it as one operation. JAX and TensorFlow compute it by `erfc`, a several times
+    longer polynomial in XLA on a CPU than `erf`, and one that ONNX Runtime lacks. So
+    TensorFlow, and JAX on a CPU, compute it by `erf`; JAX at inference by a rational
+    function, because its SavedModels cannot hold `erf`. In half precision
+    $1 + \mathrm{erf}$ would lose small values.
     """
-    if torch is not None or keras.backend.standardize_dtype(x.dtype) != "float32":
+    plain = torch is not None or (jax is not None and not on_cpu(x))
+    if plain or keras.backend.standardize_dtype(x.dtype) != "float32":
         return keras.activations.gelu(x, approximate=False)
     if training or jax is None:
         return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
@@ -294,12 +357,12 @@ def polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def keep_products(step: Callable) -> Callable:
-    """Let `step` keep, under JAX, only products of matrices for its backward pass.
+    """Under JAX on a CPU, make `step` keep only matrix products for its backward pass.
 
-    The rest is computed anew, which is quicker than writing it to memory and reading it. So
-    are products of few terms: mixes of heads.
+    Computing the rest again is faster than writing it to memory and reading it back. So are
+    products with few terms, such as mixes of heads.
     """
-    if jax is None:
+    if jax is None or jax.default_backend() != "cpu":
         return step
 
     def is_kept(primitive, *operands, **parameters):
@@ -312,21 +375,36 @@ def keep_products(step: Callable) -> Callable:
 
 
 def relu6(x: Any) -> Any:
-    """Return `x`, which no one needs any more, limited to [0, 6]."""
-    return keras.ops.relu6(x) if torch is None else torch.nn.functional.relu6(x, inplace=True)
+    """Return `x` limited to [0, 6]; PyTorch overwrites `x`, which must not be used again."""
+    if torch is None or is_traced(x):
+        return keras.ops.relu6(x)
+    return torch.nn.functional.relu6(x, inplace=True)
 
 
 def in_pieces(function: Callable[[Any], Any], maps: Any, expansion: int = 1) -> Any:
-    """Apply `function` to a batch of maps, on PyTorch and a CPU to a few images at a time.
+    """Apply `function` to a batch of maps; PyTorch on a CPU does so a few images at a time.
 
-    What it makes on the way then stays in the cache.
+    Intermediate results then fit in the cache. A traced graph has no pieces: their number
+    depends on the size of the batch.
 
     Args:
-        function: Maps to maps, image by image.
+        function: Maps to maps, independently for each image.
         maps: `(batch, heads, queries, keys)`.
-        expansion: The most heads on the way, over those of `maps`.
+        expansion: Largest number of heads on the way, relative to those of `maps`.
     """
-    if torch is None or not on_cpu(maps):
+    if torch is None or is_traced(maps) or not on_cpu(maps):
         return function(maps)
     at_a_time = len(maps) * PIECE // max(1, expansion * maps.nbytes)
     return torch.cat([function(piece) for piece in maps.split(max(1, at_a_time))])
+
+
+def whole_numbers(count: int, dtype: str) -> Any:
+    """Return the vector 0, 1, ..., `count - 1`.
+
+    JAX compiles it in as a constant, because jax2onnx cannot convert `jax.numpy.arange`. Under
+    PyTorch a constant would be copied to the GPU in each call.
+    """
+    if jax is not None:
+        return keras.ops.convert_to_tensor(np.arange(count, dtype="float32"), dtype)
+    # In float32, because TensorFlow has no range in half precision.
+    return keras.ops.cast(keras.ops.arange(count, dtype="float32"), dtype)

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register
-from keras_vitx.layers.fast import attention, linear
+from keras_vitx.layers.fast import attention, linear, whole_numbers
 
 
 @register
@@ -135,9 +135,7 @@ class PositionalAttention(Attention):
         return by_row, self._logits_along(self.columns, is_row=False)
 
     def _logits_along(self, count, is_row):
-        # Made where the layer runs: a constant would be copied to the GPU at each call.
-        # In float32, because TensorFlow has no range in half precision.
-        places = ops.cast(ops.arange(count, dtype="float32"), self.compute_dtype)
+        places = whole_numbers(count, self.compute_dtype)
         offsets = places - places[:, None]
         zeros = ops.zeros_like(offsets)
         x, y = (zeros, offsets) if is_row else (offsets, zeros)

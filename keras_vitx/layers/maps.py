@@ -1,24 +1,31 @@
 """Layers over attention maps: maps in, maps out.
 
-A map layer takes and gives a tensor `(batch, heads, queries, keys)`; some give
-another number of heads. It stands in `Attention(on_logits=[...])`, before the
-softmax, or in `Attention(on_weights=[...])`, after it.
+A map layer takes and returns a tensor `(batch, heads, queries, keys)`; some change the
+number of heads. It stands in `Attention(on_logits=[...])`, before the softmax, or in
+`Attention(on_weights=[...])`, after it.
+
+`call` has the formula. Where a layer also has a faster form at inference, `folded` returns
+it: its normalizations are folded into the kernels before them.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import keras
 from keras import ops
 
+from keras_vitx.keras_internals import children
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import batch_norm, in_pieces, mix, relu6
+from keras_vitx.layers.fast import batch_norm, convolve_maps, has_hooks, in_pieces, mix, relu6
+from keras_vitx.layers.initializers import truncated_normal, uniform
 
 
 class MapLayer(Layer):
-    """A layer over maps. Its output is known to differ in the number of heads at most."""
+    """A layer over maps, whose output differs from its input at most in the number of heads."""
 
     def heads_of(self, heads: int) -> int:
-        """Return the number of maps given for `heads` maps taken."""
+        """Return the number of maps returned for `heads` maps taken."""
         return heads
 
     def compute_output_shape(self, input_shape):
@@ -28,29 +35,49 @@ class MapLayer(Layer):
     def compute_output_spec(self, maps, training=False):
         return keras.KerasTensor(self.compute_output_shape(maps.shape), dtype=self.compute_dtype)
 
+    def folds(self, training: Any) -> bool:
+        """Return whether `folded` may run: at inference, unless a hook waits for a child."""
+        return not (training and self.trainable) and not has_hooks(*children(self))
+
 
 @register
 class HeadMixing(MapLayer):
     r"""A learned linear mix of the heads: $A'_i = \sum_j M_{ij} A_j + b_i$.
 
-    Twice in an attention, before and after the softmax, it makes talking heads
-    (CaiT, Section 4.3, after Shazeer et al.). With more heads out than in it is
-    Refiner's attention expansion, with fewer its reduction (Sections 3.2, 3.4).
+    Applied before and after the softmax, it makes talking heads (CaiT, Section 4.3, after
+    Shazeer et al.). With more heads out than in it is Refiner's attention expansion, with
+    fewer its reduction (Sections 3.2, 3.4).
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `heads_out` heads.
     The kernel `M` is `(heads out, heads in)`, the bias `(heads out,)`.
 
     Args:
-        use_bias: Whether `b` is there. Before a softmax it has no effect (it is
-            constant along the keys) and its gradient is zero; public
-            checkpoints hold one all the same.
-        heads_out: Number of heads given; None is as many as taken.
+        use_bias: Whether there is a `b`. Before a softmax it has no effect (it is constant
+            along the keys) and its gradient is zero, but public checkpoints have one.
+        heads_out: Number of heads returned; None is the number taken.
+        kernel_initializer: Start of `M`; None is a truncated normal of stddev 0.02, as for
+            the Dense layers that mix heads in the released CaiT.
+        bias_initializer: Start of `b`.
+
+    Attributes:
+        heads_last: Under PyTorch, whether the heads of the result come last in memory.
     """
 
-    def __init__(self, use_bias: bool = True, heads_out: int | None = None, **kwargs):
+    heads_last = False
+
+    def __init__(
+        self,
+        use_bias: bool = True,
+        heads_out: int | None = None,
+        kernel_initializer: str | keras.initializers.Initializer | None = None,
+        bias_initializer: str | keras.initializers.Initializer = "zeros",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.use_bias = use_bias
         self.heads_out = heads_out
+        self.kernel_initializer = kernel_initializer
+        self.bias_initializer = bias_initializer
 
     def heads_of(self, heads):
         return self.heads_out or heads
@@ -58,36 +85,48 @@ class HeadMixing(MapLayer):
     def build(self, input_shape):
         heads_in = input_shape[1]
         heads = self.heads_of(heads_in)
+        # Clones, because an initializer returns the same numbers each time.
+        kernel_start, bias_start = (
+            keras.initializers.get(start).clone()
+            for start in (self.kernel_initializer or truncated_normal(), self.bias_initializer)
+        )
         self.kernel = self.add_weight(
-            name="kernel",
-            shape=(heads, heads_in),
-            initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            name="kernel", shape=(heads, heads_in), initializer=kernel_start
         )
         self.bias = (
-            self.add_weight(name="bias", shape=(heads,), initializer="zeros")
+            self.add_weight(name="bias", shape=(heads,), initializer=bias_start)
             if self.use_bias
             else None
         )
 
     def call(self, maps):
-        return mix_heads(self.kernel, maps, self.bias)
+        return mix_heads(self.kernel, maps, self.bias, self.heads_last)
 
 
-def mix_heads(kernel, maps, bias=None, heads_last=False):
+def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -> HeadMixing:
+    """Return a `HeadMixing` that starts as a 1 x 1 convolution over `heads` maps.
+
+    That is how DeepViT's and Refined-ViT's released code mixes heads.
+    """
+    start = uniform(heads)
+    return HeadMixing(use_bias, heads_out, start, start, **kwargs)
+
+
+def mix_heads(kernel: Any, maps: Any, bias: Any = None, heads_last: bool = False) -> Any:
     """Mix the heads of `(batch, heads, queries, keys)`; `heads_last` as in `fast.mix`."""
     batch, heads, queries, keys = ops.shape(maps)
-    # Heads stay first: one batched product over (queries x keys) columns,
-    # several times faster than moving the heads last for a Dense.
+    # With heads first it is one batched product over (queries x keys) columns, several times
+    # faster than moving the heads last for a Dense.
     columns = ops.reshape(maps, (batch, heads, queries * keys))
     mixed = mix(kernel, columns, bias, heads_last)
     return ops.reshape(mixed, (batch, kernel.shape[0], queries, keys))
 
 
 def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
-    """Batch normalization of maps, one mean and variance a head.
+    """Batch normalization of maps, with one mean and variance per head.
 
-    DeepViT, Section 4.2 (the Norm of Equation 3). Epsilon 1e-5 and momentum 0.9,
-    as PyTorch's defaults in the public code.
+    DeepViT, Section 4.2 (the Norm of Equation 3). Epsilon 1e-5 and momentum 0.9 are
+    PyTorch's defaults, which the public code uses.
 
     Args:
         **kwargs: Further arguments of `keras.layers.BatchNormalization`.
@@ -95,27 +134,27 @@ def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
     return keras.layers.BatchNormalization(axis=1, momentum=0.9, epsilon=1e-5, **kwargs)
 
 
-def fold(norm, kernel, bias=None):
-    """Fold a `MapNormalization` at inference into what is linear and stands before it.
+def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -> tuple[Any, Any]:
+    """Fold a `MapNormalization` at inference into the linear layer before it.
 
     Args:
-        norm: Built.
-        kernel: `(heads, ...)`, heads given.
+        norm: A built `MapNormalization`.
+        kernel: `(heads, ...)`, the heads that it normalizes.
         bias: `(heads,)`, or None.
 
     Returns:
-        The new kernel, and the new bias.
+        The new kernel and the new bias.
     """
     scale, shift = affine(norm)
     kernel = ops.cast(kernel, "float32")
-    each_head = ops.reshape(scale, (-1, *[1] * (len(kernel.shape) - 1)))
+    per_head = ops.reshape(scale, (-1, *[1] * (len(kernel.shape) - 1)))
     if bias is not None:
         shift = shift + scale * ops.cast(bias, "float32")
-    return kernel * each_head, shift
+    return kernel * per_head, shift
 
 
-def affine(norm):
-    """Return what a `MapNormalization` multiplies and adds at inference, `(heads,)` each."""
+def affine(norm: keras.layers.BatchNormalization) -> tuple[Any, Any]:
+    """Return the factor and the summand of a `MapNormalization` at inference, `(heads,)` each."""
     parts = (norm.gamma, norm.beta, norm.moving_mean, norm.moving_variance)
     gamma, beta, mean, variance = (ops.cast(part, "float32") for part in parts)
     scale = gamma * ops.rsqrt(variance + norm.epsilon)
@@ -131,8 +170,8 @@ class ReAttention(MapLayer):
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        map_scale: $s$: 1, and $1/\sqrt{d}$ with $d$ the size of a head in the
-            released DeepViT-S alone.
+        map_scale: $s$: 1, except in the released DeepViT-S, which has $1/\sqrt{d}$ with $d$
+            the size of a head.
         normalize: Whether there is a BN. Without it, $A' = s\,(\Theta A + b)$.
     """
 
@@ -140,49 +179,57 @@ class ReAttention(MapLayer):
         super().__init__(**kwargs)
         self.map_scale = map_scale
         self.normalize = normalize
-        self.reatten_matrix = HeadMixing(dtype=self.dtype_policy, name="reatten_matrix")
         if normalize:
             self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
 
     def build(self, input_shape):
+        heads = input_shape[1]
+        self.reatten_matrix = convolution_1x1(
+            heads, heads, use_bias=True, dtype=self.dtype_policy, name="reatten_matrix"
+        )
         self.reatten_matrix.build(input_shape)
         if self.normalize:
             self.var_norm.build(input_shape)
 
     def call(self, maps, training=False):
-        mixing, scale = self.reatten_matrix, self.map_scale
-        if self.normalize and not (training and self.trainable):
-            kernel, bias = fold(self.var_norm, mixing.kernel, mixing.bias)
-            cast = partial(ops.cast, dtype=self.compute_dtype)
-            return mix_heads(cast(kernel * scale), maps, cast(bias * scale))
-        maps = self.run(mixing, maps)
+        if self.normalize and self.folds(training):
+            return self.folded()(maps)
+        maps = self.run(self.reatten_matrix, maps)
         if self.normalize:
-            maps = batch_norm(self.var_norm, maps)
-        return maps if scale == 1 else maps * scale
+            maps = batch_norm(self.var_norm, maps, training)
+        return self.map_scale * maps
+
+    def folded(self) -> Callable[[Any], Any]:
+        """Return `call` at inference as a single mix of heads."""
+        kernel, bias = fold(self.var_norm, self.reatten_matrix.kernel, self.reatten_matrix.bias)
+        kernel, bias = (
+            ops.cast(part * self.map_scale, self.compute_dtype) for part in (kernel, bias)
+        )
+        return lambda maps: mix_heads(kernel, maps, bias)
 
 
 @register
 class LocalMapConvolution(MapLayer):
-    r"""A convolution of each head's map: distributed local attention.
+    r"""A depthwise convolution of the maps: Refiner's distributed local attention.
 
-    Refiner, Section 3.3. The map is read as an image of queries x keys:
+    Refiner, Section 3.3. The map of a head is convolved as an image of queries x keys:
     $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2,$$
-    zero outside. Aggregating values with it is aggregating them locally, then globally.
+    zero outside. Aggregating values with $A'$ aggregates them locally first, then globally.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
         kernel_size: $k$, odd.
-        constraint: Where the kernel reaches (Table 4). None: over queries and
-            keys. `"spatial"`: over the patches of `grid` as they lie in the image,
-            for each query; keys before the patches (a class token) pass unchanged.
-            `"row+column"`: $1 \times k$ along the keys plus $k \times 1$ along the
-            queries, our reading of the table.
+        constraint: Axes of the kernel (Table 4). None: queries and keys. `"spatial"`: the
+            rows and columns of patches of `grid`, for each query; keys before the patches
+            (a class token) pass unchanged. `"row+column"`: the sum of a $1 \times k$
+            convolution along the keys and a $k \times 1$ one along the queries, our
+            interpretation of the table.
         grid: Rows and columns of patches, for `"spatial"`.
 
     Raises:
-        ValueError: for an even `kernel_size`, an unknown `constraint`, or
-            `"spatial"` without a grid that fits.
+        ValueError: for an even `kernel_size`, an unknown `constraint`, or `"spatial"`
+            without a grid that fits.
     """
 
     constraints = (None, "spatial", "row+column")
@@ -217,12 +264,12 @@ class LocalMapConvolution(MapLayer):
                 f"`grid` has more patches than there are keys. Received: grid={self.grid}, "
                 f"keys={keys}."
             )
-        size = self.kernel_size
-        shape = (heads, 2, size) if self.constraint == "row+column" else (heads, 1, size, size)
+        side = self.kernel_size
+        both = self.constraint == "row+column"
         self.kernel = self.add_weight(
             name="kernel",
-            shape=shape,
-            initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            shape=(heads, 2, side) if both else (heads, 1, side, side),
+            initializer=uniform(side if both else side**2),
         )
 
     def call(self, maps):
@@ -230,44 +277,19 @@ class LocalMapConvolution(MapLayer):
         if self.constraint == "spatial":
             return self._convolve_rows(maps, kernel)
         if self.constraint == "row+column":
-            along_keys = convolve(maps, kernel[:, :1, None])
-            return along_keys + convolve(maps, kernel[:, 1:, :, None])
-        return convolve(maps, kernel)
+            along_keys = convolve_maps(maps, kernel[:, :1, None])
+            return along_keys + convolve_maps(maps, kernel[:, 1:, :, None])
+        return convolve_maps(maps, kernel)
 
     def _convolve_rows(self, maps, kernel):
         batch, heads, queries, keys = ops.shape(maps)
         patches = self.grid[0] * self.grid[1]
         prefix, maps = maps[..., : keys - patches], maps[..., keys - patches :]
-        # Each query's row over the patches is an image.
+        # The row of each query, over the patches, is an image.
         images = ops.transpose(maps, (0, 2, 1, 3))
         images = ops.reshape(images, (batch * queries, heads, *self.grid))
-        images = ops.reshape(convolve(images, kernel), (batch, queries, heads, patches))
+        images = ops.reshape(convolve_maps(images, kernel), (batch, queries, heads, patches))
         return ops.concatenate([prefix, ops.transpose(images, (0, 2, 1, 3))], axis=-1)
-
-
-def convolve(maps, kernel):
-    """Convolve each head's map with its kernel, `(heads, 1, height, width)`, padded with zeros.
-
-    Under PyTorch it is several times faster with the heads last in memory.
-    """
-    if keras.backend.backend() != "jax":
-        return ops.depthwise_conv(
-            maps,
-            ops.transpose(kernel, (2, 3, 0, 1)),
-            padding="same",
-            data_format="channels_first",
-        )
-    # XLA makes one loop of the shifted sums, several times faster on a CPU than
-    # its depthwise convolution.
-    _, _, queries, keys = ops.shape(maps)
-    heads, _, height, width = kernel.shape
-    up, left = height // 2, width // 2
-    padded = ops.pad(maps, ((0, 0), (0, 0), (up, up), (left, left)))
-    return sum(
-        padded[:, :, i : i + queries, j : j + keys] * ops.reshape(kernel[:, 0, i, j], (heads, 1, 1))
-        for i in range(height)
-        for j in range(width)
-    )
 
 
 @register
@@ -275,7 +297,8 @@ class Refinement(MapLayer):
     r"""The paper's refiner: expansion, local convolution, reduction, all linear.
 
     $A' = W_r(w * (W_e A))$ with $W_e$ from $H$ to $rH$ maps, $w *$ the convolution of
-    `LocalMapConvolution`, $W_r$ back to $H$ (Refiner, Section 3.4). Maps may leave [0, 1].
+    `LocalMapConvolution`, $W_r$ back to $H$ (Refiner, Section 3.4). There are no biases: a
+    bias on a map is uniform attention. Maps may leave [0, 1].
 
     Input: `(batch, heads, queries, keys)`. Output: the same; without reduction
     `expansion` times the heads.
@@ -283,8 +306,8 @@ class Refinement(MapLayer):
     Args:
         expansion: $r$, at least 1 (Table 1).
         kernel_size: Side of the convolution, odd (Figure 6).
-        reduction: Whether $W_r$ is there (Table 3).
-        constraint: As in `LocalMapConvolution` (Table 4); so is `grid`.
+        reduction: Whether there is a $W_r$ (Table 3).
+        constraint: As in `LocalMapConvolution` (Table 4); `grid` too.
 
     Raises:
         ValueError: for an `expansion` below 1, and as `LocalMapConvolution`.
@@ -315,36 +338,35 @@ class Refinement(MapLayer):
 
     def build(self, input_shape):
         heads = input_shape[1]
-        expanded = self.expansion * heads
-        dtype = self.dtype_policy
-        self.expand = HeadMixing(heads_out=expanded, dtype=dtype, name="expand")
+        expanded, dtype = self.expansion * heads, self.dtype_policy
+        self.expand = convolution_1x1(heads, expanded, False, dtype=dtype, name="expand")
+        self.expand.heads_last = True
         self.expand.build(input_shape)
         wide = self.expand.compute_output_shape(input_shape)
         self.local.build(wide)
         if self.reduction:
-            self.reduce = HeadMixing(heads_out=heads, dtype=dtype, name="reduce")
+            self.reduce = convolution_1x1(expanded, heads, False, dtype=dtype, name="reduce")
             self.reduce.build(wide)
 
     def call(self, maps):
-        maps = mix_heads(self.expand.kernel, maps, self.expand.bias, heads_last=True)
-        maps = self.run(self.local, maps)
+        maps = self.run(self.local, self.run(self.expand, maps))
         return self.run(self.reduce, maps) if self.reduction else maps
 
 
 @register
 class ResidualRefinement(MapLayer):
-    r"""The refiner of the released Refined-ViT: nonlinear, normalised, residual.
+    r"""The refiner of the released Refined-ViT: nonlinear, normalized, residual.
 
     $$A' = s\,\mathrm{BN}(A + \mathrm{BN}(W_r\,\phi(w * \phi(W_e A)))), \qquad
     \phi = \mathrm{ReLU6} \circ \mathrm{BN},$$
-    $W_e$ to `expansion` times the maps, $w *$ a convolution of each, $W_r$ back, no
-    biases. The paper's own form is `Refinement`.
+    with $W_e$ to `expansion` times the maps, $w *$ a convolution of each map, $W_r$ back,
+    and no biases. The paper's own form is `Refinement`.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        expansion: Maps inside over maps taken, at least 1. The released S declares
-            6, which never reaches its blocks: it is 3 in all.
+        expansion: Maps inside per map taken, at least 1. The released S declares 6, which
+            never reaches its blocks: every released model has 3.
         kernel_size: Side of the convolution, odd.
         map_scale: $s$; $1/\sqrt d$ with $d$ the size of a head in the released code.
 
@@ -367,10 +389,10 @@ class ResidualRefinement(MapLayer):
 
     def build(self, input_shape):
         heads = input_shape[1]
-        dtype = self.dtype_policy
-        expanded = self.expansion * heads
-        self.conv_exp = HeadMixing(False, expanded, dtype=dtype, name="conv_exp")
-        self.conv_pro = HeadMixing(False, heads, dtype=dtype, name="conv_pro")
+        expanded, dtype = self.expansion * heads, self.dtype_policy
+        self.conv_exp = convolution_1x1(heads, expanded, False, dtype=dtype, name="conv_exp")
+        self.conv_exp.heads_last = True
+        self.conv_pro = convolution_1x1(expanded, heads, False, dtype=dtype, name="conv_pro")
         self.conv_exp.build(input_shape)
         wide = self.conv_exp.compute_output_shape(input_shape)
         for part in (self.bn1, self.depth_sep_conv, self.bn2, self.conv_pro):
@@ -379,16 +401,17 @@ class ResidualRefinement(MapLayer):
         self.adapt_bn.build(input_shape)
 
     def call(self, maps, training=False):
-        if not (training and self.trainable):
+        if self.folds(training):
             return in_pieces(self.folded(), maps, self.expansion)
-        y = mix_heads(self.conv_exp.kernel, maps, heads_last=True)
-        y = relu6(batch_norm(self.bn1, y))
-        y = relu6(batch_norm(self.bn2, self.run(self.depth_sep_conv, y)))
-        y = maps + batch_norm(self.bn3, self.run(self.conv_pro, y))
-        return batch_norm(self.adapt_bn, y) * self.map_scale
+        # A hook may have kept what `relu6` overwrites.
+        phi = ops.relu6 if has_hooks(*children(self)) else relu6
+        y = phi(batch_norm(self.bn1, self.run(self.conv_exp, maps), training))
+        y = phi(batch_norm(self.bn2, self.run(self.depth_sep_conv, y), training))
+        y = maps + batch_norm(self.bn3, self.run(self.conv_pro, y), training)
+        return self.map_scale * batch_norm(self.adapt_bn, y, training)
 
-    def folded(self):
-        """Return what the layer computes at inference, with the norms in the kernels."""
+    def folded(self) -> Callable[[Any], Any]:
+        """Return `call` at inference, with the normalizations in the kernels."""
         scale, shift = (self.map_scale * part for part in affine(self.adapt_bn))
         inside = fold(self.bn1, self.conv_exp.kernel)
         local = fold(self.bn2, self.depth_sep_conv.kernel)
@@ -400,7 +423,7 @@ class ResidualRefinement(MapLayer):
 
         def refine(maps):
             y = relu6(mix_heads(inside[0], maps, inside[1], heads_last=True))
-            y = relu6(convolve(y, local[0]) + ops.reshape(local[1], (-1, 1, 1)))
+            y = relu6(convolve_maps(y, local[0]) + ops.reshape(local[1], (-1, 1, 1)))
             return mix_heads(outside[0], y, outside[1]) + maps * scale
 
         return refine
@@ -408,16 +431,16 @@ class ResidualRefinement(MapLayer):
 
 @register
 class Temperature(MapLayer):
-    r"""A temperature of the softmax: logits over $\tau$ (DeepViT, Section 5.3, Equation 4).
+    r"""A temperature of the softmax: $A' = A / \tau$ (DeepViT, Section 5.3, Equation 4).
 
-    It stands in `on_logits`. Below 1 it sharpens the maps.
+    It stands in `on_logits`. Values below 1 sharpen the maps.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        temperature: $\tau$, above 0. Lower from block to block it is the linearly
-            decayed one of Table 5.
-        learnable: Whether $\tau$ is trained, one a layer, from that start.
+        temperature: $\tau$, above 0. Decreasing from block to block, it is the linearly
+            decayed temperature of Table 5.
+        learnable: Whether $\tau$ is trained, one value per layer, from that start.
 
     Raises:
         ValueError: when `temperature` is not above 0.
@@ -447,12 +470,12 @@ class Temperature(MapLayer):
 
 @register
 class UniformHeads(MapLayer):
-    r"""Maps that attend to every token alike, after the learned ones: $A_{ij} = 1/N$.
+    r"""Uniform maps, appended to the learned ones: $A_{ij} = 1/N$.
 
-    Context Broadcasting, Section 2.2, Table 3. It stands in `on_weights`, and the
-    attention has a head of values for each of its maps. With $H$ heads in all:
-    `Attention(H - 1, head_size=dim // H, on_weights=[UniformHeads(1)])` replaces one,
-    `UniformHeads(2)` there replaces one at equal parameters, and
+    Context Broadcasting, Section 2.2, Table 3. It stands in `on_weights`, and the attention
+    has one head of values per map. With $H$ heads in total,
+    `Attention(H - 1, head_size=dim // H, on_weights=[UniformHeads(1)])` replaces one head,
+    `UniformHeads(2)` in its place does so at equal parameters, and
     `Attention(H, on_weights=[UniformHeads(1)])` appends one.
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `count` more heads.
@@ -480,13 +503,13 @@ class UniformHeads(MapLayer):
 
 
 def check_expansion(expansion: int) -> None:
-    """Check the ratio of an attention expansion.
+    """Check the ratio of the attention expansion.
 
     Raises:
         ValueError: when it is below 1.
     """
     if expansion < 1:
         raise ValueError(
-            "`expansion` must be at least 1: maps inside over maps taken. "
+            "`expansion`, the number of maps inside per map taken, must be at least 1. "
             f"Received: expansion={expansion}."
         )

@@ -1,4 +1,4 @@
-"""From images to tokens, and from tokens to one vector an image."""
+"""From images to tokens, and from tokens to one vector per image."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.fast import convolution
+from keras_vitx.layers.initializers import truncated_normal, uniform
 
 
 @register
@@ -19,12 +20,12 @@ class PatchEmbedding(Layer):
     Args:
         dim: Width of a token.
         patch_size: Side of a patch in pixels.
-        stride: From one patch to the next in pixels; None is `patch_size`. A smaller
-            one makes patches overlap (PiT); what is left at the edge is cut off.
+        stride: Distance between patches in pixels; None is `patch_size`. With a smaller
+            one patches overlap (PiT), and pixels left over at the edge are cut off.
 
     Raises:
-        ValueError: at build, when a side of the image is no multiple of
-            `patch_size`, or with a `stride` is smaller.
+        ValueError: at build, if a side of the image is no multiple of `patch_size`, or,
+            with a `stride`, is smaller than it.
     """
 
     def __init__(self, dim: int, patch_size: int = 16, stride: int | None = None, **kwargs):
@@ -35,16 +36,10 @@ class PatchEmbedding(Layer):
 
     def build(self, input_shape):
         _check_sides(input_shape, self.patch_size, self.stride)
-        self.proj = keras.layers.Conv2D(
-            self.dim,
-            self.patch_size,
-            strides=self.stride or self.patch_size,
-            data_format="channels_last",
-            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-            dtype=self.dtype_policy,
-            name="proj",
+        stride = self.stride or self.patch_size
+        self.proj = _convolution(
+            self.dim, self.patch_size, stride, input_shape, dtype=self.dtype_policy, name="proj"
         )
-        self.proj.build(input_shape)
 
     def call(self, images):
         return _flatten(convolution(self.proj, images))
@@ -52,23 +47,23 @@ class PatchEmbedding(Layer):
 
 @register
 class ConvStem(Layer):
-    """Convolutions before the projection of patches.
+    """A patch embedding with convolutions before the projection of patches.
 
-    A 7 x 7 convolution of stride 2, then 3 x 3 convolutions, each without bias and
-    followed by BatchNormalization and ReLU; then a linear projection of each patch.
-    DeepViT, Section 5.4: 64 and 64 channels; Refined-ViT: 32, 64 and 128.
+    A 7 x 7 convolution of stride 2, then 3 x 3 convolutions, each without bias and followed
+    by BatchNormalization and ReLU; then a linear projection of each patch. DeepViT (Section
+    5.4) has 64 and 64 channels, Refined-ViT 32, 64 and 128.
 
     Input: `(batch, height, width, channels)`. Output: `(batch, patches, dim)`,
     patches row by row.
 
     Args:
         dim: Width of a token.
-        channels: Channels after each convolution.
+        channels: Channels of each convolution.
         patch_size: Side of a patch in pixels of the image, even.
 
     Raises:
-        ValueError: for an odd `patch_size`; at build, when a side of the image is no
-            multiple of it.
+        ValueError: for an odd `patch_size`; at build, if a side of the image is no multiple
+            of it.
     """
 
     def __init__(
@@ -90,35 +85,26 @@ class ConvStem(Layer):
         shape = tuple(input_shape)
         for index, channels in enumerate(self.channels, start=1):
             first = index == 1
-            layer = keras.layers.Conv2D(
+            layer = _convolution(
                 channels,
                 7 if first else 3,
-                strides=2 if first else 1,
-                # Padding of "same" with a stride lies otherwise than in the public code.
+                2 if first else 1,
+                shape,
+                # With a stride, Keras's "same" pads other pixels than the public code.
                 padding="valid" if first else "same",
                 use_bias=False,
-                data_format="channels_last",
                 dtype=self.dtype_policy,
                 name=f"conv{index}",
             )
             norm = keras.layers.BatchNormalization(
                 momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
             )
-            layer.build(shape)
             shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
             norm.build(shape)
             self.convolutions.append(layer)
             self.norms.append(norm)
-        self.proj = keras.layers.Conv2D(
-            self.dim,
-            self.patch_size // 2,
-            strides=self.patch_size // 2,
-            data_format="channels_last",
-            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-            dtype=self.dtype_policy,
-            name="proj",
-        )
-        self.proj.build(shape)
+        half = self.patch_size // 2
+        self.proj = _convolution(self.dim, half, half, shape, dtype=self.dtype_policy, name="proj")
 
     def call(self, images, training=False):
         x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
@@ -131,21 +117,21 @@ class ConvStem(Layer):
 class TokenDownsampling(Layer):
     """Fewer and wider tokens: PiT's pooling between stages (Heo et al., 2021).
 
-    The patches go through a 3 x 3 depthwise convolution of stride 2 in which each
-    channel gives `dim / width` channels; the class tokens through a Dense.
+    A 3 x 3 depthwise convolution of stride 2 on the patches, with `dim / width` output
+    channels per channel, and a Dense on the class tokens.
 
     Input: `(batch, class tokens + rows * columns, width)`. Output:
-    `(batch, class tokens + new rows * new columns, dim)`, where each side is halved,
+    `(batch, class tokens + new rows * new columns, dim)`, where each side is halved and
     rounded up.
 
     Args:
-        dim: Width of a token given, a multiple of that taken.
-        grid: Rows and columns of patches taken.
-        num_prefix_tokens: Leading tokens that are no patches.
+        dim: New width of a token, a multiple of the old one.
+        grid: Rows and columns of patches of the input.
+        num_prefix_tokens: Number of leading tokens that are not patches.
 
     Raises:
-        ValueError: at build, when `dim` is no multiple of the width taken, or the
-            tokens are not those of `grid`.
+        ValueError: at build, if `dim` is no multiple of the old width, or the number of
+            tokens does not fit `grid`.
     """
 
     def __init__(self, dim: int, grid: tuple[int, int], num_prefix_tokens: int = 1, **kwargs):
@@ -156,7 +142,7 @@ class TokenDownsampling(Layer):
 
     @property
     def new_grid(self) -> tuple[int, int]:
-        """Rows and columns of patches given."""
+        """Rows and columns of patches of the output."""
         rows, columns = self.grid
         return (rows + 1) // 2, (columns + 1) // 2
 
@@ -165,13 +151,13 @@ class TokenDownsampling(Layer):
         rows, columns = self.grid
         if tokens not in (None, self.num_prefix_tokens + rows * columns):
             raise ValueError(
-                "`grid` must have as many patches as there are tokens after the leading ones. "
+                "`grid` must have one patch per token after the leading ones. "
                 f"Received: grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}, "
                 f"tokens={tokens}."
             )
         if self.dim % width:
             raise ValueError(
-                "`dim` must be a multiple of the width of the tokens before. "
+                "`dim` must be a multiple of the width of the input tokens. "
                 f"Received: dim={self.dim}, width={width}."
             )
         self.conv = keras.layers.DepthwiseConv2D(
@@ -179,7 +165,8 @@ class TokenDownsampling(Layer):
             strides=2,
             depth_multiplier=self.dim // width,
             data_format="channels_last",
-            depthwise_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            depthwise_initializer=uniform(9),
+            bias_initializer=uniform(9),
             dtype=self.dtype_policy,
             name="conv",
         )
@@ -197,14 +184,14 @@ class TokenDownsampling(Layer):
 
 @register
 class PositionEmbedding(Layer):
-    """A learned vector for each place, added to the token that stands there.
+    """A learned vector per position, added to the token at that position.
 
     Input and output: `(batch, prefix tokens + rows * columns, dim)`.
 
     Args:
         grid: Rows and columns of patches.
-        num_prefix_tokens: Leading tokens that belong to no patch (a class token)
-            and have a position of their own.
+        num_prefix_tokens: Number of leading tokens that are not patches (a class token);
+            each has a position of its own.
     """
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int = 0, **kwargs):
@@ -217,7 +204,7 @@ class PositionEmbedding(Layer):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(1, self.num_prefix_tokens + rows * columns, input_shape[-1]),
-            initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            initializer=truncated_normal(),
         )
 
     def call(self, x):
@@ -226,15 +213,17 @@ class PositionEmbedding(Layer):
 
 @register
 class ClassToken(Layer):
-    """A learned token put before all others. Where it enters is its place in the list.
+    """A learned token, inserted before all others.
+
+    It enters the network where the layer stands in the list.
 
     Input: `(batch, tokens, dim)`. Output: `(batch, count + tokens, dim)`.
 
     Args:
-        count: Number of such tokens, for networks that keep theirs as one variable.
+        count: Number of such tokens, for networks that keep several in one variable.
 
     Raises:
-        ValueError: when `count` is not a positive whole number.
+        ValueError: if `count` is not a positive whole number.
     """
 
     def __init__(self, count: int = 1, **kwargs):
@@ -247,7 +236,7 @@ class ClassToken(Layer):
         self.token = self.add_weight(
             name="token",
             shape=(1, self.count, input_shape[-1]),
-            initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            initializer=truncated_normal(),
         )
 
     def call(self, x):
@@ -259,17 +248,17 @@ class ClassToken(Layer):
 
 @register
 class TokenPooling(Layer):
-    """One vector an image from its tokens.
+    """One vector per image, from its tokens.
 
     Input: `(batch, prefix tokens + patches, dim)`. Output: `(batch, dim)`.
 
     Args:
         pooling: `"token"` takes the class token, `"avg"` and `"max"` the mean and
             the maximum over the patches.
-        num_prefix_tokens: Leading tokens that are no patches.
+        num_prefix_tokens: Number of leading tokens that are not patches.
 
     Raises:
-        ValueError: for another `pooling`.
+        ValueError: for an unknown `pooling`.
     """
 
     poolings = ("token", "avg", "max")
@@ -286,6 +275,22 @@ class TokenPooling(Layer):
             return x[:, 0]
         reduce = ops.mean if self.pooling == "avg" else ops.max
         return reduce(x[:, self.num_prefix_tokens :], axis=1)
+
+
+def _convolution(filters, side, stride, input_shape, **arguments):
+    """Return a built square `Conv2D` that starts as in PyTorch."""
+    fan_in = side * side * input_shape[-1]
+    layer = keras.layers.Conv2D(
+        filters,
+        side,
+        stride,
+        data_format="channels_last",
+        kernel_initializer=uniform(fan_in),
+        bias_initializer=uniform(fan_in),
+        **arguments,
+    )
+    layer.build(input_shape)
+    return layer
 
 
 def _flatten(images):

@@ -150,17 +150,19 @@ def test_refinement_without_expansion_and_kernel_mixes_heads():
     """Talking heads after the softmax (Refiner, Section 3.2)."""
     layer = built(Refinement(expansion=1, kernel_size=1), MAPS)
     layer.local.kernel.assign(np.ones((4, 1, 1, 1)))
-    mixing = HeadMixing()
+    mixing = HeadMixing(use_bias=False)
     mixing.build(MAPS.shape)
     expand, reduce = array(layer.expand.kernel.value), array(layer.reduce.kernel.value)
     mixing.kernel.assign(reduce @ expand)
-    mixing.bias.assign(reduce @ array(layer.expand.bias.value) + array(layer.reduce.bias.value))
     close(array(layer(MAPS)), array(mixing(MAPS)))
 
-    layer.reduce.kernel.assign(np.eye(4))
-    layer.reduce.bias.assign(np.zeros(4))
-    mixing.set_weights(layer.expand.get_weights())
-    close(array(layer(MAPS)), array(mixing(MAPS)))
+
+@pytest.mark.parametrize("make", (ReAttention, ResidualRefinement))
+def test_the_folded_form_is_the_formula(make, monkeypatch):
+    layer = built(make(map_scale=0.5), MAPS)
+    folded = array(layer(MAPS))
+    monkeypatch.setattr(make, "folds", lambda self, training: False)
+    close(array(layer(MAPS)), folded)
 
 
 @pytest.mark.parametrize("training", (False, True))
@@ -309,8 +311,7 @@ def test_names_of_the_layers_over_maps():
         *(f"re_attention/var_norm/{name}" for name in norm),
     }
     assert names(RefinedAttention(2)) == {
-        *(f"refinement/{part}/{v}" for part in ("expand", "reduce") for v in ("kernel", "bias")),
-        "refinement/local/kernel",
+        *(f"refinement/{part}/kernel" for part in ("expand", "local", "reduce")),
     }
 
 

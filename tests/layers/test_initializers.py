@@ -1,0 +1,187 @@
+"""How layers start: bounds, spread, and what the start does to maps and gradients."""
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, array, gradients, numbers
+from keras import ops
+from plain import softmax
+
+import keras_vitx as kv
+from keras_vitx.layers import (
+    Attention,
+    ConvStem,
+    HeadMixing,
+    LocalMapConvolution,
+    PatchEmbedding,
+    ReAttention,
+    RefinedAttention,
+    Refinement,
+    ResidualRefinement,
+    TokenDownsampling,
+)
+
+MAPS = (None, 16, 20, 20)
+# The layer, the shape of its input, and the inputs per output of each convolution.
+CONVOLUTIONS = {
+    "PatchEmbedding": (
+        lambda: PatchEmbedding(64, 4),
+        (None, 8, 8, 3),
+        {"proj/kernel": 48, "proj/bias": 48},
+    ),
+    "ConvStem": (
+        lambda: ConvStem(64, (32, 32), 4),
+        (None, 8, 8, 3),
+        {"conv1/kernel": 147, "conv2/kernel": 288, "proj/kernel": 128, "proj/bias": 128},
+    ),
+    "TokenDownsampling": (
+        lambda: TokenDownsampling(128, (4, 4)),
+        (None, 17, 64),
+        {"conv/kernel": 9, "conv/bias": 9},
+    ),
+    "ReAttention": (ReAttention, MAPS, {"matrix/kernel": 16, "matrix/bias": 16}),
+    "LocalMapConvolution": (lambda: LocalMapConvolution(5), MAPS, {"kernel": 25}),
+    "LocalMapConvolution/row+column": (
+        lambda: LocalMapConvolution(5, "row+column"),
+        MAPS,
+        {"kernel": 5},
+    ),
+    "Refinement": (
+        Refinement,
+        MAPS,
+        {"expand/kernel": 16, "local/kernel": 9, "reduce/kernel": 48},
+    ),
+    "ResidualRefinement": (
+        ResidualRefinement,
+        MAPS,
+        {"conv_exp/kernel": 16, "depth_sep_conv/kernel": 9, "conv_pro/kernel": 48},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_start_as_in_pytorch(name):
+    """U(-1/sqrt n, 1/sqrt n) for kernel and bias."""
+    make, shape, inputs = CONVOLUTIONS[name]
+    layer = make()
+    layer.build(shape)
+    for end, fan_in in inputs.items():
+        (values,) = (array(v.value).ravel() for v in layer.weights if v.path.endswith(end))
+        bound = fan_in**-0.5
+        assert bound * (1 - 4 / len(values)) <= np.abs(values).max() <= bound, end
+        # Four standard deviations of the variance of as many draws.
+        assert abs(values.var() / (bound**2 / 3) - 1) < 4 * (0.8 / len(values)) ** 0.5, end
+
+
+def test_head_mixing_starts_as_a_dense_unless_told():
+    for use_bias in (True, False):
+        layer = HeadMixing(use_bias, heads_out=64)
+        layer.build(MAPS)
+        values = array(layer.kernel.value)
+        assert np.abs(values).max() <= 0.04, "cut at two deviations"
+        assert 0.016 < values.std() < 0.02
+        assert not use_bias or not array(layer.bias.value).any()
+
+    start = keras.initializers.RandomUniform(1.0, 2.0)
+    one, other = (HeadMixing(kernel_initializer=start, bias_initializer="ones") for _ in "ab")
+    for layer in (one, other):
+        layer.build(MAPS)
+        assert 1 <= array(layer.kernel.value).min() <= array(layer.kernel.value).max() <= 2
+        np.testing.assert_array_equal(array(layer.bias.value), np.ones(16))
+    assert (array(one.kernel.value) != array(other.kernel.value)).any(), "each draws its own"
+
+
+ATTENTION_MAPS = softmax(numbers((2, 12, 40, 40), seed=1))
+
+
+def rows(maps):
+    """Root mean square of the sums of rows, but for the first and the last."""
+    return np.sqrt((maps.sum(-1)[:, :, 1:-1] ** 2).mean())
+
+
+def test_row_sums_of_the_paper_refiner_at_the_start():
+    """Each of three linear maps multiplies the variance by a third: 3^-1.5, about 0.19."""
+    found = []
+    for _ in range(16):
+        layer = Refinement()
+        layer.build(ATTENTION_MAPS.shape)
+        found.append(rows(array(layer(ATTENTION_MAPS))))
+    found = np.sqrt(np.mean(np.square(found)))
+    assert 0.8 < found / 3**-1.5 < 1.25
+    if BACKEND == "torch":
+        import torch
+
+        torch.manual_seed(0)
+        peers = []
+        for _ in range(16):
+            chain = torch.nn.Sequential(
+                torch.nn.Conv2d(12, 36, 1, bias=False),
+                torch.nn.Conv2d(36, 36, 3, padding=1, groups=36, bias=False),
+                torch.nn.Conv2d(36, 12, 1, bias=False),
+            )
+            peers.append(rows(chain(torch.tensor(ATTENTION_MAPS)).detach().numpy()))
+        assert 0.7 < found / np.sqrt(np.mean(np.square(peers))) < 1.4
+
+
+def test_maps_of_re_attention_at_the_start_are_normalized():
+    """The maps vary more than the epsilon of the normalization, which would flatten them."""
+    layer = ReAttention()
+    layer.build(ATTENTION_MAPS.shape)
+    spread = array(layer(ATTENTION_MAPS, training=True)).std((0, 2, 3))
+    assert (spread > 0.8).all()
+    assert (spread < 1.001).all()
+
+
+def norm_of_queries_and_keys(attention, x, weights):
+    (kernel,) = (v for v in attention.trainable_variables if v.path.endswith("qkv/kernel"))
+    _, (found,) = gradients(lambda: ops.sum(attention(x) * weights), [kernel])
+    return np.linalg.norm(found[:, : 2 * kernel.shape[0]])
+
+
+def test_gradients_through_the_paper_refiner_at_the_start():
+    """They are of the order of plain attention's."""
+    x, weights = numbers((4, 17, 48), seed=1), ops.convert_to_tensor(numbers((4, 17, 48), seed=2))
+    ratios = []
+    for _ in range(3):
+        plain, refined = Attention(4), RefinedAttention(4)
+        for layer in (plain, refined):
+            layer.build(x.shape)
+            layer.proj.kernel.assign(numbers((48, 48), seed=3))
+        refined.qkv.kernel.assign(plain.qkv.kernel)
+        x = ops.convert_to_tensor(x)
+        ratios.append(
+            norm_of_queries_and_keys(refined, x, weights)
+            / norm_of_queries_and_keys(plain, x, weights)
+        )
+    assert 0.08 < np.mean(ratios) < 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    (lambda **c: kv.RefinedViT(refiner="paper", layer_scale=None, **c), kv.DeepViT, kv.ViT),
+    ids=("RefinedViT", "DeepViT", "ViT"),
+)
+def test_gradients_of_fresh_models_reach_queries_and_keys(make):
+    model = make(
+        dim=48,
+        depth=2,
+        num_heads=4,
+        patch_size=4,
+        input_shape=(16, 16, 3),
+        classes=4,
+        classifier_activation=None,
+    )
+    images, labels = numbers((8, 16, 16, 3)), np.arange(8) % 4
+    block = model.get_layer("blocks_0")
+
+    def loss():
+        logits = model(images, training=True)
+        return ops.mean(
+            keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        )
+
+    kernels = [block.attention.qkv.kernel, block.mlp.fc1.kernel]
+    _, found = gradients(loss, kernels)
+    size = np.linalg.norm(found[0][:, :96]) / np.linalg.norm(found[1])
+    # 0.03 in the ViT, 0.006 behind the refiner; 4e-6 behind one that starts with stddev 0.02.
+    assert size > 2e-3
