@@ -1,5 +1,8 @@
 """`keras-vitx export`: a model for a machine without this package."""
 
+import importlib
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +27,14 @@ def main(
         typer.Option(help="Largest difference that passes, relative to the largest output.", min=0),
     ] = None,
     overwrite: Overwrite = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Module that registers custom layers of the model. May be repeated.",
+        ),
+    ] = None,
     backend: Backend = None,
 ) -> None:
     """Write a model as a TensorFlow SavedModel."""
@@ -33,9 +44,19 @@ def main(
             f"{model} is a size without weights. Give `--weights`, or `--weights none` to export "
             "random ones."
         )
+    if imports:
+        # Installed scripts do not look for modules in the current folder.
+        sys.path.append(os.getcwd())
+    for module in imports or ():
+        importlib.import_module(module)
     network = open_model(model, weights)
     exported = kv.export.saved_model(
-        network, output, verify=verify, tolerance=tolerance, overwrite=overwrite
+        network,
+        output,
+        verify=verify,
+        tolerance=tolerance,
+        overwrite=overwrite,
+        imports=imports or (),
     )
     typer.echo(f"SavedModel: {exported.path}")
     if exported.difference is not None:

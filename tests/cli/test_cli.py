@@ -1,4 +1,5 @@
 import csv
+import importlib
 import json
 import os
 import subprocess
@@ -227,6 +228,34 @@ def test_export_takes_no_random_weights(run, tmp_path):
     for output, said in (("file/exported", "is not a folder"), ("file", "holds other things")):
         code, _, err = run("export", "CaiT_Mini", output, "--weights", "none")
         assert code == 2 and said in err
+
+
+def test_export_imports_modules_with_custom_layers(run, tmp_path, monkeypatch):
+    (tmp_path / "own_layers.py").write_text(
+        "import keras\n\n"
+        "@keras.saving.register_keras_serializable('own_layers')\n"
+        "class Own(keras.layers.Identity):\n    pass\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    images = keras.Input((8, 8, 3))
+    own = importlib.import_module("own_layers").Own()
+    keras.Model(images, own(images)).save(tmp_path / "own.keras")
+    # As in a new process, which knows neither the class nor its module.
+    monkeypatch.setattr(sys, "path", sys.path[:-1])
+    monkeypatch.delitem(sys.modules, "own_layers")
+    del keras.saving.get_custom_objects()["own_layers>Own"]
+
+    def export(network, path, imports, **options):
+        assert type(network.layers[-1]).__name__ == "Own" and list(imports) == ["own_layers"]
+        return kv.export.Exported(path, None)
+
+    monkeypatch.setattr(kv.export, "saved_model", export)
+    code, _, err = run("export", "own.keras", "exported")
+    assert code == 2 and "Own" in err
+    code, out, err = run("export", "own.keras", "exported", "--import", "own_layers")
+    assert code == 0 and "exported" in out, err
+    code, _, err = run("export", "own.keras", "exported", "--import", "own_layer")
+    assert code == 2 and "No module named 'own_layer'" in err
 
 
 def test_long_names_are_whole_in_a_pipe(run, monkeypatch):
