@@ -74,8 +74,9 @@ def _checkpoints(pattern: str) -> Rows:
 
 def _facts(constructor: Callable) -> dict[str, Any]:
     """Return what the table says of a size; a size in stages has one number per stage."""
-    defaults = inspect.signature(getattr(kv.models, constructor.family)).parameters
-    data = {"patch_size": defaults["patch_size"].default, **constructor.data}
+    arguments = inspect.signature(kv.models.FAMILIES[constructor.family]).parameters.values()
+    defaults = {each.name: each.default for each in arguments if each.default is not each.empty}
+    data = {**defaults, **constructor.data}
     columns = {
         "width": ("dim", "dims"),
         "depth": ("depth", "depths"),

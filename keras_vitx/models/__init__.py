@@ -1,7 +1,16 @@
 """The model class, the families and their sizes."""
 
-from keras_vitx.models.build import MODELS, constructor_of, create_model, list_models
+from keras_vitx.models.build import (
+    FAMILIES,
+    MODELS,
+    constructor_of,
+    create_model,
+    family,
+    list_models,
+    variant,
+)
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.cut import as_chain
 from keras_vitx.models.facts import facts_of
+from keras_vitx.models.network import Layers, Network, Similarity
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size

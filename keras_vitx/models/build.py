@@ -1,53 +1,51 @@
-"""From a list of layers to public constructors: families, sizes, the registry."""
+"""From a list of layers to public constructors: families, sizes, the registry.
+
+A family is a function that returns the layers of a network. `@family` turns it into a
+constructor of models, and `variant` into the constructors of its sizes. Both can be used
+outside of this package: see CONTRIBUTING.md.
+"""
 
 import fnmatch
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
 from keras_vitx import weights as checkpoints
 from keras_vitx.models.chain import Chain
-from keras_vitx.models.checks import check_top, resolve_shape
-from keras_vitx.models.parts import Factory, Stack, Top
-from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.models.checks import resolve_shape
+from keras_vitx.models.network import Layers, Network
+from keras_vitx.preprocessing import IMAGENET_COLOURS, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.identity import Identity
+from keras_vitx.weights.names import Table, register
+
+FAMILIES: dict[str, Callable[..., keras.Model]] = {}
+"""The constructor of every family, by name."""
 
 MODELS: dict[str, Callable[..., keras.Model]] = {}
 """The constructor of every size, by name."""
 
-PUBLIC_ARGUMENTS = """\
-    drop_path: Rate of stochastic depth in the last block, rising from 0 in the
-        first (in CaiT, that of every block); or one rate a block.
-    dropout: Rate of dropout in the MLPs.
-    attention: A function that takes the index of a block and returns its
-        attention, a new layer each time, in place of the family's.
-    mlp: A function that returns the block's MLP, likewise.
-    include_top: Whether the classifier is there. Without it the model gives
-        all tokens, `(batch, tokens, dim)`, or with `pooling` one vector an
-        image, `(batch, dim)`.
-    weights: None for random ones; `"imagenet"`; the name of a catalogue
-        entry; `"hf://owner/repo"`; or the path of a `.safetensors`, `.pth`,
-        `.weights.h5` or `.keras` file.
-    input_shape: `(height, width, channels)`, both sides multiples of the
-        patch size. None takes the checkpoint's, else the size's.
-    pooling: `"token"` (the class token), `"avg"` or `"max"` (over the
-        patches). None is `"token"` under a classifier, and `"avg"` where there
-        is no class token.
-    classes: Number of classes. Where it is not the checkpoint's, everything
-        but the classifier is loaded.
-    classifier_activation: Activation of the classifier; None gives logits.
-    input_tensor: A Keras tensor to take the images from.
-    name: Name of the model.
-    remat: Whether training keeps only the input of each layer and computes the
-        rest again in the backward pass: less memory, one more forward pass.
+SHAPE = (224, 224, 3)
+"""Default shape of an image."""
 
+SHARED = dict(inspect.signature(Network).parameters)
+"""The arguments that all families share."""
+
+OF_SIZES = (
+    *("include_top", "weights", "input_shape", "pooling", "classes"),
+    *("classifier_activation", "input_tensor", "name"),
+)
+"""The arguments that the signature of a size lists: those of keras.applications, in order."""
+
+ARGUMENTS = inspect.cleandoc(Network.__doc__).partition("Args:\n")[2]
+END_OF_DOC = """
 Returns:
-    A `keras_vitx.models.Chain`; with an `input_tensor` that is no
-    `keras.Input`, a `keras.Model` around it.
+    A `keras_vitx.models.Chain`; for an `input_tensor` that is not a `keras.Input`, a
+    `keras.Model` around it.
 
 Raises:
     ValueError: for an argument out of its range, named in the message.
@@ -55,77 +53,34 @@ Raises:
 
 
 def family(
-    preprocessing: Preprocessing,
-) -> Callable[[Callable[..., list]], Callable[..., keras.Model]]:
-    """Make a public family function of one that lists a network's layers.
+    preprocessing: Preprocessing = IMAGENET_COLOURS, checkpoint: Table | None = None
+) -> Callable[[Callable[..., Layers]], Callable[..., keras.Model]]:
+    """Decorator: turn a function that lists the layers of a network into a constructor.
 
-    The decorated function takes `image_shape` `(height, width, channels)`, `top`,
-    which makes what follows the last norm, and `stack`, which makes blocks, then
-    its own arguments. What all families share is added here.
+    The function takes the arguments that all families share as one first argument, a
+    `Network`, and then its own. The constructor takes its own arguments and, by name,
+    the shared ones.
 
     Args:
         preprocessing: How the family's colour images are prepared.
+        checkpoint: What PyTorch checkpoints of the family call its variables, where that
+            differs from the names of a plain ViT.
     """
 
-    def decorate(list_layers: Callable[..., list]) -> Callable[..., keras.Model]:
+    def decorate(list_layers: Callable[..., Layers]) -> Callable[..., keras.Model]:
         @functools.wraps(list_layers, assigned=("__module__", "__name__", "__qualname__"))
-        def constructor(
-            *args: Any,
-            drop_path: float | Sequence[float] = 0.0,
-            dropout: float = 0.0,
-            attention: Factory | None = None,
-            mlp: Factory | None = None,
-            include_top: bool = True,
-            weights: str | None = None,
-            input_shape: tuple[int, int, int] | None = None,
-            pooling: str | None = None,
-            classes: int = 1000,
-            classifier_activation: str | Callable | None = "softmax",
-            input_tensor: Any = None,
-            name: str | None = None,
-            remat: bool = False,
-            _size: str | None = None,
-            _default_shape: tuple[int, int, int] = (224, 224, 3),
-            **arguments: Any,
-        ) -> keras.Model:
-            check_top(pooling, classes, classifier_activation)
-            top = Top(include_top, pooling, classes, classifier_activation)
-            stack = Stack(drop_path, dropout, attention, mlp)
-            given = resolve_shape(input_shape, input_tensor)
-            if weights is not None:
-                # A wrong argument shall not cost a download: list the layers once for the checks.
-                list_layers(given or _default_shape, top, stack, *args, **arguments)
-            checkpoint = checkpoints.resolve(
-                weights,
-                constructor=_size,
-                image_size=given and given[:2],
-                distillation_token=bool(arguments.get("distillation_token")),
-            )
-            image_shape = given or _default_shape
-            if given is None and checkpoint is not None and checkpoint.image_size is not None:
-                image_shape = (checkpoint.image_size, checkpoint.image_size, image_shape[-1])
-            layers = list_layers(image_shape, top, stack, *args, **arguments)
-            images = _input_of(input_tensor)
-            model = Chain(
-                layers,
-                image_shape,
-                family=list_layers.__name__,
-                preprocessing=preprocessing.for_channels(image_shape[-1]),
-                remat=remat,
-                input_tensor=images,
-                name=name or _size or list_layers.__name__,
-            )
-            if checkpoint is not None:
-                checkpoints.load(model, checkpoint, _identities())
-            if input_tensor is None or images is not None:
-                return model
-            return keras.Model(
-                keras.utils.get_source_inputs(input_tensor), model(input_tensor), name=model.name
-            )
+        def constructor(*args: Any, **arguments: Any) -> keras.Model:
+            return _make(constructor, _by_name(constructor, args, arguments))
 
-        constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{PUBLIC_ARGUMENTS}"
-        constructor.__signature__ = _public_signature(list_layers, constructor)
+        own = list(inspect.signature(list_layers).parameters.values())[1:]
+        constructor.__signature__ = inspect.Signature(
+            [*own, *SHARED.values()], return_annotation=keras.Model
+        )
+        constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{ARGUMENTS}{END_OF_DOC}"
+        constructor.list_layers = list_layers
         constructor.preprocessing = preprocessing
+        FAMILIES[constructor.__name__] = constructor
+        register(constructor.__name__, checkpoint or Table())
         return constructor
 
     return decorate
@@ -134,57 +89,50 @@ def family(
 def variant(
     name: str,
     family: Callable[..., keras.Model],
-    input_shape: tuple[int, int, int] = (224, 224, 3),
+    input_shape: tuple[int, int, int] = SHAPE,
     classes: int = 1000,
+    crop_ratio: float | None = None,
     **data: Any,
 ) -> Callable[..., keras.Model]:
     """Make and register the constructor of one size of a family.
 
     Args:
         name: Public name of the size.
-        family: The family function.
+        family: The constructor of the family.
         input_shape: Default shape of an image.
         classes: Default number of classes.
+        crop_ratio: The size's own crop ratio; None is the family's.
         **data: The family's arguments that make the size.
     """
 
-    def constructor(
-        include_top: bool = True,
-        weights: str | None = None,
-        input_shape: tuple[int, int, int] | None = None,
-        pooling: str | None = None,
-        classes: int = classes,
-        classifier_activation: str | Callable | None = "softmax",
-        input_tensor: Any = None,
-        name: str | None = None,
-        **overrides: Any,
-    ) -> keras.Model:
-        return family(
-            include_top=include_top,
-            weights=weights,
-            input_shape=input_shape,
-            pooling=pooling,
-            classes=classes,
-            classifier_activation=classifier_activation,
-            input_tensor=input_tensor,
-            name=name,
-            _size=size,
-            _default_shape=shape,
-            **{**data, **overrides},
-        )
+    def constructor(*args: Any, **arguments: Any) -> keras.Model:
+        given = _by_name(constructor, args, arguments)
+        return _make(family, {"classes": classes, **data, **given}, constructor)
 
-    size, shape = name, input_shape
-    described = ", ".join(f"{key}={value!r}" for key, value in data.items())
+    parameters = [
+        SHARED[argument].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for argument in OF_SIZES
+    ]
+    parameters[OF_SIZES.index("classes")] = parameters[OF_SIZES.index("classes")].replace(
+        default=classes
+    )
+    overrides = inspect.Parameter("overrides", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+    constructor.__signature__ = inspect.Signature(
+        [*parameters, overrides], return_annotation=keras.Model
+    )
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__module__ = family.__module__
+    described = ", ".join(f"{key}={value!r}" for key, value in data.items())
     constructor.__doc__ = (
         f"Return {family.__name__} with {described}.\n\n"
         f"Args:\n"
-        f"    **overrides: Other arguments of `{family.__name__}`, instead of the size's.\n"
-        f"{PUBLIC_ARGUMENTS}"
+        f"    **overrides: Other arguments of `{family.__name__}`, in place of the size's.\n"
+        f"{ARGUMENTS}{END_OF_DOC}"
     )
     constructor.family = family.__name__
     constructor.preprocessing = family.preprocessing
+    if crop_ratio is not None:
+        constructor.preprocessing = family.preprocessing.but(crop_ratio=crop_ratio)
     constructor.data = {"input_shape": input_shape, "classes": classes, **data}
     MODELS[name] = constructor
     return constructor
@@ -203,7 +151,7 @@ def create_model(name: str, **arguments: Any) -> keras.Model:
     """Return the size `name`, made with `arguments`.
 
     Raises:
-        ValueError: when no size has that name; the message has the nearest ones.
+        ValueError: if no size has that name; the message lists the nearest ones.
     """
     return constructor_of(name)(**arguments)
 
@@ -212,39 +160,99 @@ def constructor_of(name: str) -> Callable[..., keras.Model]:
     """Return the constructor of the size `name`.
 
     Raises:
-        ValueError: when no size has that name; the message has the nearest ones.
+        ValueError: if no size has that name; the message lists the nearest ones.
     """
     if name not in MODELS:
         raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
     return MODELS[name]
 
 
-def _identities() -> dict[str, Identity]:
-    """Return what the files of each size look like."""
-    sizes = {name: (size.family, size.data) for name, size in MODELS.items()}
-    return {
-        name: Identity(family, sum(data["depths"]), data["dims"][-1])
-        if "depths" in data
-        else Identity(family, data["depth"], data["dim"])
-        for name, (family, data) in sizes.items()
-    }
+def _make(
+    family: Callable[..., keras.Model],
+    arguments: Mapping[str, Any],
+    size: Callable[..., keras.Model] | None = None,
+) -> keras.Model:
+    """Return the model of a family, or of one of its sizes, with the weights asked for."""
+    net, own = _split(arguments)
+    given = resolve_shape(net.input_shape, net.input_tensor)
+    net = replace(net, input_shape=given or (size.data["input_shape"] if size else SHAPE))
+    checkpoint = None
+    if net.weights is not None:
+        # Check the arguments before anything is downloaded.
+        family.list_layers(net, **own)
+        checkpoint = checkpoints.resolve(
+            net.weights,
+            constructor=size and size.__name__,
+            image_size=given and given[:2],
+            distillation_token=bool(own.get("distillation_token")),
+        )
+        if given is None and checkpoint.image_size is not None:
+            side = checkpoint.image_size
+            net = replace(net, input_shape=(side, side, net.input_shape[-1]))
+    named = size or family
+    images = _input_of(net.input_tensor)
+    model = Chain(
+        family.list_layers(net, **own),
+        net.input_shape,
+        family=family.__name__,
+        preprocessing=named.preprocessing.for_channels(net.input_shape[-1]),
+        remat=net.remat,
+        input_tensor=images,
+        name=net.name or named.__name__,
+    )
+    if checkpoint is not None:
+        checkpoints.load(model, checkpoint, identities)
+    if net.input_tensor is None or images is not None:
+        return model
+    return keras.Model(
+        keras.utils.get_source_inputs(net.input_tensor), model(net.input_tensor), name=model.name
+    )
 
 
-def _input_of(tensor):
-    """Return `tensor` when it is a `keras.Input`, else None."""
+def _by_name(
+    constructor: Callable[..., keras.Model], args: tuple, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, those given as `**overrides` among them."""
+    try:
+        given = inspect.signature(constructor).bind(*args, **arguments).arguments
+    except TypeError as error:
+        raise TypeError(f"{constructor.__name__}(): {error}") from None
+    overrides = given.pop("overrides", {})
+    return {**given, **overrides}
+
+
+def _split(
+    arguments: Mapping[str, Any], kind: type[Network] = Network
+) -> tuple[Network, dict[str, Any]]:
+    """Return the shared arguments as a record, and the family's own."""
+    own = {name: value for name, value in arguments.items() if name not in SHARED}
+    return kind(**{name: arguments[name] for name in arguments.keys() & SHARED.keys()}), own
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outline(Network):
+    """A network whose blocks are counted and not made, which takes no time."""
+
+    def blocks(self, attention: Any, mlp: Any, depth: int, **arguments: Any) -> Layers:
+        return [keras.layers.Identity(name="block")] * depth
+
+
+def identities(family: str) -> dict[str, Identity]:
+    """Return what the files of each size of a family look like, by the size's name."""
+    found = {}
+    for name, size in MODELS.items():
+        if size.family == family:
+            net, own = _split(size.data, _Outline)
+            layers = FAMILIES[family].list_layers(net, **own)
+            depth = sum(layer.name == "block" for layer in layers)
+            widths = [layer.dim for layer in layers if hasattr(layer, "dim")]
+            found[name] = Identity(family, depth, widths[-1] if widths else 0)
+    return found
+
+
+def _input_of(tensor: Any) -> Any:
+    """Return `tensor` if it is a `keras.Input`, otherwise None."""
     if tensor is None:
         return None
     sources = keras.utils.get_source_inputs(tensor)
     return tensor if len(sources) == 1 and sources[0] is tensor else None
-
-
-def _public_signature(list_layers, constructor):
-    own = list(inspect.signature(list_layers).parameters.values())[3:]
-    added = [
-        parameter
-        for name, parameter in inspect.signature(
-            constructor, follow_wrapped=False
-        ).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and not name.startswith("_")
-    ]
-    return inspect.Signature([*own, *added], return_annotation=keras.Model)

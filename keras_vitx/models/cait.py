@@ -11,16 +11,25 @@ from keras_vitx.layers import (
     TalkingHeadsAttention,
 )
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_tokens, last_norm
+from keras_vitx.models.checks import check_counts, check_heads
+from keras_vitx.models.network import Layers, Network
+from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.weights.names import Row, Table
+
+CHECKPOINT = Table(
+    rows=(
+        # Mixing matrices are (heads out, heads in) on both sides.
+        Row(r"(.+)/(proj_[lw])/kernel", r"\1/\2/weight"),
+        Row(r"(.+)/ls([12])/gamma", r"\1/gamma_\2"),
+    ),
+    mark="blocks_token_only",
+)
 
 
-@family(IMAGENET_COLOURS)
+@family(IMAGENET_COLOURS, CHECKPOINT)
 def CaiT(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dim: int,
     depth: int,
     num_heads: int,
@@ -34,35 +43,32 @@ def CaiT(
     scalar_scale: bool = False,
     distillation_token: bool = False,
 ) -> Layers:
-    """Patches talk among themselves first; then a class token reads them.
+    """Self-attention among the patches first, then class attention.
 
-    Blocks of talking-heads attention with LayerScale (Section 2) run on the
-    patches alone; then a class token enters, and class blocks (Section 3)
-    update only it.
+    Blocks of talking-heads attention with LayerScale (Section 2) run on the patches
+    alone. Then a class token enters, and class blocks (Section 3) update only it.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks of the self-attention stage.
-        num_heads: Number of heads; it must divide `dim`.
+        num_heads: Number of heads, a divisor of `dim`.
         class_depth: Number of class blocks (Table 2).
-        mlp_ratio: Hidden width of an MLP over `dim`.
-        layer_scale: Start of LayerScale, a number or an initializer (Tables 4,
-            A.1); None leaves it out.
+        mlp_ratio: Hidden width of an MLP divided by `dim`.
+        layer_scale: Initial value of LayerScale, a number or an initializer (Tables 4,
+            A.1); None is no LayerScale.
         patch_size: Side of a patch in pixels.
         class_token_at: Number of blocks before the class token enters (Table 2);
-            None is after all of them. Blocks after it treat it as a token among
-            others.
+            None is after all of them. Blocks after it treat it like any other token.
         class_in_keys: Whether the class token is among the keys of class
             attention (Appendix B).
-        class_layer_scale: Start of LayerScale in class blocks; `"same"` is
-            `layer_scale`, None leaves it out (Appendix B).
-        scalar_scale: One learned weight a branch instead of one a channel:
-            from 0 or ε it is ReZero with LayerNorm, from 1 the Fixup-like form
-            (Table 1).
-        distillation_token: Whether DeiT's second token enters with the class token,
-            with a classifier of its own (Table B.1).
+        class_layer_scale: LayerScale in class blocks; `"same"` is `layer_scale`, None is
+            no LayerScale (Appendix B).
+        scalar_scale: One learned weight per branch instead of one per channel: starting
+            from 0 or ε it is ReZero with LayerNorm, from 1 the Fixup-like form (Table 1).
+        distillation_token: Whether DeiT's second token, with a classifier of its own,
+            enters with the class token (Table B.1).
     """
-    grid = patch_grid(image_shape, patch_size)
+    grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     check_counts(least=0, class_depth=class_depth)
@@ -71,31 +77,31 @@ def CaiT(
         raise ValueError(
             f"`class_token_at` must be from 0 to depth={depth}. Received: {class_token_at}."
         )
-    reads_patches = top.pooling in ("avg", "max")
-    if class_depth == 0 and entry == depth and not reads_patches:
+    if class_depth == 0 and entry == depth and not net.pools_patches:
         raise ValueError(
             "With class_depth=0 a class token that enters after all blocks never sees a patch: "
             "give `class_token_at` below `depth`, or pooling='avg'. "
-            f"Received: class_token_at={class_token_at}, depth={depth}, pooling={top.pooling!r}."
+            f"Received: class_token_at={class_token_at}, depth={depth}, pooling={net.pooling!r}."
         )
     if class_layer_scale == "same":
         class_layer_scale = layer_scale
 
-    blocks = stack(
+    blocks = net.blocks(
         lambda index: TalkingHeadsAttention(num_heads),
-        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
-        stack.rates(depth, rising=False),
-        entry=entry,
+        lambda index: MLP(mlp_ratio, dropout=net.dropout),
+        depth,
+        rising=False,
+        restarts=[entry],
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
     )
-    # Nobody reads the class token where the patches are pooled without class blocks.
-    unread = reads_patches and class_depth == 0
+    # Nothing reads the class token if the patches are pooled and there are no class blocks.
+    unread = net.pools_patches and class_depth == 0
     tokens = [] if unread else class_tokens(distillation_token)
     class_blocks = [
         ClassBlock(
             ClassAttention(num_heads, len(tokens), class_in_keys),
-            MLP(mlp_ratio, dropout=stack.dropout),
+            MLP(mlp_ratio, dropout=net.dropout),
             layer_scale=class_layer_scale,
             scalar_scale=scalar_scale,
             name=f"blocks_token_only_{index}",
@@ -110,5 +116,5 @@ def CaiT(
         *blocks[entry:],
         *class_blocks,
         last_norm(),
-        *top(len(tokens)),
+        *net.head(len(tokens)),
     ]

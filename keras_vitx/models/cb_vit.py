@@ -4,21 +4,25 @@ from collections.abc import Collection
 
 import keras
 
-from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding
+from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding, PositionEmbedding
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
+from keras_vitx.models.checks import check_counts, check_heads
+from keras_vitx.models.network import Layers, Network
+from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.weights.names import Row, Table
 
 PLACES = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
 PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.9))
+# No public code has these weights; the name is ours.
+CHECKPOINT = Table(rows=(Row(r"(.+)/context/scaling", r"\1/scaling"),))
+
+
+@family(IMAGENET_COLOURS.but(crop_ratio=0.9), CHECKPOINT)
 def CBViT(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dim: int,
     depth: int,
     num_heads: int,
@@ -32,29 +36,29 @@ def CBViT(
     scale: float | keras.initializers.Initializer = 1.0,
     distillation_token: bool = False,
 ) -> Layers:
-    """Every token is given the mean of all, so that attention need not learn to.
+    """The mean over all tokens is added to every token, so attention need not learn to.
 
     ViT with `ContextBroadcasting` in its blocks (Section 2.2).
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        num_heads: Number of heads; it must divide `dim`.
-        mlp_ratio: Hidden width of an MLP over `dim`.
+        num_heads: Number of heads, a divisor of `dim`.
+        mlp_ratio: Hidden width of an MLP divided by `dim`.
         position: `"front"`, `"middle"` (after the activation, in the MLP only) or
             `"end"` (Table 5).
         where: `"mlp"`, `"msa"` (the attention) or `"both"` (Table 5).
-        scaled: Whether the mean is weighed by channel, CB_S (Section 2.2).
+        scaled: Whether the mean has one learned weight per channel, CB_S (Section 2.2).
         blocks: Indices of the blocks that have it, e.g. the deeper half (Table 9);
             None is all.
         patch_size: Side of a patch in pixels.
         context: What is broadcast, as in `ContextBroadcasting` (Tables 10, 13, 14).
-        scale: Start of the weights, where `scaled`.
+        scale: Initial value of the weights, if `scaled`.
         distillation_token: As in `ViT`.
     """
-    grid = patch_grid(image_shape, patch_size)
+    grid = net.grid(patch_size)
     check_heads(dim, num_heads)
-    rates = stack.rates(depth)
+    check_counts(depth=depth)
     for name, value, known in (("position", position, PLACES), ("where", where, PARTS)):
         if value not in known:
             raise ValueError(f"`{name}` must be one of {tuple(known)}. Received: {value!r}.")
@@ -75,12 +79,16 @@ def CBViT(
         layer = ContextBroadcasting(context, scale if scaled else None, name="context")
         return {PLACES[position]: [layer]}
 
-    stacked = stack(
-        lambda index: Attention(num_heads, **broadcasting("msa", index)),
-        lambda index: MLP(mlp_ratio, dropout=stack.dropout, **broadcasting("mlp", index)),
-        rates,
-    )
-    stem = PatchEmbedding(dim, patch_size, name="patch_embed")
-    return class_token_first(
-        stem, grid, stacked, top(1 + distillation_token), distillation_token=distillation_token
-    )
+    tokens = class_tokens(distillation_token)
+    return [
+        PatchEmbedding(dim, patch_size, name="patch_embed"),
+        *tokens,
+        PositionEmbedding(grid, len(tokens), name="pos_embed"),
+        *net.blocks(
+            lambda index: Attention(num_heads, **broadcasting("msa", index)),
+            lambda index: MLP(mlp_ratio, dropout=net.dropout, **broadcasting("mlp", index)),
+            depth,
+        ),
+        last_norm(),
+        *net.head(len(tokens)),
+    ]

@@ -9,16 +9,21 @@ from keras_vitx.layers import (
     PositionEmbedding,
 )
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_tokens, last_norm
+from keras_vitx.models.checks import check_counts, check_heads
+from keras_vitx.models.network import Layers, Network
+from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.weights.names import Row, Table
+
+CHECKPOINT = Table(
+    rows=(Row(r"(.+)/gating_param", r"\1/gating_param"),),
+    mark="gating_param",
+)
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.875))
+@family(IMAGENET_COLOURS.but(crop_ratio=0.875), CHECKPOINT)
 def ConViT(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dim: int,
     depth: int,
     num_heads: int,
@@ -32,31 +37,31 @@ def ConViT(
     learn_gates: bool = True,
     frozen_attention: bool = False,
 ) -> Layers:
-    """Attention starts as a convolution and learns how much of one to stay.
+    """Attention that starts as a convolution and learns how far to stay one.
 
-    Blocks of gated positional attention (GPSA, Section 3) on the patches, then the
-    class token enters, and plain blocks follow.
+    Blocks of gated positional self-attention (GPSA, Section 3) run on the patches; then
+    the class token enters, and plain blocks follow.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        num_heads: Number of heads; it must divide `dim`, and be a square for the
+        num_heads: Number of heads, a divisor of `dim`, and a square for the
             convolutional start.
-        local_depth: Number of GPSA blocks (Figure 8). Where it is `depth`, patches must be
-            pooled, since the class token meets none.
-        locality_strength: How sharply a head of theirs attends its neighbour at
-            the start (Figure 8).
-        mlp_ratio: Hidden width of an MLP over `dim`.
+        local_depth: Number of GPSA blocks (Figure 8). If it is `depth`, the patches must
+            be pooled, since the class token never sees them.
+        locality_strength: How sharply a GPSA head attends to its neighbour at the start
+            (Figure 8).
+        mlp_ratio: Hidden width of an MLP divided by `dim`.
         patch_size: Side of a patch in pixels.
         conv_start: Whether GPSA starts as a convolution (Table 3); `"partial"` as
             in `PositionalAttention`.
-        gated: Whether content and position are weighed; False sums their logits
+        gated: Whether a gate weighs content and position; False sums their logits
             (PSA, Appendix A).
-        gate: Start of the gates, before the sigmoid.
+        gate: Initial value of the gates, before the sigmoid.
         learn_gates: Whether the gates are trained (Table 3).
-        frozen_attention: Whether nothing of the GPSA layers is trained (Table 3).
+        frozen_attention: Whether the GPSA layers are not trained at all (Table 3).
     """
-    grid = patch_grid(image_shape, patch_size)
+    grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     check_counts(least=0, local_depth=local_depth)
@@ -65,11 +70,11 @@ def ConViT(
             "`local_depth` must be at most `depth`. "
             f"Received: local_depth={local_depth}, depth={depth}."
         )
-    if local_depth == depth and top.pooling not in ("avg", "max"):
+    if local_depth == depth and not net.pools_patches:
         raise ValueError(
             "With local_depth=depth the class token enters after all blocks and never sees a "
             f"patch: give a smaller `local_depth`, or pooling='avg'. Received: local_depth={depth}, "
-            f"pooling={top.pooling!r}."
+            f"pooling={net.pooling!r}."
         )
 
     def own_attention(index: int):
@@ -85,11 +90,11 @@ def ConViT(
             return PositionalAttention(num_heads, **arguments)
         return GatedPositionalAttention(num_heads, gate, learn_gates, **arguments)
 
-    blocks = stack(
+    blocks = net.blocks(
         own_attention,
-        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
-        stack.rates(depth),
-        entry=local_depth,
+        lambda index: MLP(mlp_ratio, dropout=net.dropout),
+        depth,
+        restarts=[local_depth],
     )
     return [
         PatchEmbedding(dim, patch_size, name="patch_embed"),
@@ -98,5 +103,5 @@ def ConViT(
         *class_tokens(),
         *blocks[local_depth:],
         last_norm(),
-        *top(1),
+        *net.head(),
     ]

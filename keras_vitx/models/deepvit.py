@@ -8,20 +8,27 @@ from keras_vitx.layers import (
     ConvStem,
     DeepAttention,
     PatchEmbedding,
+    PositionEmbedding,
     ReAttention,
     SharedAttention,
 )
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_token_first, similarity_weights
+from keras_vitx.models.checks import check_counts, check_heads
+from keras_vitx.models.network import Layers, Network, Similarity
+from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import HALVES
+from keras_vitx.weights.names import Row, Table
+
+CHECKPOINT = Table(
+    parts=(("/re_attention/", "/"),),
+    rows=(Row(r"(.+)/reatten_matrix/kernel", r"\1/reatten_matrix/weight", "mixing"),),
+    mark="reatten_matrix",
+)
 
 
-@family(HALVES.but(crop_ratio=0.9))
+@family(HALVES.but(crop_ratio=0.9), CHECKPOINT)
 def DeepViT(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dim: int,
     depth: int,
     num_heads: int,
@@ -37,26 +44,27 @@ def DeepViT(
     similarity_depth: int = 0,
     similarity_over: str = "heads",
 ) -> Layers:
-    """Re-attention makes new maps from all heads, so that deep blocks differ.
+    """Re-attention mixes the maps of all heads, so that the maps of deep blocks differ.
 
-    A plain transformer whose last blocks mix and normalise their maps (Section 4.2).
+    A plain transformer whose last blocks mix their maps over heads and normalise them
+    (Section 4.2).
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        num_heads: Number of heads; it must divide `dim`.
+        num_heads: Number of heads, a divisor of `dim`.
         re_attention_depth: Number of blocks, the last ones, with re-attention
             (Figure 9); None is all.
-        mlp_ratio: Hidden width of an MLP over `dim`.
+        mlp_ratio: Hidden width of an MLP divided by `dim`.
         conv_stem: Whether three convolutions embed the patches (Section 5.4).
         residual_scale: s in x + f(norm(s x)) / s; 0.5 in the released S and L.
-        map_scale: What the new maps are multiplied by; `"head"` is one over the root
-            of the size of a head, in the released S alone.
+        map_scale: Factor of the new maps; `"head"` is 1 / sqrt(head size), as in the
+            released S and no other.
         normalize_maps: Whether a BatchNormalization (`var_norm` in files) follows the mix
             of heads. The released files of 24B and 32B may lack it.
         patch_size: Side of a patch in pixels.
-        shared_depth: Number of blocks, the last ones, that reuse the map of the one
-            before them, mixed and normalised anew (Table 3, Appendix A, Equation 5).
+        shared_depth: Number of blocks, the last ones, that reuse the map of the block
+            before them, mixed and normalised again (Table 3, Appendix A, Equation 5).
         similarity: Weight in the loss of the mean similarity between the maps of
             consecutive blocks (Appendix A, Equation 6). The released loss has 0.1, that
             is lambda = 0.1 / similarity_depth for each pair.
@@ -65,7 +73,7 @@ def DeepViT(
         similarity_over: Axis of the cosine: `"heads"` as in the released loss, or
             `"queries"` as in Equation 2.
     """
-    grid = patch_grid(image_shape, patch_size)
+    grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     re_attention_depth = depth if re_attention_depth is None else re_attention_depth
@@ -91,14 +99,18 @@ def DeepViT(
             return DeepAttention(num_heads, scale, normalize_maps)
         return Attention(num_heads)
 
-    blocks = stack(
-        own_attention,
-        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
-        stack.rates(depth),
-        residual_scale=residual_scale,
-        **similarity_weights(depth, similarity, similarity_depth, similarity_over),
-    )
     stem = ConvStem if conv_stem else PatchEmbedding
-    return class_token_first(
-        stem(dim, patch_size=patch_size, name="patch_embed"), grid, blocks, top(1)
-    )
+    return [
+        stem(dim, patch_size=patch_size, name="patch_embed"),
+        *class_tokens(),
+        PositionEmbedding(grid, 1, name="pos_embed"),
+        *net.blocks(
+            own_attention,
+            lambda index: MLP(mlp_ratio, dropout=net.dropout),
+            depth,
+            similarity=Similarity(similarity, similarity_depth, similarity_over),
+            residual_scale=residual_scale,
+        ),
+        last_norm(),
+        *net.head(),
+    ]

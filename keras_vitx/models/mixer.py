@@ -5,37 +5,45 @@ Here for its part in Context Broadcasting, Appendix B.3, Table 11.
 
 from keras_vitx.layers import MLP, ContextBroadcasting, PatchEmbedding, TokenMixing
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, last_norm
+from keras_vitx.models.checks import check_counts
+from keras_vitx.models.network import Layers, Network
+from keras_vitx.models.parts import last_norm
 from keras_vitx.preprocessing import HALVES
+from keras_vitx.weights.names import Table
+
+CHECKPOINT = Table(
+    parts=(
+        ("/attn/mlp/", "/mlp_tokens/"),
+        ("/mlp/", "/mlp_channels/"),
+    ),
+    mark="mlp_tokens|attn/mlp",
+)
 
 
-@family(HALVES.but(crop_ratio=0.875))
+@family(HALVES.but(crop_ratio=0.875), CHECKPOINT)
 def Mixer(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dim: int,
     depth: int,
     mlp_ratio: tuple[float, float] = (0.5, 4.0),
     patch_size: int = 16,
     context_broadcast: bool = False,
 ) -> Layers:
-    """Tokens are mixed by an MLP along them instead of by attention.
+    """An MLP along the tokens mixes them, in place of attention.
 
-    There are neither positions nor a class token, and the weights hold for one
-    number of patches.
+    There are no positions and no class token, and the weights fit one number of patches
+    only.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        mlp_ratio: Hidden width over `dim`, of the MLP along tokens and of that
+        mlp_ratio: Hidden width divided by `dim`, of the MLP along tokens and of the MLP
             along channels.
         patch_size: Side of a patch in pixels.
         context_broadcast: Whether the MLP along channels ends with Context
             Broadcasting.
     """
-    patch_grid(image_shape, patch_size)
+    net.grid(patch_size)
     check_counts(dim=dim)
     if not isinstance(mlp_ratio, (list, tuple)) or len(mlp_ratio) != 2:
         raise ValueError(
@@ -45,15 +53,13 @@ def Mixer(
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
-        return MLP(along_channels, dropout=stack.dropout, on_output=context)
+        return MLP(along_channels, dropout=net.dropout, on_output=context)
 
     return [
         PatchEmbedding(dim, patch_size, name="stem"),
-        *stack(
-            lambda index: TokenMixing(int(along_tokens * dim), stack.dropout),
-            own_mlp,
-            stack.rates(depth),
+        *net.blocks(
+            lambda index: TokenMixing(int(along_tokens * dim), net.dropout), own_mlp, depth
         ),
         last_norm(),
-        *top(0),
+        *net.head(num_class_tokens=0),
     ]

@@ -15,16 +15,25 @@ from keras_vitx.layers import (
     TokenDownsampling,
 )
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, last_norm
+from keras_vitx.models.checks import check_counts, check_heads
+from keras_vitx.models.network import Layers, Network
+from keras_vitx.models.parts import last_norm
 from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.weights.names import Row, Table
+
+CHECKPOINT = Table(
+    parts=(("patch_embed/proj/", "patch_embed/conv/"),),
+    rows=(
+        Row(r"pos_embed/embeddings", r"pos_embed", "map"),
+        Row(r"(.+)\.pool/conv/kernel", r"\1/pool/conv/weight", "depthwise"),
+    ),
+    mark="transformers",
+)
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.9))
+@family(IMAGENET_COLOURS.but(crop_ratio=0.9), CHECKPOINT)
 def PiT(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dims: Sequence[int],
     depths: Sequence[int],
     num_heads: Sequence[int],
@@ -34,54 +43,58 @@ def PiT(
     distillation_token: bool = False,
     context_broadcast: bool = False,
 ) -> Layers:
-    """A ViT in stages: between them tokens become fewer and wider.
+    """A ViT in stages, between which tokens become fewer and wider.
 
     Args:
         dims: Width of a token in each stage, each a multiple of the one before.
         depths: Number of blocks of each stage.
         num_heads: Number of heads in each stage.
-        mlp_ratio: Hidden width of an MLP over that of its stage.
+        mlp_ratio: Hidden width of an MLP divided by the width of its stage.
         patch_size: Side of a patch in pixels.
-        stride: From one patch to the next in pixels; what is left at the edge of an
-            image is cut off.
-        distillation_token: Whether a second token, with a classifier of its own,
-            stands beside the class token.
+        stride: Distance between neighbouring patches in pixels; what is left at the edge
+            of an image is cut off.
+        distillation_token: Whether there is a second token, with a classifier of its own.
         context_broadcast: Whether each MLP ends with Context Broadcasting.
     """
-    grid = patch_grid(image_shape, patch_size, stride)
+    grid = net.grid(patch_size, stride)
     stages = (dims, depths, num_heads)
     if not all(isinstance(one, (list, tuple)) and len(one) == len(dims) > 0 for one in stages):
         raise ValueError(
-            "`dims`, `depths` and `num_heads` must have one entry a stage. "
+            "`dims`, `depths` and `num_heads` must have one entry per stage. "
             f"Received: dims={dims}, depths={depths}, num_heads={num_heads}."
         )
-    for depth in depths:
+    for dim, depth, heads in zip(dims, depths, num_heads, strict=True):
         check_counts(depths=depth)
-    rates = stack.rates(sum(depths))
+        check_heads(dim, heads)
     num_tokens = 1 + distillation_token
+    # The stage of each block.
+    stage_of = [stage for stage, depth in enumerate(depths) for _ in range(depth)]
+    starts = [stage_of.index(stage) for stage in range(len(depths))]
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
-        return MLP(mlp_ratio, dropout=stack.dropout, on_output=context)
+        return MLP(mlp_ratio, dropout=net.dropout, on_output=context)
 
+    blocks = net.blocks(
+        lambda index: Attention(num_heads[stage_of[index]]),
+        own_mlp,
+        sum(depths),
+        restarts=starts,
+        names=[
+            f"transformers_{stage}_blocks_{index - starts[stage]}"
+            for index, stage in enumerate(stage_of)
+        ],
+    )
     layers = [
         PatchEmbedding(dims[0], patch_size, stride, name="patch_embed"),
         PositionEmbedding(grid, name="pos_embed"),
-        # One variable holds both, in the public checkpoints too.
+        # One variable holds both tokens, in the public checkpoints too.
         ClassToken(num_tokens, name="cls_token"),
     ]
-    for stage, (dim, depth, heads) in enumerate(zip(dims, depths, num_heads, strict=True)):
-        check_heads(dim, heads)
+    for stage, (dim, start, depth) in enumerate(zip(dims, starts, depths, strict=True)):
         if stage:
             name = f"transformers_{stage}_pool"
             layers.append(TokenDownsampling(dim, grid, num_tokens, name=name))
             grid = layers[-1].new_grid
-        first = sum(depths[:stage])
-        layers += stack(
-            lambda index, heads=heads: Attention(heads),
-            own_mlp,
-            rates[first : first + depth],
-            name=f"transformers_{stage}_blocks",
-            first=first,
-        )
-    return [*layers, last_norm(), *top(num_tokens)]
+        layers += blocks[start : start + depth]
+    return [*layers, last_norm(), *net.head(num_tokens)]

@@ -7,21 +7,37 @@ from keras_vitx.layers import (
     ConvStem,
     LayerScale,
     PatchEmbedding,
+    PositionEmbedding,
     RefinedAttention,
     ResidualRefinement,
     SharedAttention,
 )
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_counts, check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_token_first, similarity_weights
+from keras_vitx.models.checks import check_counts, check_heads
+from keras_vitx.models.network import Layers, Network, Similarity
+from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.weights.names import Row, Table
+
+CHECKPOINT = Table(
+    parts=(
+        ("/refinement/adapt_bn/", "/adapt_bn/"),
+        ("/refinement/", "/DLA/"),
+        # Blocks without queries and keys call their values that, too.
+        ("/attn/v/", "/attn/qkv/"),
+    ),
+    rows=(
+        Row(r"(.+)/(conv_exp|conv_pro)/kernel", r"\1/\2/weight", "mixing"),
+        Row(r"(.+)/depth_sep_conv/kernel", r"\1/depth_sep_conv/weight"),
+        Row(r"(.+)/scale_channel/gamma", r"\1/scale_channel"),
+    ),
+    mark="adapt_bn",
+)
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.9))
+@family(IMAGENET_COLOURS.but(crop_ratio=0.9), CHECKPOINT)
 def RefinedViT(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dim: int,
     depth: int,
     num_heads: int,
@@ -43,19 +59,19 @@ def RefinedViT(
 ) -> Layers:
     """Maps are expanded to more heads, convolved, reduced, and shared by blocks.
 
-    A block that computes maps is followed by `shared_depth` blocks that reuse them.
-    As released, the first kind uses its softmax plus the maps handed to it, and the
-    others refine what they are handed (`AccumulatingAttention`,
-    `ResidualRefinement`). In the paper's text (Section 3.4, Appendix B.4) the first
-    kind refines its maps, linearly, and the others take them as they are.
+    A block that computes maps is followed by `shared_depth` blocks that reuse them. In
+    the released models the first kind adds the carried maps to its softmax
+    (`AccumulatingAttention`), and the others refine the carried maps
+    (`ResidualRefinement`). In the paper's text (Section 3.4, Appendix B.4) the first kind
+    refines its own maps, linearly, and the others use them unchanged.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        num_heads: Number of heads; it must divide `dim`.
-        expansion: Maps inside the refiner over heads, at least 1 (Table 1).
-        kernel_size: Side of its convolution, odd (Figure 6).
-        mlp_ratio: Hidden width of an MLP over `dim`.
+        num_heads: Number of heads, a divisor of `dim`.
+        expansion: Number of maps inside the refiner per head, at least 1 (Table 1).
+        kernel_size: Side of the refiner's convolution, odd (Figure 6).
+        mlp_ratio: Hidden width of an MLP divided by `dim`.
         dense_head: Whether patches are classified, too (`DenseHead`).
         patch_size: Side of a patch in pixels.
         refiner: `"released"`, `"paper"`, or None for maps that are only shared
@@ -65,8 +81,7 @@ def RefinedViT(
         constraint: Reach of the paper's convolution, as in `LocalMapConvolution`
             (Table 4).
         residual_scale: s in x + f(norm(s x)) / s.
-        layer_scale: Start of the weights of channels after each MLP; None leaves
-            them out.
+        layer_scale: Initial value of LayerScale inside each MLP; None is no LayerScale.
         conv_stem: Whether four convolutions embed the patches (Table 11).
         similarity: Weight in the loss of the mean similarity between the maps that a
             block uses and those handed to it, as in `DeepViT`; the released recipes have
@@ -75,7 +90,7 @@ def RefinedViT(
             the block after them.
         similarity_over: Axis of the cosine, `"heads"` or `"queries"`, as in `DeepViT`.
     """
-    grid = patch_grid(image_shape, patch_size)
+    grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth, expansion=expansion, kernel_size=kernel_size)
     check_counts(least=0, shared_depth=shared_depth)
@@ -106,17 +121,23 @@ def RefinedViT(
 
     def own_mlp(index: int):
         scale = [] if layer_scale is None else [LayerScale(layer_scale, name="scale_channel")]
-        return MLP(mlp_ratio, dropout=stack.dropout, on_output=scale)
+        return MLP(mlp_ratio, dropout=net.dropout, on_output=scale)
 
-    blocks = stack(
-        own_attention,
-        own_mlp,
-        stack.rates(depth),
-        residual_scale=residual_scale,
-        **similarity_weights(depth, similarity, similarity_depth, similarity_over),
-    )
     if conv_stem:
         stem = ConvStem(dim, (32, 64, 128), patch_size, name="patch_embed")
     else:
         stem = PatchEmbedding(dim, patch_size, name="patch_embed")
-    return class_token_first(stem, grid, blocks, top(1, dense_head))
+    return [
+        stem,
+        *class_tokens(),
+        PositionEmbedding(grid, 1, name="pos_embed"),
+        *net.blocks(
+            own_attention,
+            own_mlp,
+            depth,
+            similarity=Similarity(similarity, similarity_depth, similarity_over),
+            residual_scale=residual_scale,
+        ),
+        last_norm(),
+        *net.head(dense_head=dense_head),
+    ]

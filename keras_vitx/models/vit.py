@@ -5,18 +5,17 @@ Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.128
 
 import keras
 
-from keras_vitx.layers import MLP, Attention, PatchEmbedding
+from keras_vitx.layers import MLP, Attention, PatchEmbedding, PositionEmbedding
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_heads, patch_grid
-from keras_vitx.models.parts import Layers, Stack, Top, class_token_first
+from keras_vitx.models.checks import check_heads
+from keras_vitx.models.network import Layers, Network
+from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 
 @family(IMAGENET_COLOURS.but(crop_ratio=0.9))
 def ViT(
-    image_shape: tuple[int, int, int],
-    top: Top,
-    stack: Stack,
+    net: Network,
     dim: int,
     depth: int,
     num_heads: int,
@@ -31,25 +30,30 @@ def ViT(
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        num_heads: Number of heads; it must divide `dim`.
-        mlp_ratio: Hidden width of an MLP over `dim`.
-        distillation_token: Whether DeiT's second token, with a classifier of its
-            own, stands beside the class token.
+        num_heads: Number of heads, a divisor of `dim`.
+        mlp_ratio: Hidden width of an MLP divided by `dim`.
+        distillation_token: Whether there is DeiT's second token, with a classifier of
+            its own.
         patch_size: Side of a patch in pixels.
-        layer_scale: Start of LayerScale, a number or an initializer; None leaves
-            it out (CaiT, Table 1).
-        scalar_scale: One learned weight a branch instead of one a channel.
+        layer_scale: Initial value of LayerScale, a number or an initializer; None is no
+            LayerScale (CaiT, Table 1).
+        scalar_scale: One learned weight per branch instead of one per channel.
     """
-    grid = patch_grid(image_shape, patch_size)
+    grid = net.grid(patch_size)
     check_heads(dim, num_heads)
-    blocks = stack(
+    tokens = class_tokens(distillation_token)
+    blocks = net.blocks(
         lambda index: Attention(num_heads),
-        lambda index: MLP(mlp_ratio, dropout=stack.dropout),
-        stack.rates(depth),
+        lambda index: MLP(mlp_ratio, dropout=net.dropout),
+        depth,
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
     )
-    stem = PatchEmbedding(dim, patch_size, name="patch_embed")
-    return class_token_first(
-        stem, grid, blocks, top(1 + distillation_token), distillation_token=distillation_token
-    )
+    return [
+        PatchEmbedding(dim, patch_size, name="patch_embed"),
+        *tokens,
+        PositionEmbedding(grid, len(tokens), name="pos_embed"),
+        *blocks,
+        last_norm(),
+        *net.head(len(tokens)),
+    ]

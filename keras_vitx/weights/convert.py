@@ -1,7 +1,7 @@
 """The strict way from a file's arrays to a model's variables, and back."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vitx.weights.channels import COLOURS, kernel_for
-from keras_vitx.weights.identity import Identity, identify, looks_like
+from keras_vitx.weights.identity import Identity, Sizes, identify, looks_like
 from keras_vitx.weights.names import (
     IGNORED,
     checkpoint_name,
@@ -55,7 +55,7 @@ class _Entry:
     on_image: bool = False
 
 
-def convert(tensors: Tensors, model, sizes: Mapping[str, Identity] | None = None) -> Conversion:
+def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
     """Find the array of each of a model's variables in a file.
 
     Names and axes follow the family's table. Positions are resampled to the
@@ -66,7 +66,7 @@ def convert(tensors: Tensors, model, sizes: Mapping[str, Identity] | None = None
     Args:
         tensors: An opened file.
         model: The model, built.
-        sizes: What each known size looks like, to name one in errors.
+        sizes: What the files of known sizes look like, to name one in errors.
 
     Returns:
         A `Conversion`. Nothing is read before it is iterated over.

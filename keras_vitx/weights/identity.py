@@ -1,17 +1,19 @@
-"""Which network a file's arrays look like: for errors, and where no name is given."""
+"""Which network the arrays of a file look like: for errors, and where no name is given."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from keras_vitx.weights.names import TABLES
 
 
 class Identity(NamedTuple):
-    """What the names and shapes of arrays tell of a network.
+    """What the names and shapes of arrays tell about a network.
 
     Attributes:
-        family: Such as "CaiT"; "ViT" stands for all that have a ViT's variables.
-        depth: Number of blocks, those on the class token alone left out.
-        dim: Width of a token, of the last stage where there are several.
+        family: Such as "CaiT"; "ViT" stands for all families with a ViT's variables.
+        depth: Number of blocks, class blocks not counted.
+        dim: Width of a token, in the last stage if there are several.
     """
 
     family: str
@@ -22,26 +24,26 @@ class Identity(NamedTuple):
         return f"a {self.family} of {self.depth} blocks, {self.dim} wide"
 
 
-# Parts of names that only one family has, in checkpoints and in Keras; first match wins.
-MARKS = (
-    ("CaiT", "blocks_token_only"),
-    ("ConViT", "gating_param"),
-    ("DeepViT", "reatten_matrix"),
-    ("RefinedViT", "adapt_bn"),
-    ("PiT", "transformers"),
-    ("Mixer", "mlp_tokens"),
-    ("Mixer", "attn/mlp"),
-    ("ViT", "cls_token"),
-)
+Sizes = Callable[[str], Mapping[str, Identity]]
+"""Given a family, returns what the files of each of its sizes look like, by name."""
+
+
+# The plain transformer, which has no variables of its own, and a variable that it has.
+PLAIN, PLAIN_MARK = "ViT", "cls_token"
 
 
 def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
-    """Return what arrays look like, None where they look like no network of the zoo.
+    """Return what arrays look like, or None if they look like no network of the zoo.
 
     Args:
-        shapes: Shapes by name, a checkpoint's or Keras'.
+        shapes: Shapes by name, a checkpoint's or Keras's.
     """
-    family = next((name for name, mark in MARKS if any(mark in path for path in shapes)), None)
+    marks = {name: table.mark for name, table in TABLES.items() if table.mark}
+    marks[PLAIN] = PLAIN_MARK  # the last one
+    family = next(
+        (name for name, mark in marks.items() if any(re.search(mark, path) for path in shapes)),
+        None,
+    )
     blocks = {match[0] for path in shapes if (match := re.match(r"(.*_|.*\.)?blocks[._]\d+", path))}
     norm = shapes.get("norm.weight") or shapes.get("norm/gamma")
     if family is None or not blocks or not norm:
@@ -49,17 +51,15 @@ def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
     return Identity(family, len(blocks), norm[0])
 
 
-def looks_like(
-    shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Identity] | None = None
-) -> str:
-    """Say what arrays look like: a size's name, a family with numbers, or neither.
+def looks_like(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes | None = None) -> str:
+    """Say what arrays look like: the name of a size, a family with numbers, or neither.
 
     Args:
         shapes: As in `identify`.
-        sizes: What the arrays of each known size look like.
+        sizes: What the arrays of each known size of a family look like.
     """
     found = identify(shapes)
     if found is None:
         return "another architecture"
-    known = next((name for name, identity in (sizes or {}).items() if identity == found), None)
-    return known or str(found)
+    known = sizes(found.family) if sizes else {}
+    return next((name for name, identity in known.items() if identity == found), str(found))

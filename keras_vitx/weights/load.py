@@ -2,14 +2,13 @@
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from keras_vitx.weights.catalog import CHECKPOINTS, IMAGENET, Checkpoint, find
 from keras_vitx.weights.convert import convert
 from keras_vitx.weights.hub import SCHEME, download, parse, shipped, verified
-from keras_vitx.weights.identity import Identity
+from keras_vitx.weights.identity import Sizes
 from keras_vitx.weights.reading import KINDS, opened, suffix_of
 
 logger = logging.getLogger("keras_vitx")
@@ -97,7 +96,7 @@ def resolve(
     return Resolved(text, path, checkpoint)
 
 
-def load(model, resolved: Resolved | None, sizes: Mapping[str, Identity] | None = None) -> None:
+def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
     """Give a built model the weights of a file.
 
     Every variable of the model gets its array, or an error lists what doesn't
@@ -109,7 +108,7 @@ def load(model, resolved: Resolved | None, sizes: Mapping[str, Identity] | None 
     Args:
         model: The model, built.
         resolved: What `resolve` returned; None does nothing.
-        sizes: What each known size looks like, to name one in errors.
+        sizes: What the files of known sizes look like, to name one in errors.
 
     Raises:
         ValueError: when the file is damaged or doesn't fit the model.

@@ -1,4 +1,4 @@
-"""What PyTorch checkpoints call our variables: one row a rule, first match wins."""
+"""What PyTorch checkpoints call our variables: one rule per row, the first match wins."""
 
 import re
 from typing import NamedTuple
@@ -10,13 +10,13 @@ class Row(NamedTuple):
     """One rule.
 
     Attributes:
-        pattern: Regular expression for the whole of a variable's path, in which
+        pattern: Regular expression that matches the whole path of a variable, in which
             `blocks_7/` already reads `blocks.7/` and parts are replaced.
-        name: The checkpoint's name for it, where `/` stands for a dot.
-        layout: How the checkpoint holds it: "same"; "kernel", outputs first,
-            which Keras has last; "positions", resampled where grids differ;
-            "mixing", a mix of heads as a 1 x 1 convolution; "depthwise", a kernel
-            a channel; "map", positions as an image, channels first.
+        name: The checkpoint's name for it, with `/` for a dot.
+        layout: How the checkpoint holds it: "same"; "kernel", outputs first, which Keras
+            has last; "positions", resampled if the grids differ; "mixing", a mix of heads
+            as a 1 x 1 convolution; "depthwise", one kernel per channel; "map", positions
+            as an image, channels first.
     """
 
     pattern: str
@@ -25,15 +25,19 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """How one family's paths become a checkpoint's names.
+    """How the paths of a family's variables become the names of a checkpoint.
 
     Attributes:
         parts: Parts of a path and what replaces them, in order, as in `re.sub`.
-        rows: Rules for what the parts leave; they come before the generic ones.
+        rows: Rules for the result; they come before the generic ones.
+        mark: Regular expression that is found only in the names of this family's
+            variables, in checkpoints or in Keras: errors say by it what a file looks
+            like. None if the family has no variables of its own.
     """
 
     parts: tuple[tuple[str, str], ...] = ()
     rows: tuple[Row, ...] = ()
+    mark: str | None = None
 
 
 GENERIC = Table(
@@ -55,57 +59,28 @@ GENERIC = Table(
     ),
 )
 
-FAMILIES = {
-    "CaiT": Table(
-        rows=(
-            # Mixing matrices are (heads out, heads in) on both sides.
-            Row(r"(.+)/(proj_[lw])/kernel", r"\1/\2/weight"),
-            Row(r"(.+)/ls([12])/gamma", r"\1/gamma_\2"),
-        ),
-    ),
-    "ConViT": Table(rows=(Row(r"(.+)/gating_param", r"\1/gating_param"),)),
-    "DeepViT": Table(
-        parts=(("/re_attention/", "/"),),
-        rows=(Row(r"(.+)/reatten_matrix/kernel", r"\1/reatten_matrix/weight", "mixing"),),
-    ),
-    "RefinedViT": Table(
-        parts=(
-            ("/refinement/adapt_bn/", "/adapt_bn/"),
-            ("/refinement/", "/DLA/"),
-            # Blocks without queries and keys call their values that, too.
-            ("/attn/v/", "/attn/qkv/"),
-        ),
-        rows=(
-            Row(r"(.+)/(conv_exp|conv_pro)/kernel", r"\1/\2/weight", "mixing"),
-            Row(r"(.+)/depth_sep_conv/kernel", r"\1/depth_sep_conv/weight"),
-            Row(r"(.+)/scale_channel/gamma", r"\1/scale_channel"),
-        ),
-    ),
-    # No public code has these weights; the name is ours.
-    "CBViT": Table(rows=(Row(r"(.+)/context/scaling", r"\1/scaling"),)),
-    "PiT": Table(
-        parts=(("patch_embed/proj/", "patch_embed/conv/"),),
-        rows=(
-            Row(r"pos_embed/embeddings", r"pos_embed", "map"),
-            Row(r"(.+)\.pool/conv/kernel", r"\1/pool/conv/weight", "depthwise"),
-        ),
-    ),
-    "Mixer": Table(
-        parts=(
-            ("/attn/mlp/", "/mlp_tokens/"),
-            ("/mlp/", "/mlp_channels/"),
-        ),
-    ),
-}
+TABLES: dict[str, Table] = {}
+"""The table of each family, by the family's name; families register theirs."""
 
-# Ends of names of what PyTorch keeps in a file and no model needs: counters, and
-# distances that follow from the grid.
+
+def register(family: str, table: Table) -> None:
+    """Make a family's table known.
+
+    Args:
+        family: The family's name, that of its models' `family`.
+        table: What its checkpoints call its variables.
+    """
+    TABLES[family] = table
+
+
+# Name endings of entries that no model needs: counters, and distances that follow from
+# the grid.
 IGNORED = ("num_batches_tracked", "rel_indices")
 
 # Layers whose last axis counts classes.
 HEADS = ("head", "head_dist", "aux_head")
 
-# From PyTorch's order of a kernel's axes to Keras' order, by rank.
+# From PyTorch's order of a kernel's axes to Keras's, by rank.
 _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
 
 
@@ -117,9 +92,9 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
         family: The model's family.
 
     Raises:
-        ValueError: when no row knows the path.
+        ValueError: if no row matches the path.
     """
-    table = FAMILIES.get(family, Table())
+    table = TABLES.get(family, Table())
     known = path
     for part, replacement in (*GENERIC.parts, *table.parts):
         known = re.sub(part, replacement, known)
@@ -136,7 +111,7 @@ def is_head(name: str) -> bool:
 
 
 def to_keras(array: np.ndarray, layout: str) -> np.ndarray:
-    """Bring an array of a checkpoint into Keras' order of axes."""
+    """Return an array of a checkpoint in Keras's order of axes."""
     if layout == "kernel":
         return array.transpose(_TO_KERAS[array.ndim])
     if layout == "mixing":
@@ -150,7 +125,7 @@ def to_keras(array: np.ndarray, layout: str) -> np.ndarray:
 
 
 def from_keras(array: np.ndarray, layout: str, grid: tuple[int, int] | None = None) -> np.ndarray:
-    """Bring a variable's array into the checkpoint's order of axes; `grid` is for a "map"."""
+    """Return a variable's array in the checkpoint's order of axes; `grid` is for a "map"."""
     if layout == "kernel":
         return array.transpose(np.argsort(_TO_KERAS[array.ndim]))
     if layout == "mixing":

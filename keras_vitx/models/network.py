@@ -1,0 +1,307 @@
+"""What all families share: their common arguments, and the parts that depend on them."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.layers import (
+    Attention,
+    Block,
+    CarryingBlock,
+    DenseHead,
+    DistilledHead,
+    TokenPooling,
+)
+from keras_vitx.layers.blocks import check_similarity_over
+from keras_vitx.models.checks import check_counts, check_top, patch_grid
+
+Layers = list[keras.layers.Layer]
+Factory = Callable[[int], keras.layers.Layer]
+"""Makes the layer of the block with the given index, a new layer per call."""
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """The loss that keeps the maps of consecutive blocks apart (DeepViT, Appendix A).
+
+    It is `weight` times the mean over `depth` pairs of blocks, so that each pair weighs
+    `weight / depth`.
+
+    Args:
+        weight: Weight of the loss; 0 is no loss.
+        depth: Number of blocks, from the first one on, that are compared with the block
+            after them.
+        over: Axis of the cosine, as in `CarryingBlock`.
+
+    Raises:
+        ValueError: for an argument out of its range, or a weight without pairs.
+    """
+
+    weight: float
+    depth: int
+    over: str
+
+    def __post_init__(self):
+        check_similarity_over(self.over)
+        check_counts(least=0, similarity_depth=self.depth)
+        if not isinstance(self.weight, Real) or self.weight < 0:
+            raise ValueError(
+                f"`similarity` must be a number of at least 0. Received: {self.weight!r}."
+            )
+        if self.weight and not self.depth:
+            raise ValueError(
+                "`similarity_depth` must be at least 1 where `similarity` is set. "
+                f"Received: similarity={self.weight}, similarity_depth=0."
+            )
+
+    def weights(self, depth: int) -> list[float]:
+        """Return the weight of the comparison of each of `depth` blocks with the one before."""
+        if self.depth > depth - 1:
+            raise ValueError(
+                f"`similarity_depth` must be at most {depth - 1}, one less than depth={depth}. "
+                f"Received: {self.depth}."
+            )
+        each = self.weight / self.depth if self.weight else 0.0
+        return [each if 1 <= index <= self.depth else 0.0 for index in range(depth)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The arguments that all families share; a family function gets them as `net`.
+
+    Its methods make the parts of a network that depend on them: `grid`, `blocks` and
+    `head`. The fields, with their defaults, are the public arguments that `build.family`
+    adds to every family function.
+
+    Args:
+        drop_path: Rate of stochastic depth: one rate, that of the last block, rising
+            linearly from 0 in the first (in CaiT, that of every block); or a list with
+            one rate per block.
+        dropout: Rate of dropout in the MLPs.
+        attention: A function that takes the index of a block and returns its attention,
+            a new layer per call, in place of the family's.
+        mlp: Likewise, a function that returns the MLP of a block.
+        include_top: Whether the model has a classifier. Without it the output is all
+            tokens, `(batch, tokens, dim)`, or with `pooling` one vector per image,
+            `(batch, dim)`.
+        weights: None for random ones; `"imagenet"`; the name of a catalogue entry;
+            `"hf://owner/repo"`; or the path of a `.safetensors`, `.pth`, `.weights.h5`
+            or `.keras` file.
+        input_shape: `(height, width, channels)`, both sides multiples of the patch size.
+            None is the checkpoint's, otherwise that of the size.
+        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). None
+            is `"token"` under a classifier, or `"avg"` if there is no class token.
+        classes: Number of classes. If it differs from the checkpoint's, everything but
+            the classifier is loaded.
+        classifier_activation: Activation of the classifier; None gives logits.
+        input_tensor: A Keras tensor that gives the images.
+        name: Name of the model.
+        remat: Whether training keeps only the input of each layer and recomputes the
+            rest in the backward pass: less memory, one more forward pass.
+    """
+
+    drop_path: float | Sequence[float] = 0.0
+    dropout: float = 0.0
+    attention: Factory | None = None
+    mlp: Factory | None = None
+    include_top: bool = True
+    weights: str | None = None
+    input_shape: tuple[int, int, int] | None = None
+    pooling: str | None = None
+    classes: int = 1000
+    classifier_activation: str | Callable | None = "softmax"
+    input_tensor: Any = None
+    name: str | None = None
+    remat: bool = False
+
+    def __post_init__(self):
+        check_top(self.pooling, self.classes, self.classifier_activation)
+
+    @property
+    def pools_patches(self) -> bool:
+        """Whether the output is pooled over the patches, so that no class token is read."""
+        return self.pooling in ("avg", "max")
+
+    def grid(self, patch_size: int, stride: int | None = None) -> tuple[int, int]:
+        """Return the rows and columns of patches; see `checks.patch_grid`."""
+        return patch_grid(self.input_shape, patch_size, stride)
+
+    def blocks(
+        self,
+        attention: Factory,
+        mlp: Factory,
+        depth: int,
+        rising: bool = True,
+        restarts: Collection[int] = (),
+        similarity: "Similarity | None" = None,
+        names: Sequence[str] | None = None,
+        **arguments: Any,
+    ) -> Layers:
+        """Return `depth` blocks.
+
+        Args:
+            attention: Makes the family's attention of a block, given its index.
+            mlp: Likewise, its MLP.
+            depth: Number of blocks.
+            rising: Whether a single rate of stochastic depth rises linearly over the
+                blocks; otherwise all blocks have it.
+            restarts: See `connect_maps`.
+            similarity: See `connect_maps`.
+            names: One name per block; None is `blocks_0`, `blocks_1`, etc.
+            **arguments: Further arguments of every block.
+
+        Raises:
+            ValueError: if a factory returns no layer, or the same layer twice; if
+                `drop_path` does not fit the depth; and as `connect_maps`.
+        """
+        rates = self._rates(depth, rising)
+        attentions = _made("attention", self.attention or attention, depth)
+        mlps = _made("mlp", self.mlp or mlp, depth)
+        connections = connect_maps(attentions, restarts, similarity)
+        names = names or [f"blocks_{index}" for index in range(depth)]
+        return [
+            (CarryingBlock if connection else Block)(
+                attention, mlp, drop_path=rate, name=name, **connection, **arguments
+            )
+            for attention, mlp, rate, name, connection in zip(
+                attentions, mlps, rates, names, connections, strict=True
+            )
+        ]
+
+    def head(self, num_class_tokens: int = 1, dense_head: bool = False) -> Layers:
+        """Return what follows the last norm: nothing, a pooling, or a classifier.
+
+        Args:
+            num_class_tokens: Number of leading tokens that are not patches. With two,
+                each has a classifier of its own, as in a distilled model.
+            dense_head: Whether the patches are classified, too.
+
+        Raises:
+            ValueError: for `pooling="token"` without a class token, and for a `pooling`
+                over patches under a classifier that reads several tokens.
+        """
+        if self.pooling == "token" and num_class_tokens == 0:
+            raise ValueError(
+                "`pooling` must be 'avg' or 'max': there is no class token. Received: 'token'."
+            )
+        classes, activation = self.classes, self.classifier_activation
+        if self.include_top and (num_class_tokens == 2 or dense_head):
+            if self.pools_patches:
+                raise ValueError(
+                    "`pooling` must be None or 'token' where the classifier reads several tokens "
+                    f"(distillation_token, dense_head). Received: {self.pooling!r}."
+                )
+            head = DenseHead if dense_head else DistilledHead
+            return [head(classes, activation, name="head")]
+        layers: Layers = []
+        if self.include_top or self.pooling:
+            pooling = self.pooling or ("token" if num_class_tokens else "avg")
+            layers.append(TokenPooling(pooling, num_class_tokens, name="pool"))
+        if self.include_top:
+            layers.append(classifier(classes, activation))
+        return layers
+
+    def _rates(self, depth: int, rising: bool) -> list[float]:
+        """Return the rate of stochastic depth per block."""
+        check_counts(depth=depth)
+        if isinstance(self.drop_path, Real):
+            first = 0 if rising else self.drop_path
+            return [float(rate) for rate in np.linspace(first, self.drop_path, depth)]
+        if not isinstance(self.drop_path, (list, tuple)) or len(self.drop_path) != depth:
+            raise ValueError(
+                f"`drop_path` must be one rate, or a list of one rate per block, {depth}. "
+                f"Received: {self.drop_path!r}."
+            )
+        return [float(rate) for rate in self.drop_path]
+
+
+def connect_maps(
+    attentions: Layers, restarts: Collection[int] = (), similarity: Similarity | None = None
+) -> list[dict[str, Any]]:
+    """Return which blocks carry attention maps to the next, as arguments of `CarryingBlock`.
+
+    A block takes the maps of the block before it if its attention reads maps
+    (`SharedAttention`, `AccumulatingAttention`), or if its own are compared with them.
+
+    Args:
+        attentions: The attention of each block.
+        restarts: Indices of blocks whose tokens are not those of the block before (a
+            class token enters, a stage begins). They take no maps.
+        similarity: The loss that compares maps; None is none.
+
+    Returns:
+        One dictionary per block; it is empty for a plain `Block`.
+
+    Raises:
+        ValueError: if the first block, or one of `restarts`, reads maps; if a block that
+            takes or gives maps has no `Attention`.
+    """
+    depth = len(attentions)
+    weights = similarity.weights(depth) if similarity else [0.0] * depth
+    over = {"similarity_over": similarity.over} if similarity else {}
+    takes = [
+        getattr(attention, "reads_maps", False) or weight > 0
+        for attention, weight in zip(attentions, weights, strict=True)
+    ]
+    gives = [*takes[1:], False]
+    connections = []
+    for index, attention in enumerate(attentions):
+        kind = type(attention).__name__
+        if takes[index] and (index == 0 or index in restarts):
+            raise ValueError(
+                "`attention` must not read carried maps in the first block, whether of the "
+                "network, of a stage or after the class token: there are none. "
+                f"Received: {kind} for block {index}."
+            )
+        if not takes[index] and not gives[index]:
+            connections.append({})
+            continue
+        if not isinstance(attention, Attention):
+            raise ValueError(
+                "`attention` must return an `Attention` for a block that takes or gives maps. "
+                f"Received: {kind} for block {index}."
+            )
+        connections.append(
+            {
+                "takes_maps": takes[index],
+                "gives_maps": gives[index],
+                "similarity": weights[index],
+                **over,
+            }
+        )
+    return connections
+
+
+def classifier(classes: int, activation: str | Callable | None) -> keras.layers.Dense:
+    """Return the classifier of one vector; it runs in float32 in every precision."""
+    return keras.layers.Dense(
+        classes,
+        activation=activation,
+        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+        dtype="float32",
+        name="head",
+    )
+
+
+def _made(argument: str, factory: Factory, depth: int) -> Layers:
+    """Return the layer that a factory makes for each block, checked."""
+    layers: Layers = []
+    for index in range(depth):
+        makes = callable(factory) and not isinstance(factory, keras.layers.Layer)
+        layer = factory(index) if makes else factory
+        if not makes or not isinstance(layer, keras.layers.Layer):
+            raise ValueError(
+                f"`{argument}` must be a function that takes the index of a block and returns "
+                f"a layer. Received: {layer!r} for block {index}."
+            )
+        if any(layer is other for other in layers):
+            raise ValueError(
+                f"`{argument}` must return a new layer for each block. "
+                f"Received: {layer.name!r} again for block {index}."
+            )
+        layers.append(layer)
+    return layers

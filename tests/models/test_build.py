@@ -1,0 +1,157 @@
+"""Public constructors: their signatures and docs, and families from outside the package."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, array, close, numbers, randomize
+from safetensors.numpy import load_file, save_file
+
+import keras_vitx as kv
+from keras_vitx.cli.list import _facts
+from keras_vitx.layers import MLP, Attention, PatchEmbedding, SharedAttention, TalkingHeadsAttention
+from keras_vitx.models import build
+from keras_vitx.models.network import Network, Similarity, connect_maps
+from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.preprocessing import HALVES
+from keras_vitx.weights import names, to_checkpoint
+from keras_vitx.weights.names import Row, Table
+
+KERAS_ORDER = (
+    *("include_top", "weights", "input_shape", "pooling", "classes"),
+    *("classifier_activation", "input_tensor", "name"),
+)
+IMAGES = numbers((2, 16, 16, 3))
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("family", FAMILIES)
+def test_signature_of_a_family(family):
+    constructor = getattr(kv, family)
+    parameters = inspect.signature(constructor).parameters
+    own = inspect.signature(constructor.list_layers).parameters
+    first, *others = own
+    assert first == "net"
+    assert list(parameters) == [*others, *inspect.signature(Network).parameters]
+    shared = list(parameters.values())[len(others) :]
+    assert all(each.kind is each.KEYWORD_ONLY for each in shared)
+    for name in parameters:
+        assert f"\n    {name}: " in constructor.__doc__, name
+    assert constructor.__name__ == family and constructor.__module__.startswith("keras_vitx.models")
+
+
+@pytest.mark.backend_free
+def test_signature_of_a_size():
+    parameters = inspect.signature(kv.CaiT_Mini).parameters
+    assert tuple(parameters) == (*KERAS_ORDER, "overrides")
+    assert parameters["classes"].default == 10
+    assert inspect.signature(kv.CaiT_S36).parameters["classes"].default == 1000
+    application = inspect.signature(keras.applications.ResNet50).parameters
+    for name in KERAS_ORDER:
+        assert parameters[name].kind is application[name].kind
+
+
+def test_arguments_by_position():
+    model = kv.CaiT_Mini(False, None, (16, 16, 3), "avg", depth=1)
+    assert model.output_shape == (None, 96)
+    model = kv.ViT(8, 1, 2, 2.0, input_shape=(16, 16, 3), patch_size=8, classes=3)
+    assert model.get_layer("blocks_0").mlp.mlp_ratio == 2.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: kv.ViT(8), r"ViT\(\): missing a required argument: 'depth'"),
+        (lambda: kv.ViT(8, 1, 2, dim=9), r"ViT\(\): multiple values for argument 'dim'"),
+        (lambda: kv.ViT_Ti(colour=1), r"ViT\(\).*'colour'"),
+        (lambda: kv.ViT_Ti(*range(9)), r"ViT_Ti\(\): too many positional arguments"),
+    ],
+)
+def test_wrong_calls(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_connections():
+    plain, sharing = Attention(2), SharedAttention(2)
+    assert connect_maps([plain, plain]) == [{}, {}]
+    takes, gives = ([c.get(k, False) for c in connect_maps([plain, sharing, plain, sharing])]
+                    for k in ("takes_maps", "gives_maps"))  # fmt: skip
+    assert takes == [False, True, False, True]
+    assert gives == [True, False, True, False]
+    with pytest.raises(ValueError, match="for block 1"):
+        connect_maps([plain, sharing], restarts=[1])
+    compared = connect_maps([plain] * 4, similarity=Similarity(0.3, 2, "queries"))
+    assert [c.get("similarity") for c in compared] == [0.0, 0.15, 0.15, None]
+    with pytest.raises(ValueError, match="SharedAttention for block 0"):
+        connect_maps([sharing])
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    """Define a family, as a user of the package would, and one size of it."""
+    for registry in (build.FAMILIES, build.MODELS, names.TABLES):
+        for name in ("Talker", "Talker_8"):
+            monkeypatch.setitem(registry, name, None)
+
+    @kv.models.family(
+        HALVES.but(crop_ratio=0.5),
+        Table(rows=(Row(r"(.+)/(proj_[lw])/kernel", r"\1/\2/weight"),), mark="proj_l"),
+    )
+    def Talker(net, width, layers=2, heads=2):
+        """Heads talk.
+
+        Args:
+            width: Width.
+            layers: Number of blocks.
+            heads: Number of heads.
+        """
+        net.grid(8)
+        blocks = net.blocks(lambda i: TalkingHeadsAttention(heads), lambda i: MLP(2.0), layers)
+        stem = PatchEmbedding(width, 8, name="patch_embed")
+        return [stem, *class_tokens(), *blocks, last_norm(), *net.head()]
+
+    kv.models.variant("Talker_8", Talker, (16, 16, 3), classes=5, crop_ratio=0.75, width=8)
+    del build.MODELS["Talker"], build.FAMILIES["Talker_8"], names.TABLES["Talker_8"]
+    return Talker
+
+
+def test_a_family_from_outside(foreign, tmp_path):
+    model = foreign(8, input_shape=(16, 16, 3), classes=5)
+    assert (model.name, model.family) == ("Talker", "Talker")
+    assert model.preprocessing == HALVES.but(crop_ratio=0.5)
+    assert "heads: Number of heads.\n    drop_path: " in foreign.__doc__
+    size = kv.create_model("Talker_8", drop_path=0.1, layers=3)
+    assert size.preprocessing.crop_ratio == 0.75
+    assert [step.name for step in size.steps][:4] == [
+        "patch_embed", "cls_token", "blocks_0", "blocks_1",
+    ]  # fmt: skip
+    assert kv.list_models("talk*") == ["Talker_8"]
+    assert kv.models.facts_of("Talker_8").preprocessing.crop_ratio == 0.75
+    facts = _facts(kv.models.MODELS["Talker_8"])
+    assert facts == {"family": "Talker"} | dict.fromkeys(("width", "depth", "heads", "patch"))
+
+    randomize(model)
+    kv.weights.save_safetensors(model, tmp_path / "m.safetensors")
+    loaded = kv.create_model("Talker_8", weights=str(tmp_path / "m.safetensors"))
+    close(array(loaded(IMAGES)), array(model(IMAGES)))
+    assert "blocks.0.attn.proj_l.weight" in load_file(tmp_path / "m.safetensors")
+
+
+def test_files_of_a_family_from_outside_are_recognised(foreign, tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file(to_checkpoint(kv.create_model("Talker_8")), path)
+    with pytest.raises(ValueError, match=r"It looks like Talker_8\."):
+        kv.ViT_Ti(weights=str(path))
+    save_file(to_checkpoint(kv.create_model("Talker_8", layers=3)), path)
+    with pytest.raises(ValueError, match=r"It looks like a Talker of 3 blocks, 8 wide\."):
+        kv.ViT_Ti(weights=str(path))
+
+
+def test_what_sizes_look_like():
+    # Families in stages and with class blocks, by what is counted in a file.
+    assert build.identities("PiT")["CBPiT_B"] == ("PiT", 13, 1024)
+    assert build.identities("CaiT")["CaiT_Mini"] == ("CaiT", 4, 96)
+    assert build.identities("none") == {}
+    assert np.size(list(build.identities("ViT"))) == 9
