@@ -47,7 +47,8 @@ def DeepViT(
     """Re-attention mixes the maps of all heads, so that the maps of deep blocks differ.
 
     A plain transformer whose last blocks mix their maps over heads and normalise them
-    (Section 4.2).
+    (Section 4.2). Images are cropped with a ratio of 0.9 at 224 x 224; the released L at
+    384 x 384 has 1.0.
 
     Args:
         dim: Width of a token.

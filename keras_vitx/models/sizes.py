@@ -1,7 +1,7 @@
-"""Every size, one line each: what its paper's tables say, as data.
+"""Every size, one line each: the numbers of its paper's tables.
 
-A name here is a public function; `keras_vitx` and `keras_vitx.models` take their
-names from this file. Rates of stochastic depth are those of the papers' training.
+A name here is a public function; `keras_vitx` and `keras_vitx.models` take their names
+from this file. Rates of stochastic depth are those of the papers' training.
 """
 
 from keras_vitx.models.build import variant as _variant
@@ -23,10 +23,11 @@ ViT_B = _variant("ViT_B", ViT, dim=768, depth=12, num_heads=12, drop_path=0.1)
 ViT_Ti_Plus = _variant("ViT_Ti_Plus", ViT, dim=256, depth=12, num_heads=4, drop_path=0.1)
 ViT_S_Plus = _variant("ViT_S_Plus", ViT, dim=576, depth=12, num_heads=9, drop_path=0.1)
 ViT_B_Plus = _variant("ViT_B_Plus", ViT, dim=1024, depth=12, num_heads=16, drop_path=0.1)
-# DeepViT, Table 2: its baselines.
-ViT_16B = _variant("ViT_16B", ViT, dim=384, depth=16, num_heads=12, mlp_ratio=3.0, drop_path=0.1)
-ViT_24B = _variant("ViT_24B", ViT, dim=384, depth=24, num_heads=12, mlp_ratio=3.0, drop_path=0.1)
-ViT_32B = _variant("ViT_32B", ViT, dim=384, depth=32, num_heads=12, mlp_ratio=3.0, drop_path=0.1)
+# DeepViT, Table 2: its baselines. The paper gives no rate of stochastic depth; all released
+# recipes have 0.2.
+ViT_16B = _variant("ViT_16B", ViT, dim=384, depth=16, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
+ViT_24B = _variant("ViT_24B", ViT, dim=384, depth=24, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
+ViT_32B = _variant("ViT_32B", ViT, dim=384, depth=32, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
 
 # CaiT. Width, depth and heads: Table 3. LayerScale and stochastic depth: Table 4 (the
 # released code starts XXS36 at 1e-5).
@@ -53,17 +54,21 @@ ConViT_S_Plus = _variant("ConViT_S_Plus", ConViT, dim=576, depth=12, num_heads=9
 ConViT_B_Plus = _variant("ConViT_B_Plus", ConViT, dim=1024, depth=12, num_heads=16, drop_path=0.1)
 
 # DeepViT, Tables 2 and 7. The paper's text gives L a width of 408; its Table 7 and the code 420.
-DeepViT_16B = _variant("DeepViT_16B", DeepViT, dim=384, depth=16, num_heads=12, drop_path=0.1)
-DeepViT_24B = _variant("DeepViT_24B", DeepViT, dim=384, depth=24, num_heads=12, drop_path=0.1)
-DeepViT_32B = _variant("DeepViT_32B", DeepViT, dim=384, depth=32, num_heads=12, drop_path=0.1)
-DeepViT_S = _variant("DeepViT_S", DeepViT, dim=396, depth=16, num_heads=12, re_attention_depth=5, conv_stem=True, residual_scale=0.5, map_scale="head", drop_path=0.1)
-DeepViT_L = _variant("DeepViT_L", DeepViT, dim=420, depth=32, num_heads=12, re_attention_depth=12, conv_stem=True, residual_scale=0.5, drop_path=0.1)
+# The paper gives no rate of stochastic depth; all released recipes have 0.2. At 384 x 384, L is
+# evaluated with a crop ratio of 1: model.preprocessing = model.preprocessing.but(crop_ratio=1.0).
+DeepViT_16B = _variant("DeepViT_16B", DeepViT, dim=384, depth=16, num_heads=12, drop_path=0.2)
+DeepViT_24B = _variant("DeepViT_24B", DeepViT, dim=384, depth=24, num_heads=12, drop_path=0.2)
+DeepViT_32B = _variant("DeepViT_32B", DeepViT, dim=384, depth=32, num_heads=12, drop_path=0.2)
+DeepViT_S = _variant("DeepViT_S", DeepViT, dim=396, depth=16, num_heads=12, re_attention_depth=5, conv_stem=True, residual_scale=0.5, map_scale="head", drop_path=0.2)
+DeepViT_L = _variant("DeepViT_L", DeepViT, dim=420, depth=32, num_heads=12, re_attention_depth=12, conv_stem=True, residual_scale=0.5, drop_path=0.2)
 
-# Refiner, Table 10.
+# Refiner, Table 10. Rates of stochastic depth: 0.1 * depth / 12, as in the text. (The released
+# code has 0.1 for S and 0.2 for M; with token labels 0.2 for S, 0.25 for M and L.) The crop
+# ratios are the released ones; 1.13 is the receptive field calibration of Section 4.4.
 RefinedViT_Base = _variant("RefinedViT_Base", RefinedViT, dim=768, depth=12, num_heads=12, mlp_ratio=4.0, drop_path=0.1)
 RefinedViT_S = _variant("RefinedViT_S", RefinedViT, dim=384, depth=16, num_heads=12, drop_path=0.1333)
-RefinedViT_M = _variant("RefinedViT_M", RefinedViT, dim=420, depth=32, num_heads=12, drop_path=0.2667)
-RefinedViT_L = _variant("RefinedViT_L", RefinedViT, dim=512, depth=32, num_heads=16, drop_path=0.2667)
+RefinedViT_M = _variant("RefinedViT_M", RefinedViT, dim=420, depth=32, num_heads=12, drop_path=0.2667, crop_ratio=1.0)
+RefinedViT_L = _variant("RefinedViT_L", RefinedViT, dim=512, depth=32, num_heads=16, drop_path=0.2667, crop_ratio=1.13)
 
 # Context Broadcasting, Sections 2.2 and 3.2, Table 11.
 CBViT_Ti = _variant("CBViT_Ti", CBViT, dim=192, depth=12, num_heads=3, drop_path=0.1)

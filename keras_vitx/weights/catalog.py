@@ -217,7 +217,7 @@ CHECKPOINTS = (
         86.0,
         "12v1WbxG6_mZQ0FYnXIhKiqbtg5bI4pGL",
         # Refiner, Section 4.4: receptive field calibration.
-        preprocessing=IMAGENET_COLOURS.but(crop_ratio=1.13),
+        preprocessing=HALVES.but(crop_ratio=1.13),
     ),
     Checkpoint(
         "cifar10",

@@ -22,7 +22,7 @@ def test_every_size_has_facts():
     for name in MODELS:
         facts = facts_of(name)
         assert facts.input_shape == (None, *MODELS[name].data["input_shape"])
-        assert facts.preprocessing == getattr(kv, MODELS[name].family).preprocessing
+        assert facts.preprocessing == MODELS[name].preprocessing
 
 
 def test_images_are_made_ready_by_a_name(picture):

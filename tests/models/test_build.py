@@ -73,6 +73,21 @@ def test_wrong_calls(call, message):
         call()
 
 
+@pytest.mark.backend_free
+def test_released_preprocessing():
+    ratios = {"RefinedViT_S": 0.9, "RefinedViT_M": 1.0, "RefinedViT_L": 1.13, "DeepViT_L": 0.9}
+    for name, ratio in ratios.items():
+        assert getattr(kv, name).preprocessing == HALVES.but(crop_ratio=ratio)
+    released = kv.models.facts_of("refined_vit_l_448")
+    assert released.preprocessing == HALVES.but(crop_ratio=1.13)
+
+
+@pytest.mark.backend_free
+def test_released_stochastic_depth():
+    for name in kv.list_models("*deepvit*") + [f"ViT_{depth}B" for depth in (16, 24, 32)]:
+        assert kv.models.MODELS[name].data["drop_path"] == 0.2
+
+
 def test_connections():
     plain, sharing = Attention(2), SharedAttention(2)
     assert connect_maps([plain, plain]) == [{}, {}]
