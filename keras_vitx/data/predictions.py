@@ -1,4 +1,4 @@
-"""From a classifier's outputs to names."""
+"""Class names of predictions."""
 
 import functools
 from pathlib import Path
@@ -10,17 +10,17 @@ IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
 
 
 def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple]]:
-    """Return the most probable classes of each image, the first one first.
+    """Return the most probable classes per image, in descending order.
 
     Args:
-        predictions: (n, classes), what a classifier gives for n images.
-        top: How many classes to return for an image.
-        model: A model whose `class_names` to take. Without it, or without
-            them, 1,000 classes are those of ImageNet.
+        predictions: (n, classes), the outputs of a classifier for n images.
+        top: The number of classes per image.
+        model: A model with `class_names`. Without a model, or without names,
+            1,000 classes are taken for those of ImageNet.
 
     Returns:
-        For each image a list of (WordNet id, name, probability), as
-        `keras.applications` has it. The id is "" where the names are the model's.
+        Per image a list of (WordNet id, name, probability), as in
+        `keras.applications`. The id is "" where the names are those of the model.
 
     Raises:
         ValueError: when the predictions have another shape, `top` isn't

@@ -1,4 +1,4 @@
-"""The evaluation transform: from a file or an array to what a model expects."""
+"""The evaluation transform: from files and arrays to the input of a model."""
 
 import math
 import os
@@ -12,20 +12,19 @@ from keras_vitx.text import nearest
 
 
 def preprocess_input(images, model) -> np.ndarray:
-    """Return `images` as the batch that `model` expects.
+    """Return `images` as an input batch of `model`.
 
-    Each image is resized so that it covers the model's input size divided by
-    its crop ratio, cropped at the centre, brought to the model's channels and
-    normalised: (x / 255 - mean) / std.
+    Each image is converted to the model's channels, resized to cover the input
+    size divided by the crop ratio, cropped at the centre and normalised:
+    (x / 255 - mean) / std.
 
     Args:
         images: One image or a list of them: a path, a PIL image, or an array
             (height, width) or (height, width, channels). An array (n, height,
             width, channels) is n images. Arrays hold uint8 in 0..255, or
             floats in 0..1, which are rounded to those 256 levels.
-        model: A model of keras_vitx: the size is that of its input, the rest
-            stands in `model.preprocessing`. `keras_vitx.preprocess_input` takes
-            names, too.
+        model: A model of keras_vitx: its input shape and `model.preprocessing`
+            are used. `keras_vitx.preprocess_input` takes names, too.
 
     Returns:
         float32 (n, height, width, channels) of the model's input.
@@ -48,8 +47,8 @@ def preprocess_input(images, model) -> np.ndarray:
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
     """Return the image of a file, upright, as uint8 (height, width, channels).
 
-    The orientation that a camera noted is applied, transparency is dropped,
-    16-bit grey is brought to 8, and of an animation the first frame is taken.
+    The EXIF orientation is applied, transparency is dropped, 16-bit grey is
+    scaled to 8 bits, and the first frame of an animation is returned.
 
     Args:
         path: A file of any format that Pillow reads, or an open binary file.
@@ -70,7 +69,7 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
 
 
 def check_image(path: str | os.PathLike) -> None:
-    """Read a file to its end as `decode_image` would, at less cost.
+    """Read a whole file as `decode_image` does, at a lower cost.
 
     Raises:
         OSError: as `decode_image` does.
@@ -89,18 +88,18 @@ def resize_and_crop(
     crop_ratio: float = 1.0,
     interpolation: str = "bicubic",
 ) -> np.ndarray:
-    """Resize `image` so that it covers `size / crop_ratio`, and crop its centre.
+    """Resize `image` to cover `size / crop_ratio`, and crop its centre.
 
-    The proportions of the image are kept. The sizes are rounded as timm's
-    evaluation transform rounds them, so that a published accuracy is met. A
-    crop ratio above 1 leaves a black border.
+    The aspect ratio is kept. Sizes are rounded as in timm's evaluation
+    transform, to reproduce published accuracies. A crop ratio above 1 gives a
+    black border.
 
     Args:
         image: uint8 (h, w, channels).
         size: (height, width) of the result.
-        crop_ratio: The share of the resized image's shorter side that is kept.
+        crop_ratio: The fraction of the resized image's shorter side that is kept.
         interpolation: A filter of Pillow: "bicubic", "bilinear", "lanczos",
-            "box", "hamming" or "nearest". All are antialiased but the last.
+            "box", "hamming" or "nearest". All but the last are antialiased.
 
     Returns:
         uint8 (height, width, channels).
@@ -145,7 +144,7 @@ def as_uint8(images, what: str) -> np.ndarray:
     """Return an array of uint8 in 0..255, or of floats in 0..1, as uint8.
 
     Raises:
-        ValueError: when the type or the range is another.
+        ValueError: for another type or range.
     """
     images = np.asarray(images)
     if images.dtype == np.uint8:
@@ -165,7 +164,7 @@ def as_uint8(images, what: str) -> np.ndarray:
 
 
 def fit_to_model(image: np.ndarray, facts: ModelInput, crop_ratio: float) -> np.ndarray:
-    """Return one uint8 image (h, w, c) at the size and with the channels of a model."""
+    """Return a uint8 image (h, w, c) with the size and the channels of a model's input."""
     image = with_channels(image, facts.channels)
     return resize_and_crop(image, facts.size, crop_ratio, facts.preprocessing.interpolation)
 
@@ -208,7 +207,7 @@ def _picture_pixels(picture: Image.Image, channels: int) -> np.ndarray:
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
-    """Bring grey to colour, colour to grey, and drop transparency where need be."""
+    """Convert between grey and colour, and drop transparency, as `channels` requires."""
     given = image.shape[-1]
     if given == channels:
         return image
@@ -220,7 +219,7 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
         return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
     raise ValueError(
         f"images: an image of shape {image.shape} can't be brought to {channels} channels; "
-        "the last axis is that of the channels."
+        "channels are the last axis."
     )
 
 

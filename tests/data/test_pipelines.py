@@ -233,7 +233,9 @@ class Seen(keras.Layer):
 
 
 @pytest.mark.parametrize("steps_per_epoch", [None, 5])
-def test_keras_trains_on_the_batches_of_each_epoch(arrays, memory, steps_per_epoch):
+def test_keras_trains_on_the_batches_of_each_epoch(arrays, monkeypatch, steps_per_epoch):
+    if steps_per_epoch:
+        monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
     inputs = keras.Input((16, 16, 3))
     outputs = keras.layers.Dense(4)(keras.layers.Flatten()((seen := Seen())(inputs)))
     model = keras.Model(inputs, outputs)

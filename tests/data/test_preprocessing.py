@@ -13,9 +13,9 @@ def difference(a, b):
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("crop_ratio", [1.0, 0.875, 0.9, 1.15])
-@pytest.mark.parametrize("size", [(32, 32), (24, 40), (40, 24)])
-@pytest.mark.parametrize("image_size", [(61, 87), (90, 45), (32, 32), (20, 27), (24, 40)])
+@pytest.mark.parametrize("crop_ratio", [1.0, 0.9, 1.15])
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+@pytest.mark.parametrize("image_size", [(61, 87), (90, 45), (20, 27), (24, 40)])
 def test_it_equals_timm(timm_transform, picture, image_size, size, crop_ratio, interpolation):
     image = picture(*image_size)
     transform = timm_transform(
@@ -25,17 +25,6 @@ def test_it_equals_timm(timm_transform, picture, image_size, size, crop_ratio, i
     ours = resize_and_crop(image, size, crop_ratio, interpolation)
     assert ours.shape == expected.shape and ours.dtype == np.uint8
     assert difference(ours, expected) <= 1
-
-
-def test_normalised_batches_equal_timm(timm_transform, picture, make_model):
-    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    image = picture(70, 50)
-    transform = timm_transform(
-        (3, 32, 32), crop_pct=0.9, interpolation="bicubic", mean=mean, std=std
-    )
-    ours = preprocess_input(image, make_model(mean=mean, std=std, crop_ratio=0.9))
-    expected = transform(Image.fromarray(image)).numpy().transpose(1, 2, 0)
-    np.testing.assert_allclose(ours[0], expected, atol=1e-5)
 
 
 def test_it_is_the_identity_at_the_models_size(picture):
