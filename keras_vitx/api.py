@@ -7,7 +7,7 @@ from keras_vitx.models import as_chain, create_model, list_models
 from keras_vitx.models.folders import load, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.training import fit
+from keras_vitx.training import evaluate, fit
 
 
 def preprocess_input(images, model):

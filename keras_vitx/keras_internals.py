@@ -24,6 +24,11 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
     return getattr(layer, "_remat_mode", None)
 
 
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """Return the arguments that `model.compile` got, as objects; empty if it wasn't called."""
+    return dict(model._compile_config.config) if model.compiled else {}
+
+
 def takes_training(layer: keras.layers.Layer) -> bool:
     """Return whether `layer.call` has an argument `training`."""
     return "training" in layer.call_signature_parameters

@@ -1,11 +1,18 @@
 """Every call in docs/ablations.md is one that the library takes."""
 
 import ast
+import inspect
+import math
 import re
+import types
 from pathlib import Path
 
+import harness
 import keras
+import numpy as np
 import pytest
+from harness import BACKEND, gradients, numbers, randomize
+from keras import ops
 from models.test_sizes import COUNTS
 
 import keras_vitx as kv
@@ -54,6 +61,74 @@ def test_calls(call, monkeypatch):
         assert made(keras.KerasTensor((None, 128, 256))).shape == (None, 128, 256)
     else:
         assert any(isinstance(layer, layers.Block) for layer in made)
+
+
+WITHOUT_EFFECT = ("proj_l/bias", "attn/k/bias", "pos_proj/bias")
+"""Ends of the paths of biases that a softmax takes out again."""
+
+
+def narrowed(name, width=2):
+    """Return what makes a family or a size narrow, for small images, other arguments kept.
+
+    Args:
+        name: Of the family or the size.
+        width: Of a head.
+    """
+    size = kv.models.MODELS.get(name)
+    family = getattr(kv, size.family if size else name)
+
+    def make(*args, **kwargs):
+        given = dict(zip(inspect.signature(family).parameters, args, strict=False))
+        arguments = {**(size.data if size else {}), **given, **kwargs}
+        heads = arguments.get("num_heads", 1)
+        if "dims" in arguments:
+            arguments["dims"] = tuple(width * count for count in heads)
+        else:
+            # Heads may also be those of a function `attention=`.
+            arguments["dim"] = width * math.lcm(heads, 6 if "attention" in arguments else 1)
+        side = 42 if "dims" in arguments else 2 * arguments.get("patch_size", 16)
+        arguments.update(input_shape=(side, side, 3), classes=3, classifier_activation=None)
+        return family(**arguments)
+
+    return make
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the calls are the same on every backend")
+@pytest.mark.parametrize("call", BUILT)
+def test_gradients_reach_every_variable(call):
+    names = {node.attr for node in ast.walk(ast.parse(call)) if is_kv(node)}
+    # A ReLU of one hidden unit may be 0 for all images.
+    width = 16 if "SqueezeExcitation" in call else 2
+    narrow = types.SimpleNamespace(**{name: narrowed(name, width) for name in names})
+    made = eval(call, {"keras": keras, "kv": narrow, "layers": layers})
+    x = numbers((16, 128, 256) if call.startswith("layers.") else (16, *made.input_shape[1:]))
+    made(x[:1])
+    # Branch weights that start from 0 keep gradients out of their branches.
+    randomize(made, 0.3)
+
+    def loss():
+        outputs = keras.tree.flatten(harness.call(made, x, training=True))
+        weighed = [
+            ops.mean(y * ops.convert_to_tensor(numbers(y.shape, seed=i)))
+            for i, y in enumerate(outputs)
+        ]
+        return sum(weighed) + sum(made.losses)
+
+    unread = "blocks_8/norm2/" if "Rescaling(0.0)" in call else None
+    variables = [
+        variable
+        for variable in made.trainable_variables
+        if not variable.path.endswith(WITHOUT_EFFECT) and not (unread and unread in variable.path)
+    ]
+    assert variables
+    _, found = gradients(loss, variables)
+    without = [v.path for v, g in zip(variables, found, strict=True) if not g.any()]
+    assert not without
+    assert all(np.isfinite(gradient).all() for gradient in found)
+
+
+def is_kv(node):
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "kv"
 
 
 def assert_agrees(count, stated):

@@ -38,6 +38,18 @@ def test_remat_mode_is_set_by_a_scope():
     assert keras_internals.remat_mode(layer).mode == "full"
 
 
+def test_compile_arguments_are_the_objects_that_compile_got():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert keras_internals.compile_arguments(model) == {}
+    metric = keras.metrics.MeanAbsoluteError()
+    model.compile("sgd", "mse", metrics=[metric], steps_per_execution=2)
+    arguments = keras_internals.compile_arguments(model)
+    assert arguments["loss"] == "mse"
+    assert arguments["metrics"] == [metric]
+    assert arguments["steps_per_execution"] == 2
+    model.compile(**arguments)
+
+
 def test_takes_training_reads_the_signature_of_call():
     assert keras_internals.takes_training(keras.layers.Dropout(0.1))
     assert keras_internals.takes_training(keras.Sequential([keras.Input((2,))]))

@@ -1,4 +1,4 @@
-"""Attention maps, seen from outside: the list of blocks is walked and asked."""
+"""Attention maps, read from the list of blocks; models carry no code for it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,36 +11,42 @@ from keras_vitx.backend import without_gradients
 
 
 def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the attention maps of every block, from the first to the last.
+    """Iterate over the attention maps of all blocks, in order.
 
-    The maps are those that multiplied the values in the forward pass. One
-    block's maps are in memory at a time.
+    The maps are those that are multiplied with the values in the forward pass. The maps of
+    only one block are in memory at a time.
 
     Args:
-        model: A model of the zoo.
-        images: `(batch, height, width, channels)`, made ready for the model
+        model: A model of this package, a `Chain`.
+        images: `(batch, height, width, channels)`, preprocessed for the model
             (`keras_vitx.preprocess_input`).
 
-    Yields:
-        The name of a block and its maps, float32 `(batch, heads, queries, keys)`.
+    Returns:
+        An iterator over the name of each block and its maps, float32
+        `(batch, heads, queries, keys)`. Blocks without attention are left out.
 
     Raises:
-        ValueError: when the model is no list of layers, or has no attention.
+        ValueError: when the model is not a `Chain`, or has no attention.
     """
-    if not hasattr(model, "steps"):
+    if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
+        name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
         raise ValueError(
-            "`model` must be a model of keras_vitx, a Chain. "
-            f"Received: {type(model).__name__} named {model.name!r}."
+            f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}"
+            f"{name}. keras_vitx.as_chain makes a Chain of a model that was cut from one."
         )
     if not any(map(_has_maps, model.steps)):
-        raise ValueError(f"The model {model.name!r} has no attention, and so no attention maps.")
+        raise ValueError(f"The model {model.name!r} has no attention maps.")
+    return _scores(model, images)
+
+
+def _scores(model, images):
     x = ops.convert_to_tensor(images, dtype="float32")
     for step in model.steps:
         with without_gradients():
             if not _has_maps(step):
                 x = step(x)
                 continue
-            # Of blocks that hand maps on, x is a pair: tokens, and what was handed on.
+            # x is a pair where a block hands maps on to the next: tokens and maps.
             x, maps = step(x, training=False, return_attention_scores=True)
         maps = ops.convert_to_numpy(ops.cast(maps, "float32"))
         yield step.name, maps
@@ -52,26 +58,25 @@ def _has_maps(step):
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
-    """Return what the class token attends to, laid out as the patches lie.
+    """Return the attention of the class token to each patch, as images of the grid.
 
-    CaiT, Section 5.1 and Figure 6. Of a block in which every token asks, the
-    first row is taken. Where tokens become fewer from stage to stage (PiT), so do
-    rows and columns.
+    CaiT, Section 5.1 and Figure 6. In a block with other queries, the class token is the
+    first. The grid shrinks where patches are pooled (PiT).
 
     Args:
-        model: A model with a class token.
-        images: As in `attention_scores`.
+        model: A model with a class token, a `Chain`.
+        images: `(batch, height, width, channels)`, preprocessed for the model.
 
     Returns:
-        For each block that the class token is in, by name, the maps
+        By the name of each block that contains the class token, maps
         `(batch, heads, rows, columns)`.
 
     Raises:
-        ValueError: when the model has no class token.
+        ValueError: when the model is not a `Chain`, or has no attention or class token.
     """
     grids, grid = {}, (0, 0)
     for step in getattr(model, "steps", ()):
-        # What makes patches fewer has the grid that it takes and the one that it gives.
+        # A pooling layer has the grid of its input, `grid`, and of its output, `new_grid`.
         grid = getattr(step, "new_grid", getattr(step, "grid", grid))
         grids[step.name] = grid
     maps = {}
@@ -87,13 +92,13 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
 
 
 def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return how strongly each pixel is attended to, from 0 to 1 in each image.
+    """Return how much attention each pixel gets, scaled to 0..1 per image.
 
-    The mean over heads, upsampled, then (x - min) / (max - min): CaiT, Section 5.2.
+    The mean over heads, upsampled (bicubic), then (x - min) / (max - min): CaiT, Section 5.2.
 
     Args:
-        maps: `(batch, heads, rows, columns)`, e.g. of `class_attention`.
-        size: Height and width of the result in pixels.
+        maps: `(batch, heads, rows, columns)`, e.g. a value of `class_attention`.
+        size: Height and width of the result, in pixels.
 
     Returns:
         `(batch, height, width)`.

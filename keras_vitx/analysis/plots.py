@@ -1,4 +1,4 @@
-"""Pictures of what the analyses find."""
+"""Figures of the analyses."""
 
 import os
 from collections.abc import Sequence
@@ -20,32 +20,33 @@ def plot_class_attention(
     shown: np.ndarray | None = None,
     titles: Sequence[str] = (),
 ) -> Path:
-    """Draw what the class token attends to: a row an image, a column a block.
+    """Plot the attention of the class token: one row per image, one column per block.
 
     Args:
-        model: A model with a class token.
-        images: `(batch, height, width, channels)`, made ready for the model.
-        path: Picture to write; the suffix chooses the kind (`.png`, `.pdf`).
-        shown: The images to draw, values in 0..1 or uint8. None draws `images`
-            with their own minimum and maximum as black and white.
-        titles: A text for each image.
+        model: A model with a class token, a `Chain`.
+        images: `(batch, height, width, channels)`, preprocessed for the model.
+        path: File to write; the suffix selects the format (`.png`, `.pdf`).
+        shown: The images to show, values in 0..1 or uint8. None shows `images`, each scaled
+            to 0..1.
+        titles: One title per image.
 
     Returns:
         The path.
 
     Raises:
-        ImportError: when matplotlib is missing.
+        ImportError: when matplotlib is not installed.
+        ValueError: as in `class_attention`.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(needs_extra("Figures need matplotlib", "plots")) from error
 
-    images = np.asarray(images)
+    images = keras.ops.convert_to_numpy(images)
     maps = class_attention(model, images)
     if shown is None:
         low, high = images.min((1, 2, 3), keepdims=True), images.max((1, 2, 3), keepdims=True)
-        shown = (images - low) / (high - low)
+        shown = (images - low) / np.maximum(high - low, np.finfo("float32").tiny)
     size = images.shape[1:3]
     columns = {name: saliency(scores, size) for name, scores in maps.items()}
 

@@ -1,4 +1,4 @@
-"""Whether an exported model computes what the model computes."""
+"""Comparison of an exported model with the model it was made from."""
 
 import os
 import tempfile

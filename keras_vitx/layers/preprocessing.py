@@ -1,4 +1,4 @@
-"""Images made ready inside a model, so that they can be exported along with it."""
+"""Preprocessing inside a model, so that it is exported with it."""
 
 import math
 from collections.abc import Sequence
@@ -18,48 +18,53 @@ def _bilinear(xp, x):
 
 
 def _bicubic(xp, x):
-    # Keys' kernel with a = -1/2, as Pillow has it.
+    # Keys' kernel with a = -1/2, as in Pillow.
     far = xp.where(x < 2, 2 + x * (-4 + x * (2.5 - 0.5 * x)), 0)
     return xp.where(x < 1, 1 + x * x * (1.5 * x - 2.5), far)
 
 
 KERNELS = {"bilinear": _bilinear, "bicubic": _bicubic}
-"""Weight of a pixel by its distance from the place that is asked for, 0 or more."""
+"""Weight of a pixel as a function of its distance, 0 or more, from the point sampled."""
 
 HALF_BITS = 11
-"""Half the bits of Pillow's weights, which are whole numbers over 2^22."""
+"""Half the bits of Pillow's weights, which are integers over 2^22."""
 
 
 @register
 class ImagePreprocessing(Layer):
-    r"""The evaluation transform as a layer: $(c / 255 - mean) / std$ of the image's centre $c$.
+    r"""The evaluation transform as a layer: $(c / 255 - mean) / std$ for the center crop $c$.
 
-    An image is resized, antialiased and in its proportions, so that it covers
-    `size / crop_ratio`; its centre is cropped. A crop ratio above 1 leaves a
-    border of black pixels, which is normalised like all others: receptive field
-    calibration (Refiner, Section 4.4; the ratio there is 1.10 to 1.13).
+    Each image is resized with antialiasing, keeping its aspect ratio, until it covers
+    `size / crop_ratio`, and its center is cropped. A crop ratio above 1 leaves a border of
+    black pixels, which are normalized like all others: receptive field calibration (Refiner,
+    Section 4.4, with ratios from 1.10 to 1.13).
 
-    Resize, crop and border are one product along each axis, $A_h x A_w^T$: a row of
-    $A$ holds the weights of one pixel of the result, zeros for one of the border.
-    Pixels are rounded to the 256 levels after each product, as Pillow rounds
-    them, so that the result is that of `preprocess_input` and of timm to the
-    last level. (Pillow 13 takes the axes of an image more than twice as high as
-    wide in the other order: a few of its pixels differ, by up to some levels.)
-    No gradient passes.
+    Resize, crop and border are one matrix product per axis, $A_h x A_w^T$: each row of $A$
+    holds the weights of one output pixel, or zeros for a pixel of the border. As in Pillow,
+    each product is rounded to the 256 levels of a byte, so the result equals that of
+    `preprocess_input` and of timm to the last level. (Pillow 13 resizes images more than twice
+    as high as wide along the other axis first, so a few of their pixels differ.) There are no
+    gradients.
 
-    Input: uint8 or floats in 0..255, `(batch, height, width, channels)` of any
-    height and width; under TensorFlow they may be unknown in an exported graph,
-    too. Output: float32 `(batch, *size, channels)`, in every precision.
+    Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. The matrices are
+    computed once, for the height and width of `build`; images of other sizes get their own.
+    In a graph for unknown sizes, TensorFlow computes them when it runs; in traced graphs of
+    other backends the sizes have to be those of `build`.
+    Output: float32 `(batch, *size, channels)`, whatever the precision.
 
     Args:
-        size: `(height, width)` of the result, in pixels.
-        mean: Mean of each channel, for values in 0..1.
-        std: Standard deviation, likewise.
-        crop_ratio: Share of the resized image's shorter side that is kept.
+        size: `(height, width)` of the output, in pixels.
+        mean: Mean per channel, for values in 0..1.
+        std: Standard deviation per channel, for values in 0..1.
+        crop_ratio: Side of the crop relative to the shorter side of the resized image.
         interpolation: "bicubic" or "bilinear".
 
+    Attributes:
+        takes_pixels: Says that the layer's input is pixels in 0..255, which decides what
+            `keras_vitx.export.verify` feeds to a model.
+
     Raises:
-        ValueError: for an argument out of its range, and for images of other channels.
+        ValueError: for an argument out of its range, or images with another number of channels.
     """
 
     takes_pixels = True
@@ -77,17 +82,18 @@ class ImagePreprocessing(Layer):
         self.size, self.mean, self.std = tuple(size), tuple(mean), tuple(std)
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation
+        self.image_size: tuple[int | None, int | None] = (None, None)
         if len(self.size) != 2 or not all(isinstance(n, int) and n > 0 for n in self.size):
             raise ValueError(f"`size` must be a height and a width in pixels. Received: {size!r}.")
         if len(self.mean) != len(self.std):
             raise ValueError(
-                f"`mean` and `std` must have one value a channel. Received: {mean!r} and {std!r}."
+                f"`mean` and `std` must have one value per channel. Received: {mean!r} and {std!r}."
             )
         if not all(value > 0 for value in self.std):
             raise ValueError(f"`std` must be positive. Received: {std!r}.")
         if not 0 < crop_ratio <= min(self.size):
             raise ValueError(
-                "`crop_ratio` must be above 0, and leave a pixel of the image. "
+                "`crop_ratio` must be above 0 and at most the shorter side of `size`. "
                 f"Received: {crop_ratio!r}."
             )
         if interpolation not in KERNELS:
@@ -113,51 +119,70 @@ class ImagePreprocessing(Layer):
     def build(self, input_shape):
         if len(input_shape) != 4 or input_shape[-1] != len(self.mean):
             raise ValueError(
-                f"Images must be (batch, height, width, {len(self.mean)}), a channel for each "
+                f"Images must be (batch, height, width, {len(self.mean)}), one channel for each "
                 f"value of `mean`. Received: {tuple(input_shape)}."
             )
+        self.image_size = tuple(input_shape[1:3])
+        if None not in self.image_size:
+            self.constants = self._matrices(np, *map(np.float64, self.image_size))
 
     def compute_output_shape(self, input_shape):
         return (input_shape[0], *self.size, input_shape[-1])
 
     def call(self, images):
-        rows, columns = self._matrices(*ops.shape(images)[1:3])
+        rows, columns = (
+            ops.cast(each, "float32") for each in self._matrices_for(*ops.shape(images)[1:3])
+        )
         x = ops.clip(ops.round(ops.cast(images, "float32")), 0, 255)
         x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
         x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
         mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
         return (x / 255.0 - mean) / std
 
-    def _matrices(self, *sides):
-        """Return the weights along the height and along the width, `(2, size, side)` each."""
+    def _matrices_for(self, *sides):
+        """Return `_matrices` for images of these sides, which a traced graph may not know."""
         if all(isinstance(side, int) for side in sides):
-            xp, sides = np, tuple(map(np.float64, sides))
-        elif has_symbolic_sizes():
-            xp, sides = ops, tuple(ops.cast(side, "float64") for side in sides)
-        else:
-            raise ValueError(
-                "Images of unknown height and width need the TensorFlow backend. "
-                f"Received: {sides}."
-            )
+            if sides == self.image_size:
+                return self.constants
+            return self._matrices(np, *map(np.float64, sides))
+        if has_symbolic_sizes():
+            return self._matrices(ops, *(ops.cast(side, "float64") for side in sides))
+        if None not in self.image_size and _are_equal(sides, self.image_size):
+            return self.constants
+        raise ValueError(
+            "In a traced graph, images must have the height and width with which the layer was "
+            f"built, except under TensorFlow. Received: {sides}; built with {self.image_size}."
+        )
+
+    def _matrices(self, xp, *sides):
+        """Return the weights along the height and along the width, `(2, size, side)` each."""
         scaled = scaled_size(xp, sides, self.size, self.crop_ratio)
-        return [
-            ops.cast(_weights(xp, *numbers, KERNELS[self.interpolation]), "float32")
+        return tuple(
+            _weights(xp, *numbers, KERNELS[self.interpolation])
             for numbers in zip(sides, scaled, self.size, strict=True)
-        ]
+        )
+
+
+def _are_equal(sides, others):
+    """Compare sides that are not integers: symbols, or tensors of `torch.jit.trace`."""
+    try:
+        return all(bool(side == other) for side, other in zip(sides, others, strict=True))
+    except Exception:  # JAX can't decide what a symbol equals.
+        return False
 
 
 def scaled_size(xp, image_size, size, crop_ratio):
-    """Return the height and the width that an image is resized to, before the crop.
+    """Return the height and width to which an image is resized before the crop.
 
     Args:
         xp: NumPy for numbers, `keras.ops` for tensors.
-        image_size: Height and width, of float64.
+        image_size: Height and width of the image, in float64.
         size: Height and width of the crop.
-        crop_ratio: The share that is kept.
+        crop_ratio: Side of the crop relative to the shorter side of the resized image.
     """
     height, width = image_size
     target_height, target_width = (math.floor(side / crop_ratio) for side in size)
-    # timm rounds down for a square, and to the nearest number otherwise.
+    # timm rounds down for a square crop, and to the nearest integer otherwise.
     if target_height == target_width:
         shorter = xp.minimum(height, width)
         return target_height * height // shorter, target_width * width // shorter
@@ -166,15 +191,15 @@ def scaled_size(xp, image_size, size, crop_ratio):
 
 
 def _weights(xp, side, scaled, target, kernel):
-    """Return the weights `(2, target, side)` by which the centre of a resized axis is read.
+    """Return the matrix of one axis, resized and cropped to its center: `(2, target, side)`.
 
-    They are Pillow's whole numbers over 2^22, as coarse parts over 2^11 and what
-    remains: float32, and even TF32, holds the products of each without rounding.
+    Pillow's weights, integers over 2^22, are split into a coarse part over 2^11 and the rest,
+    because float32, and even TF32, holds the products of each part exactly.
     """
     border = (target - scaled) // 2
     start = xp.where(scaled < target, -border, xp.round((scaled - target) / 2))
     places = xp.arange(target, dtype="float64") + start
-    # In a shrunk image the kernel is stretched over all the pixels that make one.
+    # When shrinking, the kernel is stretched over all input pixels of an output pixel.
     step = side / scaled
     centres = (places + 0.5) * step
     pixels = xp.arange(side, dtype="float64") + 0.5
@@ -187,7 +212,7 @@ def _weights(xp, side, scaled, target, kernel):
 
 
 def _to_levels(sums):
-    """Round sums of weighted pixels, the coarse and the fine, to 0..255; halves go up."""
+    """Add coarse and fine sums of weighted pixels and round to 0..255, halves up."""
     coarse, fine, half = sums[0], sums[1], 2.0**HALF_BITS
     whole = ops.floor(coarse / half)
     rest = (coarse - whole * half) * half + fine

@@ -1,7 +1,9 @@
 """Training: recipes and the function that follows them."""
 
+from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.losses import SmoothedCrossentropy as SmoothedCrossentropy
 from keras_vitx.training.precision import set_precision as set_precision
 from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipes import list_recipes as list_recipes
+from keras_vitx.training.sigmoid import SigmoidCrossentropy as SigmoidCrossentropy

@@ -1,23 +1,26 @@
 """Train a model by a recipe."""
 
-import csv
 import dataclasses
-import json
+import logging
 import os
 import time
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from keras_vitx import backend, data
-from keras_vitx.files import written_whole
+from keras_vitx import backend
+from keras_vitx.classifier import outputs_of
 from keras_vitx.training import recipes
+from keras_vitx.training.batches import labels_of, opened, steps_of
+from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
+from keras_vitx.training.compiling import compile_for, compiled_by_user
 from keras_vitx.training.head import Head, check_head, match_head
-from keras_vitx.training.losses import SmoothedCrossentropy
-from keras_vitx.training.optimizer import make_optimizer
 from keras_vitx.training.precision import set_precision
 from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.run import new_folder, write_run
+
+log = logging.getLogger(__name__)
 
 
 def fit(
@@ -26,6 +29,13 @@ def fit(
     recipe: str | Recipe = "finetune",
     *,
     head: Head = "match",
+    optimizer: str | keras.optimizers.Optimizer | None = None,
+    loss: Any = None,
+    metrics: Sequence[Any] | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    class_weight: Mapping[int, float] | None = None,
+    steps_per_epoch: int | None = None,
+    validation_split: float = 0.1,
     output: str | os.PathLike | None = None,
     precision: str | None = None,
     seed: int = 0,
@@ -35,146 +45,130 @@ def fit(
 ) -> keras.callbacks.History:
     """Train `model` in place; it ends with the weights of its best epoch.
 
+    The best epoch has the highest accuracy on the validation images; where
+    accuracy isn't measured, the lowest validation loss; without validation images
+    it is the last one. `val_loss` has no label smoothing: for class labels it is
+    the plain cross entropy. Test images of the source are measured once, after
+    training.
+
+    The loss follows from the head's activation and the form of the labels: see
+    `keras_vitx.training.task.Task`.
+
+    After Ctrl-C or any other error, the model has the weights of its best epoch
+    so far (those from before training if none was finished) and one log line says
+    which; the files of the run are written, and the error is raised again.
+
     On a CPU, the process keeps freed memory from here on (`keras_vitx.keep_memory`).
 
     Args:
-        model: A classifier of the zoo.
+        model: A classifier of the zoo, or a Keras model that ends in one. If it
+            is compiled, its own optimizer, loss and metrics are used instead of
+            the recipe's, and one log line says so.
         source: What `keras_vitx.data.pipelines` takes: `"fashion_mnist"`, a
-            folder, `"tfds:NAME"`, arrays, an `.npz`; or opened `Pipelines`.
+            folder, `"tfds:NAME"`, arrays, an `.npz`; opened `Pipelines`; or your
+            own batches `(images, labels)` or `(images, labels, weights)`, made
+            ready for the model: a `tf.data.Dataset`, a `keras.utils.PyDataset` or a
+            PyTorch `DataLoader`. `data.Pipelines(train=..., validation=...)` gives
+            your own validation batches as well.
         recipe: Name of a recipe, or a `Recipe`.
         head: What becomes of a trained head. `"match"` compares the class names of
             model and data: the same names in another order permute the head, other
             names initialise it anew. `"keep"` leaves it as it is, `"fresh"`
             initialises it anew.
+        optimizer: Replaces the recipe's.
+        loss: Replaces the one that follows from head and labels. Give `metrics` as
+            well: there are none otherwise.
+        metrics: Replace those that follow from head and labels.
+        callbacks: Called after those of `fit`, so their logs have the `val_` entries.
+        class_weight: Weight of each class in the training loss, by label.
+        steps_per_epoch: Steps per epoch; required for endless batches.
+        validation_split: Share of each class of the training images that is set
+            aside for validation, where the source isn't split already.
         output: Folder for `best.keras` (the model after its best epoch),
-            `history.csv` (a row an epoch) and `run.json` (settings and result).
+            `history.csv` (one row per epoch) and `run.json` (settings and result).
             None writes nothing.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`; None
             leaves the model as it is.
-        seed: Seed of the order and the augmentation of the images.
+        seed: Seed of the split, the order and the augmentation of the images.
         verbose: As in `keras.Model.fit`.
         strict: Whether an image that can't be decoded is an error.
         **changes: Settings of the recipe to change, e.g. `epochs=3`.
 
     Returns:
-        The history, as `keras.Model.fit` returns it.
+        The history, as `keras.Model.fit` returns it. Its attribute `test` has the
+        measures on the test images by name, or is None.
 
     Raises:
         ValueError: for data that doesn't fit the model, or an `output` that
             already holds a run.
         OSError: for data that can't be read.
+        FloatingPointError: if the loss or the weights become NaN or infinite.
     """
     backend.keep_memory()
     recipe = recipes.get(recipe).but(**changes)
     check_head(head)
-    output = None if output is None else _new_folder(output)
-    if not isinstance(source, data.Pipelines):
-        source = data.pipelines(
-            source,
-            model,
-            recipe.batch_size,
-            augmentation=recipe.augmentation,
-            seed=seed,
-            strict=strict,
-        )
+    if loss is None and not compiled_by_user(model):
+        outputs_of(model)  # What is no classifier fails before the data is read.
+    output = None if output is None else new_folder(output)
+    batches = opened(
+        source,
+        model,
+        recipe.batch_size,
+        augmentation=recipe.augmentation,
+        seed=seed,
+        validation_split=validation_split,
+        strict=strict,
+    )
     if precision is not None:
         set_precision(model, precision)
-    match_head(model, source.class_names, head)
-    model.compile(
-        make_optimizer(model, recipe, steps_per_epoch=len(source.train)),
-        SmoothedCrossentropy(recipe.label_smoothing, from_logits=_gives_logits(model)),
-        metrics=["accuracy"],
+    measured = compile_for(
+        model,
+        recipe,
+        steps_per_epoch or steps_of(batches.train),
+        lambda: labels_of(batches.train),
+        optimizer,
+        loss,
+        metrics,
     )
-    best = KeepBest(output)
-    start = time.perf_counter()
-    history = model.fit(
-        source.train,
-        validation_data=source.validation,
-        epochs=recipe.epochs,
-        callbacks=[best, *_epochs_counted(source.train)],
-        shuffle=False,
-        verbose=verbose,
-    )
-    if output is not None:
-        _write_run(output, model, recipe, best, seed, precision, source, start)
-    return history
-
-
-def _epochs_counted(train):
-    """Return a callback that tells our own batches the epoch; other datasets count themselves."""
-    if not hasattr(train, "set_epoch"):
-        return []
-    return [
-        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: train.set_epoch(epoch))
-    ]
-
-
-class KeepBest(keras.callbacks.Callback):
-    """Keep the weights of the epoch with the best validation accuracy.
-
-    At the end of training the model has them back.
-
-    Args:
-        output: Folder that `best.keras` and `history.csv` are written to after
-            each epoch, whole or not at all; None writes nothing.
-    """
-
-    def __init__(self, output: Path | None = None):
-        super().__init__()
-        self.output = output
-        self.epoch = None
-        self.accuracy = -1.0
-        self.weights = None
-        self.rows: list[dict[str, float]] = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.rows.append({"epoch": epoch + 1, **{name: float(v) for name, v in logs.items()}})
-        if logs["val_accuracy"] > self.accuracy:
-            self.epoch, self.accuracy = epoch + 1, float(logs["val_accuracy"])
-            self.weights = self.model.get_weights()
-            if self.output is not None:
-                with written_whole(self.output / "best.keras") as path:
-                    self.model.save(path)
-        if self.output is not None:
-            with written_whole(self.output / "history.csv") as path, path.open("w") as file:
-                writer = csv.DictWriter(file, self.rows[0])
-                writer.writeheader()
-                writer.writerows(self.rows)
-
-    def on_train_end(self, logs=None):
-        if self.weights is not None:
-            self.model.set_weights(self.weights)
-
-
-def _new_folder(output):
-    output = Path(output)
-    if (output / "history.csv").exists() or (output / "best.keras").exists():
-        raise ValueError(
-            f"`output` already holds a training run, which stays as it is: {output}. "
-            "Give another folder."
-        )
-    output.mkdir(parents=True, exist_ok=True)
-    return output
-
-
-def _gives_logits(model):
-    activation = getattr(model.layers[-1], "activation", None)
-    return activation is not keras.activations.softmax
-
-
-def _write_run(output, model, recipe, best, seed, precision, source, start):
     run = {
         "model": model.name,
         "recipe": dataclasses.asdict(recipe),
+        "head": match_head(model, batches.class_names, head),
         "seed": seed,
         "precision": precision,
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
-        "train_images": source.train_size,
-        "validation_images": source.validation_size,
-        "best_epoch": best.epoch,
-        "validation_accuracy": best.accuracy,
-        "seconds": round(time.perf_counter() - start, 1),
+        "train_images": batches.train_size,
+        "validation_images": batches.validation_size,
+        "test_images": batches.test_size,
     }
-    with written_whole(output / "run.json") as path:
-        path.write_text(json.dumps(run, indent=2) + "\n")
+    ours = [CountEpochs(batches.train), StopAtNonFinite()]
+    if batches.validation is not None:
+        ours.append(Validate(lambda: measured.measures(batches.validation)))
+    best = KeepBest(model, output)
+    start = time.perf_counter()
+    try:
+        history = model.fit(
+            batches.train,
+            epochs=recipe.epochs,
+            steps_per_epoch=steps_per_epoch,
+            class_weight=class_weight,
+            callbacks=[*ours, best, *callbacks],
+            shuffle=False,
+            verbose=verbose,
+        )
+        best.restore()
+        history.test = None if batches.test is None else measured.measures(batches.test)
+        run["test"] = history.test
+        return history
+    except BaseException as error:
+        kept = best.restore()
+        run["stopped"] = f"{type(error).__name__}: {error}"
+        if isinstance(error, FloatingPointError):
+            raise FloatingPointError(f"{error} {kept}") from error
+        log.warning("%s stopped the training. %s", type(error).__name__, kept)
+        raise
+    finally:
+        if output is not None:
+            run |= best.facts() | {"seconds": round(time.perf_counter() - start, 1)}
+            write_run(output, run)

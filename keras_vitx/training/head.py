@@ -41,6 +41,8 @@ def match_head(
     """
     check_head(head)
     old, new = _names(model), None if class_names is None else tuple(class_names)
+    if new is not None and len(new) != model.output_shape[-1]:
+        new = None  # Two classes and one output, or labels that don't reach the last output.
     done = "kept"
     if head == "fresh":
         _initialize(model)

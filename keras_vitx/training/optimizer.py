@@ -4,6 +4,9 @@ import keras
 
 from keras_vitx.training.recipe import Recipe
 
+# Tells a model that a recipe compiled from one that the user did, in saved files too.
+OPTIMIZER = "keras_vitx_recipe"
+
 
 def make_optimizer(
     model: keras.Model, recipe: Recipe, steps_per_epoch: int
@@ -13,7 +16,7 @@ def make_optimizer(
     Args:
         model: The built model that will be trained.
         recipe: Where the numbers come from.
-        steps_per_epoch: Steps an epoch has, for the length of the schedule.
+        steps_per_epoch: Steps per epoch, for the length of the schedule.
     """
     warmup = round(recipe.warmup_epochs * steps_per_epoch)
     schedule = keras.optimizers.schedules.CosineDecay(
@@ -24,7 +27,10 @@ def make_optimizer(
         warmup_steps=warmup,
     )
     optimizer = keras.optimizers.AdamW(
-        schedule, weight_decay=recipe.weight_decay, global_clipnorm=recipe.clip_norm
+        schedule,
+        weight_decay=recipe.weight_decay,
+        global_clipnorm=recipe.clip_norm,
+        name=OPTIMIZER,
     )
     optimizer.exclude_from_weight_decay(
         var_list=[variable for variable in model.trainable_variables if not is_decayed(variable)]

@@ -1,4 +1,4 @@
-"""What a training run is made of, as data."""
+"""The settings of a training run, as data."""
 
 import dataclasses
 from typing import Any
@@ -13,19 +13,19 @@ class Recipe:
     Attributes:
         name: Name of the recipe.
         epochs: Passes over the training images.
-        batch_size: Images a step.
+        batch_size: Images per step.
         learning_rate: Peak, reached at the end of the warm-up.
-        final_learning_rate: What the cosine ends at.
-        warmup_epochs: Epochs of linear warm-up from zero; parts of one count.
+        final_learning_rate: End of the cosine.
+        warmup_epochs: Epochs of linear warm-up from zero; may be a fraction.
         weight_decay: Decoupled weight decay (AdamW). Biases, norms, branch
             weights, tokens and positions are left out of it.
-        label_smoothing: Share of the label that is spread over all classes.
+        label_smoothing: Share of the label spread over all classes, in training only.
         augmentation: Name of the augmentation of the training images, or None.
-        clip_norm: Largest norm of the gradient of all variables together; None
-            leaves it as it is.
+        clip_norm: Largest norm of the gradient over all variables; None for no
+            clipping.
 
     Raises:
-        ValueError: for a value out of its range.
+        ValueError: for a value out of range.
     """
 
     name: str

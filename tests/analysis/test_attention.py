@@ -118,10 +118,9 @@ def test_blocks_without_maps_are_left_out():
 
 def test_no_attention():
     model = FAMILIES["Mixer"](name="mine")
-    with pytest.raises(ValueError, match="'mine' has no attention"):
-        next(attention_scores(model, SMALL))
-    with pytest.raises(ValueError, match="'mine' has no attention"):
-        class_attention(model, SMALL)
+    for analysis in (attention_scores, class_attention):
+        with pytest.raises(ValueError, match="'mine' has no attention maps"):
+            analysis(model, SMALL)
 
 
 CLASS_ATTENTION = {
@@ -186,9 +185,13 @@ def test_no_class_token(images):
 
 
 def test_only_a_chain_can_be_walked(model, images):
-    cut = keras.Model(model.input, model.get_layer("blocks_0").output)
-    with pytest.raises(ValueError, match="`model` must be a model of keras_vitx"):
-        next(attention_scores(cut, images))
+    cut = keras.Model(model.input, model.get_layer("blocks_0").output, name="cut")
+    for wrong, received in ((cut, "Functional named 'cut'.*as_chain"), ("CaiT_Mini", "str")):
+        for analysis in (attention_scores, class_attention):
+            with pytest.raises(ValueError, match=f"must be a model of keras_vitx.*{received}"):
+                analysis(wrong, images)
+    ((name, maps),) = attention_scores(kv.as_chain(cut), images)
+    assert (name, maps.shape) == ("blocks_0", (3, 4, 24, 24))
 
 
 def test_saliency_spans_0_to_1():

@@ -113,7 +113,7 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     assert len(rows) == 12
     settings = json.loads((tmp_path / "out" / "run.json").read_text())
     assert settings["backend"] == keras.backend.backend()
-    assert settings["validation_accuracy"] == 1.0
+    assert settings["validation"]["accuracy"] == 1.0
 
     Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save("light.png")
     Image.fromarray(np.full((40, 20, 3), 30, "uint8")).save("night.jpg")

@@ -1,7 +1,4 @@
 import importlib
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -15,54 +12,17 @@ process = importlib.import_module("keras_vitx.export.process")
 
 BACKEND = keras.backend.backend()
 
-ALONE = """
-import sys
-# TensorFlow imports Keras where it finds it, but needs none.
-sys.modules.update({"keras": None, "keras_vitx": None})
-import numpy as np
-import tensorflow as tf
-
-folder, inputs, outputs = sys.argv[1:]
-loaded = tf.saved_model.load(folder)
-(spec,) = loaded.signatures["serving_default"].structured_input_signature[1].values()
-assert spec.dtype == tf.float32, spec
-assert spec.shape.as_list() == [None, 32, 16, 3], spec
-results = {}
-for name, images in np.load(inputs).items():
-    (output,) = loaded.signatures["serving_default"](tf.constant(images)).values()
-    results[name] = output.numpy()
-    np.testing.assert_array_equal(loaded.serve(images).numpy(), results[name])
-assert not any(name.startswith(("keras.", "keras_vitx.")) for name in sys.modules)
-np.savez(outputs, **results)
-"""
-
 
 def outputs_of(model, images):
     return keras.ops.convert_to_numpy(keras.ops.cast(model(images, training=False), "float32"))
 
 
-def test_export_says_where_and_how_close(exported):
+def test_export_says_where_and_how_close(exported, trained, images):
     assert (exported.path / "saved_model.pb").is_file()
+    # It was compared on one image and on three, in a process without Keras.
     assert 0 <= exported.difference <= 1e-5
-
-
-def test_runs_on_any_batch_in_a_process_with_tensorflow_alone(exported, trained, images, tmp_path):
-    batches = {"one": images(1), "many": images(6)}
-    inputs, outputs = tmp_path / "inputs.npz", tmp_path / "outputs.npz"
-    np.savez(inputs, **batches)
-    environment = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
-    subprocess.run(
-        [sys.executable, "-P", "-c", ALONE, exported.path, inputs, outputs],
-        check=True,
-        cwd=tmp_path,
-        env=environment,
-    )
-    saved = np.load(outputs)
-    for name, batch in batches.items():
-        expected = outputs_of(trained, batch)
-        # Blocks and images that make no difference would make this test blind.
-        assert expected.std(axis=0).max() > 1e-3 or len(batch) == 1
-        np.testing.assert_allclose(saved[name], expected, rtol=0, atol=1e-5)
+    # Outputs that are the same for all images would make the comparison blind.
+    assert outputs_of(trained, images(3)).std(axis=0).max() > 1e-3
 
 
 def test_model_in_memory_stays_as_it_is(exported, trained, values, values_before, images):
@@ -83,7 +43,12 @@ def test_features_in_mixed_precision(tiny, images, tmp_path, monkeypatch):
         keras.config.set_dtype_policy("float32")
     assert saved_model(model, "features", verify=False) == Exported(module.Path("features"), None)
     loaded = tf.saved_model.load("features")
+    served = loaded.signatures["serving_default"]
+    (spec,) = served.structured_input_signature[1].values()
+    assert (spec.dtype, spec.shape.as_list()) == (tf.float32, [None, 32, 16, 3])
     output = loaded.serve(images(3))
+    (named,) = served(tf.constant(images(3))).values()
+    assert tf.reduce_all(named == output)
     # (class token + 4 x 2 patches), and bfloat16: the precision came along.
     assert output.shape == (3, 9, 24)
     assert output.dtype == tf.bfloat16
@@ -212,6 +177,7 @@ def test_wrong_tolerance_is_named(unused, tmp_path, tolerance):
         saved_model(unused, tmp_path / "model", tolerance=tolerance)
 
 
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="what saved_model calls")
 @pytest.mark.xfail(
     BACKEND == "torch",
     strict=True,

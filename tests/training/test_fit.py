@@ -4,156 +4,386 @@ import json
 import keras
 import numpy as np
 import pytest
-from harness import array, close
+from harness import BACKEND, array, close, run_python
 
 import keras_vitx as kv
-from keras_vitx.data import open_source
 from keras_vitx.training import Recipe
-from keras_vitx.training.fit import KeepBest
+
+PREPROCESSING = {"mean": (0.5,), "std": (0.5,), "crop_ratio": 1.0, "interpolation": "bicubic"}
 
 
-def tiny(classes=10, **changes):
+def small(classes=2, activation="softmax"):
+    """A network of one layer: what happens around a network needs no larger one."""
     keras.utils.set_random_seed(0)
-    return kv.CaiT(
-        **{
-            "dim": 16,
-            "depth": 2,
-            "num_heads": 2,
-            "class_depth": 1,
-            "mlp_ratio": 2.0,
-            "layer_scale": 0.5,
-            "patch_size": 8,
-            "input_shape": (16, 16, 1),
-            "classes": classes,
-            **changes,
-        }
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 1)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(classes, activation=activation),
+        ],
+        name="small",
     )
+    model.preprocessing = PREPROCESSING
+    return model
 
 
-def subset(count=64):
-    """Some images of the shipped sample."""
-    source = open_source("fashion_mnist")
-    return tuple(
-        (np.asarray(part.images)[:count], np.asarray(part.labels)[:count])
-        for part in (source.train, source.validation)
-    )
-
-
-def separable(count=192):
-    """Two classes: bright on the left, bright on the right."""
-    random = np.random.default_rng(0)
+def images_of(count=48, seed=0):
+    """Images, uint8 (count, 4, 4, 1), bright on the left (class 0) or on the right (class 1)."""
+    random = np.random.default_rng(seed)
     labels = np.arange(count) % 2
-    images = random.integers(0, 60, (count, 16, 16, 1))
-    images[labels == 0, :, :8] += 150
-    images[labels == 1, :, 8:] += 150
-    return images.astype("uint8"), labels
+    images = random.integers(0, 120, (count, 4, 4, 1))
+    images[labels == 0, :, :2] += 100
+    images[labels == 1, :, 2:] += 100
+    return images.astype("uint8"), labels.astype("int32")
 
 
-SHORT = {"epochs": 2, "batch_size": 16, "warmup_epochs": 1, "verbose": 0}
+def ready(images):
+    return (images / 127.5 - 1).astype("float32")
+
+
+TRAIN, VALIDATION, TEST = images_of(48), images_of(14, 1), images_of(22, 2)
+# Flipped images would bear the other label.
+SHORT = {
+    "epochs": 2,
+    "batch_size": 16,
+    "warmup_epochs": 0,
+    "learning_rate": 1e-2,
+    "augmentation": None,
+    "verbose": 0,
+}
+
+
+class Batched(keras.utils.PyDataset):
+    """Batches of one's own."""
+
+    def __init__(self, images, labels, size=16):
+        super().__init__()
+        self.images, self.labels, self.size = ready(images), labels, size
+
+    def __len__(self):
+        return -(-len(self.images) // self.size)
+
+    def __getitem__(self, index):
+        part = slice(index * self.size, (index + 1) * self.size)
+        return self.images[part], self.labels[part]
+
+
+def crossentropy(model, images, labels):
+    outputs = model.predict(ready(images), verbose=0)
+    return -np.log(outputs[np.arange(len(labels)), labels]).mean()
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     output = tmp_path_factory.mktemp("run") / "new" / "folder"
-    model = tiny(depth=1)
-    history = kv.fit(model, subset(), output=output, learning_rate=5e-3, seed=3, **SHORT)
-    return model, history.history, output
+    model = small()
+    history = kv.fit(model, (TRAIN, VALIDATION, TEST), output=output, seed=3, **SHORT)
+    return model, history, output
 
 
 def test_files_of_a_run(run):
     _, history, output = run
-    assert sorted(path.name for path in output.iterdir()) == [
-        "best.keras",
-        "history.csv",
-        "run.json",
-    ]
+    assert {path.name for path in output.iterdir()} == {"best.keras", "history.csv", "run.json"}
     with (output / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"]
-    for key, column in history.items():
+    assert set(history.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    for key, column in history.history.items():
         assert [float(row[key]) for row in rows] == pytest.approx(column, rel=1e-6)
-    assert {"loss", "accuracy", "val_loss", "val_accuracy"} <= set(history)
 
     facts = json.loads((output / "run.json").read_text())
-    best = int(np.argmax(history["val_accuracy"]))
-    assert facts["best_epoch"] == best + 1
-    assert facts["validation_accuracy"] == pytest.approx(history["val_accuracy"][best])
+    best = int(np.argmax(history.history["val_accuracy"]))
+    assert (facts["best_epoch"], facts["chosen_by"]) == (best + 1, "val_accuracy")
+    for name in ("loss", "accuracy"):
+        assert facts["validation"][name] == pytest.approx(history.history[f"val_{name}"][best])
+    assert facts["test"] == history.test
     assert facts["recipe"]["epochs"] == 2
-    assert facts["recipe"]["learning_rate"] == 5e-3
-    assert (facts["model"], facts["seed"], facts["precision"]) == ("CaiT", 3, None)
-    assert (facts["train_images"], facts["validation_images"]) == (64, 64)
-    assert facts["backend"] == keras.backend.backend()
+    assert facts["recipe"]["learning_rate"] == 1e-2
+    assert (facts["model"], facts["seed"], facts["precision"]) == ("small", 3, None)
+    assert (facts["head"], facts["backend"]) == ("kept", BACKEND)
+    assert [facts[f"{p}_images"] for p in ("train", "validation", "test")] == [48, 14, 22]
+    assert "stopped" not in facts
+
+
+def test_what_is_measured_on_what(run):
+    """Without label smoothing, with the weights of the best epoch, each part for itself."""
+    model, history, _ = run
+    best = int(np.argmax(history.history["val_accuracy"]))
+    for (images, labels), measured in (
+        (VALIDATION, {n: history.history[f"val_{n}"][best] for n in ("loss", "accuracy")}),
+        (TEST, history.test),
+    ):
+        assert measured["loss"] == pytest.approx(crossentropy(model, images, labels), rel=1e-4)
+        hits = model.predict(ready(images), verbose=0).argmax(-1) == labels
+        assert measured["accuracy"] == pytest.approx(hits.mean())
 
 
 def test_the_best_weights_are_kept(run):
-    model, history, output = run
+    model, _, output = run
     best = keras.saving.load_model(output / "best.keras")
     for one, other in zip(best.weights, model.weights, strict=True):
         np.testing.assert_array_equal(array(one.value), array(other.value), err_msg=one.path)
-    assert model.class_names is not None
-    assert list(best.class_names) == list(model.class_names)
-    source = kv.data.pipelines(subset(), model, 16)
-    _, accuracy = model.evaluate(source.validation, verbose=0)
-    assert accuracy == pytest.approx(max(history["val_accuracy"]), abs=1e-6)
+    assert model.class_names == ("0", "1")
 
 
 def test_a_folder_that_holds_a_run_is_refused(run):
     _, _, output = run
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     with pytest.raises(ValueError, match="already holds") as error:
-        kv.fit(tiny(), subset(), output=output, **SHORT)
+        kv.fit(small(), TRAIN, output=output, **SHORT)
     assert str(output) in str(error.value)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
 
 
-def test_weights_of_an_earlier_epoch_come_back(tmp_path):
-    model = tiny(depth=1)
-    keep = KeepBest(tmp_path)
-    keep.set_model(model)
-    weights = []
-    for epoch, accuracy in enumerate((0.2, 0.8, 0.5, 0.8)):
-        model.layers[-1].bias.assign(np.full(10, epoch, "float32"))
-        weights.append(model.get_weights())
-        keep.on_epoch_end(epoch, {"val_accuracy": accuracy})
-    keep.on_train_end()
-    assert keep.epoch == 2
-    np.testing.assert_array_equal(model.get_weights()[-1], weights[1][-1])
-    saved = keras.saving.load_model(tmp_path / "best.keras")
-    np.testing.assert_array_equal(saved.get_weights()[-1], weights[1][-1])
+def test_a_seed_repeats_a_run(run):
+    again = kv.fit(small(), (TRAIN, VALIDATION), seed=3, **SHORT).history
+    for key, column in again.items():
+        close(column, run[1].history[key], 1e-5, key)
 
 
-def test_it_learns():
+def test_a_network_of_the_zoo_learns():
+    """In half precision, with logits, on images set aside from the training images."""
+    keras.utils.set_random_seed(0)
+    model = kv.CaiT(
+        dim=16,
+        depth=2,
+        num_heads=2,
+        class_depth=1,
+        layer_scale=0.5,
+        patch_size=2,
+        input_shape=(4, 4, 1),
+        classes=2,
+        classifier_activation=None,
+    )
+    recipe = Recipe("mine", epochs=3, batch_size=16, learning_rate=1e-2, augmentation=None)
     history = kv.fit(
-        tiny(classes=2, depth=1),
-        (separable(), separable(64)),
-        # Flipped images would bear the other label.
-        Recipe(name="mine", epochs=4, batch_size=16, learning_rate=1e-2, augmentation=None),
-        verbose=0,
+        model, images_of(200), recipe, validation_split=0.2, precision="mixed_bfloat16", verbose=0
     )
     assert max(history.history["val_accuracy"]) > 0.9
-
-
-def test_a_seed_repeats_a_run(run):
-    again = kv.fit(tiny(depth=1), subset(), learning_rate=5e-3, seed=3, **SHORT).history
-    assert again.keys() == run[1].keys()
-    for key, column in again.items():
-        close(column, run[1][key], 1e-5, key)
-
-
-def test_half_precision_and_logits(run):
-    model = tiny(depth=1, classifier_activation=None)
-    history = kv.fit(
-        model,
-        subset(32),
-        precision="mixed_bfloat16",
-        **{**SHORT, "epochs": 1, "warmup_epochs": 0},
-    )
-    assert np.isfinite(history.history["loss"]).all()
+    assert history.test is None
     assert model.get_layer("blocks_0").compute_dtype == "bfloat16"
     assert model.loss.from_logits
-    assert not run[0].loss.from_logits
 
 
-def test_data_that_do_not_fit():
-    with pytest.raises(ValueError, match="class"):
-        kv.fit(tiny(classes=3, depth=1), subset(), **SHORT)
+class Interruption(keras.callbacks.Callback):
+    """Let the first step of an epoch go wrong."""
+
+    def __init__(self, epoch, error):
+        super().__init__()
+        self.epoch, self.error = epoch, error
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch == self.epoch
+        if self.now and self.error is FloatingPointError:
+            self.model.layers[-1].bias.assign([np.nan, 0.0])
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.now and self.error is not FloatingPointError:
+            raise self.error("now")
+
+
+@pytest.mark.parametrize("error", [FloatingPointError, KeyboardInterrupt, RuntimeError])
+def test_a_run_that_stops_keeps_its_best_weights(error, tmp_path, caplog):
+    model = small()
+    with pytest.raises(error) as raised:
+        kv.fit(
+            model,
+            (TRAIN, VALIDATION),
+            output=tmp_path,
+            callbacks=[Interruption(1, error)],
+            **SHORT,
+        )
+    said = str(raised.value) if error is FloatingPointError else caplog.text
+    assert "weights of epoch 1 (val_accuracy" in said
+    if error is FloatingPointError:
+        assert "step 1 of epoch 2" in said
+    best = keras.saving.load_model(tmp_path / "best.keras")
+    for one, other in zip(best.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(array(one.value), array(other.value), err_msg=one.path)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["stopped"].startswith(error.__name__)
+    assert (facts["best_epoch"], facts["epochs_finished"]) == (1, 1)
+    assert (tmp_path / "history.csv").read_text().count("\n") == 2
+    # It goes on from there.
+    kv.fit(model, (TRAIN, VALIDATION), **SHORT)
+
+
+def test_divergence_in_the_first_epoch(tmp_path):
+    model = small()
+    before = model.get_weights()
+    with pytest.raises(FloatingPointError, match=r"step 1 of epoch 1.*before training"):
+        kv.fit(
+            model, TRAIN, output=tmp_path, callbacks=[Interruption(0, FloatingPointError)], **SHORT
+        )
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json"}
+    assert json.loads((tmp_path / "run.json").read_text())["best_epoch"] is None
+
+
+def test_what_the_user_compiled_is_taken(caplog):
+    model = small()
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = kv.fit(model, (TRAIN, VALIDATION), **SHORT).history
+    assert model.optimizer is optimizer
+    assert model.loss == "sparse_categorical_crossentropy"
+    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert "SGD" in caplog.text
+    assert "is compiled" in caplog.text
+
+
+def test_what_an_earlier_fit_compiled_is_not(run, caplog):
+    for model in (run[0], keras.saving.load_model(run[2] / "best.keras")):
+        model.preprocessing = PREPROCESSING
+        old = model.optimizer
+        kv.fit(model, (TRAIN, VALIDATION), **SHORT)
+        assert model.optimizer is not old
+    assert "is compiled" not in caplog.text
+
+
+def test_arguments_go_before_the_recipe():
+    model = small()
+    seen = []
+    history = kv.fit(
+        model,
+        (TRAIN, VALIDATION),
+        optimizer=keras.optimizers.SGD(0.1),
+        loss=keras.losses.SparseCategoricalCrossentropy(),
+        metrics=[keras.metrics.SparseTopKCategoricalAccuracy(1, "top")],
+        callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(logs))],
+        class_weight={0: 0.0, 1: 0.0},
+        **SHORT,
+    ).history
+    assert isinstance(model.optimizer, keras.optimizers.SGD)
+    assert set(history) == {"loss", "top", "val_loss", "val_top"}
+    assert history["loss"] == [0, 0]
+    assert history["val_loss"][0] == pytest.approx(crossentropy(small(), *VALIDATION), rel=1e-4)
+    assert [logs["val_loss"] for logs in seen] == history["val_loss"]
+
+
+def test_labels_of_all_forms():
+    images, labels = TRAIN
+    several = np.stack([labels, 1 - labels, np.zeros_like(labels)], 1)
+    values = images[..., 0].mean((1, 2)) / 255
+    for model, form, names in (
+        (small(), np.eye(2)[labels], {"accuracy"}),
+        (small(activation=None), np.eye(2)[labels] * 0.8 + 0.1, {"accuracy"}),
+        (small(activation="sigmoid"), labels, {"accuracy"}),
+        (small(1, "sigmoid"), labels, {"accuracy"}),
+        (small(3, "sigmoid"), several, {"binary_accuracy"}),
+        (small(1, None), values, {"mean_absolute_error"}),
+    ):
+        history = kv.fit(model, (images, form), **{**SHORT, "epochs": 1}).history
+        expected = {"loss", *names}
+        assert set(history) == expected | {f"val_{name}" for name in expected}
+        assert np.isfinite(history["loss"]).all()
+
+
+def own_batches():
+    yield "PyDataset", Batched(*TRAIN)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        images, labels = TRAIN
+        yield "tf.data", tf.data.Dataset.from_tensor_slices((ready(images), labels)).batch(16)
+        one_hot = tf.data.Dataset.from_tensor_slices((ready(images), np.eye(2)[labels]))
+        yield "tf.data, one-hot", one_hot.batch(16)
+    if BACKEND == "torch":
+        import torch
+
+        images, labels = TRAIN
+        dataset = torch.utils.data.TensorDataset(
+            torch.from_numpy(ready(images)), torch.from_numpy(labels)
+        )
+        yield "DataLoader", torch.utils.data.DataLoader(dataset, 16)
+
+
+@pytest.mark.parametrize(("kind", "batches"), own_batches(), ids=lambda case: str(case)[:9])
+def test_batches_of_ones_own(kind, batches, tmp_path):
+    model = small()
+    history = kv.fit(model, batches, output=tmp_path, **SHORT)
+    assert set(history.history) == {"loss", "accuracy"}
+    assert json.loads((tmp_path / "run.json").read_text())["best_epoch"] == 2
+    alone = kv.evaluate(model, batches)
+    assert (alone["part"], alone["images"]) == ("batches", 48)
+    assert alone["loss"] == pytest.approx(crossentropy(model, *TRAIN), rel=1e-4)
+
+
+def test_pipelines_made_by_hand():
+    batches = kv.data.Pipelines(train=Batched(*TRAIN), validation=Batched(*VALIDATION, size=5))
+    model = small()
+    history = kv.fit(model, batches, **SHORT).history
+    best = int(np.argmax(history["val_accuracy"]))
+    assert history["val_loss"][best] == pytest.approx(crossentropy(model, *VALIDATION), rel=1e-4)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow's own data")
+def test_endless_batches():
+    import tensorflow as tf
+
+    images, labels = TRAIN
+    endless = tf.data.Dataset.from_tensor_slices((ready(images), labels)).repeat().batch(16)
+    with pytest.raises(ValueError, match="`steps_per_epoch`"):
+        kv.fit(small(), endless, **SHORT)
+    model = small()
+    assert len(kv.fit(model, endless, steps_per_epoch=5, **SHORT).history["loss"]) == 2
+    assert int(model.optimizer.iterations) == 10
+
+
+def test_what_does_not_fit_is_an_error_at_once(tmp_path):
+    images, labels = TRAIN
+    np.savez(tmp_path / "named.npz", x_train=images, y_train=labels, class_names=["left", "right"])
+    with pytest.raises(ValueError, match="classes=2"):
+        kv.fit(small(3), tmp_path / "named.npz", **SHORT)
+    with pytest.raises(ValueError, match="classes=3"):
+        kv.fit(small(), (images, labels + 1), **SHORT)
+    with pytest.raises(ValueError, match="relu"):
+        kv.fit(small(activation="relu"), "no/such/folder", **SHORT)
+    with pytest.raises(ValueError, match="several labels"):
+        kv.fit(small(), (images, np.ones((48, 2))), **SHORT)
+    with pytest.raises(ValueError, match="images, labels"):
+        kv.fit(small(), Unlabelled(*TRAIN), **SHORT)
+
+
+class Unlabelled(Batched):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0]
+
+
+DATA_PARALLEL = """
+import keras, numpy as np
+import keras_vitx as kv
+
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+keras.utils.set_random_seed(0)
+model = keras.Sequential(
+    [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")]
+)
+model.preprocessing = {
+    "mean": (0.5,), "std": (0.5,), "crop_ratio": 1.0, "interpolation": "bicubic"
+}
+random = np.random.default_rng(0)
+parts = [
+    (random.integers(0, 255, (n, 4, 4, 1), "uint8"), np.arange(n) % 2) for n in (66, 66, 13)
+]
+history = kv.fit(
+    model, tuple(parts), epochs=1, batch_size=16, warmup_epochs=0, augmentation=None, verbose=0
+)
+keras.distribution.set_distribution(None)
+for (images, labels), measured in (
+    (parts[1], {n: history.history[f"val_{n}"][0] for n in ("loss", "accuracy")}),
+    (parts[2], history.test),
+):
+    outputs = np.asarray(model((images / 127.5 - 1).astype("float32")))
+    loss = -np.log(outputs[np.arange(len(labels)), labels]).mean()
+    assert abs(measured["loss"] - loss) < 1e-5, (measured, loss)
+    accuracy = (outputs.argmax(-1) == labels).mean()
+    assert abs(measured["accuracy"] - accuracy) < 1e-6, (measured, accuracy)
+"""
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="keras.distribution is JAX's")
+def test_each_image_counts_once_on_several_devices(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    run_python(DATA_PARALLEL)

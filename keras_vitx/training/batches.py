@@ -1,0 +1,121 @@
+"""Batches to train on, opened from a source or the user's own."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from keras_vitx import data
+from keras_vitx.data.batches import EvaluationBatches
+from keras_vitx.preprocessing import ModelInput
+
+PartName = Literal["train", "validation", "test"]
+
+
+def opened(source: Any, model: keras.Model, batch_size: int, **arguments: Any) -> data.Pipelines:
+    """Return the batches of a source; the user's own batches are taken as they are.
+
+    Args:
+        source: What `data.pipelines` takes; `data.Pipelines`; or batches: a
+            `keras.utils.PyDataset`, or an iterable that starts anew each time, such
+            as a `tf.data.Dataset` or a PyTorch `DataLoader`.
+        model: The model that the images are made ready for.
+        batch_size: Images per batch of a source.
+        **arguments: Further arguments of `data.pipelines`.
+
+    Raises:
+        ValueError: for a source with other classes than the model has outputs.
+    """
+    if isinstance(source, data.Pipelines):
+        return source
+    if is_batches(source):
+        return data.Pipelines(source)
+    batches = data.pipelines(source, model, batch_size, pad=on_several_devices(), **arguments)
+    names, outputs = batches.class_names, model.output_shape[-1]
+    if names is not None and not are_numbers(names) and len(names) != outputs:
+        two_of_one = len(names) == 2 and outputs == 1
+        if not two_of_one:
+            raise ValueError(
+                f"model: it has {outputs} outputs, but the source has {len(names)} classes "
+                f"({', '.join(names[:3])}, ...). Make the model with classes={len(names)}."
+            )
+    return batches
+
+
+def part_of(
+    source: Any, model: keras.Model, part: PartName | None, batch_size: int, **arguments: Any
+) -> tuple[str, Any, tuple[str, ...] | None]:
+    """Return a part's name, its images in order as batches, and the class names.
+
+    Args:
+        source: As in `opened`.
+        model: The model that the images are made ready for.
+        part: Name of the part; None is the first of test, validation, train that
+            the source has. The user's own batches have no parts.
+        batch_size: Images per batch of a source.
+        **arguments: Further arguments of `data.open_source`.
+
+    Raises:
+        ValueError: for a part that the source does not have.
+    """
+    if is_batches(source):
+        if part is not None:
+            raise ValueError(f"`part` must be None for batches of your own. Received: {part!r}.")
+        return "batches", source, None
+    if not isinstance(source, (data.Source, data.Pipelines)):
+        source = data.open_source(source, **arguments)
+    names = ("test", "validation", "train")
+    present = [name for name in names if getattr(source, name) is not None]
+    if part is not None and part not in present:
+        raise ValueError(f"`part` must be one of {', '.join(present)}. Received: {part!r}.")
+    part = part or present[0]
+    found = getattr(source, part)
+    if isinstance(source, data.Source):
+        found = EvaluationBatches(found, ModelInput.of(model), batch_size, pad=on_several_devices())
+    return part, found, source.class_names
+
+
+def on_several_devices() -> bool:
+    """Whether `keras.distribution` shares each batch between devices, in equal parts."""
+    return keras.distribution.distribution() is not None
+
+
+def are_numbers(class_names: Sequence[str]) -> bool:
+    """Whether the names are those that unnamed classes get: "0", "1", ..."""
+    return list(class_names) == [str(i) for i in range(len(class_names))]
+
+
+def is_batches(source: Any) -> bool:
+    """Whether `source` yields batches and is not something that has to be opened."""
+    if isinstance(source, keras.utils.PyDataset):
+        return True
+    opens = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Source, Iterator)
+    return isinstance(source, Iterable) and not isinstance(source, opens)
+
+
+def labels_of(batches: Any) -> np.ndarray:
+    """Return the labels of the first batch; of several heads, those of the class token."""
+    batch = batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise ValueError(
+            "source: expected batches (images, labels) or (images, labels, weights), got "
+            f"{type(batch).__name__}{f' of {len(batch)}' if hasattr(batch, '__len__') else ''}."
+        )
+    labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
+    return np.asarray(labels)
+
+
+def steps_of(batches: Any) -> int:
+    """Return the number of batches in an epoch.
+
+    Raises:
+        ValueError: where it isn't known, as for endless batches.
+    """
+    try:
+        return len(batches)
+    except TypeError as error:
+        raise ValueError(
+            f"source: the number of batches is unknown ({error}). Give `steps_per_epoch`."
+        ) from error

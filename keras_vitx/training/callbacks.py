@@ -1,0 +1,166 @@
+"""What happens between the epochs of `fit`."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.files import written_whole
+
+
+class CountEpochs(keras.callbacks.Callback):
+    """Tell batches of `keras_vitx.data` which epoch begins, since their order follows from it.
+
+    Args:
+        dataset: Any dataset; those without `set_epoch` count for themselves.
+    """
+
+    def __init__(self, dataset: Any):
+        super().__init__()
+        self.dataset = dataset
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+
+class StopAtNonFinite(keras.callbacks.Callback):
+    """Stop training at the first step whose loss is NaN or infinite.
+
+    Raises:
+        FloatingPointError: at the end of that step's epoch, which is stopped at
+            once; it names the step and the epoch.
+    """
+
+    # Keras may call it from a thread, so that no step waits for its loss.
+    async_safe = True
+
+    def __init__(self):
+        super().__init__()
+        self.step = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Keras logs the mean since the start of the epoch: once NaN, it stays NaN.
+        if not np.isfinite(logs["loss"]):
+            self.step = batch + 1 if self.step is None else min(self.step, batch + 1)
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.step is not None:
+            raise FloatingPointError(
+                f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
+            )
+
+
+class Validate(keras.callbacks.Callback):
+    """Add `val_` entries to the logs of each epoch.
+
+    Args:
+        measure: Returns the measures by name.
+    """
+
+    def __init__(self, measure: Callable[[], dict[str, float]]):
+        super().__init__()
+        self.measure = measure
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs.update({f"val_{name}": value for name, value in self.measure().items()})
+
+
+class KeepBest(keras.callbacks.Callback):
+    """Keep the weights of the best epoch; write the files of a run after each epoch.
+
+    The best epoch has the highest `val_accuracy`; where there is none, the lowest
+    `val_loss`; without validation it is the last one. The first of equal epochs
+    counts.
+
+    Args:
+        model: The model, whose weights are kept until an epoch is finished.
+        output: Folder for `best.keras` and `history.csv`, each written whole or
+            not at all; None writes nothing.
+
+    Attributes:
+        epoch: The best epoch, counted from 1; None before the first one ends.
+        logs: Its logs.
+
+    Raises:
+        FloatingPointError: at the end of an epoch, if the validation loss or the
+            weights are not finite.
+    """
+
+    def __init__(self, model: keras.Model, output: Path | None = None):
+        super().__init__()
+        self.set_model(model)
+        self.output = output
+        self.epoch: int | None = None
+        self.logs: dict[str, float] = {}
+        self.values = self._current()
+        self.rows: list[dict[str, float]] = []
+
+    @property
+    def chosen_by(self) -> str | None:
+        """The entry of the logs by which the best epoch is chosen; None without validation."""
+        return next((key for key in ("val_accuracy", "val_loss") if key in self.logs), None)
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = {name: float(value) for name, value in (logs or {}).items()}
+        self.rows.append({"epoch": epoch + 1, **logs})
+        self._write_history()
+        values = self._current()
+        if not np.isfinite(logs.get("val_loss", 0.0)):
+            raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
+        if not all(np.isfinite(value).all() for value in values):
+            raise FloatingPointError(f"The weights after epoch {epoch + 1} are not finite.")
+        if self._is_best(logs):
+            self.epoch, self.logs, self.values = epoch + 1, logs, values
+            if self.output is not None:
+                with written_whole(self.output / "best.keras") as path:
+                    self.model.save(path)
+
+    def restore(self) -> str:
+        """Give the model the best weights, or those from before training; return which."""
+        for variable, value in zip(_variables(self.model), self.values, strict=True):
+            variable.assign(value)
+        if self.epoch is None:
+            return "The model has its weights from before training: no epoch was finished."
+        by = f" ({self.chosen_by} {self.logs[self.chosen_by]:.4g})" if self.chosen_by else ""
+        return f"The model has the weights of epoch {self.epoch}{by}."
+
+    def facts(self) -> dict[str, Any]:
+        """Return the best epoch and its measures, for the record of a run."""
+        measures = {k.removeprefix("val_"): v for k, v in self.logs.items() if k.startswith("val_")}
+        return {
+            "epochs_finished": len(self.rows),
+            "best_epoch": self.epoch,
+            "chosen_by": self.chosen_by,
+            "validation": measures or None,
+        }
+
+    def _current(self):
+        # Copies: under PyTorch, `convert_to_numpy` shares the memory of the variable.
+        return [np.array(keras.ops.convert_to_numpy(v.value)) for v in _variables(self.model)]
+
+    def _is_best(self, logs):
+        key = self.chosen_by
+        if key is None:
+            return True
+        return logs[key] < self.logs[key] if key == "val_loss" else logs[key] > self.logs[key]
+
+    def _write_history(self):
+        if self.output is not None:
+            with written_whole(self.output / "history.csv") as path, path.open("w") as file:
+                columns = dict.fromkeys(key for row in self.rows for key in row)
+                writer = csv.DictWriter(file, columns)
+                writer.writeheader()
+                writer.writerows(self.rows)
+
+
+def _variables(model):
+    """All that training changes, the states of random seeds included.
+
+    Under JAX they are empty while a step runs, so all come back after an error.
+    """
+    return [*model.trainable_variables, *model.non_trainable_variables]

@@ -1,0 +1,72 @@
+"""What a model is compiled with: the user's choices, else the recipe's."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_vitx.classifier import outputs_of
+from keras_vitx.keras_internals import compile_arguments
+from keras_vitx.training.evaluate import Measured
+from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
+from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.task import task_of
+
+log = logging.getLogger(__name__)
+
+
+def compiled_by_user(model: keras.Model) -> bool:
+    """Whether the model was compiled, and not by an earlier `fit` of ours."""
+    optimizer = getattr(model, "optimizer", None)
+    # In mixed_float16, Keras wraps the optimizer.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(model.compiled) and getattr(optimizer, "name", None) != OPTIMIZER
+
+
+def compile_for(
+    model: keras.Model,
+    recipe: Recipe,
+    steps: int,
+    labels: Callable[[], Any],
+    optimizer: str | keras.optimizers.Optimizer | None = None,
+    loss: Any = None,
+    metrics: Sequence[Any] | None = None,
+) -> Measured:
+    """Compile `model`; return what measures it, without label smoothing.
+
+    Each of optimizer, loss and metrics is the argument; else what the user
+    compiled the model with; else what the recipe, the head and the labels ask for.
+
+    Args:
+        model: The model; it is compiled anew unless its own settings stay.
+        recipe: Settings of the optimizer, and the label smoothing.
+        steps: Steps per epoch.
+        labels: Returns the labels of a batch; called if no loss is given.
+        optimizer, loss, metrics: As in `fit`.
+
+    Raises:
+        ValueError: as `outputs_of` and `task_of`.
+    """
+    own = compile_arguments(model) if compiled_by_user(model) else {}
+    if own:
+        log.warning(
+            "The model is compiled: its optimizer (%s), loss and metrics are used, not the "
+            "recipe's.",
+            type(model.optimizer).__name__,
+        )
+    given = {"optimizer": optimizer, "loss": loss, "metrics": metrics}
+    given = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in own.items() if value is not None} | given
+    plain_loss = chosen.get("loss")
+    if plain_loss is None:
+        task = task_of(outputs_of(model), labels())
+        plain_loss, given["loss"] = task.loss(), task.loss(recipe.label_smoothing)
+        if "metrics" not in chosen:
+            given["metrics"] = task.metrics()
+    if "optimizer" not in chosen:
+        given["optimizer"] = make_optimizer(model, recipe, steps)
+    if given:
+        model.compile(**{**chosen, **given})
+    measures = [chosen.get("metrics", given.get("metrics")), chosen.get("weighted_metrics")]
+    return Measured(model, plain_loss, [m for m in keras.tree.flatten(measures) if m is not None])

@@ -1,0 +1,43 @@
+"""The loss of a sigmoid head."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class SigmoidCrossentropy(keras.losses.Loss):
+    r"""Binary cross entropy of each class, averaged over the classes, of smoothed labels.
+
+    With smoothing $s$ the target is $(1 - s)\,y + s / 2$, where $y$ is 1 for the image's
+    classes and 0 for others.
+
+    Labels: `(batch, K)`, 0 or 1 or between; or integers `(batch,)` or `(batch, 1)`, the one
+    class of each image (for $K = 1$: whether the image belongs to it). Predictions:
+    probabilities `(batch, K)`, each between 0 and 1.
+
+    Args:
+        label_smoothing: $s$, in [0, 1).
+    """
+
+    def __init__(
+        self, label_smoothing: float = 0.0, name: str = "sigmoid_crossentropy", **kwargs: Any
+    ):
+        super().__init__(name=name, **kwargs)
+        self.label_smoothing = label_smoothing
+
+    def call(self, y_true, y_pred):
+        classes = y_pred.shape[-1]
+        if len(y_true.shape) != len(y_pred.shape) or y_true.shape[-1] != classes:
+            y_true = ops.reshape(y_true, ops.shape(y_pred)[:-1])
+            if classes == 1:
+                y_true = ops.expand_dims(y_true, -1)
+            else:
+                y_true = ops.one_hot(ops.cast(y_true, "int32"), classes, dtype=y_pred.dtype)
+        return keras.losses.binary_crossentropy(
+            y_true, y_pred, label_smoothing=self.label_smoothing
+        )
+
+    def get_config(self):
+        return {**super().get_config(), "label_smoothing": self.label_smoothing}

@@ -1,0 +1,120 @@
+"""What a model is trained for, told by its head and by the form of the labels."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from keras_vitx.classifier import Outputs
+from keras_vitx.training.losses import SmoothedCrossentropy
+from keras_vitx.training.sigmoid import SigmoidCrossentropy
+
+Kind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loss and the metrics that go with it.
+
+    | kind | head | labels | loss |
+    |---|---|---|---|
+    | `"classes"` | softmax, logits | integers `(n,)` or `(n, 1)` | cross entropy |
+    | `"distributions"` | softmax, logits | one-hot or soft `(n, classes)` | cross entropy |
+    | `"classes"` | sigmoid | integers | binary cross entropy of the one-hot labels |
+    | `"multi-label"` | sigmoid | `(n, classes)` in 0..1 | binary cross entropy |
+    | `"binary"` | sigmoid, one output | 0 or 1, `(n,)` or `(n, 1)` | binary cross entropy |
+    | `"regression"` | linear | floats, `(n, outputs)`, or `(n,)` for one | squared error |
+
+    Attributes:
+        kind: What is learned.
+        outputs: What the model's outputs mean.
+    """
+
+    kind: Kind
+    outputs: Outputs
+
+    def loss(self, label_smoothing: float = 0.0) -> keras.losses.Loss:
+        """Return the loss; without smoothing, the plain one that is reported."""
+        if self.kind == "regression":
+            return keras.losses.MeanSquaredError(name="squared_error")
+        if self.outputs.kind == "sigmoid":
+            return SigmoidCrossentropy(label_smoothing)
+        if self.kind == "distributions":
+            return keras.losses.CategoricalCrossentropy(
+                self.outputs.from_logits, label_smoothing, name="crossentropy"
+            )
+        return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
+
+    def metrics(self, top_5: bool = False) -> list[keras.metrics.Metric]:
+        """Return new metrics.
+
+        Args:
+            top_5: Whether the accuracy among the five most probable classes is
+                one of them, where there are more than five.
+        """
+        top_5 = top_5 and self.outputs.classes > 5
+        if self.kind == "classes":
+            found = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
+            if top_5:
+                found.append(keras.metrics.SparseTopKCategoricalAccuracy(5, "top_5_accuracy"))
+            return found
+        if self.kind == "distributions":
+            found = [keras.metrics.CategoricalAccuracy("accuracy")]
+            if top_5:
+                found.append(keras.metrics.TopKCategoricalAccuracy(5, "top_5_accuracy"))
+            return found
+        if self.kind == "binary":
+            return [keras.metrics.BinaryAccuracy("accuracy")]
+        if self.kind == "multi-label":
+            return [keras.metrics.BinaryAccuracy("binary_accuracy")]
+        return [keras.metrics.MeanAbsoluteError("mean_absolute_error")]
+
+
+def task_of(outputs: Outputs, labels: Any) -> Task:
+    """Return what a model with these outputs learns from labels of this form.
+
+    Args:
+        outputs: What the model's outputs mean.
+        labels: The labels of a batch, an array.
+
+    Raises:
+        ValueError: when head and labels don't go together, or don't tell the task.
+    """
+    labels = np.asarray(labels)
+    return Task(_kind(outputs, labels), outputs)
+
+
+def _kind(outputs: Outputs, labels: np.ndarray) -> Kind:
+    classes = outputs.classes
+    whole = labels.dtype.kind in "iub" or bool((labels == np.floor(labels)).all())
+    in_unit = bool((labels >= 0).all() and (labels <= 1).all())
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 1 and classes == 1:
+        if outputs.kind == "sigmoid" and in_unit:
+            return "binary"
+        if outputs.kind == "logits" and not whole:
+            return "regression"
+    elif labels.ndim == 1 and whole:
+        if labels.min() < 0 or labels.max() >= classes:
+            raise ValueError(
+                f"Labels must be in 0..{classes - 1}, as the model has {classes} outputs. "
+                f"Received: {labels.min():.0f}..{labels.max():.0f}."
+            )
+        return "classes"
+    elif labels.ndim == 2 and labels.shape[1] == classes:
+        if outputs.kind == "sigmoid" and in_unit:
+            return "multi-label"
+        sums_to_one = in_unit and bool(np.allclose(labels.sum(-1), 1, atol=1e-3))
+        if outputs.kind != "sigmoid" and sums_to_one:
+            return "distributions"
+        if outputs.kind == "logits" and not (whole and in_unit):
+            return "regression"
+    raise ValueError(
+        f"A head of {classes} outputs ({outputs.kind}) and labels of shape {labels.shape} "
+        f"({labels.dtype}, from {labels.min():g} to {labels.max():g}) don't tell what is to be "
+        "learned. Expected: softmax or logits with integers or with rows that sum to 1; sigmoid "
+        "with rows of 0 and 1 (several labels per image); a linear head with other floats. Or "
+        "give `loss=`."
+    )
