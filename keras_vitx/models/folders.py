@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vitx.files import written_whole
 from keras_vitx.keras_internals import sublayers
@@ -25,15 +26,13 @@ from keras_vitx.weights import (
     model_card,
     save_safetensors,
 )
+from keras_vitx.weights.description import LIBRARY
 from keras_vitx.weights.hub import SCHEME, download, parse
 from keras_vitx.weights.reading import opened
+from keras_vitx.weights.reading.folder import CONFIG, KERAS_WEIGHTS, SAFETENSORS, read_config
+from keras_vitx.weights.reading.h5 import check_h5
 
-LIBRARY = "keras_vitx"
-CONFIG = "config.json"
 CARD = "README.md"
-SAFETENSORS = "model.safetensors"
-# Keras' own format, for variables that PyTorch's checkpoints have no name for.
-KERAS_WEIGHTS = "model.weights.h5"
 
 
 def save(
@@ -46,28 +45,28 @@ def save(
     licence: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a model to a folder that `load` reads, ready to be put on the hub.
+    """Write a model to a folder that `load` and `weights=` read, ready for the hub.
 
     The folder holds `config.json` (the model's layers, class names and
     preprocessing), `README.md` (a model card) and `model.safetensors`, the weights
-    under the names of PyTorch's checkpoints. Where those have no name for a variable
-    (LoRA, quantized layers, layers of another family or of your own) it is
+    under the names of PyTorch checkpoints. If those have no name for a variable (LoRA,
+    quantized layers, layers of another family or of your own), the weights are in
     `model.weights.h5` instead. The folder is written whole or not at all.
 
     Args:
         model: A model of the zoo.
         folder: Where to write; a new or an empty folder.
-        recipe: How the model was trained, for the card: words, a
+        recipe: How the model was trained, for the card: text, a
             `keras_vitx.training.Recipe`, or a dictionary such as the `run.json` of `fit`.
         accuracy: Top-1 accuracy on the test images of `dataset`, from 0 to 1.
         dataset: What the model was trained on.
         licence: As the hub spells it, such as "apache-2.0".
-        overwrite: Whether a folder that holds something is written to. The files of a
-            model in it are replaced; all others stay.
+        overwrite: Whether to write to a folder that is not empty. The files of a model in
+            it are replaced; all others stay.
 
     Raises:
         ValueError: when an argument is wrong.
-        OSError: when the folder holds something or can't be written.
+        OSError: when the folder is not empty or can't be written.
     """
     if not isinstance(model, Chain):
         raise ValueError(
@@ -122,8 +121,9 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     sizes that it can't have, and then loaded by Keras in its safe mode, uncompiled.
 
     Args:
-        source: A folder that `save` wrote; "hf://owner/repo", which is such a folder on the
-            hub or the source of a checkpoint of the catalogue; or a `.keras` file.
+        source: A folder that `save` wrote; "hf://owner/repo" or "hf://owner/repo@revision"
+            (a branch, tag or commit), which is such a folder on the hub or the source of a
+            checkpoint of the catalogue; or a `.keras` file.
         custom_objects: Other classes and functions that the model may use, by their
             registered names, as in `keras.saving.load_model`.
 
@@ -137,15 +137,17 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     """
     source, custom_objects = os.fspath(source), dict(custom_objects or {})
     if source.startswith(SCHEME):
-        repository, _ = parse(source)
-        address = f"{SCHEME}{repository}"
+        address = parse(source)
         for known in checkpoints_of(None):
-            if known.source == address:
+            if known.source == SCHEME + address.repository:
                 tokens = {"distillation_token": True} if known.distillation_token else {}
+                pinned = str(address._replace(file=known.file)) if address.revision else known.name
                 return create_model(
-                    known.constructor, weights=known.name, classes=known.classes, **tokens
+                    known.constructor, weights=pinned, classes=known.classes, **tokens
                 )
-        return _load_folder(source, lambda file: download(f"{address}/{file}"), custom_objects)
+        return _load_folder(
+            source, lambda file: download(address._replace(file=file)), custom_objects
+        )
     path = Path(source).expanduser()
     if path.is_dir():
         return _load_folder(source, lambda file: _existing(path / file), custom_objects)
@@ -177,21 +179,11 @@ def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
 
 
 def _load_folder(source: str, fetch: Callable[[str], Path], custom_objects: dict) -> Chain:
-    path = fetch(CONFIG)
     try:
-        content = json.loads(path.read_text("utf-8"))
-        ours = content.get("library_name") == LIBRARY
-        config, weights = (content["model"], content["weights"]) if ours else (None, None)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{source}: {CONFIG} is damaged ({type(error).__name__}).") from error
-    if not ours:
-        raise ValueError(
-            f"{source}: {CONFIG} isn't that of a model of keras_vitx. If the weights are those of "
-            "a size, make it: keras_vitx.create_model(NAME, weights=...)."
-        )
+        config, weights = read_config(fetch(CONFIG))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
     try:
-        if weights not in (SAFETENSORS, KERAS_WEIGHTS):
-            raise ValueError(f"it names the weights {weights!r}")
         refused = {
             name: module
             for name, module in foreign_objects(config).items()
@@ -227,18 +219,21 @@ def _fill(model: Chain, weights: Path) -> None:
                 variable.assign(array)
         return
     try:
+        check_h5(weights, np.memmap(weights, "uint8", "r"))
         model.load_weights(weights)
-    except Exception as error:  # Keras passes on whatever a bad file provokes.
+    except Exception as error:  # Keras raises whatever a bad file provokes.
         raise ValueError(f"{weights.name} is damaged or doesn't fit: {_reason(error)}") from error
     for layer in sublayers(model):
         if getattr(layer, "lora_enabled", False):
-            # Keras saves the sum and reads both factors as 0, which no gradient leaves.
+            # Keras saves the merged kernel and loads both factors as 0, where gradients vanish.
             values = keras.initializers.HeUniform()(layer.lora_kernel_a.shape)
             layer.lora_kernel_a.assign(values)
 
 
 def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    # Keras puts the cause of an error behind the whole config.
+    text = str(error).rpartition("Exception encountered: ")[2].strip()
+    return (text or type(error).__name__).splitlines()[0][:300]
 
 
 def _existing(path: Path) -> Path:

@@ -134,7 +134,12 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
 
 
 def _entry(variable, model, native: bool) -> _Entry:
-    name, layout = checkpoint_name(variable.path, model.family)
+    try:
+        name, layout = checkpoint_name(variable.path, model.family)
+    except ValueError:
+        if not native:
+            raise
+        layout = "same"
     if native:
         name, layout = variable.path, "positions" if layout in POSITIONS else "same"
     entry = _Entry(variable, name, layout, tuple(variable.shape))

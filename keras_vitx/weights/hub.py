@@ -1,55 +1,110 @@
-"""Files that are elsewhere: on the Hugging Face hub, or shipped with the project."""
+"""Files on the Hugging Face hub, and files that ship with the project."""
 
 import contextlib
 import hashlib
 import re
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 SCHEME = "hf://"
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def download(address: str, sha256: str | None = None) -> Path:
-    """Return the local copy of a file on the hub, downloaded if need be.
+class Address(NamedTuple):
+    """A file on the hub.
 
-    A copy in the hub's cache is taken without asking the hub. It is checked
-    against `sha256`, or else against the hash by which the cache names it, and
-    downloaded again, once, when it differs.
+    Attributes:
+        repository: "owner/repo".
+        file: Path of the file in the repository.
+        revision: Branch, tag or commit; None for the main branch.
+    """
 
-    Args:
-        address: "hf://owner/repo" for its `model.safetensors`, or
-            "hf://owner/repo/file".
-        sha256: Hash of the file, or how it begins; None where it isn't known.
+    repository: str
+    file: str = "model.safetensors"
+    revision: str | None = None
+
+    def __str__(self):
+        revision = f"@{quote(self.revision, safe='')}" if self.revision else ""
+        return f"{SCHEME}{self.repository}{revision}/{self.file}"
+
+
+def parse(address: str) -> Address:
+    """Read "hf://owner/repo[@revision][/file]"; a "/" in a revision is written "%2F".
 
     Raises:
-        ValueError: when the address isn't of that form, or the file's hash is
-            another.
-        OSError: when the file can't be had and isn't in the cache.
+        ValueError: when the address is not of that form, or a part of it could lead
+            out of the repository.
     """
-    repository, file = parse(address)
+    match = re.fullmatch(r"hf://([^/@\s]+/[^/@\s]+)(?:@([^/@\s]+))?(?:/(\S*[^/\s]))?/?", address)
+    if not match:
+        raise ValueError(
+            f'weights={address!r} must read "hf://owner/repo" or "hf://owner/repo/file", with '
+            '"@revision" after the repository to pin a branch, tag or commit.'
+        )
+    parsed = Address(match[1], match[3] or "model.safetensors", match[2] and unquote(match[2]))
+    for name, path in zip(parsed._fields, parsed, strict=True):
+        if path is not None and not _is_inside(path):
+            raise ValueError(
+                f"weights={address!r}: the {name} {path!r} must be plain names joined by single "
+                'slashes, without "..".'
+            )
+    return parsed
+
+
+def _is_inside(path: str) -> bool:
+    return path.isprintable() and all(
+        part.strip(".") and not re.search(r"[\\:%?#*\s]", part) for part in path.split("/")
+    )
+
+
+def download(address: str | Address, sha256: str | None = None) -> Path:
+    """Return the local copy of a file on the hub, downloaded if necessary.
+
+    A copy in the hub's cache is used without asking the hub. It is checked against
+    `sha256`, or else against the hash in its name in the cache, and downloaded again, once,
+    if it differs.
+
+    Args:
+        address: As in `parse`.
+        sha256: SHA-256 of the file, or how it begins; None if it isn't known.
+
+    Raises:
+        ValueError: when the address is of another form, or the file has another hash.
+        OSError: when the file is not in the cache and can't be downloaded.
+    """
+    where = parse(address) if isinstance(address, str) else address
+    address = str(address)
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    def get(**options) -> Path:
+        return Path(
+            hf_hub_download(where.repository, where.file, revision=where.revision, **options)
+        )
 
     cached = True
     try:
         try:
-            path = Path(hf_hub_download(repository, file, local_files_only=True))
+            path = get(local_files_only=True)
         except LocalEntryNotFoundError:
             cached = False
-            path = Path(hf_hub_download(repository, file))
+            path = get()
     except HFValidationError as error:
         raise ValueError(f"weights={address!r}: the hub allows no such name. {error}") from error
     except Exception as error:  # Network libraries raise errors of their own kinds.
-        folder = Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}")
-        broken = _broken_link(folder, file)
+        folder = Path(constants.HF_HUB_CACHE, f"models--{where.repository.replace('/', '--')}")
+        broken = _broken_link(folder, where.file)
+        revision = quote(where.revision or "main", safe="")
+        url = f"https://huggingface.co/{where.repository}/resolve/{revision}/{where.file}"
         raise OSError(
             f"weights={address!r} can't be downloaded and isn't in the cache "
             f"({broken or constants.HF_HUB_CACHE}{' leads nowhere' if broken else ''}). Download "
-            f"https://huggingface.co/{repository}/resolve/main/{file} where there is a network, "
-            f"and give its path as weights=, or copy that machine's cache folder "
-            f"{folder.name} into this one's. "
+            f"{url} where there is a network, and give its path as weights=, or copy that "
+            f"machine's cache folder {folder.name} into this one's. "
             f"The cause: {type(error).__name__}."
         ) from error
-    # The hub names large files by their hash.
+    # The hub's cache names large files by their hash.
     sha256 = sha256 or (path.resolve().name if SHA256.fullmatch(path.resolve().name) else None)
     try:
         try:
@@ -57,9 +112,9 @@ def download(address: str, sha256: str | None = None) -> Path:
         except ValueError:
             if not cached or constants.HF_HUB_OFFLINE:
                 raise
-            # Where there is no network after all, the cached file is what is wrong.
+            # Without a network, the error is still about the cached file.
             with contextlib.suppress(Exception):
-                path = Path(hf_hub_download(repository, file, force_download=True))
+                path = get(force_download=True)
             return verified(path, sha256)
     except ValueError as error:
         raise ValueError(
@@ -68,11 +123,8 @@ def download(address: str, sha256: str | None = None) -> Path:
         ) from error
 
 
-SHA256 = re.compile("[0-9a-f]{64}")
-
-
 def verified(path: Path, sha256: str | None) -> Path:
-    """Return `path` when the file has the hash that it should; None fits any file.
+    """Return `path` if the file has the expected hash; None accepts any file.
 
     Args:
         path: A file.
@@ -94,28 +146,13 @@ def verified(path: Path, sha256: str | None) -> Path:
 
 
 def _broken_link(folder: Path, file: str) -> Path | None:
-    """The entry of a file in a repository's cache, where what it leads to is gone."""
+    """Return a file's entry in a repository's cache if it is a link to nothing."""
     links = (commit / file for commit in sorted(folder.glob("snapshots/*")))
     return next((link for link in links if link.is_symlink() and not link.exists()), None)
 
 
-def parse(address: str) -> tuple[str, str]:
-    """Split an address into ("owner/repo", "file").
-
-    Raises:
-        ValueError: when it isn't of the form "hf://owner/repo" or
-            "hf://owner/repo/file".
-    """
-    match = re.fullmatch(r"hf://([^/\s]+/[^/\s]+)(?:/(\S+[^/\s]))?/?", address)
-    if not match:
-        raise ValueError(
-            f'weights={address!r} should read "hf://owner/repo" or "hf://owner/repo/file".'
-        )
-    return match[1], match[2] or "model.safetensors"
-
-
 def shipped(file: str) -> Path:
-    """Return the path of a file of weights that ships with the project.
+    """Return the path of a weights file that ships with the project.
 
     Raises:
         OSError: when it is in neither the package nor a source checkout.
@@ -126,7 +163,7 @@ def shipped(file: str) -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"The weights {file} should ship with the package, but aren't at "
+        f"The weights {file} should ship with the package, but are not at "
         + " or ".join(str(path) for path in places)
         + "."
     )

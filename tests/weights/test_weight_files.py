@@ -89,7 +89,7 @@ def test_without_torch_the_extra_is_named(torch, state, tmp_path, unused, monkey
 
     resolved = resolve(tmp_path / "file.pth")
     monkeypatch.setattr(builtins, "__import__", without_torch)
-    with pytest.raises(ImportError, match=r"keras-vitx\[torch\]"):
+    with pytest.raises(ImportError, match='extra "torch"'):
         kv.weights.load(unused, resolved)
 
 
@@ -190,27 +190,89 @@ def test_a_checkpoint_that_holds_itself(torch, unused, tmp_path):
         load_weights(unused, tmp_path / "file.pth")
 
 
-@pytest.mark.parametrize("value", ["[0, 4]", "[-4, -4]", "[1e999, 4]", "[" * 9999])
-def test_a_grid_that_is_none(unused, golden_tensors, tmp_path, value):
-    facts = {"model": '"a"', "family": '"CaiT"', "class_names": "null", "preprocessing": "null"}
-    metadata = {"library": "keras_vitx", "grid": value, **facts}
-    save_file(golden_tensors, tmp_path / "m.safetensors", metadata)
-    with pytest.raises(ValueError, match=r"m\.safetensors"):
+FACTS = {
+    "model": "a",
+    "family": "CaiT",
+    "grid": None,
+    "class_names": None,
+    "preprocessing": {"mean": [0.5] * 3, "std": [0.5] * 3},
+}
+WRONG_FACTS = [
+    ("grid", [0, 4], "`grid`"),
+    ("grid", [-4, -4], "`grid`"),
+    ("grid", [float("inf"), 4], "`grid`"),
+    ("grid", "four", "`grid`"),
+    ("class_names", 5, "`class_names`"),
+    ("class_names", [["a"]], "`class_names`"),
+    ("class_names", ["a"], "names 1 classes and has weights for 10"),
+    ("preprocessing", {"std": [0.5] * 3}, "`preprocessing`.*`mean`"),
+    ("preprocessing", {"mean": [0.5] * 3, "std": "abc"}, "`std`"),
+    ("preprocessing", [0.5], "`preprocessing`"),
+    ("family", 3, "`family`"),
+    ("model", None, "`model`"),
+]
+
+
+@pytest.mark.parametrize(("fact", "value", "said"), WRONG_FACTS)
+@pytest.mark.parametrize("kind", ["safetensors", "keras"])
+def test_wrong_facts_about_the_model(
+    unused, golden_tensors, keras_members, tmp_path, kind, fact, value, said
+):
+    path, facts = tmp_path / f"m.{kind}", {**FACTS, fact: value}
+    if kind == "safetensors":
+        metadata = {key: json.dumps(value) for key, value in facts.items()}
+        save_file(golden_tensors, path, {"library": "keras_vitx", **metadata})
+    else:
+        config = json.loads(keras_members["config.json"])
+        layers = [{"config": {"grid": facts["grid"]}}]
+        config["config"].update({**facts, "name": facts["model"], "layers": layers})
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("config.json", json.dumps(config))
+            file.writestr("model.weights.h5", keras_members["model.weights.h5"])
+    with pytest.raises(ValueError, match=rf"m\.{kind}.*{said}") as error:
+        load_weights(unused, path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("change", ["no grid", "deep"])
+def test_metadata_that_is_cut_off(unused, golden_tensors, tmp_path, change):
+    metadata = {key: json.dumps(value) for key, value in FACTS.items()}
+    metadata["grid"] = "[" * 9999
+    if change == "no grid":
+        del metadata["grid"]
+    save_file(golden_tensors, tmp_path / "m.safetensors", {"library": "keras_vitx", **metadata})
+    with pytest.raises(ValueError, match=r"m\.safetensors") as error:
         load_weights(unused, tmp_path / "m.safetensors")
+    assert change == "deep" or "`grid` is missing" in str(error.value)
 
 
-def test_keras_files_are_not_built(golden_model, tiny, same_weights, tmp_path):
-    golden_model.save(tmp_path / "m.keras")
-    with zipfile.ZipFile(tmp_path / "m.keras") as file:
-        members = {name: file.read(name) for name in file.namelist()}
-    config = json.loads(members["config.json"])
+@pytest.fixture(scope="module")
+def keras_members(golden_model, tmp_path_factory):
+    """The members of the golden model's `.keras` file."""
+    path = tmp_path_factory.mktemp("keras") / "m.keras"
+    golden_model.save(path)
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+@pytest.mark.parametrize("config", [[], {}, {"config": []}, {"config": {"layers": 3}}])
+def test_configs_of_no_model(unused, keras_members, tmp_path, config):
+    with zipfile.ZipFile(tmp_path / "m.keras", "w") as file:
+        file.writestr("config.json", json.dumps(config))
+        file.writestr("model.weights.h5", keras_members["model.weights.h5"])
+    with pytest.raises(ValueError, match=r"m\.keras.*config\.json"):
+        load_weights(unused, tmp_path / "m.keras")
+
+
+def test_keras_files_are_not_built(golden_model, keras_members, tiny, same_weights, tmp_path):
+    config = json.loads(keras_members["config.json"])
     # Were it built, a layer that nobody knows would be an error.
     config["config"]["layers"][2]["class_name"] = "Unknown"
     config["config"]["layers"][2]["config"]["dim"] = 1 << 42
     config["config"]["class_names"] = list("abcdefghij")
     # Unpacked and packed again, as by hand.
     with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in {**members, "config.json": json.dumps(config)}.items():
+        for name, content in {**keras_members, "config.json": json.dumps(config)}.items():
             file.writestr(name, content)
     loaded = tiny(weights=tmp_path / "m.keras")
     same_weights(loaded, golden_model)
@@ -314,7 +376,7 @@ def test_paths_that_lead_nowhere(tmp_path):
         resolve(str(tmp_path / "absent.safetensors"))
     with pytest.raises(FileNotFoundError, match=r"no such file"):
         resolve("absent.pth")
-    with pytest.raises(IsADirectoryError, match="a folder"):
+    with pytest.raises(IsADirectoryError, match=r"a folder without config\.json"):
         resolve(tmp_path / "folder.keras")
     with pytest.raises(ValueError, match=r"\.safetensors, \.pth"):
         resolve(tmp_path / "model.onnx")

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import warnings
+import zipfile
 
 import keras
 import numpy as np
@@ -448,7 +449,11 @@ def hub(tmp_path, monkeypatch):
 def test_from_the_hub(hub, folders, name):
     root, expected = folders
     hub("someone/model", root / name)
-    close(outputs(kv.load("hf://someone/model")), expected[name][0], 1e-6)
+    for revision in ("", "@main", "@0123456789abcdef0123456789abcdef01234567"):
+        model = kv.load(f"hf://someone/model{revision}")
+        close(outputs(model), expected[name][0], 1e-6)
+    with pytest.raises(OSError, match="someone/model@v2"):
+        kv.load("hf://someone/model@v2")
 
 
 def test_a_source_of_the_catalogue(hub, tmp_path):
@@ -484,6 +489,70 @@ def test_a_repository_of_others(hub, tmp_path):
         kv.load("hf://timm/absent")
     with pytest.raises(ValueError, match="hf://owner/repo"):
         kv.load("hf://timm")
+
+
+def test_a_folder_as_weights(folders, monkeypatch, caplog):
+    root, expected = folders
+    monkeypatch.chdir(root)
+    model = FAMILIES["CaiT"](weights="CaiT")
+    close(outputs(model), expected["CaiT"][0], 1e-6)
+    assert (model.class_names, model.preprocessing) == (NAMES, PREPROCESSING)
+    assert not caplog.records
+
+
+def test_a_folder_in_keras_format_as_weights(tmp_path):
+    def make(**arguments):
+        return FAMILIES["CaiT"](
+            attention=lambda i: GatedPositionalAttention(2, conv_start=False, name="attn"),
+            **arguments,
+        )
+
+    model = make()
+    randomize(model, 0.3)
+    model.class_names = NAMES
+    kv.save(model, tmp_path / "model")
+    assert (tmp_path / "model" / "model.weights.h5").exists()
+    loaded = make(weights=tmp_path / "model")
+    close(outputs(loaded), outputs(model), 1e-6)
+    assert loaded.class_names == NAMES
+
+
+def test_a_folder_as_weights_is_strict(folders, folder, caplog):
+    root, _ = folders
+    fewer = FAMILIES["CaiT"](weights=folder, classes=3)
+    assert fewer.class_names is None and fewer.preprocessing == PREPROCESSING
+    assert "except the head's" in caplog.text
+    whole = kv.load(folder)
+    np.testing.assert_array_equal(array(fewer.weights[0]), array(whole.weights[0]))
+    with pytest.raises(ValueError, match="doesn't fit"):
+        FAMILIES["CaiT"](weights=root / "ViT")
+    with pytest.raises(ValueError, match=r"(?s)weights=.*not floating-point"):
+        FAMILIES["CaiT"](weights=root / "int8")
+    edit(folder, lambda content: content["model"]["config"].update(class_names=["a"]))
+    with pytest.raises(ValueError, match="names 1 classes"):
+        FAMILIES["CaiT"](weights=folder)
+    edit(folder, lambda content: content["model"]["config"]["preprocessing"].update(mean=None))
+    for load in (kv.load, lambda path: FAMILIES["CaiT"](weights=path)):
+        with pytest.raises(ValueError, match=r"spoilt.*config\.json.*`mean`"):
+            load(folder)
+    edit(folder, lambda content: content["model"]["config"].update(preprocessing=None))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
+        FAMILIES["CaiT"](weights=folder)
+
+
+def test_a_keras_file_without_mean_is_told(tmp_path):
+    path, other = tmp_path / "m.keras", tmp_path / "other.keras"
+    FAMILIES["CaiT"]().save(path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+        config = json.loads(old.read("config.json"))
+        del config["config"]["preprocessing"]["mean"]
+        new.writestr("config.json", json.dumps(config))
+        for name in {"metadata.json", "model.weights.h5"}:
+            new.writestr(name, old.read(name))
+    for load in (kv.load, lambda path: FAMILIES["CaiT"](weights=path)):
+        with pytest.raises(ValueError, match=r"other\.keras.*`mean`"):
+            load(other)
 
 
 UNKNOWN = """

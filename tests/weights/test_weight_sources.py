@@ -305,7 +305,57 @@ def test_imagenet_offline_on_jax_without_torch(tmp_path):
     assert finished.stdout.strip().endswith("loaded"), finished.stderr[-3000:]
 
 
-@pytest.mark.parametrize("address", ["hf://", "hf://owner", "hf:///x", "hf://a b/c", "hf://-a/c"])
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs%2Fpr%2F1", COMMIT])
+@pytest.mark.parametrize("file", ["model.safetensors", "sub/other.safetensors"])
+def test_a_revision_from_the_cache(cache, golden_file, revision, file):
+    blob = cache("someone/cait", file)
+    folder = blob.parents[1]
+    if revision != COMMIT:
+        # The branch of today is another one.
+        ref = folder / "refs" / revision.replace("%2F", "/")
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / "main").write_text("f" * 40)
+        ref.write_text(COMMIT)
+    resolved = resolve(f"hf://someone/cait@{revision}/{file}")
+    assert resolved.path.read_bytes() == golden_file.read_bytes()
+    if revision not in ("main", COMMIT):
+        with pytest.raises(OSError, match=f"hf://someone/cait/{file}.*isn't in the cache"):
+            resolve(f"hf://someone/cait/{file}")
+
+
+def test_a_revision_that_is_not_cached(cache):
+    cache("someone/cait")
+    with pytest.raises(OSError, match=r"cait/resolve/refs%2Fpr%2F2/model\.safetensors"):
+        resolve("hf://someone/cait@refs%2Fpr%2F2")
+
+
+def test_a_revision_of_a_checkpoint_keeps_its_facts(cache):
+    cache("timm/cait_s36_384.fb_dist_in1k")
+    resolved = resolve(f"hf://timm/cait_s36_384.fb_dist_in1k@{COMMIT}", "CaiT_S36")
+    assert resolved.checkpoint.name == "cait_s36_384.fb_dist_in1k"
+
+
+def test_addresses_are_read_and_written():
+    address = hub.parse("hf://owner/repo@refs%2Fpr%2F1/sub/m.pth")
+    assert address == ("owner/repo", "sub/m.pth", "refs/pr/1")
+    assert hub.parse(str(address)) == address
+    assert hub.parse("hf://owner/repo/") == ("owner/repo", "model.safetensors", None)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("hf://", "hf://owner", "hf:///x", "hf://a b/c", "hf://-a/c", "hf://a/b@", "hf://a/b@/c"),
+        *("hf://../b", "hf://a/..", "hf://a/b/../c.pth", "hf://a/b/./c.pth", "hf://a/b//c.pth"),
+        *(
+            "hf://a/b//etc/passwd",
+            "hf://a/b/c\\..\\d.pth",
+            "hf://a/b/C:/d.pth",
+            "hf://a/b/%2e%2e/c",
+        ),
+        *("hf://a/b@../c.pth", "hf://a/b@..%2F..%2Fx", "hf://a/b@%2Fetc", "hf://a/b@x\0/c.pth"),
+    ],
+)
 def test_addresses_that_are_none(cache, address):
     with pytest.raises(ValueError, match="weights='hf://"):
         resolve(address)

@@ -2,8 +2,10 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from keras_vitx.weights.description import Description
 from keras_vitx.weights.reading.h5 import read_weights_h5
 from keras_vitx.weights.reading.keras_file import check_archive, read_keras
 from keras_vitx.weights.reading.safetensors_file import read_safetensors
@@ -27,7 +29,7 @@ def suffix_of(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, model) -> Iterator[Tensors]:
+def opened(path: Path, model, description: Description | None = None) -> Iterator[Tensors]:
     """Open a file of weights for a model.
 
     Opening a file allocates no memory for what it merely claims to hold, and runs nothing
@@ -37,6 +39,7 @@ def opened(path: Path, model) -> Iterator[Tensors]:
     Args:
         path: The file; its suffix is one of `KINDS`.
         model: The built model that the weights are for.
+        description: What is known about the file's model, instead of what the file says.
 
     Raises:
         ValueError: when the file is damaged, is not of the format that its suffix
@@ -55,9 +58,7 @@ def opened(path: Path, model) -> Iterator[Tensors]:
             raise ValueError(f"The file is damaged or no {kind} file ({_cause(error)}).") from error
         if not tensors.shapes:
             raise ValueError("The file holds no arrays.")
-        if tensors.description and min(tensors.description.grid or (1,)) < 1:
-            raise ValueError(f"The file says that its grid is {tensors.description.grid}.")
-        yield tensors
+        yield replace(tensors, description=description) if description else tensors
 
 
 def _cause(error: Exception) -> str:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.weights.description import Description
 from keras_vitx.weights.reading.h5 import check_h5, tensors_of
-from keras_vitx.weights.reading.tensors import Refused, Tensors
+from keras_vitx.weights.reading.tensors import Refused, Tensors, describing
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 
@@ -24,9 +23,9 @@ CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 def read_keras(path: Path, model) -> Iterator[Tensors]:
     """Open a `.keras` file. Keras itself would build whatever model its config describes."""
     config, content = _read(path)
-    yield tensors_of(
-        content, np.frombuffer(content.getbuffer(), "uint8"), model, _described(config)
-    )
+    with describing(CONFIG):
+        description = Description.from_config(config)
+    yield tensors_of(content, np.frombuffer(content.getbuffer(), "uint8"), model, description)
 
 
 def check_archive(path: str | os.PathLike) -> dict[str, Any]:
@@ -110,27 +109,3 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: io.BytesIO | 
             f"The file is damaged: its {name} does not have the {info.file_size} bytes that it "
             "declares."
         )
-
-
-def _described(config: Any) -> Description:
-    """Return what the config of a saved `Chain` says about the model."""
-    config = config["config"]
-    names, preprocessing = config.get("class_names"), config.get("preprocessing")
-    layers = (layer.get("config") or {} for layer in config.get("layers") or ())
-    grid = next((layer["grid"] for layer in layers if layer.get("grid")), None)
-    return Description(
-        model=str(config["name"]),
-        family=str(config.get("family")),
-        grid=None if grid is None else (int(grid[0]), int(grid[1])),
-        class_names=None if names is None else tuple(str(name) for name in names),
-        preprocessing=None if preprocessing is None else Preprocessing.of(_values(preprocessing)),
-    )
-
-
-def _values(entry: Any) -> Any:
-    """Undo how Keras writes tuples and arrays into a config."""
-    if isinstance(entry, dict) and entry.get("class_name") == "__numpy__":
-        entry = entry["config"]["value"]
-    if isinstance(entry, dict):
-        return {str(key): _values(value) for key, value in entry.items()}
-    return tuple(_values(value) for value in entry) if isinstance(entry, list) else entry

@@ -1,6 +1,7 @@
 """The arrays of an opened file, whatever its format."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,15 @@ class Tensors:
     def is_floating(self, name: str) -> bool:
         """Return whether an array holds floating-point numbers, as weights do."""
         return self.dtypes[name].removeprefix("torch.").lower() in FLOATING
+
+
+@contextlib.contextmanager
+def describing(part: str) -> Iterator[None]:
+    """Name the part of a file in the errors of what it says about its model."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(f"The file's {part} can't be used: {error}") from error
 
 
 def without_prefixes(names) -> dict[str, str]:
