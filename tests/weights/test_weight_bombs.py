@@ -15,6 +15,8 @@ import pytest
 
 from keras_vitx.weights import check_archive
 
+pytestmark = pytest.mark.backend_free
+
 ROOT = Path(__file__).resolve().parents[2]
 LARGE = (1 << 27) + 0x12345  # A number that occurs nowhere else.
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"

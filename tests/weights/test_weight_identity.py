@@ -9,6 +9,8 @@ import keras_vitx as kv
 from keras_vitx.weights import to_checkpoint
 from keras_vitx.weights.identity import Identity, identify
 
+pytestmark = pytest.mark.backend_free
+
 
 def shapes_of(model, native):
     if native:

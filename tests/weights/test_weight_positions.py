@@ -3,6 +3,8 @@ import pytest
 
 from keras_vitx.weights import resample
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.mark.parametrize(
     ("old", "new", "prefix"),
