@@ -438,6 +438,8 @@ GOLDEN_CASES: dict[str, Callable[[], keras.Model]] = {
     ),
 }
 """The model of each golden file, with its weights."""
+NO_GOLDEN: dict[str, str] = {}
+"""Why a family has no golden file, by the family's name, such as "no public code"."""
 
 
 def numbers(shape, seed=0, scale=1.0):

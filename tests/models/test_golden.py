@@ -9,8 +9,10 @@ import pytest
 from harness import (
     BACKEND,
     BACKENDS,
+    FAMILIES,
     GOLDEN,
     GOLDEN_CASES,
+    NO_GOLDEN,
     TESTS,
     array,
     close,
@@ -31,6 +33,13 @@ def loaded(case):
 
 def test_every_golden_file_is_enrolled():
     assert {path.stem for path in GOLDEN.glob("*.npz")} == set(GOLDEN_CASES)
+
+
+def test_a_family_without_golden_data_says_why():
+    measured = {loaded(case)[0].family for case in GOLDEN_CASES}
+    assert measured | set(NO_GOLDEN) == set(FAMILIES)
+    assert not measured & set(NO_GOLDEN)
+    assert all(NO_GOLDEN.values())
 
 
 @every_case
