@@ -39,8 +39,12 @@ class Measured(keras.Model):
         self.order = order
         loss = keras.losses.get(loss)
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
-        self.mean_loss = keras.metrics.MeanMetricWrapper(per_image, name=LOSS)
-        self.compile(loss=loss, weighted_metrics=[self.mean_loss, *metrics])
+        mean_loss = keras.metrics.MeanMetricWrapper(per_image, name=LOSS)
+        objects = [mean_loss, *(m for m in metrics if isinstance(m, keras.metrics.Metric))]
+        # Functions, since Keras would track attributes that are metrics a second time.
+        self.reset = lambda: [metric.reset_state() for metric in objects]
+        self.count = lambda: round(float(mean_loss.count))
+        self.compile(loss=loss, weighted_metrics=[mean_loss, *metrics])
 
     def call(self, images):
         outputs = self.model(images, training=False)
@@ -48,6 +52,9 @@ class Measured(keras.Model):
 
     def measures(self, dataset: Any, verbose: str | int = 0) -> dict[str, float]:
         """Return the mean loss and the metrics over `dataset`, by name."""
+        # Under TensorFlow, the first `evaluate` does not: metrics shared with the model would
+        # go on from its training.
+        self.reset()
         measures = self.evaluate(dataset, verbose=verbose, return_dict=True)
         # Keras's own mean of the loss counts padding.
         measures["loss"] = measures.pop(LOSS)
@@ -56,7 +63,7 @@ class Measured(keras.Model):
     @property
     def images(self) -> int:
         """Number of images that were measured last."""
-        return round(float(self.mean_loss.count))
+        return self.count()
 
 
 def evaluate(
