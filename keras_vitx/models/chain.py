@@ -6,7 +6,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.keras_internals import is_nested
 from keras_vitx.layers.base import register, serialize
+from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.preprocessing import Preprocessing
 
@@ -83,11 +85,46 @@ class Chain(keras.Model):
 
     def call(self, inputs, training=None, mask=None):
         images = ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
-        x, losses = depth.run(self.steps, images, bool(training), self.scan, self.remat)
+        *body, head = self.steps
+        # Inside another model, its loss knows nothing of the heads: it gets the prediction.
+        in_parts = training and isinstance(head, SeveralHeads) and not is_nested(self)
+        steps = body if in_parts else [*body, head]
+        x, losses = depth.run(steps, images, bool(training), self.scan, self.remat)
         for loss in losses:
             # A functional model's own `add_loss` raises.
             keras.layers.Layer.add_loss(self, loss)
-        return x
+        return head(x, return_parts=True) if in_parts else x
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """Return the loss as compiled; in training, of each of several heads.
+
+        Args:
+            x: Images; they have no effect.
+            y: Labels; for a model with several heads (`DistilledHead`, `DenseHead`) also a
+                dictionary of them, see `SeveralHeads.weighted_loss`.
+            y_pred: What `call` returned.
+            sample_weight: `(batch,)`, the weight of each image.
+            training: Whether this is a training pass; it has no effect.
+        """
+        head = self.steps[-1]
+        several = isinstance(head, SeveralHeads)
+        if not (several and isinstance(y_pred, dict) and self.loss is not None):
+            y, sample_weight = self._of_class(y), self._of_class(sample_weight)
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        total = head.weighted_loss(_as_object(self.loss), y, y_pred, sample_weight)
+        # Regularization, once, however many heads there are.
+        for added in self.losses:
+            total = total + ops.sum(ops.cast(added, total.dtype))
+        return total
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        """Update the metrics; in training, of several heads they see that of the class token."""
+        values = (self._of_class(value) for value in (y, y_pred, sample_weight))
+        return super().compute_metrics(x, *values)
+
+    def _of_class(self, values):
+        head = self.steps[-1]
+        return head.by_name(values)["head"] if isinstance(head, SeveralHeads) else values
 
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` needs to make an equal model with new weights."""
@@ -114,3 +151,30 @@ class Chain(keras.Model):
                     for name, value in config.items()
                 }
             )
+
+
+def _as_object(loss: Any) -> keras.losses.Loss:
+    """Return the compiled loss as an object that averages over a batch.
+
+    Raises:
+        ValueError: when there are several, as for a model with several outputs.
+    """
+    losses = keras.tree.flatten(loss)
+    if len(losses) != 1:
+        raise ValueError(
+            "`loss` must be one loss: each head of the model takes it. For a loss per head, give "
+            f"`keras_vitx.training.PerHead`. Received: {loss!r}."
+        )
+    loss = keras.losses.get(losses[0])
+    return loss if isinstance(loss, keras.losses.Loss) else _Mean(loss)
+
+
+class _Mean(keras.losses.Loss):
+    """The mean of a loss function over a batch, weighted by sample."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, y_true, y_pred):
+        return self.function(y_true, y_pred)

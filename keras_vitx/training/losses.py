@@ -1,17 +1,21 @@
 """Losses that Keras lacks."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import keras
 from keras import ops
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class SmoothedCrossentropy(keras.losses.Loss):
-    r"""Cross entropy with smoothed whole-number labels.
+    r"""Cross entropy of integer or soft labels, smoothed.
 
-    With $K$ classes and smoothing $s$ the target is $1 - s + s / K$ at the label
-    and $s / K$ elsewhere.
+    With $K$ classes and smoothing $s$ the target is $(1 - s)\,y + s / K$, where $y$ is 1 at
+    an integer label and 0 elsewhere.
 
-    Labels: `(batch,)` or `(batch, 1)` whole numbers. Predictions: `(batch, K)`.
+    Labels: integers `(...)` or `(..., 1)`, or distributions over the classes, `(..., K)`.
+    Predictions: `(..., K)`, `(batch, K)` or one per patch, `(batch, patches, K)`.
 
     Args:
         label_smoothing: $s$, in [0, 1).
@@ -23,16 +27,19 @@ class SmoothedCrossentropy(keras.losses.Loss):
         label_smoothing: float = 0.0,
         from_logits: bool = False,
         name: str = "smoothed_crossentropy",
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(name=name, **kwargs)
         self.label_smoothing = label_smoothing
         self.from_logits = from_logits
 
     def call(self, y_true, y_pred):
-        labels = ops.cast(ops.reshape(y_true, (-1,)), "int32")
+        classes = y_pred.shape[-1]
+        if len(y_true.shape) != len(y_pred.shape) or y_true.shape[-1] != classes:
+            labels = ops.reshape(y_true, ops.shape(y_pred)[:-1])
+            y_true = ops.one_hot(ops.cast(labels, "int32"), classes, dtype=y_pred.dtype)
         return keras.losses.categorical_crossentropy(
-            ops.one_hot(labels, y_pred.shape[-1], dtype=y_pred.dtype),
+            y_true,
             y_pred,
             from_logits=self.from_logits,
             label_smoothing=self.label_smoothing,
@@ -44,3 +51,123 @@ class SmoothedCrossentropy(keras.losses.Loss):
             "label_smoothing": self.label_smoothing,
             "from_logits": self.from_logits,
         }
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class SoftDistillation(keras.losses.Loss):
+    r"""The distance of a student's distribution from its teacher's, at a temperature.
+
+    $\tau^2\, \mathrm{KL}(p_\tau \,\|\, q_\tau)$ with $p_\tau \propto p^{1/\tau}$ the
+    teacher's and $q_\tau$ the student's softmax at temperature $\tau$ (Hinton et al., 2015;
+    DeiT, Section 3, with $\tau = 3$).
+
+    Labels: the teacher's probabilities, `(..., K)`. Predictions: the student's logits or
+    probabilities, `(..., K)`.
+
+    Args:
+        temperature: $\tau$, above 0.
+        from_logits: Whether predictions are logits and not probabilities.
+
+    Raises:
+        ValueError: when `temperature` is not above 0.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 3.0,
+        from_logits: bool = False,
+        name: str = "soft_distillation",
+        **kwargs: Any,
+    ):
+        super().__init__(name=name, **kwargs)
+        if not temperature > 0:
+            raise ValueError(f"`temperature` must be above 0. Received: {temperature!r}.")
+        self.temperature = temperature
+        self.from_logits = from_logits
+
+    def call(self, y_true, y_pred):
+        # The logarithm of probabilities gives logits, up to a constant.
+        student = y_pred if self.from_logits else _log(y_pred)
+        teacher = ops.log_softmax(_log(y_true) / self.temperature)
+        student = ops.log_softmax(student / self.temperature)
+        return self.temperature**2 * ops.sum(ops.exp(teacher) * (teacher - student), axis=-1)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "temperature": self.temperature,
+            "from_logits": self.from_logits,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class PerHead(keras.losses.Loss):
+    r"""A loss per head, for models that train several (`DistilledHead`, `DenseHead`).
+
+    Give it to `model.compile` where the heads' losses or weights differ. DeiT's hard
+    distillation (Section 3) smooths the labels of the class head only; each image has two
+    labels, the second one the teacher's most probable class:
+
+    ```python
+    model.compile(
+        "adamw",
+        PerHead({"head": SmoothedCrossentropy(0.1), "head_dist": SmoothedCrossentropy()}),
+    )
+    model.fit(images, {"head": labels, "head_dist": teacher.predict(images).argmax(-1)})
+    ```
+
+    Its soft distillation takes the teacher's probabilities as labels:
+    `PerHead({"head": SmoothedCrossentropy(0.1), "head_dist": SoftDistillation(3.0)},
+    weights={"head": 0.9, "head_dist": 0.1})`.
+
+    Evaluation has one prediction, whose loss is that of `"head"`.
+
+    Args:
+        losses: Loss of each head, by name; `"head"` among them. A head that is not named
+            takes that of `"head"`.
+        weights: Weights in the sum of losses, by name, in place of the model's own.
+
+    Raises:
+        ValueError: when `losses` has no `"head"`, or a loss is not a `keras.losses.Loss`.
+    """
+
+    def __init__(
+        self,
+        losses: Mapping[str, keras.losses.Loss],
+        weights: Mapping[str, float] | None = None,
+        name: str = "per_head",
+        **kwargs: Any,
+    ):
+        super().__init__(name=name, **kwargs)
+        if "head" not in losses:
+            raise ValueError(f"`losses` must have a loss for 'head'. Received: {sorted(losses)}.")
+        for head, loss in losses.items():
+            if not isinstance(loss, keras.losses.Loss):
+                raise ValueError(
+                    "`losses` must have a `keras.losses.Loss` for each head. "
+                    f"Received: {loss!r} for {head!r}."
+                )
+        self.losses = dict(losses)
+        self.weights = dict(weights or {})
+
+    def call(self, y_true, y_pred):
+        return self.losses["head"].call(y_true, y_pred)
+
+    def get_config(self):
+        losses = {
+            name: keras.saving.serialize_keras_object(loss) for name, loss in self.losses.items()
+        }
+        return {**super().get_config(), "losses": losses, "weights": self.weights}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "PerHead":
+        """Make the loss that `config` describes."""
+        losses = {
+            name: keras.saving.deserialize_keras_object(loss)
+            for name, loss in config["losses"].items()
+        }
+        return cls(**{**config, "losses": losses})
+
+
+def _log(probabilities):
+    return ops.log(ops.maximum(probabilities, 1e-37))

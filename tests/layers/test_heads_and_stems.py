@@ -94,23 +94,25 @@ def test_token_downsampling(grid, new, prefix):
     close(array(layer(x)), expected)
 
 
+@pytest.mark.parametrize("make", (DistilledHead, DenseHead))
 @pytest.mark.parametrize("activation", (None, "softmax"))
-def test_distilled_head(activation):
-    layer = built(DistilledHead(5, activation))
-    one, two = dense(X[:, 0], layer.head), dense(X[:, 1], layer.head_dist)
-    expected = (one + two) / 2
-    expected = softmax(expected) if activation else expected
-    close(array(layer(X)), expected)
-
-
-@pytest.mark.parametrize("activation", (None, "softmax"))
-def test_dense_head(activation):
-    layer = built(DenseHead(5, activation))
-    logits = dense(X[:, 0], layer.head)
-    patches = np.stack([dense(X[:, i], layer.aux_head) for i in range(1, 5)])
+def test_several_heads(make, activation):
+    layer = built(make(5, activation))
     finish = softmax if activation else lambda x: x
-    close(array(layer(X)), finish(logits + patches.max(0) / 2))
-    close(array(layer(X, training=True)), finish(logits))
+    logits = {"head": dense(X[:, 0], layer.head)}
+    if make is DistilledHead:
+        logits["head_dist"] = dense(X[:, 1], layer.head_dist)
+        expected = (logits["head"] + logits["head_dist"]) / 2
+    else:
+        logits["aux_head"] = np.stack([dense(X[:, i], layer.aux_head) for i in range(1, 5)], 1)
+        expected = logits["head"] + logits["aux_head"].max(1) / 2
+    for training in (False, True):
+        close(array(layer(X, training=training)), finish(expected))
+    parts = layer(X, return_parts=True)
+    assert list(parts) == list(logits) == list(layer.names) == list(layer.loss_weights)
+    for name, part in logits.items():
+        close(array(parts[name]), finish(part))
+        close(array(layer.parts(X)[name]), part)
 
 
 @pytest.mark.parametrize("make", (DistilledHead, DenseHead))

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from harness import array, close, numbers
 
-from keras_vitx.training import SmoothedCrossentropy
+from keras_vitx.training import PerHead, SmoothedCrossentropy, SoftDistillation
 
 
 @pytest.mark.parametrize("smoothing", (0.0, 0.1, 0.6))
@@ -25,3 +25,56 @@ def test_serialization():
     assert isinstance(twin, SmoothedCrossentropy)
     assert twin.get_config() == loss.get_config()
     assert (twin.label_smoothing, twin.from_logits, twin.name) == (0.2, True, "mine")
+
+
+@pytest.mark.parametrize("from_logits", (False, True))
+def test_soft_labels_and_patches(from_logits):
+    logits = numbers((2, 3, 4))
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    soft = np.random.default_rng(0).dirichlet(np.ones(4), (2, 3))
+    labels = np.array([[0, 1, 2], [3, 3, 0]])
+    loss = SmoothedCrossentropy(0.2, from_logits=from_logits)
+    for given, target in ((soft, soft), (labels, np.eye(4)[labels])):
+        expected = (-(0.8 * target + 0.05) * np.log(probabilities)).sum(-1).mean()
+        close(array(loss(given, logits if from_logits else probabilities)), expected)
+
+
+@pytest.mark.parametrize("temperature", (0.5, 1.0, 3.0))
+@pytest.mark.parametrize("from_logits", (False, True))
+def test_soft_distillation(temperature, from_logits):
+    def softmax(logits):
+        return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+    student, teacher = numbers((6, 4)), numbers((6, 4), seed=1)
+    p, q = softmax(teacher / temperature), softmax(student / temperature)
+    expected = temperature**2 * (p * np.log(p / q)).sum(-1).mean()
+    loss = SoftDistillation(temperature, from_logits=from_logits)
+    close(array(loss(softmax(teacher), student if from_logits else softmax(student))), expected)
+    assert float(array(loss(softmax(teacher), teacher if from_logits else softmax(teacher)))) < 1e-5
+    # A teacher that is sure has zeros.
+    assert np.isfinite(array(loss(np.eye(4)[[0, 1, 2, 3, 0, 1]], np.eye(4)[[1, 1, 2, 3, 0, 1]])))
+
+
+def test_per_head_serialization():
+    losses = {"head": SmoothedCrossentropy(0.2), "head_dist": SoftDistillation(2.0)}
+    loss = PerHead(losses, {"head": 0.9})
+    twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    assert isinstance(twin, PerHead)
+    assert twin.get_config() == loss.get_config()
+    assert twin.weights == {"head": 0.9}
+    assert twin.losses["head_dist"].temperature == 2
+    probabilities, labels = np.full((2, 4), 0.25), np.array([0, 1])
+    close(array(twin(labels, probabilities)), array(losses["head"](labels, probabilities)))
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    (
+        (lambda: PerHead({"head_dist": SmoothedCrossentropy()}), "'head'"),
+        (lambda: PerHead({"head": "mse"}), "'mse'"),
+        (lambda: SoftDistillation(0.0), "`temperature`"),
+    ),
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,268 @@
+"""What a Chain trains where it has several heads."""
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, FAMILIES, array, close, numbers, precision
+
+from keras_vitx.classifier import outputs_of
+from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
+from keras_vitx.models import Chain
+from keras_vitx.training import PerHead, SmoothedCrossentropy, SoftDistillation
+
+HEADS = {
+    "softmax": ("ViT", {}),
+    "logits": ("ViT", {"classifier_activation": None}),
+    "sigmoid": ("ViT", {"classifier_activation": "sigmoid"}),
+    "distilled": ("ViT", {"distillation_token": True}),
+    "distilled_logits": ("ViT", {"distillation_token": True, "classifier_activation": None}),
+    "dense": ("RefinedViT", {"dense_head": True, "conv_stem": False, "layer_scale": 0.5}),
+    "dense_logits": (
+        "RefinedViT",
+        {
+            "dense_head": True,
+            "conv_stem": False,
+            "layer_scale": 0.5,
+            "classifier_activation": None,
+        },
+    ),
+}
+SEVERAL = ("distilled", "dense")
+IMAGES = numbers((4, 16, 16, 3))
+LABELS = np.array([0, 1, 2, 3])
+
+
+def model_of(head, **changes):
+    family, arguments = HEADS[head]
+    return FAMILIES[family](**{"drop_path": 0.0, **arguments, **changes})
+
+
+def tiny(head, activation="softmax", penalty=0.0):
+    """The shortest network with a head of this kind: four patches, three classes."""
+    keras.utils.set_random_seed(0)
+    penalty = keras.regularizers.L2(penalty) if penalty else None
+    layers = [
+        PatchEmbedding(6, 8, name="stem"),
+        ClassToken(2 if head is DistilledHead else 1, name="tokens"),
+        keras.layers.Dense(6, "tanh", kernel_regularizer=penalty, name="body"),
+        head(3, activation, name="head"),
+    ]
+    return Chain(layers, (16, 16, 3))
+
+
+def crossentropy(targets, probabilities):
+    return -(targets * np.log(probabilities)).sum(-1)
+
+
+def probabilities_of(model):
+    return {name: array(part) for name, part in model(IMAGES, training=True).items()}
+
+
+SMOOTHING = 0.1
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_loss_reaches_its_floor(head):
+    """A softmax of a softmax, or a sigmoid taken for logits, stays far above it."""
+    keras.utils.set_random_seed(1)
+    model = model_of(head, classes=2)
+    labels = np.arange(16) % 2
+    images = numbers((16, 16, 16, 3), scale=0.1) + (2 * labels - 1)[:, None, None, None]
+    outputs = outputs_of(model)
+    loss = SmoothedCrossentropy(SMOOTHING, from_logits=outputs.from_logits)
+    targets = labels
+    if outputs.kind == "sigmoid":
+        loss, targets = (
+            keras.losses.BinaryCrossentropy(label_smoothing=SMOOTHING),
+            np.eye(2)[labels],
+        )
+    model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+    history = model.fit(images, targets, 16, epochs=60, verbose=0).history
+    target = np.array([1 - SMOOTHING / 2, SMOOTHING / 2])
+    floor = crossentropy(target, target) * (1.5 if head.startswith("dense") else 1)
+    assert floor - 1e-4 <= history["loss"][-1] <= 1.03 * floor
+    assert history["accuracy"][-1] == 1
+    assert model.evaluate(images, targets, verbose=0)[1] == 1
+    # The prediction reads all heads, and each of them has learned.
+    parts = model(images, training=True)
+    for part in parts.values() if isinstance(parts, dict) else [parts]:
+        best = array(part).argmax(-1)
+        np.testing.assert_array_equal(best.T, np.broadcast_to(labels, best.T.shape))
+
+
+def token_labels():
+    """Of 4 patches in 3 classes: integers, and distributions."""
+    integers = np.random.default_rng(0).integers(0, 3, (4, 4))
+    soft = np.random.default_rng(1).dirichlet(np.ones(3), (4, 4)).astype("float32")
+    return integers, soft
+
+
+CLASS = np.array([0, 1, 2, 0])
+OTHER = np.array([1, 1, 0, 2])
+EYE = np.eye(3, dtype="float32")
+INTEGERS, SOFT = token_labels()
+# Labels as given, and the targets of the class head and of the other part.
+LABELED = {
+    "one": (DistilledHead, CLASS, EYE[CLASS], EYE[CLASS]),
+    "columns": (DenseHead, CLASS[:, None], EYE[CLASS], EYE[CLASS][:, None]),
+    "one-hot": (DenseHead, EYE[CLASS], EYE[CLASS], EYE[CLASS][:, None]),
+    "class alone": (DenseHead, {"head": CLASS}, EYE[CLASS], EYE[CLASS][:, None]),
+    "teacher": (DistilledHead, {"head": CLASS, "head_dist": OTHER}, EYE[CLASS], EYE[OTHER]),
+    "patches": (DenseHead, {"head": CLASS, "aux_head": INTEGERS}, EYE[CLASS], EYE[INTEGERS]),
+    "soft patches": (DenseHead, {"head": CLASS, "aux_head": SOFT}, EYE[CLASS], SOFT),
+}
+WEIGHTS = {DistilledHead: (0.5, 0.5), DenseHead: (1.0, 0.5)}
+
+
+@pytest.mark.parametrize("labeled", LABELED)
+@pytest.mark.parametrize("weighted", (False, True))
+def test_loss_of_the_parts(labeled, weighted):
+    head, labels, target, other_target = LABELED[labeled]
+    model = tiny(head, penalty=0.1)
+    sample_weight = np.array([1.0, 0.5, 2.0, 0.0], "float32") if weighted else np.ones(4)
+    penalty = 0.1 * (array(model.get_layer("body").kernel.value) ** 2).sum()
+    parts = probabilities_of(model)
+    one, other = parts.values()
+    loss = crossentropy(target, one)
+    other_loss = crossentropy(other_target, other).reshape(4, -1).mean(1)
+    first, second = WEIGHTS[head]
+    expected = ((first * loss + second * other_loss) * sample_weight).mean() + penalty
+    prediction = array(model(IMAGES, training=False))
+    accuracy = (parts["head"].argmax(-1) == CLASS).mean()
+
+    model.compile(keras.optimizers.SGD(0.0), SmoothedCrossentropy(), metrics=["accuracy"])
+    arguments = {"sample_weight": sample_weight} if weighted else {}
+    logs = model.train_on_batch(IMAGES, labels, return_dict=True, **arguments)
+    close(logs["loss"], expected)
+    assert logs["accuracy"] == pytest.approx(accuracy)
+    assert list(logs) == ["accuracy", "loss"] or set(logs) == {"accuracy", "loss"}
+    # Evaluation has one prediction.
+    logs = model.evaluate(IMAGES, labels, verbose=0, return_dict=True, **arguments)
+    close(logs["loss"], (crossentropy(target, prediction) * sample_weight).mean() + penalty)
+    assert logs["accuracy"] == pytest.approx((prediction.argmax(-1) == CLASS).mean())
+
+
+@pytest.mark.parametrize("head", (DistilledHead, DenseHead))
+@pytest.mark.parametrize(
+    "loss", ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+)
+def test_losses_by_name(head, loss):
+    model = tiny(head)
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"])
+    twin = tiny(head)
+    twin.compile(keras.optimizers.SGD(0.0), SmoothedCrossentropy(), metrics=["accuracy"])
+    for labels in (CLASS, CLASS[:, None]):
+        found, expected = (one.train_on_batch(IMAGES, labels) for one in (model, twin))
+        close(found, expected)
+        found, expected = (one.test_on_batch(IMAGES, labels) for one in (model, twin))
+        close(found, expected)
+
+
+@pytest.mark.parametrize("head", SEVERAL)
+def test_every_variable_is_trained(head):
+    """Also what PyTorch's DistributedDataParallel wants: no parameter without a gradient."""
+    model = model_of(head)
+    before = [array(variable.value).copy() for variable in model.trainable_variables]
+    model.compile(keras.optimizers.SGD(1.0), "sparse_categorical_crossentropy")
+    model.train_on_batch(IMAGES, LABELS)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        assert (array(variable.value) != old).any(), variable.path
+        if BACKEND == "torch":
+            assert variable.value.grad is not None, variable.path
+
+
+@pytest.mark.parametrize("head", SEVERAL)
+@pytest.mark.parametrize("how", ("listed", "remat", "bfloat16"))
+def test_one_training_in_several_ways(head, how):
+    """Under JAX the first of the two runs its equal blocks as a loop."""
+    models = [model_of(head, depth=4)]
+    with precision("mixed_bfloat16" if how == "bfloat16" else "float32"):
+        models.append(model_of(head, depth=4, remat=how == "remat"))
+    models[1].scan = how != "listed"
+    models[1].set_weights(models[0].get_weights())
+    losses = []
+    for model in models:
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+        history = model.fit(IMAGES, LABELS, 4, epochs=3, shuffle=False, verbose=0).history
+        losses.append(history["loss"])
+    close(losses[1], losses[0], 0.02 if how == "bfloat16" else 1e-4)
+    y = models[1](IMAGES, training=True)
+    assert {keras.backend.standardize_dtype(part.dtype) for part in y.values()} == {"float32"}
+
+
+@pytest.mark.parametrize("head", SEVERAL)
+def test_inside_another_model(head):
+    """It gives its prediction, since the loss around it knows nothing of the heads."""
+    chain = model_of(head)
+    model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(2.0), chain])
+    assert tuple(model(IMAGES, training=True).shape) == (4, 5)
+    before = [array(variable.value).copy() for variable in chain.get_layer("head").weights]
+    model.compile(
+        keras.optimizers.SGD(1.0), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    model.fit(IMAGES, LABELS, verbose=0)
+    for variable, old in zip(chain.get_layer("head").weights, before, strict=True):
+        assert (array(variable.value) != old).any(), variable.path
+
+
+def teacher(images):
+    """Knows two classes: whether an image is green."""
+    return (np.mean(images[..., 1], axis=(1, 2)) > 0).astype("int32")
+
+
+@pytest.mark.parametrize("how", ("hard", "soft"))
+def test_a_teacher(how):
+    """The class head learns the labels, and the other one what the teacher says."""
+    keras.utils.set_random_seed(1)
+    labels, green = np.arange(8) % 2, np.repeat([0, 1], 4)
+    images = numbers((8, 16, 16, 3), scale=0.1)
+    images[..., 0] += (2 * labels - 1)[:, None, None]
+    images[..., 1] += (2 * green - 1)[:, None, None]
+    said = teacher(images)
+    assert (labels != said).sum() == 4
+    other, taught = SmoothedCrossentropy(), said
+    if how == "soft":
+        other, taught = SoftDistillation(3.0), np.array([[0.9, 0.1], [0.1, 0.9]])[said]
+    model = model_of("distilled", classes=2)
+    losses = {"head": SmoothedCrossentropy(SMOOTHING), "head_dist": other}
+    model.compile(keras.optimizers.Adam(0.02), PerHead(losses))
+    model.fit(images, {"head": labels, "head_dist": taught}, 8, epochs=100, verbose=0)
+    parts = {name: array(part) for name, part in model(images, training=True).items()}
+    np.testing.assert_array_equal(parts["head"].argmax(-1), labels)
+    np.testing.assert_allclose(parts["head"].max(-1), 1 - SMOOTHING / 2, atol=0.02)
+    np.testing.assert_array_equal(parts["head_dist"].argmax(-1), said)
+    # Not smoothed: the loss of each head is its own.
+    sure = 0.9 if how == "soft" else 1.0
+    np.testing.assert_allclose(parts["head_dist"].max(-1), sure, atol=0.02)
+
+
+@pytest.mark.parametrize("weights,expected", ((None, (0.5, 0.5)), ({"head_dist": 0.1}, (0.5, 0.1))))
+def test_weights_of_the_losses(weights, expected):
+    model = tiny(DistilledHead)
+    one, other = (
+        crossentropy(EYE[CLASS], part).mean() for part in probabilities_of(model).values()
+    )
+    loss = PerHead({"head": SmoothedCrossentropy()}, weights)
+    model.compile(keras.optimizers.SGD(0.0), loss)
+    close(model.train_on_batch(IMAGES, CLASS), expected[0] * one + expected[1] * other)
+
+
+@pytest.mark.parametrize(
+    "labels,message",
+    (
+        ({"head_dist": CLASS}, "must have 'head'"),
+        ({"head": CLASS, "aux_head": CLASS}, r"\['aux_head', 'head'\]"),
+    ),
+)
+def test_wrong_labels(labels, message):
+    model = tiny(DistilledHead)
+    model.compile(keras.optimizers.SGD(0.0), SmoothedCrossentropy())
+    with pytest.raises(ValueError, match=message):
+        model.train_on_batch(IMAGES, labels)
+
+
+def test_several_losses():
+    model = tiny(DistilledHead)
+    model.compile("sgd", {"head": "mse", "head_dist": "mse"})
+    with pytest.raises(ValueError, match="PerHead"):
+        model.compute_loss(y=CLASS, y_pred=model(IMAGES, training=True))
