@@ -48,3 +48,18 @@ def is_nested(layer: keras.layers.Layer) -> bool:
     """Return whether the call of `layer` under way was made by another layer or model."""
     context = global_state.get_global_attribute("current_call_ctx")
     return context is not None and context.entry_layer is not layer
+
+
+def with_public_optimizers(config: Any) -> Any:
+    """Return a serialized config in which Keras's optimizers have their public names.
+
+    Under PyTorch, Keras writes its backend's own subclasses, which other backends lack.
+    """
+    if isinstance(config, (list, tuple)):
+        return [with_public_optimizers(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    config = {key: with_public_optimizers(value) for key, value in config.items()}
+    if str(config.get("module")).startswith("keras.src.backend.torch.optimizers"):
+        config.update(module="keras.optimizers", registered_name=None)
+    return config

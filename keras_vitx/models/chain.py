@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import is_nested
+from keras_vitx.keras_internals import is_nested, with_public_optimizers
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
@@ -126,6 +126,14 @@ class Chain(keras.Model):
         head = self.steps[-1]
         return head.by_name(values)["head"] if isinstance(head, SeveralHeads) else values
 
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return how the model was compiled, in a form that every backend reads."""
+        return _portable(super().get_compile_config())
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile the model as `config` says, which any backend may have written."""
+        super().compile_from_config(_portable(config))
+
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` needs to make an equal model with new weights."""
         return {
@@ -151,6 +159,15 @@ class Chain(keras.Model):
                     for name, value in config.items()
                 }
             )
+
+
+def _portable(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a compile config without what holds for one backend only.
+
+    Keras writes whether it compiled, which it does under JAX but not under PyTorch.
+    """
+    config = with_public_optimizers(config)
+    return {**config, "jit_compile": "auto"} if "jit_compile" in config else config
 
 
 def _as_object(loss: Any) -> keras.losses.Loss:

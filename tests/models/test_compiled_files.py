@@ -1,0 +1,101 @@
+"""A compiled model's file is loaded and trained on by every backend."""
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, BACKENDS, FAMILIES, array, close, numbers, run_python
+
+from keras_vitx.training import SmoothedCrossentropy
+
+IMAGES = numbers((4, 16, 16, 3))
+LABELS = np.array([0, 1, 2, 3])
+
+
+def compiled(**arguments):
+    keras.utils.set_random_seed(0)
+    model = FAMILIES["CaiT"](drop_path=0.0, depth=1)
+    schedule = keras.optimizers.schedules.CosineDecay(1e-2, 10)
+    optimizer = keras.optimizers.AdamW(schedule, weight_decay=0.1, global_clipnorm=1.0)
+    loss = SmoothedCrossentropy(0.1)
+    model.compile(optimizer, loss, metrics=["accuracy"], **arguments)
+    return model
+
+
+# Where the backend that wrote the file is not installed.
+CONTINUE = """
+import sys
+folder, wrote = sys.argv[1:]
+sys.modules[wrote] = None
+import keras, numpy as np
+import keras_vitx
+model = keras.saving.load_model(f"{folder}/model.keras")
+data = np.load(f"{folder}/data.npz")
+print(int(keras.ops.convert_to_numpy(model.optimizer.iterations)))
+print(model.jit_compile)
+loss = model.train_on_batch(data["images"], data["labels"])
+history = model.fit(data["images"], data["labels"], verbose=0).history
+assert np.isfinite(history["loss"][0]) and "accuracy" in history
+np.savez(f"{folder}/{keras.backend.backend()}.npz", loss[0], *model.get_weights())
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A file after one step, and what two more give here."""
+    folder = tmp_path_factory.mktemp("compiled")
+    model = compiled()
+    model.train_on_batch(IMAGES, LABELS)
+    model.save(folder / "model.keras")
+    np.savez(folder / "data.npz", images=IMAGES, labels=LABELS)
+    loss = model.train_on_batch(IMAGES, LABELS)[0]
+    model.fit(IMAGES, LABELS, verbose=0)
+    return folder, loss, model.get_weights()
+
+
+@pytest.mark.parametrize("other", [backend for backend in BACKENDS if backend != BACKEND])
+def test_another_backend_goes_on(other, written):
+    pytest.importorskip(other)
+    folder, loss, weights = written
+    said = run_python(CONTINUE, folder, BACKEND, backend=other).stdout.split()
+    # Under JAX "auto" compiles, under the others on a CPU it does not.
+    assert said[-2:] == ["1", str(other == "jax")]
+    found_loss, *found = np.load(folder / f"{other}.npz").values()
+    close(found_loss, loss, 1e-4)
+    for one, expected in zip(found, weights, strict=True):
+        # The optimizer's momenta and its place in the schedule came along.
+        np.testing.assert_allclose(one, expected, atol=2e-4)
+
+
+def test_the_file_names_what_every_backend_has():
+    config = compiled(jit_compile=BACKEND == "jax").get_compile_config()
+    assert config["jit_compile"] == "auto"
+    assert config["optimizer"]["module"] == "keras.optimizers"
+    assert config["optimizer"]["class_name"] == "AdamW"
+    assert config["loss"]["registered_name"] == "keras_vitx>SmoothedCrossentropy"
+
+
+def test_files_of_before():
+    """As Keras wrote them under PyTorch, and compiled as under JAX."""
+    config = compiled().get_compile_config()
+    config["jit_compile"] = True
+    inner = {
+        **config["optimizer"],
+        "module": "keras.src.backend.torch.optimizers.torch_adamw",
+        "registered_name": "AdamW",
+    }
+    config["optimizer"] = {
+        "module": "keras.optimizers",
+        "class_name": "LossScaleOptimizer",
+        "config": {"inner_optimizer": inner},
+        "registered_name": None,
+    }
+    model = compiled()
+    model.compile_from_config(config)
+    assert type(model.optimizer.inner_optimizer) is type(keras.optimizers.AdamW())
+    assert model.jit_compile == (BACKEND == "jax")
+    assert np.isfinite(array(model.train_on_batch(IMAGES, LABELS)[0]))
+
+
+def test_what_is_not_compiled():
+    model = FAMILIES["CaiT"]()
+    assert model.get_compile_config() == {}
