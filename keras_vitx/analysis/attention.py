@@ -74,14 +74,10 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
     Raises:
         ValueError: when the model is not a `Chain`, or has no attention or class token.
     """
-    grids, grid = {}, (0, 0)
-    for step in getattr(model, "steps", ()):
-        # A pooling layer has the grid of its input, `grid`, and of its output, `new_grid`.
-        grid = getattr(step, "new_grid", getattr(step, "grid", grid))
-        grids[step.name] = grid
+    grids = {tokens.name: tokens.grid for tokens in getattr(model, "token_layout", ())}
     maps = {}
     for name, scores in attention_scores(model, images):
-        rows, columns = grids[name]
+        rows, columns = grids[name] or (0, 0)
         patches = rows * columns
         if patches and scores.shape[2:] != (patches, patches):
             row = scores[:, :, 0, -patches:]

@@ -35,7 +35,7 @@ class PatchEmbedding(Layer):
         self.stride = stride
 
     def build(self, input_shape):
-        _check_sides(input_shape, self.patch_size, self.stride)
+        self.new_grid = _grid(input_shape, self.patch_size, self.stride)
         stride = self.stride or self.patch_size
         self.proj = _convolution(
             self.dim, self.patch_size, stride, input_shape, dtype=self.dtype_policy, name="proj"
@@ -80,7 +80,7 @@ class ConvStem(Layer):
         self.patch_size = patch_size
 
     def build(self, input_shape):
-        _check_sides(input_shape, self.patch_size)
+        self.new_grid = _grid(input_shape, self.patch_size)
         self.convolutions, self.norms = [], []
         shape = tuple(input_shape)
         for index, channels in enumerate(self.channels, start=1):
@@ -299,7 +299,8 @@ def _flatten(images):
     return ops.reshape(images, (batch, rows * columns, dim))
 
 
-def _check_sides(input_shape, patch_size, stride=None):
+def _grid(input_shape, patch_size, stride=None):
+    """Return rows and columns of patches of images of `input_shape`."""
     for side in input_shape[1:3]:
         if side is None or side < patch_size or (stride is None and side % patch_size):
             fit = "at least" if stride else "multiples of"
@@ -307,3 +308,4 @@ def _check_sides(input_shape, patch_size, stride=None):
                 f"Height and width of the images must be {fit} `patch_size`. Received: "
                 f"images of shape {tuple(input_shape[1:])}, patch_size={patch_size}."
             )
+    return tuple((side - patch_size) // (stride or patch_size) + 1 for side in input_shape[1:3])

@@ -1,7 +1,7 @@
 """The one model class: an ordered list of layers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -13,15 +13,41 @@ from keras_vitx.models import depth
 from keras_vitx.preprocessing import Preprocessing
 
 
+class Tokens(NamedTuple):
+    """The tokens that a layer of a `Chain` returns, `(batch, prefix tokens + patches, dim)`.
+
+    Attributes:
+        name: Name of the layer.
+        grid: Rows and columns of the patches, which are the last tokens, row by row. None
+            before a layer that knows them.
+        num_prefix_tokens: Leading tokens that are no patches (class and distillation
+            tokens); None where the grid is.
+        carries_maps: Whether the layer returns a pair: the tokens, and attention maps
+            for the next block.
+    """
+
+    name: str
+    grid: tuple[int, int] | None
+    num_prefix_tokens: int | None
+    carries_maps: bool
+
+
 @register
 class Chain(keras.Model):
     """A network that is a list of layers, run in order.
 
-    It is a functional Keras model (`summary()`, `get_layer`, and cutting out
-    features with `keras.Model(m.input, m.get_layer("blocks_7").output)` work),
-    saved as its list of layers.
+    It is a functional Keras model (`summary()`, `get_layer`, and features cut out with
+    `keras.Model(m.input, m.get_layer("blocks_7").output)` work), saved as its list of
+    layers.
 
-    Input: images `(batch, height, width, channels)`. Output: that of the last layer.
+    Input: images `(batch, height, width, channels)`. Output: that of the last layer. Where
+    that joins several heads (`DistilledHead`, `DenseHead`), a training pass returns the
+    outputs of the heads by name instead, and `compute_loss` adds their losses; inside
+    another model, it returns the prediction in training, too.
+
+    As everywhere in Keras, the argument `training` switches dropout, stochastic depth and
+    normalization by batch. PyTorch's `model.train()` and `model.eval()` have no effect:
+    write `model(images, training=True)` in a training loop of your own.
 
     Args:
         layers: The layers, unbuilt and with distinct names.
@@ -82,6 +108,37 @@ class Chain(keras.Model):
     def steps(self) -> list[keras.layers.Layer]:
         """The list of layers."""
         return [layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer)]
+
+    @property
+    def token_layout(self) -> list[Tokens]:
+        """What the tokens after each layer are, for the layers that return tokens.
+
+        The number of leading tokens may change from layer to layer (CaiT, ConViT), and so
+        may the grid (PiT). A head on the patches of `include_top=False`:
+
+        ```python
+        *_, last = model.token_layout
+        patches = model.output[:, last.num_prefix_tokens :]
+        features = keras.layers.Reshape((*last.grid, patches.shape[-1]))(patches)
+        ```
+        """
+        layout, grid = [], None
+        for step in self.steps:
+            # What makes patches, or fewer of them, has the grid that it gives.
+            grid = getattr(step, "new_grid", getattr(step, "grid", grid))
+            outputs = keras.tree.flatten(step.output)
+            if len(outputs[0].shape) != 3:
+                continue
+            count = outputs[0].shape[1]
+            prefix = None if None in (grid, count) else count - grid[0] * grid[1]
+            layout.append(Tokens(step.name, grid, prefix, len(outputs) > 1))
+        return layout
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of patches after the last block; None in a network without tokens."""
+        layout = self.token_layout
+        return layout[-1].grid if layout else None
 
     def call(self, inputs, training=None, mask=None):
         images = ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)

@@ -1,0 +1,89 @@
+"""What a model says of its tokens, for heads built on them."""
+
+import keras
+import pytest
+from harness import BACKEND, FAMILIES, array, blocks, close, numbers
+
+import keras_vitx as kv
+from keras_vitx.analysis import attention_scores, class_attention
+
+# Rows and columns, and leading tokens, after each layer from the stem to the norm.
+SQUARE = (2, 2)
+LAYOUTS = {
+    "CaiT": ({}, [SQUARE] * 8, [0, 0, 0, 0, 0, 1, 1, 1]),
+    "CaiT/distilled": ({"distillation_token": True}, [SQUARE] * 9, [0, 0, 0, 0, 0, 1, 2, 2, 2]),
+    "ViT": ({}, [SQUARE] * 6, [0, 1, 1, 1, 1, 1]),
+    "ViT/distilled": ({"distillation_token": True}, [SQUARE] * 7, [0, 1, 2, 2, 2, 2, 2]),
+    "ConViT": ({}, [SQUARE] * 7, [0, 0, 0, 0, 1, 1, 1]),
+    "DeepViT": ({"conv_stem": True}, [SQUARE] * 6, [0, 1, 1, 1, 1, 1]),
+    "RefinedViT": ({}, [SQUARE] * 7, [0, 1, 1, 1, 1, 1, 1]),
+    "CBViT": ({}, [SQUARE] * 6, [0, 1, 1, 1, 1, 1]),
+    "PiT": ({}, [(3, 3)] * 4 + [SQUARE] * 4, [0, 0, 1, 1, 1, 1, 1, 1]),
+    "Mixer": ({}, [SQUARE] * 4, [0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("include_top", (True, False))
+def test_layout(case, include_top):
+    arguments, grids, prefixes = LAYOUTS[case]
+    model = FAMILIES[case.split("/")[0]](include_top=include_top, **arguments)
+    layout = model.token_layout
+    assert layout[-1].name == "norm"
+    assert [tokens.name for tokens in layout] == [step.name for step in model.steps[: len(layout)]]
+    assert [tokens.grid for tokens in layout] == grids
+    assert [tokens.num_prefix_tokens for tokens in layout] == prefixes
+    assert model.grid == grids[-1]
+    pairs = [tokens.name for tokens in layout if tokens.carries_maps]
+    assert pairs == [block.name for block in blocks(model) if getattr(block, "gives_maps", False)]
+    assert bool(pairs) == case.startswith("RefinedViT")
+
+
+def test_every_family_has_a_layout():
+    assert {case.split("/")[0] for case in LAYOUTS} == set(FAMILIES)
+
+
+def test_images_that_are_not_square():
+    model = FAMILIES["PiT"](input_shape=(32, 21, 3))
+    assert (model.token_layout[0].grid, model.grid) == ((6, 4), (3, 2))
+    model = FAMILIES["DeepViT"](input_shape=(32, 48, 3), conv_stem=True)
+    assert model.grid == (4, 6)
+
+
+def test_a_head_on_the_patches():
+    model = FAMILIES["RefinedViT"](include_top=False, input_shape=(16, 24, 3))
+    *_, last = model.token_layout
+    patches = model.output[:, last.num_prefix_tokens :]
+    features = keras.layers.Reshape((*last.grid, patches.shape[-1]))(patches)
+    around = keras.Model(model.input, keras.layers.UpSampling2D(8, "channels_last")(features))
+    assert around.output_shape == (None, 16, 24, 8)
+
+
+def test_a_network_without_tokens():
+    model = kv.models.Chain([keras.layers.Flatten(), keras.layers.Dense(3)], (4, 4, 3))
+    assert (model.token_layout, model.grid) == ([], None)
+
+
+def test_a_stem_that_says_nothing():
+    layers = [keras.layers.Reshape((4, 12), name="stem"), keras.layers.Dense(3, name="last")]
+    model = kv.models.Chain(layers, (4, 4, 3))
+    assert model.token_layout == [("stem", None, None, False), ("last", None, None, False)]
+    layers = [
+        keras.layers.Reshape((4, 12)),
+        kv.layers.Block(kv.layers.Attention(2), kv.layers.MLP()),
+    ]
+    model = kv.models.Chain(layers, (4, 4, 3))
+    assert len(list(attention_scores(model, numbers((2, 4, 4, 3))))) == 1
+    with pytest.raises(ValueError, match="no class token"):
+        class_attention(model, numbers((2, 4, 4, 3)))
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's switches")
+def test_the_argument_training_decides():
+    model = FAMILIES["ViT"](drop_path=[0.5, 0.5])
+    images = numbers((16, 16, 16, 3))
+    expected = array(model(images, training=False))
+    for switch in (model.train, model.eval):
+        switch()
+        close(array(model(images)), expected)
+        assert abs(array(model(images, training=True)) - expected).max() > 1e-4
