@@ -7,7 +7,6 @@ test per name, so that a new Keras fails there and nowhere else.
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -42,12 +41,6 @@ def node_of(tensor: keras.KerasTensor) -> Any:
     """
     history = tensor._keras_history
     return history.operation._inbound_nodes[history.node_index]
-
-
-def is_nested(layer: keras.layers.Layer) -> bool:
-    """Return whether the call of `layer` under way was made by another layer or model."""
-    context = global_state.get_global_attribute("current_call_ctx")
-    return context is not None and context.entry_layer is not layer
 
 
 def with_public_optimizers(config: Any) -> Any:

@@ -69,20 +69,6 @@ def test_node_of_is_the_call_that_made_a_tensor():
         assert node.outputs[0] is tensor
 
 
-def test_is_nested_tells_who_called():
-    class Asking(keras.layers.Layer):
-        def call(self, x):
-            self.nested = keras_internals.is_nested(self)
-            return x
-
-    layer = Asking()
-    layer(keras.ops.ones((1, 2)))
-    assert not layer.nested
-    keras.Sequential([layer])(keras.ops.ones((1, 2)))
-    assert layer.nested
-    assert not keras_internals.is_nested(layer), "no call is under way"
-
-
 def private_names():
     """Each (file, line, name) of an attribute with a leading underscore that isn't our own."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

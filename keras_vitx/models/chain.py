@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import is_nested, with_public_optimizers
+from keras_vitx.keras_internals import with_public_optimizers
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
@@ -41,9 +41,10 @@ class Chain(keras.Model):
     layers.
 
     Input: images `(batch, height, width, channels)`. Output: that of the last layer. Where
-    that joins several heads (`DistilledHead`, `DenseHead`), a training pass returns the
-    outputs of the heads by name instead, and `compute_loss` adds their losses; inside
-    another model, it returns the prediction in training, too.
+    that joins several heads (`DistilledHead`, `DenseHead`), `fit` and `train_on_batch` train
+    each of them, see `compute_loss`. A training loop of your own gets the outputs of the
+    heads by name from `model(images, training=True, return_parts=True)`. Inside another
+    model it is the prediction that is trained.
 
     As everywhere in Keras, the argument `training` switches dropout, stochastic depth and
     normalization by batch. PyTorch's `model.train()` and `model.eval()` have no effect:
@@ -94,6 +95,7 @@ class Chain(keras.Model):
         self.class_names = None if class_names is None else tuple(class_names)
         self.scan = scan
         self.remat = remat
+        self._in_train_step = False
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -140,17 +142,25 @@ class Chain(keras.Model):
         layout = self.token_layout
         return layout[-1].grid if layout else None
 
-    def call(self, inputs, training=None, mask=None):
+    def call(self, inputs, training=None, mask=None, return_parts=None):
         images = ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
         *body, head = self.steps
-        # Inside another model, its loss knows nothing of the heads: it gets the prediction.
-        in_parts = training and isinstance(head, SeveralHeads) and not is_nested(self)
+        in_parts = self._in_train_step if return_parts is None else return_parts
+        in_parts = in_parts and training and isinstance(head, SeveralHeads)
         steps = body if in_parts else [*body, head]
         x, losses = depth.run(steps, images, bool(training), self.scan, self.remat)
         for loss in losses:
             # A functional model's own `add_loss` raises.
             keras.layers.Layer.add_loss(self, loss)
         return head(x, return_parts=True) if in_parts else x
+
+    def train_step(self, *args, **kwargs):
+        """Run one step of `fit` or `train_on_batch`, in which `call` returns parts."""
+        self._in_train_step = True
+        try:
+            return super().train_step(*args, **kwargs)
+        finally:
+            self._in_train_step = False
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the loss as compiled; in training, of each of several heads.

@@ -55,7 +55,9 @@ def crossentropy(targets, probabilities):
 
 
 def probabilities_of(model):
-    return {name: array(part) for name, part in model(IMAGES, training=True).items()}
+    return {
+        name: array(part) for name, part in model(IMAGES, training=True, return_parts=True).items()
+    }
 
 
 SMOOTHING = 0.1
@@ -84,7 +86,7 @@ def test_the_loss_reaches_its_floor(head):
     assert history["accuracy"][-1] == 1
     assert model.evaluate(images, targets, verbose=0)[1] == 1
     # The prediction reads all heads, and each of them has learned.
-    parts = model(images, training=True)
+    parts = model(images, training=True, return_parts=True)
     for part in parts.values() if isinstance(parts, dict) else [parts]:
         best = array(part).argmax(-1)
         np.testing.assert_array_equal(best.T, np.broadcast_to(labels, best.T.shape))
@@ -186,7 +188,7 @@ def test_one_training_in_several_ways(head, how):
         history = model.fit(IMAGES, LABELS, 4, epochs=3, shuffle=False, verbose=0).history
         losses.append(history["loss"])
     close(losses[1], losses[0], 0.02 if how == "bfloat16" else 1e-4)
-    y = models[1](IMAGES, training=True)
+    y = models[1](IMAGES, training=True, return_parts=True)
     assert {keras.backend.standardize_dtype(part.dtype) for part in y.values()} == {"float32"}
 
 
@@ -227,7 +229,9 @@ def test_a_teacher(how):
     losses = {"head": SmoothedCrossentropy(SMOOTHING), "head_dist": other}
     model.compile(keras.optimizers.Adam(0.02), PerHead(losses))
     model.fit(images, {"head": labels, "head_dist": taught}, 8, epochs=100, verbose=0)
-    parts = {name: array(part) for name, part in model(images, training=True).items()}
+    parts = {
+        name: array(part) for name, part in model(images, training=True, return_parts=True).items()
+    }
     np.testing.assert_array_equal(parts["head"].argmax(-1), labels)
     np.testing.assert_allclose(parts["head"].max(-1), 1 - SMOOTHING / 2, atol=0.02)
     np.testing.assert_array_equal(parts["head_dist"].argmax(-1), said)
@@ -265,4 +269,4 @@ def test_several_losses():
     model = tiny(DistilledHead)
     model.compile("sgd", {"head": "mse", "head_dist": "mse"})
     with pytest.raises(ValueError, match="PerHead"):
-        model.compute_loss(y=CLASS, y_pred=model(IMAGES, training=True))
+        model.compute_loss(y=CLASS, y_pred=model(IMAGES, training=True, return_parts=True))

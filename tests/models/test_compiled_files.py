@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, BACKENDS, FAMILIES, array, close, numbers, run_python
+from harness import BACKEND, BACKENDS, FAMILIES, close, numbers, run_python
 
 from keras_vitx.training import SmoothedCrossentropy
 
@@ -93,7 +93,7 @@ def test_files_of_before():
     model.compile_from_config(config)
     assert type(model.optimizer.inner_optimizer) is type(keras.optimizers.AdamW())
     assert model.jit_compile == (BACKEND == "jax")
-    assert np.isfinite(array(model.train_on_batch(IMAGES, LABELS)[0]))
+    assert np.isfinite(model.train_on_batch(IMAGES, LABELS)[0])
 
 
 def test_what_is_not_compiled():

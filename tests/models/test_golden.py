@@ -78,7 +78,7 @@ def restored(variables):
 
 def training_logits(model, images):
     """The logits that the public code's training pass returns, its classifiers taken apart."""
-    y = model(images, training=True)
+    y = model(images, training=True, return_parts=True)
     if not isinstance(y, dict):
         return y
     # The dense head's patches have labels of their own there; DeiT's file was made
