@@ -44,6 +44,14 @@ def open_model(model: str, weights: str | None = None, **arguments: Any):
     return kv.load(model)
 
 
+def only_sensible_weights(model: str) -> str:
+    """Return the weights to take where none were named: never random ones."""
+    entries = kv.weights.checkpoints_of(model)
+    if not entries:
+        raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
+    return "imagenet" if any(entry.classes == 1000 for entry in entries) else entries[0].name
+
+
 def class_names_of(network) -> list[str] | None:
     """Return the names of a model's classes, or those of the model of keras_vitx it ends in."""
     for layer in (network, network.layers[-1]):

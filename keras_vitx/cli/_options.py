@@ -34,6 +34,14 @@ Weights = Annotated[
         "for random ones."
     ),
 ]
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="fashion_mnist (the shipped sample), a folder with one sub-folder per class, "
+        "tfds:NAME, or an .npz with x_train, y_train, x_test, y_test.",
+        metavar="SOURCE",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at the output.")]

@@ -13,6 +13,7 @@ import keras_vitx as kv
 from keras_vitx.cli._models import (
     class_names_of,
     is_size,
+    only_sensible_weights,
     open_model,
     pixels,
     preprocessing_of,
@@ -43,7 +44,7 @@ def main(
     check_form(json, csv)
     kv.keep_memory()
     if weights is None and is_size(model):
-        weights = _only_sensible_weights(model)
+        weights = only_sensible_weights(model)
     network = open_model(model, weights)
     outputs = outputs_of(network)
     named = SimpleNamespace(class_names=_names(network, outputs.classes))
@@ -71,14 +72,6 @@ def main(
         show(rows, as_csv=csv, grouped="image", formats={"probability": "{:.1%}".format})
     if errors:
         raise typer.Exit(1)
-
-
-def _only_sensible_weights(model: str) -> str:
-    """Return the weights to take where none were named: never random ones."""
-    entries = kv.weights.checkpoints_of(model)
-    if not entries:
-        raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
-    return "imagenet" if any(entry.classes == 1000 for entry in entries) else entries[0].name
 
 
 def _names(network, classes: int) -> list[str] | None:

@@ -7,21 +7,14 @@ import typer
 
 import keras_vitx as kv
 from keras_vitx.cli._models import is_size, open_model
-from keras_vitx.cli._options import Backend, ModelOrFile, Weights
+from keras_vitx.cli._options import Backend, ModelOrFile, Source, Weights
 from keras_vitx.cli._output import new_run
 from keras_vitx.files import check_writable
 
 
 def main(
     model: ModelOrFile,
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="fashion_mnist (the shipped sample), a folder with one sub-folder per class, "
-            "tfds:NAME, or an .npz with x_train, y_train, x_test, y_test.",
-        ),
-    ],
+    source: Source,
     weights: Weights = None,
     recipe: Annotated[str, typer.Option(help="Recipe: finetune or small_images.")] = "finetune",
     head: Annotated[

@@ -43,6 +43,7 @@ def test_every_verb_and_option_has_a_help_text():
     assert sorted(group.commands) == [
         "convert",
         "demo",
+        "evaluate",
         "export",
         "info",
         "list",
@@ -212,6 +213,19 @@ def test_predict_refuses_what_has_no_classifier(run, tmp_path):
     Image.fromarray(np.zeros((16, 16, 3), "uint8")).save("black.png")
     code, out, err = run("predict", "trunk.keras", "black.png")
     assert code == 2 and "classifier" in err and not out
+
+
+def test_evaluate(run, tiny_file, small_set):
+    code, out, err = run("evaluate", tiny_file, small_set, "--json")
+    assert code == 0, err
+    measures = json.loads(out)
+    expected = kv.evaluate(keras.saving.load_model(tiny_file), str(small_set))
+    assert measures == pytest.approx(expected)
+    assert measures["images"] == 16 and 0 <= measures["accuracy"] <= 1
+    _, table, _ = run("evaluate", tiny_file, small_set)
+    assert f"{expected['loss']:.4f}" in table
+    code, _, err = run("evaluate", tiny_file, "no/such/folder")
+    assert code == 2 and "no/such/folder" in err
 
 
 def test_train_takes_a_file_as_it_is(run, tiny_file):
