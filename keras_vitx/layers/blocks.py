@@ -23,17 +23,17 @@ class Block(Layer):
 
     Args:
         attention: A layer on tokens that takes `return_attention_scores`; one that
-            does not (`TokenMixing`) has no maps to return.
+            does not (`TokenMixing`) has no maps.
         mlp: A layer on tokens.
-        layer_scale: Start of $\gamma$, a number or an initializer; None leaves it out.
-        scalar_scale: One $\gamma$ a branch instead of one a channel.
+        layer_scale: Start of $\gamma$, a number or an initializer; None is no $\gamma$.
+        scalar_scale: One $\gamma$ per branch instead of one per channel.
         residual_scale: $s$; 1 is the plain block, 0.5 that of DeepViT-S, DeepViT-L
             and Refined-ViT.
         drop_path: Rate of stochastic depth.
         epsilon: Epsilon of the norms.
 
     Raises:
-        ValueError: when `residual_scale` is not above 0.
+        ValueError: if `residual_scale` is not above 0.
     """
 
     varying = ("drop_path",)
@@ -61,7 +61,7 @@ class Block(Layer):
         self.residual_scale = residual_scale
         self.drop_path = drop_path
         self.epsilon = epsilon
-        # The parts have the checkpoints' names, whatever the caller called them.
+        # The names of the checkpoints, whatever the caller named the layers.
         attention.name = "attn"
         mlp.name = "mlp"
         dtype = self.dtype_policy
@@ -133,7 +133,7 @@ class Block(Layer):
 class ClassBlock(Block):
     r"""A block that updates the class tokens only (CaiT, Section 3).
 
-    As `Block`, with an attention that gives one output a class token
+    As `Block`, with an attention that returns one output per class token
     (`ClassAttention`); the patches pass unchanged.
 
     Input and output: `(batch, class tokens + patches, dim)`, class tokens first.

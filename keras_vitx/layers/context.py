@@ -1,4 +1,4 @@
-"""What gives every token a summary of all: layers over tokens, inside an MLP or an attention."""
+"""Layers over tokens that add a global context, inside an MLP or an attention."""
 
 import keras
 from keras import ops
@@ -10,22 +10,22 @@ CONTEXTS = ("mean", "max", "class", "class_product", "class_and_mean")
 
 @register
 class ContextBroadcasting(Layer):
-    r"""Every token gets the mean over all tokens: $y = (x + \bar x) / 2$.
+    r"""The mean over all tokens, added to each token: $y = (x + \bar x) / 2$.
 
-    Context Broadcasting, Section 2.2, Equation 1; the class token counts in the mean.
-    With a `scale`, $\mathrm{CB_S}$ (dimension scaling): $y = x + \Lambda \odot \bar x$ with
-    $\Lambda$ of length `dim`; the text at hand lost that formula, so its form and the
-    start of $\Lambda$ are our reading.
+    Context Broadcasting, Section 2.2, Equation 1; the mean includes the class token. With a
+    `scale` it is $\mathrm{CB_S}$ (dimension scaling): $y = x + \Lambda \odot \bar x$ with
+    $\Lambda$ of length `dim`. The formula of $\mathrm{CB_S}$ is unreadable in our copy of the
+    paper; its form and the start of $\Lambda$ are our interpretation.
 
     Input and output: `(batch, tokens, dim)`.
 
     Args:
-        context: What stands for $\bar x$ (Tables 10, 13, 14): `"mean"`; `"max"` over
+        context: The context in place of $\bar x$ (Tables 10, 13, 14): `"mean"`; `"max"` over
             tokens; `"class"`, the first token; `"class_product"`, which multiplies
             each other token by the first, $y_i = x_i \odot x_0$; `"class_and_mean"`,
-            $(x_0 + \bar x) / 2$, our reading of their combination.
-        scale: Start of $\Lambda$, a number or an initializer; None has no $\Lambda$.
-        halve: Whether the sum is halved; None does it where there is no `scale`.
+            $(x_0 + \bar x) / 2$, our interpretation of their combination.
+        scale: Start of $\Lambda$, a number or an initializer; None is no $\Lambda$.
+        halve: Whether the sum is halved; by default only without a `scale`.
 
     Raises:
         ValueError: for an unknown `context`, or a product with a `scale`.
@@ -43,7 +43,7 @@ class ContextBroadcasting(Layer):
             raise ValueError(f"`context` must be one of {CONTEXTS}. Received: {context!r}.")
         if context == "class_product" and scale is not None:
             raise ValueError(
-                "context='class_product' adds nothing that `scale` could weigh. "
+                "`scale` must be None with context='class_product', which adds no context. "
                 f"Received: scale={scale!r}."
             )
         self.context = context
@@ -81,15 +81,15 @@ class ContextBroadcasting(Layer):
 
 @register
 class SqueezeExcitation(Layer):
-    r"""Channels weighed by what the mean over tokens says of them.
+    r"""Channels weighted by a gate computed from the mean over tokens.
 
     $$y = x \odot \sigma(W_2\,\mathrm{ReLU}(W_1 \bar x + b_1) + b_2)$$
-    Hu et al., 2018: the rival of Context Broadcasting, Section 2.2, Table 3.
+    Hu et al., 2018; compared with Context Broadcasting in Section 2.2, Table 3.
 
     Input and output: `(batch, tokens, dim)`.
 
     Args:
-        ratio: `dim` over the hidden width.
+        ratio: `dim` divided by the hidden width.
     """
 
     def __init__(self, ratio: int = 16, **kwargs):

@@ -1,4 +1,4 @@
-"""The token-wise part of a block, and what mixes tokens without attention."""
+"""The MLP of a block, and the MLP across tokens that replaces attention in Mixer."""
 
 from collections.abc import Sequence
 
@@ -17,16 +17,16 @@ class MLP(Layer):
 
     Args:
         mlp_ratio: Hidden width over `dim`.
-        activation: $\phi$, a name that `keras.activations` knows. `"gelu"` is the
-            exact form, with the error function, as the papers' code has it.
-        dropout: Rate at which hidden units and outputs are dropped in training.
+        activation: $\phi$, a name known to `keras.activations`. `"gelu"` is the exact
+            form with the error function, as in the papers' code.
+        dropout: Dropout rate of hidden units and outputs in training.
         on_input: Layers over tokens, run first.
         on_hidden: Layers over tokens of the hidden width, run after the activation.
         on_output: Layers over tokens, run last.
         hidden: Hidden width, instead of `mlp_ratio`.
 
     Raises:
-        ValueError: at build, when the hidden width is below 1.
+        ValueError: at build, if the hidden width is below 1.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MLP(Layer):
 
 @register
 class TokenMixing(Layer):
-    """An MLP along the tokens, the same for each channel: Mixer's place of attention.
+    """An MLP across the tokens, shared by all channels: Mixer's replacement of attention.
 
     Tolstikhin et al., 2021. It has no attention maps.
 

@@ -1,4 +1,4 @@
-"""What steadies deep residual branches: learned weights and random depth."""
+"""Regularization of residual branches: LayerScale and stochastic depth."""
 
 import keras
 from keras import ops
@@ -15,8 +15,8 @@ class LayerScale(Layer):
     Args:
         init: Start of $\gamma$: a number, or an initializer, e.g.
             `keras.initializers.RandomUniform(0, 2e-5)` for the row U[0, 2ε] of
-            Table A.1. One without a seed gives each layer its own draw.
-        scalar: One weight for the whole branch instead of one a channel: from 0
+            Table A.1. Without a seed, each layer draws its own values.
+        scalar: One weight for the whole branch instead of one per channel: from 0
             it is ReZero with LayerNorm, from 1 the Fixup-like form (Table 1).
     """
 
@@ -32,7 +32,7 @@ class LayerScale(Layer):
 
     def build(self, input_shape):
         if isinstance(self.init, keras.initializers.Initializer):
-            # A clone, because an initializer gives the same numbers each time.
+            # A clone, because an initializer returns the same numbers each time.
             initializer = self.init.clone()
         else:
             initializer = keras.initializers.Constant(self.init)
@@ -48,10 +48,10 @@ class LayerScale(Layer):
 
 @register
 class DropPath(Layer):
-    r"""Stochastic depth: a residual branch is left out at random, sample by sample.
+    r"""Stochastic depth: a residual branch is dropped at random, per sample.
 
-    In training $y = x\,b / (1 - p)$ with $b \sim \mathrm{Bernoulli}(1 - p)$ drawn
-    once a sample; otherwise $y = x$.
+    In training $y = x\,b / (1 - p)$ with one $b \sim \mathrm{Bernoulli}(1 - p)$ per
+    sample; otherwise $y = x$.
 
     Input and output: `(batch, ...)`.
 
@@ -60,7 +60,7 @@ class DropPath(Layer):
         seed: Seed of the draws.
 
     Raises:
-        ValueError: when `rate` is not in [0, 1).
+        ValueError: if `rate` is not in [0, 1).
     """
 
     varying = ("rate", "seed")
