@@ -38,7 +38,10 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Write a model as a TensorFlow SavedModel."""
+    from keras_vitx.export.saved_model import check_free
+
     check_writable(output)
+    check_free(output, overwrite)
     if is_size(model) and weights is None:
         raise ValueError(
             f"{model} is a size without weights. Give `--weights`, or `--weights none` to export "

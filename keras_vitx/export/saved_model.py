@@ -83,7 +83,7 @@ def saved_model(
     check_imports(imports)
     images = batches_for(model, images) if verify else None
     require_tensorflow()
-    _check_free(path, overwrite)
+    check_free(path, overwrite)
     is_here = keras.backend.backend() == "tensorflow"
     custom = None if is_here else json.dumps(find_custom(model, imports))
     difference = None
@@ -105,7 +105,13 @@ def write(model: keras.Model, folder: str | os.PathLike) -> None:
     model.export(folder, format="tf_saved_model", verbose=False)
 
 
-def _check_free(path, overwrite):
+def check_free(path: Path, overwrite: bool = False) -> None:
+    """Check that a SavedModel may be written to `path`.
+
+    Raises:
+        FileExistsError: when something else stands there, or a SavedModel that is not to
+            be replaced.
+    """
     if not path.exists() and not path.is_symlink():
         return
     names = {part.name for part in path.iterdir()} if path.is_dir() else set()
