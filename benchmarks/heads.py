@@ -31,8 +31,8 @@ def permuted(path: Path, images: int, out: Path) -> Path:
         out,
         x_train=arrays["x_train"][:images],
         y_train=order[arrays["y_train"][:images]],
-        x_test=arrays["x_test"][:TEST_IMAGES],
-        y_test=order[arrays["y_test"][:TEST_IMAGES]],
+        x_val=arrays["x_test"][:TEST_IMAGES],
+        y_val=order[arrays["y_test"][:TEST_IMAGES]],
         class_names=np.array([names[old] for old in np.argsort(order)]),
     )
     return out
@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
     logging.getLogger("keras_vitx").setLevel(logging.ERROR)
-    print(f"{keras.backend.backend()}, {options.images} images, {TEST_IMAGES} to validate on")
+    print(f"{keras.backend.backend()}, {options.images} images, {TEST_IMAGES} test images")
     with tempfile.TemporaryDirectory() as folder:
         source = permuted(options.cifar10, options.images, Path(folder) / "permuted.npz")
         for seed in options.seeds:
