@@ -1,4 +1,4 @@
-"""Checkpoints: which there are, how they are read, and how weights are saved."""
+"""Checkpoints: the catalogue, reading, conversion and saving."""
 
 from keras_vitx.weights.card import model_card
 from keras_vitx.weights.catalog import Checkpoint, checkpoints_of, find

@@ -1,4 +1,4 @@
-"""The model card: what a folder that holds a model says to people, and to the hub."""
+"""The model card: the README.md of a saved model."""
 
 import json
 from collections.abc import Iterable
@@ -13,16 +13,16 @@ def model_card(
     licence: str | None = None,
     custom_objects: Iterable[str] = (),
 ) -> str:
-    """Return the text of a model card, with the YAML that the hub reads at its top.
+    """Return the text of a model card, starting with the YAML metadata that the hub reads.
 
     Args:
-        model: A built model of the zoo.
-        weights: Name of the file of weights beside the card.
-        recipe: How the model was trained: words, or settings by name.
-        accuracy: Top-1 on the test images of `dataset`, from 0 to 1.
-        dataset: What it was trained on.
-        licence: As the hub spells it.
-        custom_objects: Registered names of what `load` has to be given.
+        model: A built model of this package.
+        weights: File name of the weights, in the same folder as the card.
+        recipe: How the model was trained: text, or a dictionary of settings.
+        accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
+        dataset: Name of the training data.
+        licence: Licence identifier, as spelled on the hub.
+        custom_objects: Registered names of the custom objects that `load` needs.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 

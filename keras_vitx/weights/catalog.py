@@ -12,30 +12,30 @@ IMAGENET = "imagenet"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One published file of weights and what it takes to use it.
+    """One published weights file and the facts needed to use it.
 
     Attributes:
-        name: What `weights=` calls it.
-        constructor: The function whose model it fits, such as "CaiT_XXS24".
-        image_size: Side of the square images it was trained on, in pixels.
-        top1: Accuracy on the data set's test images, in percent, as published;
-            None where its classes are those of another data set.
-        top5: The same among the five most probable classes.
-        top1_real: Accuracy with the labels of ImageNet-ReaL.
-        top1_v2: Accuracy on ImageNet-V2 (matched frequency).
+        name: The name accepted by `weights=`.
+        constructor: Name of the constructor whose models it fits, such as "CaiT_XXS24".
+        image_size: Side of the square training images, in pixels.
+        top1: Published top-1 accuracy on the dataset's test images, in percent; None
+            if its classes are not those of the test images (ImageNet-21k).
+        top5: Published top-5 accuracy, likewise.
+        top1_real: Top-1 accuracy with the ImageNet-ReaL labels.
+        top1_v2: Top-1 accuracy on ImageNet-V2 (matched frequency).
         source: "hf://owner/repo"; "package:FILE" for a file that ships with this
-            project; or the address of a page from which a person can load it.
-        file: File name in the repository on the hub.
-        url: Its authors' own file (PyTorch or NumPy), where there is one.
-        sha256: Hash of `file`, or how it begins; None where it is not known.
-        classes: Number of classes of its head.
-        preprocessing: How its images are prepared.
-        licence: SPDX name in lower case; None where none is stated.
+            project; or the URL of a page for downloading it by hand.
+        file: File name in the hub repository.
+        url: URL of the authors' original file (PyTorch or NumPy), if any.
+        sha256: SHA-256 of `file`, or a prefix of it; None if unknown.
+        classes: Number of classes of the head.
+        preprocessing: Preprocessing of the images.
+        licence: SPDX identifier in lower case; None if no licence is stated.
         distilled: Whether it was trained with a teacher.
-        distillation_token: Whether it has DeiT's second token.
-        also_starts: Constructors of other models with the same variables, which
-            start from it and are then to be trained.
-        class_names: One for each class; None where the data set's own apply.
+        distillation_token: Whether it has DeiT's distillation token.
+        also_starts: Names of other constructors with the same variables. For these
+            models it is only an initialization; they must be trained further.
+        class_names: One name per class; None for the dataset's standard names.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Checkpoint:
 
     @property
     def url_file(self) -> str | None:
-        """Name of the authors' own file."""
+        """File name in `url`."""
         return self.url and self.url.rpartition("/")[2]
 
     @property
     def url_digest(self) -> str | None:
-        """How the SHA-256 of the authors' own file begins, where its name ends in it."""
+        """SHA-256 prefix at the end of the file name in `url`, if there is one."""
         match = re.search(r"-([0-9a-f]{8})\.pth$", self.url or "")
         return match and match[1]
 
@@ -162,8 +162,8 @@ def _deepvit(size: str, top1: float, key: str) -> Checkpoint:
 
 
 CHECKPOINTS = (
-    # Accuracies: ImageNet top-1, top-5; ReaL top-1; V2 top-1. Where several fit a
-    # constructor, "imagenet" prefers the first ones.
+    # Accuracies: ImageNet top-1, top-5; ReaL top-1; V2 top-1. If several fit a
+    # constructor, "imagenet" prefers the earlier ones.
     _cait("XXS24", 224, 78.4, 94.326, 85.24, 67.29),
     _cait("XXS24", 384, 80.954, 95.638, 87.414, 70.55),
     _cait("XXS36", 224, 79.75, 94.866, 86.323, 68.37),
@@ -205,7 +205,7 @@ CHECKPOINTS = (
     _mixer("miil_in21k_ft_in1k", 1000, 82.314, 95.71, 87.23, 71.2),
     _mixer("goog_in21k", 21843),
     _mixer("miil_in21k", 11221),
-    # Only where their authors' READMEs link to.
+    # Hosted only at the places that their authors' READMEs link to.
     _deepvit("24B", 79.99, "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV"),
     _deepvit("32B", 80.90, "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M"),
     _deepvit("S", 82.3, "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC"),
@@ -235,7 +235,7 @@ CHECKPOINTS = (
 
 
 def checkpoints_of(constructor: str | None) -> tuple[Checkpoint, ...]:
-    """Return the known checkpoints that fit a constructor; None means all."""
+    """Return the known checkpoints that fit a constructor, or all for None."""
     return tuple(c for c in CHECKPOINTS if constructor is None or constructor in c.fits)
 
 
@@ -245,19 +245,19 @@ def find(
     image_size: int | tuple[int, int] | None = None,
     distillation_token: bool = False,
 ) -> Checkpoint:
-    """Return the checkpoint that `weights=name` means.
+    """Return the checkpoint that `weights=name` refers to.
 
     Args:
         name: A checkpoint's name, or "imagenet" for the constructor's ImageNet
-            checkpoint; of several, the one whose resolution is nearest.
-        constructor: The function that builds the model, None for any.
+            checkpoint with the nearest resolution.
+        constructor: Name of the constructor of the model; None for any.
         image_size: Side or (height, width) of the model's images, in pixels.
-            Without it, the smallest resolution is taken.
-        distillation_token: Whether the model has DeiT's second token.
+            None selects the smallest resolution.
+        distillation_token: Whether the model has DeiT's distillation token.
 
     Raises:
-        ValueError: when the name is unknown, belongs to another constructor or
-            to a model with another number of class tokens, or the constructor
+        ValueError: if the name is unknown, belongs to another constructor or to a
+            model with a different number of class tokens, or if the constructor
             has no such checkpoint.
     """
     mine = checkpoints_of(constructor)
@@ -305,6 +305,5 @@ def _offer(checkpoints: tuple[Checkpoint, ...]) -> str:
     if checkpoints:
         return "It has: " + ", ".join(c.name for c in checkpoints) + "."
     return (
-        "No checkpoint of it is public: give None, the path of a file of your own, "
-        'or "hf://owner/repo".'
+        'No checkpoint of it is public. Pass None, the path of your own file, or "hf://owner/repo".'
     )

@@ -1,4 +1,4 @@
-"""Kernels for colour images, where a model's images have other channels."""
+"""Adapting the first convolution to a different number of image channels."""
 
 import numpy as np
 
@@ -6,14 +6,15 @@ COLOURS = 3
 
 
 def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """Let the kernel of a convolution on colour images read others, as timm does.
+    """Adapt the kernel of a convolution on colour images to `channels` channels, as timm does.
 
-    One channel is as if it stood in all three: the kernels are summed. Of other numbers
-    the three are repeated in turns, and scaled so that outputs keep their size.
+    For one channel the kernel is summed over its input channels, which equals a grey image
+    repeated in all three. For other counts the input channels are repeated cyclically and
+    scaled by 3 / channels, so that the magnitude of the outputs is kept.
 
     Args:
         kernel: (height, width, 3, outputs).
-        channels: Of the images to read.
+        channels: Number of image channels.
 
     Returns:
         (height, width, channels, outputs).

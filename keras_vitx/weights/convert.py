@@ -1,4 +1,4 @@
-"""The strict way from a file's arrays to a model's variables, and back."""
+"""Strict conversion between the arrays of a file and the variables of a model."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -21,18 +21,19 @@ from keras_vitx.weights.names import (
 from keras_vitx.weights.positions import Grid, resample, square_grid
 from keras_vitx.weights.reading import Tensors
 
-# Layouts of what belongs to a grid of patches.
+# Layouts of arrays that depend on the grid of patches.
 POSITIONS = ("positions", "map")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Arrays for a model's variables, checked, each read when its turn comes.
+    """Checked arrays for the variables of a model, read lazily, one at a time.
 
     Attributes:
-        pairs: A variable, and what gives its array (float32, of its shape).
-        head: Whether the classifier is among them.
-        classes: Number of classes in the file, None where it has no classifier.
+        pairs: Pairs of a variable and a function that returns its array (float32, of the
+            variable's shape).
+        head: Whether the classifier is included.
+        classes: Number of classes in the file; None if it has no classifier.
     """
 
     pairs: list[tuple[Any, Callable[[], np.ndarray]]]
@@ -46,7 +47,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A variable and where a file has it."""
+    """A variable, and the name, layout and shape of its array in a file."""
 
     variable: Any
     name: str
@@ -56,24 +57,24 @@ class _Entry:
 
 
 def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
-    """Find the array of each of a model's variables in a file.
+    """Match every variable of a model with its array in a file.
 
-    Names and axes follow the family's table. Positions are resampled to the
-    model's grid, and a kernel for colour images is brought to the model's
-    channels. A classifier with another number of classes is left out, and so is
-    the file's where the model has none. Nothing else may differ.
+    Names and axes follow the family's rename table. Position embeddings are resampled
+    to the model's grid, and the kernel of the first convolution is adapted to the
+    model's image channels. The classifier is skipped if its number of classes differs
+    or if the model has none. Any other difference is an error.
 
     Args:
         tensors: An opened file.
-        model: The model, built.
-        sizes: What the files of known sizes look like, to name one in errors.
+        model: A built model.
+        sizes: The identity of each known size, used to name one in errors.
 
     Returns:
-        A `Conversion`. Nothing is read before it is iterated over.
+        A `Conversion`. Arrays are read only when it is iterated over.
 
     Raises:
-        ValueError: listing all that is missing, all that is too much, and all
-            that has another shape.
+        ValueError: if arrays are missing, unexpected or of another shape; the message
+            lists all of them.
     """
     entries = [_entry(variable, model, tensors.native) for variable in model.weights]
     # The first layer is the convolution on the image.
@@ -110,16 +111,16 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:
-    """Return a model's weights under the names and in the layout of PyTorch.
+    """Return a model's weights with the names and layouts of PyTorch checkpoints.
 
     Args:
-        model: A built model of the zoo.
+        model: A built model of this package.
 
     Returns:
-        Arrays by name, float32.
+        float32 arrays by name.
 
     Raises:
-        ValueError: when a variable has no name in the family's checkpoints.
+        ValueError: if a variable has no name in the family's checkpoints.
     """
     return {
         entry.name: np.ascontiguousarray(
@@ -147,7 +148,7 @@ def _entry(variable, model, native: bool) -> _Entry:
 
 
 def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int, int] | None:
-    """(classes in the file, in the model), where nothing but these may differ."""
+    """Return (classes in the file, classes in the model) if the heads differ in nothing else."""
     found = {shapes[entry.name][axis] for entry in heads if shapes.get(entry.name)}
     expected = {entry.shape[axis] for entry in heads}
     if len(found) != 1 or len(expected) != 1:
@@ -162,7 +163,7 @@ def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int, int] | 
 
 
 def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors, model) -> Grid | None:
-    """The grid of positions in the file; None for other arrays and for no such grid."""
+    """Return the grid of position embeddings in the file, or None if there is none."""
     if entry.layout == "map" and len(shape) == 4 and shape[:2] == entry.shape[:2]:
         return shape[2:]
     if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
@@ -172,13 +173,13 @@ def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors, model) -> Gri
     if tensors.description and tensors.description.grid:
         rows, columns = tensors.description.grid
         return (rows, columns) if rows * columns == patches else None
-    # PyTorch's files don't say their grid. It is square, or else the model's own.
+    # PyTorch files don't store their grid: assume a square one, else the model's own.
     same = tuple(layer.grid) if shape == entry.shape else None
     return (same or square_grid(patches)) if tensors.native else (square_grid(patches) or same)
 
 
 def _own_grid(entry: _Entry, model) -> Grid | None:
-    """The grid of positions in the model; None for other arrays."""
+    """Return the grid of position embeddings in the model; None for other arrays."""
     return tuple(_positions(entry, model).grid) if entry.layout in POSITIONS else None
 
 
@@ -187,7 +188,7 @@ def _positions(entry: _Entry, model):
 
 
 def _reads_colours(entry: _Entry, shape: tuple[int, ...]) -> bool:
-    """Tell whether a kernel differs only in that it reads the three channels of colour images."""
+    """Return whether a kernel differs only in reading the three channels of colour images."""
     axis = 1 if entry.layout == "kernel" else 2
     colours = (*entry.shape[:axis], COLOURS, *entry.shape[axis + 1 :])
     return entry.on_image and shape == colours
@@ -248,7 +249,7 @@ def _identity(model) -> Identity | None:
 
 
 def abbreviated(names: Iterable[str]) -> list[str]:
-    """Write names that differ only in a layer's number as one.
+    """Merge names that differ only in the index of a layer.
 
     Example:
         blocks.0.norm1.bias, blocks.1.norm1.bias, blocks.2.norm1.bias

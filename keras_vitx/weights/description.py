@@ -1,4 +1,4 @@
-"""What a saved file says about its model, beside the weights."""
+"""The description of the model that a saved file holds besides the weights."""
 
 import json
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ LIBRARY = "keras_vitx"
 
 @dataclass(frozen=True)
 class Description:
-    """Facts about a saved model that its tensors don't show.
+    """Facts about a saved model that can't be read off its tensors.
 
     Attributes:
         model: The model's name.
         family: Its family, such as "CaiT", or None.
         grid: (rows, columns) of its patches, or None if it has no positions.
         class_names: One name per class, or None.
-        preprocessing: How its images are prepared, or None.
+        preprocessing: Preprocessing of its images, or None.
 
     Raises:
-        ValueError: if a value is of another form; the message names the attribute.
+        ValueError: if a value is malformed; the message names the attribute.
     """
 
     model: str
@@ -44,20 +44,20 @@ class Description:
             object.__setattr__(self, "preprocessing", Preprocessing.of(self.preprocessing))
 
     def to_metadata(self) -> dict[str, str]:
-        """Return the facts as the strings that a safetensors file holds, each in JSON."""
+        """Return the facts as safetensors metadata: strings, each in JSON."""
         facts = {
             key: json.dumps(value.to_dict() if isinstance(value, Preprocessing) else value)
             for key, value in vars(self).items()
         }
-        # "format" tells readers of safetensors that names and layouts are PyTorch's.
+        # "format" marks the names and layouts as those of PyTorch.
         return {"format": "pt", "library": LIBRARY, **facts}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str] | None) -> "Description | None":
-        """Read the facts from a safetensors file; None if `save_safetensors` didn't write it.
+        """Read the facts from safetensors metadata; None unless `save_safetensors` wrote it.
 
         Raises:
-            ValueError: if an entry is missing or of another form.
+            ValueError: if an entry is missing or malformed.
         """
         if not metadata or metadata.get("library") != LIBRARY:
             return None
@@ -71,10 +71,10 @@ class Description:
         """Read the facts from the config of a saved `Chain`.
 
         Args:
-            config: As `keras.saving.serialize_keras_object` gives it, from JSON.
+            config: The result of `keras.saving.serialize_keras_object`, from JSON.
 
         Raises:
-            ValueError: if an entry is missing or of another form.
+            ValueError: if an entry is missing or malformed.
         """
         config = config.get("config") if isinstance(config, dict) else None
         if not isinstance(config, dict):
@@ -93,7 +93,7 @@ class Description:
 
 
 def describe(model) -> Description:
-    """Describe a built model of the zoo."""
+    """Return the description of a built model of this package."""
     positions = [layer for layer in model.layers if hasattr(layer, "grid")]
     return Description(
         model=model.name,
@@ -123,7 +123,7 @@ def _names(value: Any) -> tuple[str, ...] | None:
 
 
 def _values(entry: Any) -> Any:
-    """Undo how Keras writes tuples and arrays into a config."""
+    """Undo the way Keras serializes tuples and arrays in a config."""
     if isinstance(entry, dict) and entry.get("class_name") == "__numpy__":
         entry = entry["config"].get("value") if isinstance(entry.get("config"), dict) else None
     if isinstance(entry, dict):

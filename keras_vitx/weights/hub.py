@@ -33,8 +33,8 @@ def parse(address: str) -> Address:
     """Read "hf://owner/repo[@revision][/file]"; a "/" in a revision is written "%2F".
 
     Raises:
-        ValueError: when the address is not of that form, or a part of it could lead
-            out of the repository.
+        ValueError: if the address is malformed, or a part of it could point outside of
+            the repository.
     """
     match = re.fullmatch(r"hf://([^/@\s]+/[^/@\s]+)(?:@([^/@\s]+))?(?:/(\S*[^/\s]))?/?", address)
     if not match:
@@ -61,17 +61,17 @@ def _is_inside(path: str) -> bool:
 def download(address: str | Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if necessary.
 
-    A copy in the hub's cache is used without asking the hub. It is checked against
-    `sha256`, or else against the hash in its name in the cache, and downloaded again, once,
-    if it differs.
+    A copy in the hub's cache is used without contacting the hub. It is checked against
+    `sha256`, or else against the hash in its name in the cache. If the hash differs, the file
+    is downloaded again, once.
 
     Args:
         address: As in `parse`.
-        sha256: SHA-256 of the file, or how it begins; None if it isn't known.
+        sha256: SHA-256 of the file, or a prefix of it; None if unknown.
 
     Raises:
-        ValueError: when the address is of another form, or the file has another hash.
-        OSError: when the file is not in the cache and can't be downloaded.
+        ValueError: if the address is malformed, or the hash of the file is wrong.
+        OSError: if the file is not in the cache and can't be downloaded.
     """
     where = parse(address) if isinstance(address, str) else address
     address = str(address)
@@ -92,7 +92,7 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
             path = get()
     except HFValidationError as error:
         raise ValueError(f"weights={address!r}: the hub allows no such name. {error}") from error
-    except Exception as error:  # Network libraries raise errors of their own kinds.
+    except Exception as error:  # Network libraries raise their own types.
         folder = Path(constants.HF_HUB_CACHE, f"models--{where.repository.replace('/', '--')}")
         broken = _broken_link(folder, where.file)
         revision = quote(where.revision or "main", safe="")
@@ -128,10 +128,10 @@ def verified(path: Path, sha256: str | None) -> Path:
 
     Args:
         path: A file.
-        sha256: Its SHA-256 in hexadecimal, or how that begins.
+        sha256: Its SHA-256 in hexadecimal, or a prefix of it.
 
     Raises:
-        ValueError: when the hash is another.
+        ValueError: if the hash differs.
     """
     if sha256 is None:
         return path
@@ -146,7 +146,7 @@ def verified(path: Path, sha256: str | None) -> Path:
 
 
 def _broken_link(folder: Path, file: str) -> Path | None:
-    """Return a file's entry in a repository's cache if it is a link to nothing."""
+    """Return the entry of a file in a repository's cache if it is a broken link."""
     links = (commit / file for commit in sorted(folder.glob("snapshots/*")))
     return next((link for link in links if link.is_symlink() and not link.exists()), None)
 
@@ -155,7 +155,7 @@ def shipped(file: str) -> Path:
     """Return the path of a weights file that ships with the project.
 
     Raises:
-        OSError: when it is in neither the package nor a source checkout.
+        OSError: if it is neither in the package nor in a source checkout.
     """
     here = Path(__file__).resolve().parent
     places = [here / "files" / file, here.parents[1] / "weights" / file]

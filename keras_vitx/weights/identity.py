@@ -1,4 +1,4 @@
-"""Which network the arrays of a file look like: for errors, and where no name is given."""
+"""Identifying a network by the names and shapes of its arrays, for error messages."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,11 +8,11 @@ from keras_vitx.weights.names import TABLES
 
 
 class Identity(NamedTuple):
-    """What the names and shapes of arrays tell about a network.
+    """The facts about a network that its array names and shapes reveal.
 
     Attributes:
-        family: Such as "CaiT"; "ViT" stands for all families with a ViT's variables.
-        depth: Number of blocks, class blocks not counted.
+        family: Such as "CaiT"; "ViT" stands for all families with the variables of a ViT.
+        depth: Number of blocks, excluding class blocks.
         dim: Width of a token, in the last stage if there are several.
     """
 
@@ -25,18 +25,18 @@ class Identity(NamedTuple):
 
 
 Sizes = Callable[[str], Mapping[str, Identity]]
-"""Given a family, returns what the files of each of its sizes look like, by name."""
+"""A function from a family to the identity of each of its sizes, by name."""
 
 
-# The plain transformer, which has no variables of its own, and a variable that it has.
+# The plain transformer has no variables of its own, so it is recognized by its class token.
 PLAIN, PLAIN_MARK = "ViT", "cls_token"
 
 
 def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
-    """Return what arrays look like, or None if they look like no network of the zoo.
+    """Return the identity of a network, or None if it is of no family of this package.
 
     Args:
-        shapes: Shapes by name, a checkpoint's or Keras's.
+        shapes: Shapes by name, as named in a checkpoint or in Keras.
     """
     marks = {name: table.mark for name, table in TABLES.items() if table.mark}
     marks[PLAIN] = PLAIN_MARK  # the last one
@@ -52,11 +52,11 @@ def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
 
 
 def looks_like(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes | None = None) -> str:
-    """Say what arrays look like: the name of a size, a family with numbers, or neither.
+    """Describe what arrays look like: a size, a family with its numbers, or neither.
 
     Args:
         shapes: As in `identify`.
-        sizes: What the arrays of each known size of a family look like.
+        sizes: The identity of each known size of a family.
     """
     found = identify(shapes)
     if found is None:

@@ -1,4 +1,4 @@
-"""`weights=`: from a name or a path to a file, and from the file to the model."""
+"""The argument `weights=`: finding the file, and loading it into the model."""
 
 import logging
 import os
@@ -22,10 +22,10 @@ class Resolved:
     """A weights file on this machine.
 
     Attributes:
-        weights: What the user asked for, for errors.
+        weights: The argument that the user passed, for errors.
         path: The file.
-        checkpoint: Its entry in the catalogue, if it has one.
-        description: What the folder around it says about its model, if anything.
+        checkpoint: Its catalogue entry, if any.
+        description: The description of its model from the folder that holds it, if any.
     """
 
     weights: str
@@ -35,7 +35,7 @@ class Resolved:
 
     @property
     def image_size(self) -> int | None:
-        """Side of the images that the catalogue's checkpoint was trained on."""
+        """Side of the training images of a catalogue checkpoint, in pixels."""
         return self.checkpoint.image_size if self.checkpoint else None
 
 
@@ -45,27 +45,27 @@ def resolve(
     image_size: int | tuple[int, int] | None = None,
     distillation_token: bool = False,
 ) -> Resolved | None:
-    """Find the file that `weights` means, downloading it if necessary.
+    """Find the file that `weights` refers to, downloading it if necessary.
 
-    Called before a model is built, so that a wrong name costs no time.
+    Called before the model is built, so that a wrong name fails fast.
 
     Args:
         weights: None, "imagenet", the name of a checkpoint, "hf://owner/repo" or
             "hf://owner/repo/file" (with "@revision" after the repository to pin a
             branch, tag or commit), the path of a file (`.safetensors`, `.pth`, `.pt`,
             `.bin`, `.pth.tar`, `.weights.h5` or `.keras`), or a folder that `kv.save` wrote.
-        constructor: The function that builds the model, such as "CaiT_XXS24",
-            to which the names of checkpoints belong; None for any.
-        image_size: Side or (height, width) of its images in pixels; "imagenet"
-            takes the checkpoint with the nearest resolution.
-        distillation_token: Whether the model has DeiT's second token.
+        constructor: Name of the constructor of the model, such as "CaiT_XXS24", whose
+            checkpoint names are accepted; None for any.
+        image_size: Side or (height, width) of the model's images, in pixels; "imagenet"
+            selects the checkpoint with the nearest resolution.
+        distillation_token: Whether the model has DeiT's distillation token.
 
     Returns:
-        The argument of `load`; None for None.
+        The file, to be passed to `load`; None for None.
 
     Raises:
-        ValueError: when the name or the format of the file is unknown.
-        OSError: when the file doesn't exist or can't be downloaded.
+        ValueError: if the name or the file format is unknown.
+        OSError: if the file doesn't exist or can't be downloaded.
     """
     if weights is None:
         return None
@@ -76,14 +76,14 @@ def resolve(
     text = os.fspath(weights)
     if text.startswith(SCHEME):
         return _on_the_hub(text)
-    # A folder named "imagenet" doesn't hide the name.
+    # A folder named "imagenet" must not shadow the name.
     known = text == IMAGENET or any(text == c.name for c in CHECKPOINTS)
     if isinstance(weights, os.PathLike) or (not known and _is_path(text)):
         return _existing(text)
     checkpoint = find(text, constructor, image_size, distillation_token)
     if constructor in checkpoint.also_starts:
         logger.warning(
-            "%s: the weights of %s; a %s starts from them and must be trained before use.",
+            "%s: the weights of %s; a %s starts from them and must be trained further before use.",
             checkpoint.name,
             checkpoint.constructor,
             constructor,
@@ -101,21 +101,21 @@ def resolve(
 
 
 def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
-    """Give a built model the weights of a file.
+    """Load the weights of a file into a built model.
 
-    Every variable of the model gets its array, or an error lists what doesn't fit and the
-    model stays as it was. If the number of classes differs, the model's classifier stays
-    as it is and a log line says so. The catalogue, or a file that this package wrote, also
-    sets `model.preprocessing` and, along with the classifier, `model.class_names`.
+    Either every variable is assigned, or an error lists what doesn't fit and the model is
+    unchanged. If the number of classes differs, the classifier keeps its current weights
+    and a warning is logged. A catalogue entry, or a file written by this package, also sets
+    `model.preprocessing` and, if the classifier is loaded, `model.class_names`.
 
     Args:
-        model: The model, built.
-        resolved: What `resolve` returned; None does nothing.
-        sizes: What the files of known sizes look like, to name one in errors.
+        model: A built model.
+        resolved: The result of `resolve`; None does nothing.
+        sizes: The identity of each known size, used to name one in errors.
 
     Raises:
-        ValueError: when the file is damaged or doesn't fit the model.
-        ImportError: when a PyTorch file is given and PyTorch isn't installed.
+        ValueError: if the file is damaged or doesn't fit the model.
+        ImportError: if a PyTorch file is given and PyTorch isn't installed.
     """
     if resolved is None:
         return
@@ -126,7 +126,7 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
             names = facts and conversion.head and facts.class_names
             if names and len(names) != conversion.classes:
                 raise ValueError(
-                    f"The file names {len(names)} classes and has weights for {conversion.classes}."
+                    f"The file names {len(names)} classes but has weights for {conversion.classes}."
                 )
             for variable, array in conversion:
                 variable.assign(array)
@@ -140,21 +140,21 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
             model.preprocessing = facts.preprocessing.for_channels(model.input_shape[-1])
         if conversion.head:
             model.class_names = facts.class_names
-    # Used in fine-tuning: without class names, nothing else marks a trained head.
+    # For fine-tuning: without class names, nothing else marks a trained head.
     model.head_loaded = conversion.head
     if conversion.classes is not None and not conversion.head:
         logger.warning(
-            "%s: all weights loaded except the head's, which the file has for %d classes.",
+            "%s: all weights loaded except the head's: the file's head has %d classes.",
             resolved.weights,
             conversion.classes,
         )
 
 
 def load_weights(model, weights: str | os.PathLike | None) -> None:
-    """Give a built model the weights that `weights` means.
+    """Load the weights that `weights` refers to into a built model.
 
     Args:
-        model: A built model of the zoo.
+        model: A built model of this package.
         weights: As in `resolve`, except "imagenet", which needs a constructor.
 
     Raises:
@@ -182,7 +182,7 @@ def _existing(text: str) -> Resolved:
     if not path.is_file():
         raise FileNotFoundError(f"weights={text!r}: there is no such file.")
     if not os.access(path, os.R_OK):
-        raise PermissionError(f"weights={text!r}: the file may not be read.")
+        raise PermissionError(f"weights={text!r}: no permission to read the file.")
     _check_kind(text, path.name)
     digest = next((c.url_digest for c in CHECKPOINTS if c.url_file == path.name), None)
     try:
@@ -194,8 +194,8 @@ def _existing(text: str) -> Resolved:
 def _in_folder(text: str, folder: Path) -> Resolved:
     if not (folder / CONFIG).is_file():
         raise IsADirectoryError(
-            f"weights={text!r} is a folder without {CONFIG}: neither a file of weights nor a "
-            "folder that keras_vitx.save wrote."
+            f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a folder "
+            "written by keras_vitx.save."
         )
     try:
         config, weights = read_config(folder / CONFIG)

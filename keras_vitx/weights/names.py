@@ -1,4 +1,7 @@
-"""What PyTorch checkpoints call our variables: one rule per row, the first match wins."""
+"""The rename table between variable paths and PyTorch checkpoint names.
+
+It has one rule per row; the first match wins.
+"""
 
 import re
 from typing import NamedTuple
@@ -7,16 +10,16 @@ import numpy as np
 
 
 class Row(NamedTuple):
-    """One rule.
+    """One rule of a rename table.
 
     Attributes:
-        pattern: Regular expression that matches the whole path of a variable, in which
-            `blocks_7/` already reads `blocks.7/` and parts are replaced.
-        name: The checkpoint's name for it, with `/` for a dot.
-        layout: How the checkpoint holds it: "same"; "kernel", outputs first, which Keras
-            has last; "positions", resampled if the grids differ; "mixing", a mix of heads
-            as a 1 x 1 convolution; "depthwise", one kernel per channel; "map", positions
-            as an image, channels first.
+        pattern: Regular expression matched against the whole path of a variable, after
+            the replacement of `Table.parts` (so `blocks_7/` reads `blocks.7/`).
+        name: The name in the checkpoint, with `/` for a dot.
+        layout: Layout in the checkpoint: "same"; "kernel", with the outputs first, not
+            last as in Keras; "positions", resampled if the grids differ; "mixing", a head
+            mixing stored as a 1 x 1 convolution; "depthwise", one kernel per channel;
+            "map", position embeddings stored as an image, channels first.
     """
 
     pattern: str
@@ -25,14 +28,15 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """How the paths of a family's variables become the names of a checkpoint.
+    """The rename table of a family, from variable paths to checkpoint names.
 
     Attributes:
-        parts: Parts of a path and what replaces them, in order, as in `re.sub`.
-        rows: Rules for the result; they come before the generic ones.
-        mark: Regular expression that is found only in the names of this family's
-            variables, in checkpoints or in Keras: errors say by it what a file looks
-            like. None if the family has no variables of its own.
+        parts: Pairs of a pattern and its replacement, applied to the path in order, as in
+            `re.sub`.
+        rows: Rules for the result, tried before the generic ones.
+        mark: Regular expression found only in the variable names of this family, in
+            checkpoints or in Keras. Error messages use it to identify a file. None if the
+            family has no variables of its own.
     """
 
     parts: tuple[tuple[str, str], ...] = ()
@@ -44,7 +48,7 @@ GENERIC = Table(
     parts=(
         (r"_(\d+)(?=/)", r".\1"),
         (r"_(\d+)_", r".\1."),
-        # The parts of a head that reads several tokens.
+        # The classifiers inside a head that reads several tokens.
         (r"^head/(?=head|aux_head)", ""),
     ),
     rows=(
@@ -60,27 +64,26 @@ GENERIC = Table(
 )
 
 TABLES: dict[str, Table] = {}
-"""The table of each family, by the family's name; families register theirs."""
+"""The registered rename table of each family, by name."""
 
 
 def register(family: str, table: Table) -> None:
-    """Make a family's table known.
+    """Register the rename table of a family.
 
     Args:
-        family: The family's name, that of its models' `family`.
-        table: What its checkpoints call its variables.
+        family: Name of the family, as in the attribute `family` of its models.
+        table: The rename table.
     """
     TABLES[family] = table
 
 
-# Name endings of entries that no model needs: counters, and distances that follow from
-# the grid.
+# Suffixes of entries that are ignored: counters, and distances determined by the grid.
 IGNORED = ("num_batches_tracked", "rel_indices")
 
-# Layers whose last axis counts classes.
+# Layers whose last axis is the classes.
 HEADS = ("head", "head_dist", "aux_head")
 
-# From PyTorch's order of a kernel's axes to Keras's, by rank.
+# Kernel axes from PyTorch's order to Keras's, by rank.
 _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
 
 
@@ -92,7 +95,7 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
         family: The model's family.
 
     Raises:
-        ValueError: if no row matches the path.
+        ValueError: if no rule matches the path.
     """
     table = TABLES.get(family, Table())
     known = path
@@ -106,18 +109,18 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
 
 
 def is_head(name: str) -> bool:
-    """Tell whether a path or a checkpoint's name belongs to a classifier."""
+    """Return whether a path or a checkpoint name belongs to a classifier."""
     return re.split(r"[./]", name)[0] in HEADS
 
 
 def to_keras(array: np.ndarray, layout: str) -> np.ndarray:
-    """Return an array of a checkpoint in Keras's order of axes."""
+    """Return an array of a checkpoint with its axes in Keras's order."""
     if layout == "kernel":
         return array.transpose(_TO_KERAS[array.ndim])
     if layout == "mixing":
         return array[:, :, 0, 0]
     if layout == "depthwise":
-        # Outputs of one channel lie side by side on both sides; the caller splits them.
+        # Outputs of one channel are adjacent in both layouts; the caller splits them.
         return array[:, 0].transpose(1, 2, 0)
     if layout == "map":
         return array.transpose(0, 2, 3, 1).reshape(1, -1, array.shape[1])
@@ -125,7 +128,7 @@ def to_keras(array: np.ndarray, layout: str) -> np.ndarray:
 
 
 def from_keras(array: np.ndarray, layout: str, grid: tuple[int, int] | None = None) -> np.ndarray:
-    """Return a variable's array in the checkpoint's order of axes; `grid` is for a "map"."""
+    """Return a variable's array in the checkpoint's layout; `grid` is used by "map"."""
     if layout == "kernel":
         return array.transpose(np.argsort(_TO_KERAS[array.ndim]))
     if layout == "mixing":
@@ -140,5 +143,5 @@ def from_keras(array: np.ndarray, layout: str, grid: tuple[int, int] | None = No
 def shape_in_checkpoint(
     shape: tuple[int, ...], layout: str, grid: tuple[int, int] | None = None
 ) -> tuple[int, ...]:
-    """Return the shape that a checkpoint gives a variable of `shape`."""
+    """Return the shape in a checkpoint of a variable of shape `shape`."""
     return from_keras(np.broadcast_to(np.float32(0), shape), layout, grid).shape

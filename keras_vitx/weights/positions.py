@@ -1,4 +1,4 @@
-"""Position embeddings on another grid."""
+"""Resampling of position embeddings to another grid."""
 
 from math import isqrt
 
@@ -8,22 +8,22 @@ Grid = tuple[int, int]
 
 
 def square_grid(count: int) -> Grid | None:
-    """Return (side, side) when `count` entries fill a square, else None."""
+    """Return (side, side) if `count` is a square number, else None."""
     side = isqrt(max(count, 0))
     return (side, side) if side and side * side == count else None
 
 
 def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens: int = 0):
-    """Resample position embeddings bicubically, antialiased when the grid shrinks.
+    """Resample position embeddings bicubically, with antialiasing if the grid shrinks.
 
-    The result is that of PyTorch's `interpolate(mode="bicubic", antialias=True)`,
-    with which the public checkpoints are used at other resolutions.
+    Equivalent to PyTorch's `interpolate(mode="bicubic", antialias=True)`, which is the
+    usual way to run the public checkpoints at other resolutions.
 
     Args:
         embeddings: (1, num_prefix_tokens + rows * columns, dim), row by row.
         old: (rows, columns) of `embeddings`.
-        new: (rows, columns) wanted.
-        num_prefix_tokens: Leading entries of no patch, which stay as they are.
+        new: (rows, columns) of the result.
+        num_prefix_tokens: Number of leading entries that are not patches; they are kept.
 
     Returns:
         float32, (1, num_prefix_tokens + new rows * new columns, dim).
@@ -40,10 +40,10 @@ def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens: in
 
 
 def _weights(old: int, new: int) -> np.ndarray:
-    """(new, old): how much of each old sample is in each new one along an axis."""
+    """Return the (new, old) matrix of interpolation weights along one axis."""
     step = old / new
-    # Samples sit at the centres of their cells. Where the grid shrinks, the
-    # kernel widens so that it covers all it replaces.
+    # Samples are at the centres of their cells. If the grid shrinks, the kernel is
+    # widened by `step` (antialiasing).
     centres = (np.arange(new) + 0.5) * step
     distance = (np.arange(old) + 0.5 - centres[:, None]) / max(step, 1.0)
     weights = _cubic(np.abs(distance))
@@ -51,7 +51,7 @@ def _weights(old: int, new: int) -> np.ndarray:
 
 
 def _cubic(x: np.ndarray, a: float = -0.5) -> np.ndarray:
-    """Keys' cubic kernel. PyTorch takes a = -0.5 with antialiasing, -0.75 without."""
+    """Keys' cubic kernel. PyTorch uses a = -0.5 with antialiasing, -0.75 without."""
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = a * (((x - 5) * x + 8) * x - 4)
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))

@@ -1,4 +1,4 @@
-"""A model's weights in files that PyTorch can read, too."""
+"""Saving weights to files that PyTorch can read, too."""
 
 import os
 from pathlib import Path
@@ -19,22 +19,20 @@ def save_safetensors(
     dtype: str | None = None,
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Save a model's weights as safetensors, under the names of PyTorch's checkpoints.
+    """Save a model's weights as safetensors, with the names of PyTorch checkpoints.
 
-    The file also says the model's name, family, grid, class names and
-    preprocessing, so that loading it restores them.
+    The metadata of the file holds the model's name, family, grid, class names and
+    preprocessing, which loading restores.
 
     Args:
-        model: A built model of the zoo.
-        path: Where to write; ends in ".safetensors". The file is written whole
-            or not at all.
+        model: A built model of this package.
+        path: Path of the file, ending in ".safetensors". It is written atomically.
         dtype: None for float32, or "float16" for half the size.
-        metadata: More strings to keep in the file, such as its provenance.
+        metadata: Additional string metadata, such as the provenance.
 
     Raises:
-        ValueError: when an argument is wrong, or a weight is too large for
-            float16.
-        OSError: when the file can't be written.
+        ValueError: if an argument is invalid, or a weight overflows float16.
+        OSError: if the file can't be written.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -56,21 +54,21 @@ def save_safetensors(
             tensors[name] = array.astype("float16")
     with written_whole(path) as unfinished:
         save_file(tensors, unfinished, metadata={**described, **(metadata or {})})
-        # safetensors lets nobody but the writer read it.
+        # safetensors creates files that only their owner can read.
         unfinished.chmod(0o644)
 
 
 def save_torch(model, path: str | os.PathLike) -> None:
-    """Save a model's weights as PyTorch's own kind of file, which PyTorch has to write.
+    """Save a model's weights as a PyTorch state dict, which requires PyTorch.
 
     Args:
-        model: A built model of the zoo.
-        path: Where to write; ends in ".pth". The file is written whole or not at all.
+        model: A built model of this package.
+        path: Path of the file, ending in ".pth". It is written atomically.
 
     Raises:
-        ValueError: when `path` ends otherwise.
-        ImportError: when PyTorch isn't installed.
-        OSError: when the file can't be written.
+        ValueError: if `path` has another suffix.
+        ImportError: if PyTorch isn't installed.
+        OSError: if the file can't be written.
     """
     path = Path(path)
     if path.suffix != ".pth":
@@ -87,12 +85,12 @@ def save_torch(model, path: str | os.PathLike) -> None:
 
 
 def has_checkpoint_names(model) -> bool:
-    """Tell whether PyTorch's checkpoints have a name for each of a model's variables.
+    """Return whether every variable of a model has a name in PyTorch checkpoints.
 
-    They don't for what LoRA and quantization add, nor for some layers of another family.
+    The variables of LoRA and quantization have none, nor do some layers of other families.
 
     Args:
-        model: A built model of the zoo.
+        model: A built model of this package.
     """
     names = set()
     for variable in model.weights:

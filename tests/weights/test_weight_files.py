@@ -204,7 +204,7 @@ WRONG_FACTS = [
     ("grid", "four", "`grid`"),
     ("class_names", 5, "`class_names`"),
     ("class_names", [["a"]], "`class_names`"),
-    ("class_names", ["a"], "names 1 classes and has weights for 10"),
+    ("class_names", ["a"], "names 1 classes but has weights for 10"),
     ("preprocessing", {"std": [0.5] * 3}, "`preprocessing`.*`mean`"),
     ("preprocessing", {"mean": [0.5] * 3, "std": "abc"}, "`std`"),
     ("preprocessing", [0.5], "`preprocessing`"),
