@@ -41,7 +41,7 @@ class SharedAttention(Attention):
         **kwargs: Further arguments of `Attention`; `on_logits` has no effect.
 
     Raises:
-        ValueError: at build, when the carried maps have another shape.
+        ValueError: at build, if the carried maps do not have that shape.
     """
 
     reads_maps, computes_maps = True, False
@@ -80,7 +80,7 @@ class AccumulatingAttention(Attention):
         **kwargs: Further arguments of `Attention`.
 
     Raises:
-        ValueError: at build, when the carried maps have another shape.
+        ValueError: at build, if the carried maps do not have that shape.
     """
 
     reads_maps = True

@@ -124,7 +124,7 @@ FAMILY = {
     "ConViT/convolutional_heads": (
         {"num_heads": 2},
         "`num_heads` must be a square",
-        "num_heads=2. conv_start='partial' starts the first 1 so",
+        "num_heads=2. With conv_start='partial', the first 1 heads start so",
     ),
     "ConViT/start": ({"conv_start": "foo"}, "conv_start", "'foo'"),
     "ConViT/local_depth": ({"local_depth": 4}, "local_depth", "local_depth=4, depth=3"),
