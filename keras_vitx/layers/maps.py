@@ -179,8 +179,6 @@ class ReAttention(MapLayer):
         super().__init__(**kwargs)
         self.map_scale = map_scale
         self.normalize = normalize
-        if normalize:
-            self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
 
     def build(self, input_shape):
         heads = input_shape[1]
@@ -189,6 +187,7 @@ class ReAttention(MapLayer):
         )
         self.reatten_matrix.build(input_shape)
         if self.normalize:
+            self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
             self.var_norm.build(input_shape)
 
     def call(self, maps, training=False):
