@@ -1,4 +1,4 @@
-"""Attention that is given its modification, and its form for class tokens."""
+"""Multi-head self-attention, modified by the layers it is given, and class attention."""
 
 from collections.abc import Sequence
 
@@ -18,26 +18,27 @@ class Attention(Layer):
     A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))), \qquad y = A V W_o + b_o,$$
     where $d$ is the size of a head, $l$ are the layers of `on_logits` and $w$ those of
     `on_weights`, in order. The softmax is computed in float32 in every precision. Layers of
-    `on_weights` may change the number of maps: there is one head of values per final map.
-    Without either list, without dropout and when the maps are not requested, the backend's
+    `on_weights` may change the number of maps; there is one value head per final map.
+    If both lists are empty, no dropout applies and the maps are not requested, the backend's
     fused attention runs instead.
 
-    Input: `(batch, tokens, dim)`. Output: the same shape, or a pair of it and
-    the maps `(batch, heads, tokens, tokens)` that multiplied the values.
+    Input: `(batch, tokens, dim)`. Output: the same shape; with
+    `return_attention_scores=True`, a pair of it and the maps that multiplied the values,
+    `(batch, heads, tokens, tokens)`.
 
-    A subclass overrides the step in which it differs: `projections` (where queries, keys and
-    values come from), `logits_of`, `weights_of` (the maps before `on_weights`), `maps_of`.
+    A subclass overrides the step in which it differs: `projections` (to queries, keys and
+    values), `logits_of`, `weights_of` (the maps before `on_weights`), `maps_of`.
 
     Args:
-        num_heads: Number of heads of queries and keys.
+        num_heads: Number of query and key heads.
         head_size: Width of a head; None is `dim / num_heads`.
         on_input: Layers over tokens, run before the projections.
         on_logits: Layers over maps, run before the softmax.
         on_weights: Layers over maps, run after the softmax.
-        on_output: Layers over tokens, run at the end.
+        on_output: Layers over tokens, run after the output projection.
         qkv_bias: Whether the projections to queries, keys and values have a bias.
-        dropout: Dropout rate of the maps' entries.
-        proj_dropout: Dropout rate of the outputs.
+        dropout: Dropout rate of the maps.
+        proj_dropout: Dropout rate of the output projection.
 
     Raises:
         ValueError: at build, when `num_heads` does not divide `dim`.
@@ -87,15 +88,15 @@ class Attention(Layer):
         return (y, maps) if return_attention_scores else y
 
     def projections(self, x):
-        """Return queries, keys and values of the tokens `x`.
+        """Return the queries, keys and values of the tokens `x`.
 
-        Each is `(batch, tokens, heads, size)`; values may have another number of heads.
+        Each is `(batch, tokens, heads, size)`; the number of value heads may differ.
         """
         x, heads = self.split_heads(linear(self.qkv, x)), self.num_heads
         if self.value_width == self.width:
-            # The gradient of a split is one concatenation, that of slices a sum of three tensors.
+            # The gradient of a split is one concatenation; that of slices, a sum of three tensors.
             return ops.split(x, 3, axis=2)
-        # Under PyTorch a split at given indices waits for the GPU.
+        # Under PyTorch, a split at given indices synchronizes with the GPU.
         return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
 
     def maps_of(self, query, key, carried, training=False):
@@ -103,45 +104,45 @@ class Attention(Layer):
 
         Args:
             query: `(batch, queries, heads, size)`; `key` is `(batch, keys, heads, size)`.
-            carried: The maps of an earlier block, where `reads_maps`; else None.
+            carried: The carried maps of an earlier block if `reads_maps`, else None.
             training: Whether this is a training pass.
         """
         return self.run_all(self.on_weights, self.weights_of(query, key, training), training)
 
     def weights_of(self, query, key, training=False):
-        """Return the maps as the softmax gives them, `(batch, heads, queries, keys)`."""
+        """Return the maps after the softmax, `(batch, heads, queries, keys)`."""
         return self.softmax(self.run_all(self.on_logits, self.logits_of(query, key), training))
 
     def logits_of(self, query, key):
-        """Return the scaled products of queries and keys, `(batch, heads, queries, keys)`."""
-        # Scaling the queries touches fewer numbers than scaling the logits.
+        """Return the scaled dot products of queries and keys, `(batch, heads, queries, keys)`."""
+        # There are fewer entries in the queries than in the logits.
         query = ops.transpose(query * self.size**-0.5, (0, 2, 1, 3))
         return ops.matmul(query, ops.transpose(key, (0, 2, 3, 1)))
 
     def softmax(self, logits):
-        """Normalise along the keys, in float32."""
+        """Apply the softmax over the keys, in float32."""
         return ops.cast(ops.softmax(ops.cast(logits, "float32")), self.compute_dtype)
 
     def aggregate(self, maps, value, training=False):
-        """Return the maps times the values, `(batch, queries, heads, size)`."""
+        """Multiply the maps with the values, `(batch, queries, heads, size)`."""
         maps = self.run_in_training(self.attn_drop, maps, training and self.dropout)
         y = ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3)))
         return ops.transpose(y, (0, 2, 1, 3))
 
     def project(self, y, training=False):
-        """Return the output of the layer, given the aggregated values of all heads."""
+        """Project the aggregated values of all heads to the output of the layer."""
         batch, tokens, heads, size = ops.shape(y)
         y = linear(self.proj, ops.reshape(y, (batch, tokens, heads * size)))
         y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
         return self.run_all(self.on_output, y, training)
 
     def can_fuse(self, training=False):
-        """Return whether no layer or dropout needs the maps, so that `fused` may run."""
+        """Return whether `fused` may run: no layer and no dropout needs the maps."""
         needs_maps = self.on_logits or self.on_weights or (training and self.dropout)
         return not needs_maps and has_fused_attention(self.compute_dtype)
 
     def fused(self, query, key, value, training=False):
-        """Return what `aggregate` gives for `weights_of`, without a map in memory."""
+        """Return `aggregate(weights_of(query, key), value)` without storing the maps."""
         return attention(query, key, value, training)
 
     def build(self, input_shape):
@@ -151,10 +152,10 @@ class Attention(Layer):
         self.qkv.build(input_shape)
 
     def build_around(self, input_shape, queries: int | None, keys: int | None) -> None:
-        """Build all but the projections to queries, keys and values.
+        """Build everything except the projections to queries, keys and values.
 
         Sets `size`, `width` (of queries and of keys), `value_width` and `maps_given`,
-        the number of heads of the maps that a block carries on.
+        the number of heads of the maps that a block carries on to the next.
         """
         dim = input_shape[-1]
         if self.head_size is None and dim % self.num_heads:
@@ -182,9 +183,9 @@ class Attention(Layer):
 
 
 def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
-    """Attention whose heads are mixed linearly before and after the softmax.
+    """Attention with a linear mix of the heads before and after the softmax.
 
-    CaiT, Section 4.3. The mixes are named `proj_l` and `proj_w`, as in the
+    CaiT, Section 4.3. The two mixes are named `proj_l` and `proj_w`, as in the
     public checkpoints.
 
     Args:
@@ -224,15 +225,15 @@ def RefinedAttention(
     grid: tuple[int, int] | None = None,
     **kwargs,
 ) -> Attention:
-    """Attention with the paper's refiner, `Refinement`, over its maps.
+    """Attention with `Refinement`, the paper's refiner, over its maps.
 
-    Refiner, Section 3.4. With `expansion=1` and `kernel_size=1` it is talking
-    heads after the softmax.
+    Refiner, Section 3.4. With `expansion=1` and `kernel_size=1`, this is talking
+    heads after the softmax only.
 
     Args:
         num_heads: Number of heads.
-        expansion: As in `Refinement`; so are `kernel_size`, `reduction`,
-            `constraint` and `grid`.
+        expansion: As in `Refinement`, like `kernel_size`, `reduction`, `constraint`
+            and `grid`.
         **kwargs: Further arguments of `Attention`.
     """
     layer = Refinement(
@@ -249,21 +250,21 @@ def RefinedAttention(
 
 @register
 class ClassAttention(Attention):
-    r"""Attention of the class tokens to all tokens (CaiT, Section 3, Equations 5-9).
+    r"""Attention from the class tokens to all tokens (CaiT, Section 3, Equations 5-9).
 
     With $z = [x_\text{class}, x_\text{patches}]$:
-    $Q = x_\text{class} W_q + b_q$, $K = z W_k + b_k$, $V = z W_v + b_v$, then as
-    `Attention`. Its cost is linear in the number of tokens.
+    $Q = x_\text{class} W_q + b_q$, $K = z W_k + b_k$, $V = z W_v + b_v$, then as in
+    `Attention`. The cost is linear in the number of tokens.
 
-    Input: `(batch, class tokens + patches, dim)`, the class tokens first.
-    Output: `(batch, class tokens, dim)`, or a pair of it and the maps
-    `(batch, heads, class tokens, keys)`.
+    Input: `(batch, class tokens + patches, dim)`, class tokens first.
+    Output: `(batch, class tokens, dim)`; with `return_attention_scores=True`, a pair of it
+    and the maps `(batch, heads, class tokens, keys)`.
 
     Args:
         num_heads: Number of heads. It must divide `dim`.
         num_class_tokens: Number of leading tokens that have queries: 1, or 2 with a
             distillation token (Table B.1).
-        class_in_keys: Whether the class tokens are among the keys; False is
+        class_in_keys: Whether keys and values include the class tokens; False is
             $z = x_\text{patches}$ of Appendix B.
         **kwargs: Further arguments of `Attention`.
     """

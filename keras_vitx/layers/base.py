@@ -1,4 +1,4 @@
-"""The layer that all layers of the package are made from."""
+"""`Layer`, the base class of all layers of the package."""
 
 import functools
 import inspect
@@ -20,10 +20,10 @@ def register(cls: type) -> type:
 
 
 def serialize(value: Any) -> Any:
-    """Serialize `value`, an argument of a layer, layers among them.
+    """Serialize `value`, an argument of a layer, which may itself hold layers.
 
-    A nested layer is written unbuilt: Keras would build it while reading the
-    file, and its parent would then build it a second time under another path.
+    A nested layer is serialized without its build config: otherwise Keras would build
+    it while loading, and its parent would build it again under a different path.
     """
     if isinstance(value, (list, tuple)):
         return [serialize(item) for item in value]
@@ -35,7 +35,7 @@ def serialize(value: Any) -> Any:
 
 @functools.cache
 def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
-    """Return the names of the arguments of a layer's `__init__` and of its parents'."""
+    """Return the argument names of a layer's `__init__`, including those of its parents."""
     names: dict[str, None] = {}
     for parent in cls.__mro__:
         if parent is keras.layers.Layer:
@@ -49,14 +49,14 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
 
 
 inside_chain: ContextVar[bool] = ContextVar("inside_chain", default=False)
-"""Whether a `Chain` is running its layers, as one loop over depth where that pays."""
+"""Whether a `Chain` is running its layers (as one loop over depth, where that is faster)."""
 
 
 def suggest_loop(x: Any) -> None:
-    """Log once that blocks trained outside of a `Chain` miss the loop over depth.
+    """Log once, under JAX, that blocks trained outside a `Chain` do without the loop over depth.
 
     Args:
-        x: The tokens that a block is given in training.
+        x: The input tokens of a block in training.
     """
     if is_compiled_by_jax(x) and not inside_chain.get():
         _suggest_loop()
@@ -72,28 +72,28 @@ def _suggest_loop() -> None:
 
 
 class Layer(keras.layers.Layer):
-    """A Keras layer whose config is read back from its `__init__`.
+    """A Keras layer whose config is derived from the signature of `__init__`.
 
-    Every argument of `__init__` (and of the parents' where `**kwargs` hands
-    them on) is kept as an attribute of the same name; `get_config` and
-    `from_config` need nothing more, nested layers included.
+    Every argument of `__init__` (and of the parents' where `**kwargs` passes
+    them on) must be stored as an attribute of the same name. `get_config` and
+    `from_config` need nothing else, including for nested layers.
 
     Attributes:
-        varying: Names of numeric arguments in which blocks may differ and still
+        varying: Names of numeric arguments that may differ between blocks that
             run as one loop over depth.
-        adapted: What was done to child Denses after they were made (`quantize`,
-            `enable_lora`), by name, children's children included, while the layer is
-            read from a config.
+        adapted: Changes made to child `Dense` layers after construction (`quantize`,
+            `enable_lora`), by name and nested like the children; set while the layer is
+            restored from a config.
     """
 
     varying: tuple[str, ...] = ()
     adapted: dict[str, dict[str, Any]] = {}
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` needs to make an equal, unbuilt layer."""
+        """Return the config from which `from_config` makes an equal, unbuilt layer."""
         config = super().get_config()
         config.update({name: serialize(getattr(self, name)) for name in arguments(type(self))})
-        # Layers that are arguments say for themselves how they were changed.
+        # Layers passed as arguments record their changes in their own configs.
         given = keras.tree.flatten([getattr(self, name) for name in arguments(type(self))])
         own = [child for child in children(self) if not any(child is one for one in given)]
         adapted = {child.name: changes for child in own if (changes := _changes(child))}
@@ -116,27 +116,27 @@ class Layer(keras.layers.Layer):
     def run(
         self, layer: keras.layers.Layer, x: Any, training: bool | None = None, **arguments: Any
     ) -> Any:
-        """Run a child layer on `x`; `training` reaches it if it takes it."""
+        """Run a child layer on `x`, passing `training` on if the child accepts it."""
         straight = runs_straight(layer, x, self.compute_dtype)
         if takes_training(layer):
             arguments["training"] = training
-            # Otherwise Keras asks the parents whether they train.
+            # If it is None, `__call__` resolves it from the enclosing call.
             straight = straight and training is not None
         return (layer.call if straight else layer)(x, **arguments)
 
     def run_all(
         self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None = None
     ) -> Any:
-        """Run child layers in order on `x`."""
+        """Run child layers on `x`, one after another."""
         for layer in layers:
             x = self.run(layer, x, training)
         return x
 
     def run_in_training(self, layer: keras.layers.Layer, x: Any, training: Any) -> Any:
-        """Run a child that does something in training only, such as a dropout.
+        """Run a child that is the identity outside training, such as a dropout.
 
-        Elsewhere it isn't called at all: in a small network, run eagerly, the calls of such
-        layers cost as much time as some that compute.
+        Outside training it is not called at all: in small networks run eagerly, the call
+        overhead of such layers is as large as the cost of some that compute.
         """
         return self.run(layer, x, True) if training else x
 
@@ -147,10 +147,10 @@ class Layer(keras.layers.Layer):
         use_bias: bool = True,
         kernel_initializer: keras.initializers.Initializer | None = None,
     ) -> keras.layers.Dense:
-        """Make a child `Dense` in this layer's precision, started as the papers do.
+        """Return a child `Dense` with this layer's precision and the papers' initialization.
 
-        The precision is handed on because a child would take the global one
-        when a saved model is read.
+        The dtype policy is passed explicitly because a child would otherwise use the
+        global one when a saved model is loaded.
         """
         arguments = {"dtype": self.dtype_policy, **self.adapted.get(name, {})}
         return keras.layers.Dense(
@@ -164,9 +164,9 @@ class Layer(keras.layers.Layer):
 
 
 def _changes(child: keras.layers.Layer) -> dict[str, Any]:
-    """Return the arguments with which a Dense is made as it was changed later.
+    """Return the `Dense` arguments that reproduce changes made after construction.
 
-    Of a layer of the package, that of each child, by name.
+    For a layer of the package, return those of its children, by name.
     """
     if isinstance(child, Layer):
         return child.get_config().get("adapted", {})

@@ -1,4 +1,4 @@
-"""Blocks of a transformer. A block is given its attention and its MLP."""
+"""Transformer blocks. A block takes its attention and its MLP as arguments."""
 
 import inspect
 from typing import Any
@@ -18,14 +18,14 @@ class Block(Layer):
     x \leftarrow x + d_2(\gamma_2 \odot \mathrm{mlp}(\eta_2(s x))) / s$$
     with $\eta$ LayerNorm, $\gamma$ LayerScale and $d$ stochastic depth.
 
-    Input and output: `(batch, tokens, dim)`; with `return_attention_scores=True`
-    a pair of it and the maps of the attention.
+    Input and output: `(batch, tokens, dim)`. With `return_attention_scores=True`, the
+    output is a pair of it and the maps of the attention.
 
     Args:
         attention: A layer on tokens that takes `return_attention_scores`; one that
-            does not (`TokenMixing`) has no maps.
+            does not (such as `TokenMixing`) has no maps.
         mlp: A layer on tokens.
-        layer_scale: Start of $\gamma$, a number or an initializer; None is no $\gamma$.
+        layer_scale: Initial value of $\gamma$, a number or an initializer; None is no $\gamma$.
         scalar_scale: One $\gamma$ per branch instead of one per channel.
         residual_scale: $s$; 1 is the plain block, 0.5 that of DeepViT-S, DeepViT-L
             and Refined-ViT.
@@ -61,11 +61,11 @@ class Block(Layer):
         self.residual_scale = residual_scale
         self.drop_path = drop_path
         self.epsilon = epsilon
-        # The names of the checkpoints, whatever the caller named the layers.
+        # The checkpoints' names, whatever the layers were named.
         attention.name = "attn"
         mlp.name = "mlp"
         dtype = self.dtype_policy
-        # Normalising s x with an epsilon e is normalising x with e / s².
+        # Normalizing s x with epsilon e is the same as normalizing x with e / s².
         norm = {"epsilon": epsilon / residual_scale**2, "dtype": dtype}
         self.norm1 = keras.layers.LayerNormalization(**norm, name="norm1")
         self.norm2 = keras.layers.LayerNormalization(**norm, name="norm2")
@@ -86,27 +86,27 @@ class Block(Layer):
         self.build_around(input_shape)
 
     def build_around(self, input_shape) -> None:
-        """Build all but the attention, for tokens of `input_shape`."""
+        """Build everything except the attention, for tokens of `input_shape`."""
         first = (self.norm1, self.ls1, self.drop_path1)
-        # Keras quantizes no model in which any layer is not built.
+        # Keras only quantizes a model in which all layers are built.
         for part in (*first, self.norm2, self.mlp, self.ls2, self.drop_path2):
             if part is not None:
                 part.build(input_shape)
 
     def attend(self, x, training, return_attention_scores=False):
-        """Return the attention branch before its weight, and its maps or None.
+        """Return the output of the attention, and its maps or None.
 
         Args:
-            x: Normalised tokens, or a pair of them and carried maps.
+            x: Normalized tokens, or a pair of them and carried maps.
             training: Whether this is a training pass.
-            return_attention_scores: Whether the maps are wanted.
+            return_attention_scores: Whether to return the maps.
         """
         if not return_attention_scores:
             return self.run(self.attention, x, training), None
         return self.run(self.attention, x, training, return_attention_scores=True)
 
     def add_branches(self, x, attended, training):
-        """Add both branches to `x`, given the output of the attention."""
+        """Add both residual branches to `x`, given the output of the attention."""
         if training:
             suggest_loop(x)
         x = x + self.run_in_training(self.drop_path1, self._weigh(self.ls1, attended), training)
@@ -118,7 +118,7 @@ class Block(Layer):
         return branch if self.residual_scale == 1 else branch / self.residual_scale
 
     def compute_output_spec(self, x, training=False, return_attention_scores=False):
-        """Return the shape of `x`, without the seconds a block that tracing all of it takes."""
+        """Return the spec of the output without tracing the block, which would take seconds."""
         if return_attention_scores:
             return super().compute_output_spec(x, return_attention_scores=True)
         return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
@@ -133,8 +133,8 @@ class Block(Layer):
 class ClassBlock(Block):
     r"""A block that updates the class tokens only (CaiT, Section 3).
 
-    As `Block`, with an attention that returns one output per class token
-    (`ClassAttention`); the patches pass unchanged.
+    Like `Block`, with an attention that returns one output per class token
+    (`ClassAttention`); the patch tokens pass through unchanged.
 
     Input and output: `(batch, class tokens + patches, dim)`, class tokens first.
     """
@@ -149,22 +149,22 @@ class ClassBlock(Block):
 
 @register
 class CarryingBlock(Block):
-    r"""A block that hands attention maps on to the next.
+    r"""A block that carries attention maps to the next block.
 
-    As `Block`. What it hands on are the maps that its attention computed, or, where
-    its attention computes none (`SharedAttention`), those that it took itself.
+    Like `Block`. The carried maps are those that its attention computed, or, if its
+    attention computes none (`SharedAttention`), those that the block received.
 
-    Input: tokens `(batch, tokens, dim)`, or with `takes_maps` a pair of them and the
-    carried maps `(batch, heads, tokens, tokens)`. Output: with `gives_maps` such a
-    pair, else the tokens; with `return_attention_scores=True` a pair of that and the
-    maps of the attention.
+    Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and the
+    carried maps `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`,
+    else the tokens; with `return_attention_scores=True`, a pair of that and the maps of
+    the attention.
 
     Args:
-        attention: As in `Block`; one of `keras_vitx.layers.sharing` is given the
-            carried maps, another only the tokens.
+        attention: As in `Block`. The layers of `keras_vitx.layers.sharing` receive the
+            carried maps, others only the tokens.
         mlp: As in `Block`.
-        takes_maps: Whether the block before hands maps on.
-        gives_maps: Whether this block hands maps on.
+        takes_maps: Whether the input includes carried maps.
+        gives_maps: Whether the output includes carried maps.
         similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training,
             $\lambda$ times the similarity of this block's maps to the carried ones is
             added to the loss.
@@ -172,7 +172,7 @@ class CarryingBlock(Block):
         **kwargs: Further arguments of `Block`.
 
     Raises:
-        ValueError: for an unknown `similarity_over`.
+        ValueError: if `similarity_over` is unknown.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ SIMILARITY_AXES = {"heads": 1, "queries": 2}
 
 
 def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
-    r"""Return the mean cosine between the maps of two blocks, a scalar.
+    r"""Return the mean cosine similarity between the maps of two blocks, a scalar.
 
     Args:
         maps: `(batch, heads, queries, keys)`.

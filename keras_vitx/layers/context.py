@@ -1,4 +1,4 @@
-"""Layers over tokens that add a global context, inside an MLP or an attention."""
+"""Layers over tokens that add a global context, for use inside an MLP or an attention."""
 
 import keras
 from keras import ops
@@ -15,16 +15,17 @@ class ContextBroadcasting(Layer):
     Context Broadcasting, Section 2.2, Equation 1; the mean includes the class token. With a
     `scale` it is $\mathrm{CB_S}$ (dimension scaling): $y = x + \Lambda \odot \bar x$ with
     $\Lambda$ of length `dim`. The formula of $\mathrm{CB_S}$ is unreadable in our copy of the
-    paper; its form and the start of $\Lambda$ are our interpretation.
+    paper; its form and the initial value of $\Lambda$ are our interpretation.
 
     Input and output: `(batch, tokens, dim)`.
 
     Args:
-        context: The context in place of $\bar x$ (Tables 10, 13, 14): `"mean"`; `"max"` over
-            tokens; `"class"`, the first token; `"class_product"`, which multiplies
-            each other token by the first, $y_i = x_i \odot x_0$; `"class_and_mean"`,
-            $(x_0 + \bar x) / 2$, our interpretation of their combination.
-        scale: Start of $\Lambda$, a number or an initializer; None is no $\Lambda$.
+        context: What takes the place of $\bar x$ (Tables 10, 13, 14): `"mean"`, $\bar x$
+            itself; `"max"`, the maximum over tokens; `"class"`, the first token;
+            `"class_product"`, which multiplies every other token by the first,
+            $y_i = x_i \odot x_0$; `"class_and_mean"`, $(x_0 + \bar x) / 2$, our
+            interpretation of their combination.
+        scale: Initial value of $\Lambda$, a number or an initializer; None is no $\Lambda$.
         halve: Whether the sum is halved; by default only without a `scale`.
 
     Raises:
@@ -81,15 +82,15 @@ class ContextBroadcasting(Layer):
 
 @register
 class SqueezeExcitation(Layer):
-    r"""Channels weighted by a gate computed from the mean over tokens.
+    r"""Squeeze and excitation: channels are gated by a function of the mean over tokens.
 
     $$y = x \odot \sigma(W_2\,\mathrm{ReLU}(W_1 \bar x + b_1) + b_2)$$
-    Hu et al., 2018; compared with Context Broadcasting in Section 2.2, Table 3.
+    Hu et al., 2018; a baseline in Context Broadcasting, Section 2.2, Table 3.
 
     Input and output: `(batch, tokens, dim)`.
 
     Args:
-        ratio: `dim` divided by the hidden width.
+        ratio: Reduction ratio: `dim` divided by the hidden width.
     """
 
     def __init__(self, ratio: int = 16, **kwargs):

@@ -1,8 +1,8 @@
-"""Everything that depends on the backend or the device.
+"""All code that depends on the backend or the device.
 
-Each function computes what its plain form in `keras.ops` computes, which it falls back to
-elsewhere. A path that was measured on a CPU runs on a CPU only. Other modules of `layers`
-and `models` never ask for the backend or the device.
+Each function is equivalent to a plain form in `keras.ops`, to which it falls back on other
+backends and devices. A path that was measured on a CPU runs on CPUs only. Other modules of
+`layers` and `models` never query the backend or the device.
 """
 
 import math
@@ -28,8 +28,9 @@ PIECE = 12 << 20
 """Bytes of maps per piece in `in_pieces`."""
 
 TERMS = 96
-"""Least number of terms per entry of a matrix product that `keep_products` keeps: more than
-the width of a head."""
+"""Least number of terms per output entry of the matrix products that `keep_products` keeps.
+
+It is more than the width of a head."""
 
 # For |x| <= ERF_REACH, erf(x / sqrt 2) / 2 is x times the ratio of these polynomials in x², with
 # an error of 6e-8 (a weighted least-squares fit). Beyond, it is 1/2.
@@ -46,12 +47,12 @@ def on_cpu(x: Any) -> bool:
 
 
 def gains_from_scan() -> bool:
-    """Return whether a loop over equal blocks trains faster than the unrolled blocks (JAX)."""
+    """Return whether a scan over equal blocks trains faster than unrolled blocks (JAX)."""
     return jax is not None
 
 
 def is_compiled_by_jax(x: Any) -> bool:
-    """Return whether `x` is a placeholder in a function that JAX is compiling."""
+    """Return whether `x` is a tracer, in a function that JAX is compiling."""
     return jax is not None and isinstance(x, jax.core.Tracer)
 
 
@@ -61,9 +62,9 @@ def has_symbolic_sizes() -> bool:
 
 
 def is_traced(x: Any) -> bool:
-    """Return whether PyTorch is tracing, compiling or exporting what computes `x`."""
+    """Return whether `x` is computed in code that PyTorch traces, compiles or exports."""
     return torch is not None and (
-        # Other types stand for symbolic tensors.
+        # Symbolic tensors have other types.
         type(x) is not torch.Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing()
     )
 
@@ -72,9 +73,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 
 def has_hooks(*layers: keras.layers.Layer) -> bool:
-    """Return whether PyTorch has hooks to run with any of `layers`.
+    """Return whether PyTorch hooks are registered for any of `layers`, or globally.
 
-    Only calling the layer runs them.
+    Hooks run only when the layer itself is called.
     """
     if torch is None:
         return False
@@ -88,14 +89,14 @@ def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
     """Return whether to call `layer.call` directly, skipping `__call__`.
 
     `__call__` checks and casts inputs that the parent has just checked and cast. Under
-    PyTorch, which runs eagerly, that takes longer than a norm of a small network. A layer
+    PyTorch, which runs eagerly, that takes longer than a norm in a small network. A layer
     is called as usual if it is unbuilt, quantized, not from this package or Keras, has
-    hooks, or has more to do in `__call__` (rematerialization, activity regularization).
+    hooks, or needs `__call__` for rematerialization or activity regularization.
 
     Args:
         layer: A child layer.
-        x: Its input, a tensor or a tuple of tensors.
-        dtype: The compute dtype of its parent.
+        x: The input of the child, a tensor or a tuple of tensors.
+        dtype: The compute dtype of the parent.
     """
     return (
         torch is not None
@@ -114,13 +115,13 @@ def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
 
 
 def linear(dense: keras.layers.Dense, x: Any) -> Any:
-    """Run a `Dense` without activation; under PyTorch, product and bias are one operation.
+    """Apply a `Dense` without activation; under PyTorch, product and bias are one operation.
 
     `keras.layers.Dense` adds the bias in a second pass.
 
     Args:
-        dense: A built layer, with or without LoRA. A quantized layer, or one with hooks, is
-            called.
+        dense: A built layer, with or without LoRA. A layer that is quantized or has hooks is
+            called as usual.
         x: `(..., features)`.
 
     Returns:
@@ -140,14 +141,14 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
 
 
 def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> Any:
-    """Run a `Conv2D` without activation, channels last.
+    """Apply a `Conv2D` without activation, channels last.
 
-    In float32 on a CPU, PyTorch and JAX compute adjacent patches as one matrix product. In
-    training under JAX on a CPU, the gradient of other kernels is computed by matrix
-    products, too: XLA's convolution is several times slower.
+    In float32 on a CPU, under PyTorch and JAX, a convolution of adjacent patches is one matrix
+    product. In training under JAX on a CPU, the kernel gradients of other convolutions are
+    matrix products, too: XLA's convolution is several times slower.
 
     Args:
-        layer: A built layer without groups or dilation. One with hooks is called.
+        layer: A built layer without groups or dilation. A layer with hooks is called as usual.
         x: `(batch, rows, columns, channels)`.
         training: Whether a backward pass follows.
 
@@ -213,14 +214,14 @@ def _convolve(x, kernel, stride):
 
 
 def convolve_maps(maps: Any, kernel: Any) -> Any:
-    """Convolve each head's map with its kernel, zero outside the map.
+    """Convolve each head's map with its kernel, with zero padding.
 
-    JAX on a CPU computes it as a sum of shifted maps, which XLA fuses to one loop, several
-    times faster than its depthwise convolution.
+    Under JAX on a CPU, it is a sum of shifted maps, which XLA fuses into one loop, several
+    times faster than a depthwise convolution.
 
     Args:
-        maps: `(batch, heads, queries, keys)`. Under PyTorch it is several times faster with
-            the heads last in memory.
+        maps: `(batch, heads, queries, keys)`. PyTorch is several times faster if the heads
+            are last in memory.
         kernel: `(heads, 1, height, width)`.
     """
     if jax is None or not on_cpu(maps):
@@ -239,23 +240,25 @@ def convolve_maps(maps: Any, kernel: Any) -> Any:
 
 
 def has_fused_attention(dtype: str) -> bool:
-    """Return whether the backend's fused attention computes in `dtype` on this device.
+    """Return whether the backend's fused attention supports `dtype` on this device.
 
-    JAX's fails on a CPU in float16.
+    JAX's does not support float16 on a CPU.
     """
     return not (jax is not None and dtype == "float16" and jax.default_backend() == "cpu")
 
 
 def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
-    r"""Return $\mathrm{softmax}(Q K^\top / \sqrt d)\,V$, head by head.
+    r"""Return $\mathrm{softmax}(Q K^\top / \sqrt d)\,V$ per head.
 
-    Under PyTorch, the fused kernel without the copies of its inputs that `keras.ops` makes.
-    Under JAX in float32 on a CPU, products with heads first; at inference these divide by
-    the sums after the product with the values, which has fewer entries than the maps.
+    PyTorch runs its fused kernel without the copies of the inputs that `keras.ops` makes.
+    JAX in float32 on a CPU runs matrix products with heads first and, at inference, divides
+    by the sums of the softmax after the product with the values, which has fewer entries
+    than the maps.
 
     Args:
-        query: `(batch, queries, heads, size)`; `key` and `value` alike,
-            `(batch, keys, heads, size)`.
+        query: `(batch, queries, heads, size)`.
+        key: `(batch, keys, heads, size)`.
+        value: The same shape as `key`.
         training: Whether a backward pass follows.
 
     Returns:
@@ -284,25 +287,25 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
     """Return `kernel @ x + bias` for each matrix of a batch.
 
     Args:
-        kernel: `(rows out, rows)`.
+        kernel: `(output rows, rows)`.
         x: `(batch, rows, columns)`.
-        bias: `(rows out,)`, or None.
+        bias: `(output rows,)`, or None.
         heads_last: Whether each column of the result is contiguous in memory (PyTorch).
 
     Returns:
-        `(batch, rows out, columns)`.
+        `(batch, output rows, columns)`.
     """
     batch = keras.ops.shape(x)[0]
     if torch is None:
         y = keras.ops.matmul(keras.ops.broadcast_to(kernel, (batch, *kernel.shape)), x)
         return y if bias is None else y + keras.ops.expand_dims(bias, -1)
     kernel = keras.ops.convert_to_tensor(kernel).expand(batch, -1, -1)
-    # The product, and with it the gradients, keeps the memory layout of `x`.
+    # The product and its gradients keep the memory layout of `x`.
     turned = heads_last or x.stride(1) == 1
     pair = (x.transpose(1, 2), kernel.transpose(1, 2)) if turned else (kernel, x)
     if bias is None:
         y = torch.bmm(*pair)
-    else:  # Product and bias in one operation save a pass over the maps.
+    else:  # One operation for product and bias saves a pass over the maps.
         bias = keras.ops.convert_to_tensor(bias)
         y = torch.baddbmm(bias if turned else bias[:, None], *pair)
     y = y.transpose(1, 2) if turned else y
@@ -310,13 +313,13 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
 
 
 def batch_norm(norm: keras.layers.BatchNormalization, x: Any, training: Any = True) -> Any:
-    """Run a batch normalization over axis 1; in training under PyTorch, as one operation."""
+    """Apply a batch normalization over axis 1; in training under PyTorch, as one operation."""
     plain = not training or norm.renorm or norm.synchronized or not norm.trainable
     if torch is None or plain or has_hooks(norm) or x.dtype is not torch.float32:
         return norm(x, training=training)
     mean, variance = x.new_zeros(2, x.shape[1])
     gamma, beta = map(keras.ops.convert_to_tensor, (norm.gamma, norm.beta))
-    # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance` receive
+    # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance` become
     # the statistics of this batch.
     y = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, norm.epsilon)
     count = x.numel() / x.shape[1]
@@ -332,11 +335,11 @@ def batch_norm(norm: keras.layers.BatchNormalization, x: Any, training: Any = Tr
 def gelu(x: Any, training: Any = False) -> Any:
     r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU.
 
-    PyTorch has it as one operation. JAX and TensorFlow compute it by `erfc`, a several times
-    longer polynomial in XLA on a CPU than `erf`, and one that ONNX Runtime lacks. So
-    TensorFlow, and JAX on a CPU, compute it by `erf`; JAX at inference by a rational
-    function, because its SavedModels cannot hold `erf`. In half precision
-    $1 + \mathrm{erf}$ would lose small values.
+    PyTorch has it as one operation. Keras computes it by `erfc` under JAX and TensorFlow:
+    in XLA on a CPU, a polynomial several times longer than that of `erf`, and an operation
+    that ONNX Runtime lacks. Here, TensorFlow, and JAX on a CPU, compute it by `erf`; JAX at
+    inference by a rational function, because its SavedModels cannot hold `erf`. In half
+    precision, $1 + \mathrm{erf}$ would lose small values, so Keras's form is kept.
     """
     plain = torch is not None or (jax is not None and not on_cpu(x))
     if plain or keras.backend.standardize_dtype(x.dtype) != "float32":
@@ -357,10 +360,10 @@ def polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def keep_products(step: Callable) -> Callable:
-    """Under JAX on a CPU, make `step` keep only matrix products for its backward pass.
+    """Under JAX on a CPU, make `step` save only matrix products for its backward pass.
 
-    Computing the rest again is faster than writing it to memory and reading it back. So are
-    products with few terms, such as mixes of heads.
+    Recomputing everything else is faster than writing it to memory and reading it back. The
+    same holds for products with few terms, such as mixes of heads, which are not saved.
     """
     if jax is None or jax.default_backend() != "cpu":
         return step
@@ -375,22 +378,22 @@ def keep_products(step: Callable) -> Callable:
 
 
 def relu6(x: Any) -> Any:
-    """Return `x` limited to [0, 6]; PyTorch overwrites `x`, which must not be used again."""
+    """Return `x` clipped to [0, 6]; PyTorch overwrites `x`, which must not be used again."""
     if torch is None or is_traced(x):
         return keras.ops.relu6(x)
     return torch.nn.functional.relu6(x, inplace=True)
 
 
 def in_pieces(function: Callable[[Any], Any], maps: Any, expansion: int = 1) -> Any:
-    """Apply `function` to a batch of maps; PyTorch on a CPU does so a few images at a time.
+    """Apply `function` to a batch of maps, under PyTorch on a CPU a few images at a time.
 
-    Intermediate results then fit in the cache. A traced graph has no pieces: their number
-    depends on the size of the batch.
+    Intermediate results then fit in the cache. A traced graph is not split into pieces,
+    because their number depends on the batch size.
 
     Args:
-        function: Maps to maps, independently for each image.
+        function: A function from maps to maps that treats each image independently.
         maps: `(batch, heads, queries, keys)`.
-        expansion: Largest number of heads on the way, relative to those of `maps`.
+        expansion: Largest number of heads in intermediate results, relative to `maps`.
     """
     if torch is None or is_traced(maps) or not on_cpu(maps):
         return function(maps)
@@ -401,8 +404,8 @@ def in_pieces(function: Callable[[Any], Any], maps: Any, expansion: int = 1) -> 
 def whole_numbers(count: int, dtype: str) -> Any:
     """Return the vector 0, 1, ..., `count - 1`.
 
-    JAX compiles it in as a constant, because jax2onnx cannot convert `jax.numpy.arange`. Under
-    PyTorch a constant would be copied to the GPU in each call.
+    Under JAX it is a constant of the graph, because jax2onnx cannot convert
+    `jax.numpy.arange`. Under PyTorch, a constant would be copied to the GPU in every call.
     """
     if jax is not None:
         return keras.ops.convert_to_tensor(np.arange(count, dtype="float32"), dtype)

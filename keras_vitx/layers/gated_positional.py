@@ -1,4 +1,4 @@
-"""Attention that knows where patches lie: positional, and gated positional."""
+"""ConViT's positional self-attention (PSA) and gated positional self-attention (GPSA)."""
 
 from math import isqrt
 
@@ -13,17 +13,16 @@ from keras_vitx.layers.fast import attention, linear, whole_numbers
 
 @register
 class ConvolutionalStart(keras.initializers.Initializer):
-    r"""Positional weights with which each head attends one neighbour of a $k \times k$ kernel.
+    r"""Initial positional weights: each head attends one offset of a $k \times k$ convolution.
 
-    ConViT, Section 2, Equation 5, with $k$ the whole part of $\sqrt{\text{num heads}}$
-    and $c$ its centre, $(k - 1) / 2$ for an even $k$ and $\lfloor k / 2 \rfloor$ for an odd
-    one: head $h_1 + k h_2$ has the weights
-    $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for (x, y, squared distance). That order of
-    heads is the public checkpoints'.
+    ConViT, Section 2, Equation 5. With $k = \lfloor\sqrt{\text{num heads}}\rfloor$ and
+    the centre $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head
+    $h_1 + k h_2$ has the weights $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for
+    (x, y, squared distance). The order of the heads is that of the public checkpoints.
 
     Args:
         locality_strength: $\alpha$.
-        seed: Seed of the heads that are left over, which start at random, times $\alpha$.
+        seed: Seed of the remaining heads, which are drawn at random and scaled by $\alpha$.
     """
 
     def __init__(self, locality_strength: float = 1.0, seed: int | None = None):
@@ -49,31 +48,31 @@ class ConvolutionalStart(keras.initializers.Initializer):
 
 @register
 class PositionalAttention(Attention):
-    r"""Self-attention whose logits know the offset between patches (PSA).
+    r"""Self-attention with logits that depend on the offset between patches (PSA).
 
     ConViT, Section 2, Equation 4, and Appendix A:
     $$A_{ij} = \mathrm{softmax}_j(Q_i K_j^\top / \sqrt d + v^\top r_{ij} + b), \qquad
     r_{ij} = (x_j - x_i,\ y_j - y_i,\ |\delta_{ij}|^2),$$
-    in patches, with $v$ and $b$ learned, one a head (`pos_proj`).
+    in units of patches, with learned $v$ and $b$ per head (`pos_proj`).
 
     Input: `(batch, patches, dim)`, without a class token, patches row by row.
-    Output: the same shape, or a pair of it and the maps
+    Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps
     `(batch, heads, patches, patches)`.
 
     Args:
         num_heads: Number of heads.
-        grid: Rows and columns of patches; None is a square.
-        conv_start: Whether values start as the identity and $v$ as a convolution
-            (`ConvolutionalStart`). Then `num_heads` has to be a square;
-            `"partial"` takes any number and leaves the heads beyond the largest
-            square at their random start, as the public code does.
-        locality_strength: How sharply each head then attends its neighbour.
+        grid: Rows and columns of patches; None is a square grid.
+        conv_start: Whether the value projection is initialized as the identity and $v$
+            as a convolution (`ConvolutionalStart`), for which `num_heads` must be a
+            square. `"partial"` accepts any number and initializes the heads beyond the
+            largest square at random, as the public code does.
+        locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
         **kwargs: Further arguments of `Attention`.
 
     Raises:
-        ValueError: for a number of heads that is no square, and at build for a
-            `grid` of another number of patches than there are tokens.
+        ValueError: if `num_heads` is not a square, and at build if the number of
+            patches of `grid` is not the number of tokens.
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class PositionalAttention(Attention):
             )
         if conv_start is True and side**2 != num_heads:
             raise ValueError(
-                "`num_heads` must be a square for the convolutional start, one head for each "
-                f"place of a kernel. Received: num_heads={num_heads}. conv_start='partial' starts "
-                f"the first {side**2} so and leaves the other {num_heads - side**2} at random, "
-                "as the public code does."
+                "`num_heads` must be a square for the convolutional start, with one head per "
+                f"position of the kernel. Received: num_heads={num_heads}. With "
+                f"conv_start='partial', the first {side**2} heads start so and the other "
+                f"{num_heads - side**2} at random, as in the public code."
             )
         self.grid = None if grid is None else tuple(grid)
         self.conv_start = conv_start
@@ -124,11 +123,11 @@ class PositionalAttention(Attention):
         self.pos_proj.build((None, 3))
 
     def axis_logits(self):
-        """Return the positional logits along each axis.
+        """Return the positional logits per axis.
 
-        The squared distance is a sum over the axes, and so are the logits of a pair
-        of patches: those of their rows `(heads, rows, rows)` and of their columns
-        `(heads, columns, columns)`. The bias stands in both; it is constant along the
+        The squared distance is a sum over the axes, so the logits of a pair of patches
+        are the sum of those of their rows, `(heads, rows, rows)`, and of their columns,
+        `(heads, columns, columns)`. Both include the bias, which is constant over the
         keys and has no effect.
         """
         by_row = self._logits_along(self.rows, is_row=True)
@@ -143,7 +142,7 @@ class PositionalAttention(Attention):
         return ops.transpose(logits, (2, 0, 1))
 
     def over_pairs(self, by_row, by_column, combine):
-        """Combine what holds for rows and for columns to `(heads, patches, patches)`."""
+        """Combine values per pair of rows and of columns to `(heads, patches, patches)`."""
         pairs = combine(by_row[:, :, None, :, None], by_column[:, None, :, None, :])
         patches = self.rows * self.columns
         return ops.reshape(pairs, (self.num_heads, patches, patches))
@@ -156,7 +155,7 @@ class PositionalAttention(Attention):
         return super().logits_of(query, key) + self.positional_logits()
 
     def positional_logits(self):
-        """Return the part of the logits that does not depend on the image."""
+        """Return the positional term of the logits, which is the same for all images."""
         return self.over_pairs(*self.axis_logits(), ops.add)
 
     def fused(self, query, key, value, training=False):
@@ -165,28 +164,28 @@ class PositionalAttention(Attention):
 
 @register
 class GatedPositionalAttention(PositionalAttention):
-    r"""Self-attention in which each head weighs content against position (GPSA).
+    r"""Self-attention with a gate per head between content and position (GPSA).
 
     ConViT, Section 3, Equation 6:
     $$A = (1 - \sigma(\lambda))\,\mathrm{softmax}(Q K^\top / \sqrt d)
         + \sigma(\lambda)\,\mathrm{softmax}(v^\top r + b)$$
-    with one gate $\lambda$ a head (`gating_param`). Rows of a convex combination sum to
-    1; they need no second normalisation. Without layers over the maps it runs as fused
-    attention for the content plus one product of all images with the positional map,
-    which is the same for each and is made once a call.
+    with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination
+    of maps sum to 1 and are not normalized again. Without layers over the maps, the
+    content term is fused attention, and the positional map, which is the same for all
+    images, is computed once per call and applied to the whole batch in one product.
 
     Input: `(batch, patches, dim)`, without a class token, patches row by row.
-    Output: the same shape, or a pair of it and the maps
+    Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps
     `(batch, heads, patches, patches)`.
 
     Args:
         num_heads: Number of heads.
-        gate: Start of $\lambda$.
+        gate: Initial value of $\lambda$.
         learn_gates: Whether $\lambda$ is trained.
         **kwargs: Further arguments of `PositionalAttention`.
 
     Raises:
-        ValueError: as `PositionalAttention`.
+        ValueError: as in `PositionalAttention`.
     """
 
     def __init__(self, num_heads: int, gate: float = 1.0, learn_gates: bool = True, **kwargs):
@@ -204,12 +203,12 @@ class GatedPositionalAttention(PositionalAttention):
         super().build(input_shape)
 
     def positional_map(self):
-        """Return the part of the maps that no image changes, `(heads, patches, patches)`."""
+        """Return the positional maps, `(heads, patches, patches)`, the same for all images."""
         # The softmax of a sum over axes is a product over axes.
         return self.over_pairs(*map(self.softmax, self.axis_logits()), ops.multiply)
 
     def gates(self):
-        """Return the weight of position of each head, `(heads, 1, 1)`."""
+        r"""Return $\sigma(\lambda)$, the weight of the positional map per head, `(heads, 1, 1)`."""
         return ops.reshape(ops.sigmoid(self.gating_param), (self.num_heads, 1, 1))
 
     def weights_of(self, query, key, training=False):
@@ -218,13 +217,13 @@ class GatedPositionalAttention(PositionalAttention):
         return (1 - gates) * content + gates * self.positional_map()
 
     def logits_of(self, query, key):
-        # Those of the content: position has a softmax of its own.
+        # The content logits only: the positional logits have a softmax of their own.
         return Attention.logits_of(self, query, key)
 
     def fused(self, query, key, value, training=False):
         gates = ops.cast(self.gates(), self.compute_dtype)
         content = attention(query, key, value, training)
-        # One product for all images: they lie side by side as columns.
+        # One product for the whole batch: the values of all images are its columns.
         batch, patches, heads, size = ops.shape(value)
         columns = ops.reshape(ops.transpose(value, (2, 1, 0, 3)), (heads, patches, batch * size))
         positional = ops.matmul(gates * self.positional_map(), columns)

@@ -1,4 +1,4 @@
-"""Classifiers that read more than one token. They run in float32 in every precision."""
+"""Heads with several classifiers. They compute in float32 in every precision."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ from keras_vitx.layers.base import Layer, register
 
 
 class SeveralHeads(Layer):
-    r"""Several classifiers of one image, joined in one prediction.
+    r"""Several classifiers of one image, combined into one prediction.
 
-    The layer is a plain function of tokens, in training too: it returns the prediction
-    $\phi(z)$, with $z$ the joined logits. With `return_parts=True` it returns the outputs
-    of the classifiers one by one, $\phi$ of each one's logits, by name: what a training
-    loss compares with labels. A subclass lists its classifiers and defines `parts` and
-    `prediction`.
+    The layer is a plain function of the tokens, in training too: it returns the prediction
+    $\phi(z)$, with $z$ the combined logits. With `return_parts=True` it returns the outputs
+    of the individual classifiers instead, $\phi$ of the logits of each, by name; the
+    training loss compares these with the labels. A subclass lists its classifiers and
+    defines `parts` and `prediction`.
 
     Attributes:
         names: Names of the classifiers, as in the checkpoints. The first one, `"head"`,
@@ -44,7 +44,7 @@ class SeveralHeads(Layer):
         raise NotImplementedError
 
     def prediction(self, parts: dict[str, Any]) -> Any:
-        """Return the logits of the prediction, `(batch, classes)`, from those of the parts."""
+        """Combine the logits of the parts to those of the prediction, `(batch, classes)`."""
         raise NotImplementedError
 
     def call(self, x, return_parts=False):
@@ -63,17 +63,17 @@ class SeveralHeads(Layer):
         r"""Return the training loss, $\sum_i w_i \, \mathrm{loss}_i(y_i, \hat y_i)$ over the parts.
 
         Args:
-            loss: The loss of every part. One with the attributes `losses` and `weights`,
-                dictionaries by name, gives parts a loss or a weight of their own
+            loss: The loss of every part. Its attributes `losses` and `weights`, if any, are
+                dictionaries with the loss and the weight of individual parts
                 (`keras_vitx.training.PerHead`).
-            labels: The image's labels, for all parts; or a dictionary with `"head"` and
-                labels for other parts, which take the image's where they are missing.
+            labels: The labels of the images, used for all parts; or a dictionary with
+                `"head"` and labels of other parts. A missing part uses those of `"head"`.
             parts: The outputs of the classifiers, by name.
-            sample_weight: `(batch,)`, the weight of each image; or a dictionary of them, as
+            sample_weight: Weight per image, `(batch,)`; or a dictionary of such weights, as
                 for labels.
 
         Raises:
-            ValueError: for a dictionary without `"head"`, or with a part that does not exist.
+            ValueError: if a dictionary lacks `"head"` or names a part that does not exist.
         """
         weights = {**self.loss_weights, **getattr(loss, "weights", {})}
         losses = getattr(loss, "losses", {})
@@ -91,7 +91,7 @@ class SeveralHeads(Layer):
         """Return labels or sample weights as a dictionary by the names of the classifiers.
 
         Raises:
-            ValueError: for a dictionary without `"head"`, or with a part that does not exist.
+            ValueError: if a dictionary lacks `"head"` or names a part that does not exist.
         """
         if not isinstance(values, dict):
             return {"head": values}
@@ -105,16 +105,16 @@ class SeveralHeads(Layer):
 
 @register
 class DistilledHead(SeveralHeads):
-    r"""One classifier per class token: that of DeiT with a distillation token.
+    r"""DeiT's head: one classifier of the class token and one of the distillation token.
 
     DeiT (Touvron et al., 2021), Section 3. The parts are $z_0 = x_0 W_0 + b_0$ (`head`) and
-    $z_1 = x_1 W_1 + b_1$ (`head_dist`), the prediction $y = \phi((z_0 + z_1) / 2)$. The
+    $z_1 = x_1 W_1 + b_1$ (`head_dist`); the prediction is $y = \phi((z_0 + z_1) / 2)$. The
     training loss is $\frac12 \mathrm{loss}(z_0, \text{label}) + \frac12
-    \mathrm{loss}(z_1, \text{teacher's label})$; without a teacher, both parts learn the
-    image's label.
+    \mathrm{loss}(z_1, \text{teacher's label})$; without a teacher, both parts are trained
+    on the label of the image.
 
     Input: `(batch, tokens, dim)`, the class and the distillation token first.
-    Output: `(batch, classes)`; with `return_parts=True` a dictionary of two such tensors.
+    Output: `(batch, classes)`; with `return_parts=True`, a dictionary of two such tensors.
 
     Args:
         classes: Number of classes.
@@ -133,16 +133,16 @@ class DistilledHead(SeveralHeads):
 
 @register
 class DenseHead(SeveralHeads):
-    r"""A classifier of the class token and one of every patch: Refined-ViT's dense head.
+    r"""Refined-ViT's dense head: one classifier of the class token and one of the patches.
 
     The parts are $z_0 = x_0 W + b$ (`head`) and $z_i = x_i W' + b'$ for each patch $i$
-    (`aux_head`), the prediction $y = \phi(z_0 + \frac12 \max_i z_i)$. The training loss is
-    that of token labeling (Jiang et al., 2021), $\mathrm{loss}(z_0, \text{label}) + \frac12
-    \mathrm{mean}_i \mathrm{loss}(z_i, \text{label}_i)$; without labels of patches, each
-    patch learns the image's label.
+    (`aux_head`); the prediction is $y = \phi(z_0 + \frac12 \max_i z_i)$. The training loss
+    is that of token labeling (Jiang et al., 2021), $\mathrm{loss}(z_0, \text{label}) +
+    \frac12 \mathrm{mean}_i \mathrm{loss}(z_i, \text{label}_i)$; without patch labels, every
+    patch is trained on the label of the image.
 
-    Input: `(batch, 1 + patches, dim)`, the class token first. Output: `(batch, classes)`;
-    with `return_parts=True` a dictionary of `head`, `(batch, classes)`, and `aux_head`,
+    Input: `(batch, 1 + patches, dim)`, class token first. Output: `(batch, classes)`;
+    with `return_parts=True`, a dictionary of `head`, `(batch, classes)`, and `aux_head`,
     `(batch, patches, classes)`.
 
     Args:
@@ -161,7 +161,7 @@ class DenseHead(SeveralHeads):
 
 
 def _for_every_patch(values, part):
-    """Repeat `(batch, ...)` to `(batch, patches, ...)` where `part` has one output per patch."""
+    """Repeat `(batch, ...)` to `(batch, patches, ...)` if `part` has one output per patch."""
     if len(part.shape) < 3:
         return values
     return ops.repeat(ops.expand_dims(values, 1), part.shape[1], axis=1)

@@ -1,11 +1,11 @@
 """Layers over attention maps: maps in, maps out.
 
 A map layer takes and returns a tensor `(batch, heads, queries, keys)`; some change the
-number of heads. It stands in `Attention(on_logits=[...])`, before the softmax, or in
+number of heads. It goes into `Attention(on_logits=[...])`, before the softmax, or
 `Attention(on_weights=[...])`, after it.
 
-`call` has the formula. Where a layer also has a faster form at inference, `folded` returns
-it: its normalizations are folded into the kernels before them.
+`call` is the formula. If a layer has a faster form at inference, `folded` returns it, with
+the normalizations folded into the preceding kernels.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from keras_vitx.layers.initializers import truncated_normal, uniform
 
 
 class MapLayer(Layer):
-    """A layer over maps, whose output differs from its input at most in the number of heads."""
+    """A layer over maps; only the number of heads may differ between input and output."""
 
     def heads_of(self, heads: int) -> int:
-        """Return the number of maps returned for `heads` maps taken."""
+        """Return the number of output heads for `heads` input heads."""
         return heads
 
     def compute_output_shape(self, input_shape):
@@ -36,7 +36,7 @@ class MapLayer(Layer):
         return keras.KerasTensor(self.compute_output_shape(maps.shape), dtype=self.compute_dtype)
 
     def folds(self, training: Any) -> bool:
-        """Return whether `folded` may run: at inference, unless a hook waits for a child."""
+        """Return whether `folded` may run: at inference, unless a child has hooks."""
         return not (training and self.trainable) and not has_hooks(*children(self))
 
 
@@ -44,23 +44,23 @@ class MapLayer(Layer):
 class HeadMixing(MapLayer):
     r"""A learned linear mix of the heads: $A'_i = \sum_j M_{ij} A_j + b_i$.
 
-    Applied before and after the softmax, it makes talking heads (CaiT, Section 4.3, after
-    Shazeer et al.). With more heads out than in it is Refiner's attention expansion, with
+    Before and after the softmax, it makes talking heads (CaiT, Section 4.3, after Shazeer
+    et al.). With more output than input heads it is Refiner's attention expansion, with
     fewer its reduction (Sections 3.2, 3.4).
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `heads_out` heads.
-    The kernel `M` is `(heads out, heads in)`, the bias `(heads out,)`.
+    The kernel `M` is `(output heads, input heads)`, the bias `(output heads,)`.
 
     Args:
         use_bias: Whether there is a `b`. Before a softmax it has no effect (it is constant
-            along the keys) and its gradient is zero, but public checkpoints have one.
-        heads_out: Number of heads returned; None is the number taken.
-        kernel_initializer: Start of `M`; None is a truncated normal of stddev 0.02, as for
-            the Dense layers that mix heads in the released CaiT.
-        bias_initializer: Start of `b`.
+            over the keys) and its gradient is zero, but public checkpoints have one.
+        heads_out: Number of output heads; None is the number of input heads.
+        kernel_initializer: Initializer of `M`; None is a truncated normal of stddev 0.02,
+            as for the Dense layers that mix heads in the released CaiT.
+        bias_initializer: Initializer of `b`.
 
     Attributes:
-        heads_last: Under PyTorch, whether the heads of the result come last in memory.
+        heads_last: Under PyTorch, whether the heads of the output are last in memory.
     """
 
     heads_last = False
@@ -104,9 +104,9 @@ class HeadMixing(MapLayer):
 
 
 def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -> HeadMixing:
-    """Return a `HeadMixing` that starts as a 1 x 1 convolution over `heads` maps.
+    """Return a `HeadMixing` initialized like a 1 x 1 convolution over `heads` maps.
 
-    That is how DeepViT's and Refined-ViT's released code mixes heads.
+    The released code of DeepViT and Refined-ViT mixes heads by such convolutions.
     """
     start = uniform(heads)
     return HeadMixing(use_bias, heads_out, start, start, **kwargs)
@@ -115,8 +115,8 @@ def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -
 def mix_heads(kernel: Any, maps: Any, bias: Any = None, heads_last: bool = False) -> Any:
     """Mix the heads of `(batch, heads, queries, keys)`; `heads_last` as in `fast.mix`."""
     batch, heads, queries, keys = ops.shape(maps)
-    # With heads first it is one batched product over (queries x keys) columns, several times
-    # faster than moving the heads last for a Dense.
+    # One batched product over (queries x keys) columns is several times faster than
+    # transposing the heads to the last axis for a Dense.
     columns = ops.reshape(maps, (batch, heads, queries * keys))
     mixed = mix(kernel, columns, bias, heads_last)
     return ops.reshape(mixed, (batch, kernel.shape[0], queries, keys))
@@ -139,7 +139,7 @@ def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -
 
     Args:
         norm: A built `MapNormalization`.
-        kernel: `(heads, ...)`, the heads that it normalizes.
+        kernel: `(heads, ...)`, with one row per normalized head.
         bias: `(heads,)`, or None.
 
     Returns:
@@ -154,7 +154,7 @@ def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -
 
 
 def affine(norm: keras.layers.BatchNormalization) -> tuple[Any, Any]:
-    """Return the factor and the summand of a `MapNormalization` at inference, `(heads,)` each."""
+    """Return the scale and the shift of a `MapNormalization` at inference, `(heads,)` each."""
     parts = (norm.gamma, norm.beta, norm.moving_mean, norm.moving_variance)
     gamma, beta, mean, variance = (ops.cast(part, "float32") for part in parts)
     scale = gamma * ops.rsqrt(variance + norm.epsilon)
@@ -170,9 +170,9 @@ class ReAttention(MapLayer):
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        map_scale: $s$: 1, except in the released DeepViT-S, which has $1/\sqrt{d}$ with $d$
-            the size of a head.
-        normalize: Whether there is a BN. Without it, $A' = s\,(\Theta A + b)$.
+        map_scale: $s$; 1, except in the released DeepViT-S, where it is $1/\sqrt{d}$ with
+            $d$ the size of a head.
+        normalize: Whether to apply BN. Without it, $A' = s\,(\Theta A + b)$.
     """
 
     def __init__(self, map_scale: float = 1.0, normalize: bool = True, **kwargs):
@@ -211,24 +211,24 @@ class ReAttention(MapLayer):
 class LocalMapConvolution(MapLayer):
     r"""A depthwise convolution of the maps: Refiner's distributed local attention.
 
-    Refiner, Section 3.3. The map of a head is convolved as an image of queries x keys:
+    Refiner, Section 3.3. Each head's map is convolved as an image of queries x keys:
     $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2,$$
-    zero outside. Aggregating values with $A'$ aggregates them locally first, then globally.
+    with zero padding. Aggregating values with $A'$ aggregates them locally, then globally.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
         kernel_size: $k$, odd.
         constraint: Axes of the kernel (Table 4). None: queries and keys. `"spatial"`: the
-            rows and columns of patches of `grid`, for each query; keys before the patches
-            (a class token) pass unchanged. `"row+column"`: the sum of a $1 \times k$
-            convolution along the keys and a $k \times 1$ one along the queries, our
+            rows and columns of patches of `grid`, per query; keys before the patches
+            (a class token) are left unchanged. `"row+column"`: the sum of a $1 \times k$
+            convolution along the keys and a $k \times 1$ convolution along the queries, our
             interpretation of the table.
         grid: Rows and columns of patches, for `"spatial"`.
 
     Raises:
-        ValueError: for an even `kernel_size`, an unknown `constraint`, or `"spatial"`
-            without a grid that fits.
+        ValueError: if `kernel_size` is even, `constraint` is unknown, or `"spatial"` has no
+            `grid` or one with more patches than keys.
     """
 
     constraints = (None, "spatial", "row+column")
@@ -284,7 +284,7 @@ class LocalMapConvolution(MapLayer):
         batch, heads, queries, keys = ops.shape(maps)
         patches = self.grid[0] * self.grid[1]
         prefix, maps = maps[..., : keys - patches], maps[..., keys - patches :]
-        # The row of each query, over the patches, is an image.
+        # Each query's row of the map, over the patches, is an image.
         images = ops.transpose(maps, (0, 2, 1, 3))
         images = ops.reshape(images, (batch * queries, heads, *self.grid))
         images = ops.reshape(convolve_maps(images, kernel), (batch, queries, heads, patches))
@@ -297,19 +297,19 @@ class Refinement(MapLayer):
 
     $A' = W_r(w * (W_e A))$ with $W_e$ from $H$ to $rH$ maps, $w *$ the convolution of
     `LocalMapConvolution`, $W_r$ back to $H$ (Refiner, Section 3.4). There are no biases: a
-    bias on a map is uniform attention. Maps may leave [0, 1].
+    bias on a map is uniform attention. Entries of the maps may leave [0, 1].
 
-    Input: `(batch, heads, queries, keys)`. Output: the same; without reduction
-    `expansion` times the heads.
+    Input: `(batch, heads, queries, keys)`. Output: the same shape; without reduction, with
+    `expansion` times as many heads.
 
     Args:
         expansion: $r$, at least 1 (Table 1).
         kernel_size: Side of the convolution, odd (Figure 6).
-        reduction: Whether there is a $W_r$ (Table 3).
-        constraint: As in `LocalMapConvolution` (Table 4); `grid` too.
+        reduction: Whether to apply $W_r$ (Table 3).
+        constraint: As in `LocalMapConvolution` (Table 4), like `grid`.
 
     Raises:
-        ValueError: for an `expansion` below 1, and as `LocalMapConvolution`.
+        ValueError: if `expansion` is below 1, and as in `LocalMapConvolution`.
     """
 
     def __init__(
@@ -358,19 +358,19 @@ class ResidualRefinement(MapLayer):
 
     $$A' = s\,\mathrm{BN}(A + \mathrm{BN}(W_r\,\phi(w * \phi(W_e A)))), \qquad
     \phi = \mathrm{ReLU6} \circ \mathrm{BN},$$
-    with $W_e$ to `expansion` times the maps, $w *$ a convolution of each map, $W_r$ back,
-    and no biases. The paper's own form is `Refinement`.
+    with $W_e$ to `expansion` times as many maps, $w *$ a convolution of each map, $W_r$
+    back, and no biases. The paper's own form is `Refinement`.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        expansion: Maps inside per map taken, at least 1. The released S declares 6, which
-            never reaches its blocks: every released model has 3.
+        expansion: Ratio of inner maps to input maps, at least 1. The released S declares 6
+            but does not pass it to its blocks: every released model has 3.
         kernel_size: Side of the convolution, odd.
-        map_scale: $s$; $1/\sqrt d$ with $d$ the size of a head in the released code.
+        map_scale: $s$; in the released code $1/\sqrt d$, with $d$ the size of a head.
 
     Raises:
-        ValueError: for an `expansion` below 1 or an even `kernel_size`.
+        ValueError: if `expansion` is below 1 or `kernel_size` is even.
     """
 
     def __init__(self, expansion: int = 3, kernel_size: int = 3, map_scale: float = 1.0, **kwargs):
@@ -402,7 +402,7 @@ class ResidualRefinement(MapLayer):
     def call(self, maps, training=False):
         if self.folds(training):
             return in_pieces(self.folded(), maps, self.expansion)
-        # A hook may have kept what `relu6` overwrites.
+        # A hook may hold a reference to a tensor that `relu6` would overwrite.
         phi = ops.relu6 if has_hooks(*children(self)) else relu6
         y = phi(batch_norm(self.bn1, self.run(self.conv_exp, maps), training))
         y = phi(batch_norm(self.bn2, self.run(self.depth_sep_conv, y), training))
@@ -410,7 +410,7 @@ class ResidualRefinement(MapLayer):
         return self.map_scale * batch_norm(self.adapt_bn, y, training)
 
     def folded(self) -> Callable[[Any], Any]:
-        """Return `call` at inference, with the normalizations in the kernels."""
+        """Return `call` at inference, with the normalizations folded into the kernels."""
         scale, shift = (self.map_scale * part for part in affine(self.adapt_bn))
         inside = fold(self.bn1, self.conv_exp.kernel)
         local = fold(self.bn2, self.depth_sep_conv.kernel)
@@ -432,17 +432,17 @@ class ResidualRefinement(MapLayer):
 class Temperature(MapLayer):
     r"""A temperature of the softmax: $A' = A / \tau$ (DeepViT, Section 5.3, Equation 4).
 
-    It stands in `on_logits`. Values below 1 sharpen the maps.
+    For use in `on_logits`. Values below 1 sharpen the maps.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        temperature: $\tau$, above 0. Decreasing from block to block, it is the linearly
-            decayed temperature of Table 5.
-        learnable: Whether $\tau$ is trained, one value per layer, from that start.
+        temperature: $\tau$, above 0. One that decreases linearly from block to block is
+            the decayed temperature of Table 5.
+        learnable: Whether $\tau$ is trained, with `temperature` as its initial value.
 
     Raises:
-        ValueError: when `temperature` is not above 0.
+        ValueError: if `temperature` is not above 0.
     """
 
     varying = ("temperature",)
@@ -471,10 +471,10 @@ class Temperature(MapLayer):
 class UniformHeads(MapLayer):
     r"""Uniform maps, appended to the learned ones: $A_{ij} = 1/N$.
 
-    Context Broadcasting, Section 2.2, Table 3. It stands in `on_weights`, and the attention
-    has one head of values per map. With $H$ heads in total,
+    Context Broadcasting, Section 2.2, Table 3. For use in `on_weights`; the attention then
+    has one value head per map. With $H$ heads,
     `Attention(H - 1, head_size=dim // H, on_weights=[UniformHeads(1)])` replaces one head,
-    `UniformHeads(2)` in its place does so at equal parameters, and
+    the same with `UniformHeads(2)` does so at equal parameters, and
     `Attention(H, on_weights=[UniformHeads(1)])` appends one.
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `count` more heads.
@@ -483,7 +483,7 @@ class UniformHeads(MapLayer):
         count: Number of uniform maps, at least 1.
 
     Raises:
-        ValueError: when `count` is below 1.
+        ValueError: if `count` is below 1.
     """
 
     def __init__(self, count: int = 1, **kwargs):
@@ -505,10 +505,10 @@ def check_expansion(expansion: int) -> None:
     """Check the ratio of the attention expansion.
 
     Raises:
-        ValueError: when it is below 1.
+        ValueError: if it is below 1.
     """
     if expansion < 1:
         raise ValueError(
-            "`expansion`, the number of maps inside per map taken, must be at least 1. "
+            "`expansion`, the ratio of inner maps to input maps, must be at least 1. "
             f"Received: expansion={expansion}."
         )

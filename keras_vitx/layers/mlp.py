@@ -16,14 +16,14 @@ class MLP(Layer):
     Input and output: `(batch, tokens, dim)`; the hidden width is `int(mlp_ratio * dim)`.
 
     Args:
-        mlp_ratio: Hidden width over `dim`.
+        mlp_ratio: Ratio of the hidden width to `dim`.
         activation: $\phi$, a name known to `keras.activations`. `"gelu"` is the exact
             form with the error function, as in the papers' code.
         dropout: Dropout rate of hidden units and outputs in training.
         on_input: Layers over tokens, run first.
-        on_hidden: Layers over tokens of the hidden width, run after the activation.
+        on_hidden: Layers over the hidden tokens, run after the activation.
         on_output: Layers over tokens, run last.
-        hidden: Hidden width, instead of `mlp_ratio`.
+        hidden: Hidden width, in place of `mlp_ratio`.
 
     Raises:
         ValueError: at build, if the hidden width is below 1.
@@ -80,11 +80,11 @@ class MLP(Layer):
 
 @register
 class TokenMixing(Layer):
-    """An MLP across the tokens, shared by all channels: Mixer's replacement of attention.
+    """Token mixing: an MLP across the tokens, shared by all channels, in place of attention.
 
-    Tolstikhin et al., 2021. It has no attention maps.
+    MLP-Mixer (Tolstikhin et al., 2021). It has no attention maps.
 
-    Input and output: `(batch, tokens, dim)`, the number of tokens fixed.
+    Input and output: `(batch, tokens, dim)` with a fixed number of tokens.
 
     Args:
         hidden: Hidden width.

@@ -47,9 +47,9 @@ class ImagePreprocessing(Layer):
     gradients.
 
     Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. The matrices are
-    computed once, for the height and width of `build`; images of other sizes get their own.
-    In a graph for unknown sizes, TensorFlow computes them when it runs; in traced graphs of
-    other backends the sizes have to be those of `build`.
+    computed once, for the height and width given to `build`, and again for images of other
+    sizes. For sizes unknown at tracing, a TensorFlow graph computes them at run time; in the
+    traced graphs of other backends, images must have the size given to `build`.
     Output: float32 `(batch, *size, channels)`, whatever the precision.
 
     Args:
@@ -60,11 +60,12 @@ class ImagePreprocessing(Layer):
         interpolation: "bicubic" or "bilinear".
 
     Attributes:
-        takes_pixels: Says that the layer's input is pixels in 0..255, which decides what
-            `keras_vitx.export.verify` feeds to a model.
+        takes_pixels: Marks a layer whose input is pixels in 0..255, so that
+            `keras_vitx.export.verify` feeds such values to the model.
 
     Raises:
-        ValueError: for an argument out of its range, or images with another number of channels.
+        ValueError: if an argument is out of range, or the number of channels of the images
+            is not that of `mean`.
     """
 
     takes_pixels = True
@@ -103,15 +104,15 @@ class ImagePreprocessing(Layer):
 
     @classmethod
     def of(cls, model: Any, **changes: Any) -> "ImagePreprocessing":
-        """Return the layer that makes images ready for `model`.
+        """Return the layer that preprocesses images for `model`.
 
         Args:
-            model: A model of the zoo, or any object with its `input_shape` and
+            model: A model of the zoo, or any object with the attributes `input_shape` and
                 `preprocessing`.
             **changes: Arguments that replace the model's, e.g. `crop_ratio=1.13`.
 
         Raises:
-            ValueError: if one of the two is missing.
+            ValueError: if either attribute is missing.
         """
         images = ModelInput.of(model)
         return cls(**{"size": images.size, **images.preprocessing.to_dict(), **changes})

@@ -13,11 +13,11 @@ class LayerScale(Layer):
     Input and output: `(..., dim)`.
 
     Args:
-        init: Start of $\gamma$: a number, or an initializer, e.g.
+        init: Initial value of $\gamma$: a number, or an initializer such as
             `keras.initializers.RandomUniform(0, 2e-5)` for the row U[0, 2ε] of
             Table A.1. Without a seed, each layer draws its own values.
-        scalar: One weight for the whole branch instead of one per channel: from 0
-            it is ReZero with LayerNorm, from 1 the Fixup-like form (Table 1).
+        scalar: One weight per branch instead of one per channel. With `init=0` it is
+            ReZero with LayerNorm, with `init=1` the Fixup-like form (Table 1).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DropPath(Layer):
 
     Args:
         rate: $p$, in [0, 1).
-        seed: Seed of the draws.
+        seed: Random seed.
 
     Raises:
         ValueError: if `rate` is not in [0, 1).

@@ -1,4 +1,4 @@
-"""Attention maps that blocks hand on to the next: reused, or added."""
+"""Attention with maps carried from an earlier block, which are reused or added."""
 
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register
@@ -6,10 +6,10 @@ from keras_vitx.layers.fast import linear
 
 
 def check_carried(tokens, maps, num_heads: int) -> None:
-    """Check the shape of maps handed on against the tokens they are to aggregate.
+    """Check the shape of the carried maps against the tokens that they aggregate.
 
     Raises:
-        ValueError: when the heads or the tokens differ.
+        ValueError: if the number of heads or of tokens differs.
     """
     expected = (num_heads, tokens[1], tokens[1])
     if any(
@@ -25,16 +25,16 @@ def check_carried(tokens, maps, num_heads: int) -> None:
 
 @register
 class SharedAttention(Attention):
-    r"""Attention that computes no queries and keys, but takes maps from a block before it.
+    r"""Attention that reuses the maps of an earlier block, without queries and keys.
 
     $$V = x W_v + b_v, \qquad y = w(A_\text{carried}) V W_o + b_o,$$
-    with $w$ the layers of `on_weights`: re-attention makes it the reuse of
-    DeepViT, Appendix A, Equation 5; a refiner makes it the second of Refined-ViT's
-    two kinds of block.
+    with $w$ the layers of `on_weights`. With `ReAttention` it is the reuse of maps in
+    DeepViT, Appendix A, Equation 5; with a refiner, the second of Refined-ViT's two
+    kinds of block.
 
     Input: a pair of tokens `(batch, tokens, dim)` and carried maps
-    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`, or a pair of
-    it and the maps that multiplied the values.
+    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
+    `return_attention_scores=True`, a pair of it and the maps that multiplied the values.
 
     Args:
         num_heads: Number of heads of the carried maps.
@@ -65,18 +65,18 @@ class SharedAttention(Attention):
 
 @register
 class AccumulatingAttention(Attention):
-    r"""Attention that adds the maps of a block before it to its own.
+    r"""Attention that adds the maps of an earlier block to its own.
 
     $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{carried} / \sqrt d$$
     with $d$ the size of a head: the first of the two kinds of block of the released
-    Refined-ViT. The paper has no such sum.
+    Refined-ViT. The paper does not mention this sum.
 
     Input: a pair of tokens `(batch, tokens, dim)` and carried maps
-    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`, or a pair of
-    it and the maps.
+    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
+    `return_attention_scores=True`, a pair of it and the maps.
 
     Args:
-        num_heads: Number of heads, as of the carried maps.
+        num_heads: Number of heads, the same as of the carried maps.
         **kwargs: Further arguments of `Attention`.
 
     Raises:

@@ -21,11 +21,11 @@ class PatchEmbedding(Layer):
         dim: Width of a token.
         patch_size: Side of a patch in pixels.
         stride: Distance between patches in pixels; None is `patch_size`. With a smaller
-            one patches overlap (PiT), and pixels left over at the edge are cut off.
+            stride, patches overlap (PiT) and remaining pixels at the edge are dropped.
 
     Raises:
-        ValueError: at build, if a side of the image is no multiple of `patch_size`, or,
-            with a `stride`, is smaller than it.
+        ValueError: at build, if a side of the image is not a multiple of `patch_size`, or,
+            with a `stride`, is smaller than `patch_size`.
     """
 
     def __init__(self, dim: int, patch_size: int = 16, stride: int | None = None, **kwargs):
@@ -47,7 +47,7 @@ class PatchEmbedding(Layer):
 
 @register
 class ConvStem(Layer):
-    """A patch embedding with convolutions before the projection of patches.
+    """A patch embedding with convolutions before the patch projection.
 
     A 7 x 7 convolution of stride 2, then 3 x 3 convolutions, each without bias and followed
     by BatchNormalization and ReLU; then a linear projection of each patch. DeepViT (Section
@@ -62,8 +62,8 @@ class ConvStem(Layer):
         patch_size: Side of a patch in pixels of the image, even.
 
     Raises:
-        ValueError: for an odd `patch_size`; at build, if a side of the image is no multiple
-            of it.
+        ValueError: if `patch_size` is odd, and at build if a side of the image is not a
+            multiple of it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ConvStem(Layer):
                 7 if first else 3,
                 2 if first else 1,
                 shape,
-                # With a stride, Keras's "same" pads other pixels than the public code.
+                # With a stride, Keras's "same" pads differently from the public code.
                 padding="valid" if first else "same",
                 use_bias=False,
                 dtype=self.dtype_policy,
@@ -130,8 +130,8 @@ class TokenDownsampling(Layer):
         num_prefix_tokens: Number of leading tokens that are not patches.
 
     Raises:
-        ValueError: at build, if `dim` is no multiple of the old width, or the number of
-            tokens does not fit `grid`.
+        ValueError: at build, if `dim` is not a multiple of the old width, or the number of
+            tokens does not match `grid`.
     """
 
     def __init__(self, dim: int, grid: tuple[int, int], num_prefix_tokens: int = 1, **kwargs):
@@ -213,14 +213,14 @@ class PositionEmbedding(Layer):
 
 @register
 class ClassToken(Layer):
-    """A learned token, inserted before all others.
+    """A learned class token, prepended to the tokens.
 
-    It enters the network where the layer stands in the list.
+    Its place in the list of layers decides where the class token enters the network.
 
     Input: `(batch, tokens, dim)`. Output: `(batch, count + tokens, dim)`.
 
     Args:
-        count: Number of such tokens, for networks that keep several in one variable.
+        count: Number of tokens, for networks that keep several in one variable.
 
     Raises:
         ValueError: if `count` is not a positive whole number.
@@ -253,12 +253,12 @@ class TokenPooling(Layer):
     Input: `(batch, prefix tokens + patches, dim)`. Output: `(batch, dim)`.
 
     Args:
-        pooling: `"token"` takes the class token, `"avg"` and `"max"` the mean and
+        pooling: `"token"` is the class token; `"avg"` and `"max"` are the mean and
             the maximum over the patches.
         num_prefix_tokens: Number of leading tokens that are not patches.
 
     Raises:
-        ValueError: for an unknown `pooling`.
+        ValueError: if `pooling` is unknown.
     """
 
     poolings = ("token", "avg", "max")
@@ -278,7 +278,7 @@ class TokenPooling(Layer):
 
 
 def _convolution(filters, side, stride, input_shape, **arguments):
-    """Return a built square `Conv2D` that starts as in PyTorch."""
+    """Return a built square `Conv2D`, initialized as in PyTorch."""
     fan_in = side * side * input_shape[-1]
     layer = keras.layers.Conv2D(
         filters,
@@ -300,7 +300,7 @@ def _flatten(images):
 
 
 def _grid(input_shape, patch_size, stride=None):
-    """Return rows and columns of patches of images of `input_shape`."""
+    """Return the rows and columns of patches of images of `input_shape`."""
     for side in input_shape[1:3]:
         if side is None or side < patch_size or (stride is None and side % patch_size):
             fit = "at least" if stride else "multiples of"
