@@ -1,12 +1,12 @@
-# `make demo` and `make test` each set up what they need in .venv and run.
+# `make demo` and `make test` install their dependencies into .venv, then run.
 
 PYTHON ?= python3
-# The versions that CI tests. `make test-newest` takes the newest ones instead.
+# The versions tested by CI. `make test-newest` uses the latest releases instead.
 CONSTRAINTS ?= .ci/constraints.txt
-# A plain `torch` may bring gigabytes of CUDA; of this release the package index has a CPU build.
+# Plain `torch` may download gigabytes of CUDA libraries; this release has a CPU build on the index.
 TORCH ?= torch==2.13.0
-# What tests compare with (scikit-image for its photographs). Tests skip what is missing.
-# Without their dependencies, which would bring another PyTorch.
+# Reference implementations used by the tests (scikit-image for its photographs); tests that miss
+# one are skipped. Installed without dependencies, which would install another PyTorch.
 PEERS ?= timm==1.0.31 torchvision==0.28.0 pyyaml scikit-image==0.26.0
 BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
@@ -17,9 +17,9 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 demo: .venv/demo
 	.venv/bin/keras-vitx demo --backend $(BACKEND)
 
-# One process per backend, as many at a time as there are cores, with one thread each: in
-# models as small as these, more threads would wait for each other. A backend that runs no
-# test fails. What touches no backend runs once, with PyTorch, which starts soonest.
+# One process per backend, one thread per process, as many processes in parallel as there are
+# cores: with models this small, more threads would only contend. A backend that collects no tests fails.
+# Backend-free tests run once, with PyTorch, which starts fastest.
 test: .venv/test
 	@$(MAKE) --no-print-directory --jobs=$$(nproc) --output-sync=target $(BACKENDS:%=test-%)
 
@@ -29,7 +29,7 @@ $(BACKENDS:%=test-%): test-%: .venv/test
 	@echo "== $*"
 	@OMP_NUM_THREADS=1 KERAS_BACKEND=$* .venv/bin/python -m pytest -q $(MARKS) tests
 
-# Whether a new Keras, or a new backend, still keeps what the package relies on.
+# Tests what the package relies on against the latest Keras and backends.
 test-newest:
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install -q "$(TORCH)"
@@ -56,7 +56,7 @@ lint: .venv/test
 	.venv/bin/python -m pip install -q -c $(CONSTRAINTS) --no-deps $(PEERS)
 	@touch $@
 
-# Pins what is installed in .venv, after a change of dependencies.
+# Pins the versions installed in .venv; run it after changing dependencies.
 constraints: .venv/test
 	@{ echo '# What CI installs, written by `make constraints`.'; \
 	.venv/bin/python -m pip freeze --exclude-editable | grep -v '^torch=='; echo "$(TORCH)"; } \

@@ -1,9 +1,9 @@
-"""One contender of a race, in a process of its own, which runs when it is told to.
+"""One contender of a benchmark, in its own process, which takes steps on request.
 
     python benchmarks/contenders.py '{"who": "timm", "model": "CaiT_XXS24", "batch": 8, ...}'
 
-It gets ready and writes a line, and then for each number on its standard input takes so
-many steps and writes, in JSON, how long each took and how much memory it has held.
+Prints a line when it is ready. Then, for each number read from standard input, takes that
+many steps and prints the time of each step and the peak memory as JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Our name of a size -> what the peers call the same network.
+# Our name of a size -> the peers' name, or arguments, of the same network.
 TIMM = {
     "CaiT_XXS24": "cait_xxs24_224",
     "CaiT_S24": "cait_s24_224",
@@ -61,7 +61,7 @@ def keras_hub(task: dict) -> Callable[[], None]:
 def timm(task: dict) -> Callable[[], None]:
     import types
 
-    # timm's torchvision need not fit the installed torch; it isn't used here.
+    # The installed torchvision may not match torch; timm imports it, but it is not used here.
     name = "torchvision._meta_registrations"
     sys.modules.setdefault(name, types.ModuleType(name))
     import timm
@@ -76,7 +76,7 @@ def plain(task: dict) -> Callable[[], None]:
 
 
 def product(task: dict) -> Callable[[], None]:
-    """A large product of matrices: what the machine does at its best."""
+    """Return one large matrix product, the reference for the rate of the machine."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,7 +94,7 @@ WHO = {f.__name__: f for f in (ours, zeromodels, keras_hub, timm, plain, product
 
 
 def keras_steps(model, task: dict) -> Callable[[], None]:
-    """Return one step of a Keras model, as `predict` and `fit` take it."""
+    """Return one step of a Keras model, as in `predict` or `fit`."""
     import keras
     import numpy as np
 
@@ -108,7 +108,7 @@ def keras_steps(model, task: dict) -> Callable[[], None]:
 
 
 def torch_steps(model, task: dict) -> Callable[[], None]:
-    """Return one step of a PyTorch module, as its users write it."""
+    """Return one step of a PyTorch module, in a typical user's loop."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -152,7 +152,7 @@ def synchronize() -> None:
 
 
 def held() -> float:
-    """Memory that this process holds, in MiB: the GPU's where one is used."""
+    """Return the memory that this process holds, in MiB; GPU memory if there is a GPU."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_available():
         return torch.cuda.memory_allocated() / 2**20
@@ -161,7 +161,7 @@ def held() -> float:
 
 
 def peak() -> float:
-    """The most that it held so far, in MiB."""
+    """Return the peak of that memory so far, in MiB."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
@@ -171,7 +171,7 @@ def peak() -> float:
 def main() -> None:
     task = {"compile": False, "remat": False, **json.loads(sys.argv[1])}
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What libraries print is no answer.
+    os.dup2(2, 1)  # Keep the output of libraries out of the answers.
     if task["precision"] != "float32" and task["who"] in ("ours", "zeromodels", "keras_hub"):
         import keras
 

@@ -1,9 +1,9 @@
-"""Training scanned over depth against the same model unrolled, under JAX.
+"""Compare training scanned over depth with the same model unrolled, under JAX.
 
     KERAS_BACKEND=jax python benchmarks/depth.py --model CaiT_XXS24 --batch 8
 
-Prints, side by side, the time to the end of the first step (tracing and
-compiling included) and the median of the steps after it, taken in turns.
+Prints the time of the first step (including tracing and compilation) and the median
+time of the following steps, which the forms take in turns.
 """
 
 import argparse
@@ -26,14 +26,14 @@ FORMS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="CaiT_XXS24", help="a size of the zoo")
-    parser.add_argument("--batch", type=int, default=8, help="images a step")
+    parser.add_argument("--model", default="CaiT_XXS24", help="model size")
+    parser.add_argument("--batch", type=int, default=8, help="images per step")
     parser.add_argument("--steps", type=int, default=5, help="steps timed after the first")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--optimizer", default="adamw", help="a name that Keras knows")
+    parser.add_argument("--optimizer", default="adamw", help="name of a Keras optimizer")
     arguments = parser.parse_args()
     if keras.backend.backend() != "jax":
-        parser.error(f"the loop over depth runs under JAX, not {keras.backend.backend()}")
+        parser.error(f"the loop over depth requires JAX; the backend is {keras.backend.backend()}")
 
     models, first = {}, {}
     for name in arguments.forms:
@@ -81,7 +81,7 @@ def batch(model: keras.Model, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def seconds(model: keras.Model, images: np.ndarray, labels: np.ndarray) -> float:
     start = time.perf_counter()
-    model.train_on_batch(images, labels)  # returns the loss, so the step is over
+    model.train_on_batch(images, labels)  # returns the loss, so the step is complete
     return time.perf_counter() - start
 
 

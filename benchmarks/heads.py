@@ -1,11 +1,11 @@
-"""Fine-tuning where only the order of the classes differs: what becomes of the head.
+"""Fine-tune on the same classes in another order, for each way of treating the head.
 
     python benchmarks/heads.py cifar10.npz [--images 1000] [--epochs 5] [--seeds 0 1]
 
-Takes x_train, y_train, x_test and y_test of CIFAR-10, puts its ten classes into another
-order, and fine-tunes the shipped checkpoint on some of the training images with the head
-kept, initialised anew, and matched by its class names. Prints one row per run with the
-accuracy on test images after each epoch.
+Reads x_train, y_train, x_test and y_test of CIFAR-10, permutes the ten classes, and
+fine-tunes the shipped checkpoint on some of the training images with the head kept,
+reinitialized, or matched by class name. Prints one row per run with the test accuracy after
+each epoch.
 """
 
 import argparse
@@ -23,9 +23,9 @@ TEST_IMAGES = 500
 
 
 def permuted(path: Path, images: int, out: Path) -> Path:
-    """Write some images of CIFAR-10 with the classes in another order, as an .npz file."""
+    """Write a subset of CIFAR-10 with permuted classes to an .npz file."""
     names = kv.CaiT_Mini(weights="cifar10").class_names
-    order = np.random.default_rng(0).permutation(len(names))  # new label of each old one
+    order = np.random.default_rng(0).permutation(len(names))  # old label -> new label
     arrays = np.load(path)
     np.savez(
         out,

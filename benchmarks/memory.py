@@ -1,9 +1,9 @@
-"""Training with `remat` against the same model without: memory, time, and the same weights.
+"""Compare training with and without `remat`: memory, time and loss.
 
     python benchmarks/memory.py --model CaiT_XXS24 --batch 8
 
-Each form trains in a process of its own, on each backend in turn. Memory is the
-peak of the process less what it held before the first step (model and weights).
+Each form trains in its own process, on each backend in turn. Memory is the peak of the
+process minus what it held before the first step (model and weights).
 """
 
 import argparse
@@ -17,8 +17,8 @@ BACKENDS = ("tensorflow", "jax", "torch")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="CaiT_XXS24", help="a size of the zoo")
-    parser.add_argument("--batch", type=int, default=8, help="images a step")
+    parser.add_argument("--model", default="CaiT_XXS24", help="model size")
+    parser.add_argument("--batch", type=int, default=8, help="images per step")
     parser.add_argument("--steps", type=int, default=3, help="steps timed after the first")
     parser.add_argument("--backends", nargs="+", default=BACKENDS, choices=BACKENDS)
     parser.add_argument("--form", choices=("plain", "remat"), help=argparse.SUPPRESS)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(name: str, size: int, steps: int, form: str) -> None:
-    """Print the peak memory (MiB), the median step (ms) and the last loss of one form."""
+    """Print the peak memory (MiB), the median step time (ms) and the last loss of one form."""
     import resource
     import statistics
     import time

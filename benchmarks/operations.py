@@ -1,14 +1,15 @@
-"""Where the time of a step goes, operation by operation.
+"""Profile one step: milliseconds per operation.
 
     KERAS_BACKEND=torch python benchmarks/operations.py --model CaiT_XXS24 --mode predict
     KERAS_BACKEND=jax python benchmarks/operations.py --model CaiT_XXS24 --mode train
 
-Milliseconds a step in each operation. Under PyTorch ours stand beside a peer's, by PyTorch's
-profiler; what is not in an operation is Python's, or waiting. Both run in one process, in
-which freed memory is kept (`keras_vitx.keep_memory`), so the peer is quicker here than
-by itself. Under JAX it is ours alone, by JAX's profiler: what XLA has fused counts for the last
-operation of it, under the layer that this comes from; `backward` is the backward pass, and
-`again` what that computes anew. XLA runs some operations at the same time.
+Under PyTorch, PyTorch's profiler measures our model and a peer; time outside operations is
+Python overhead or waiting. Both run in one process, which keeps freed memory
+(`keras_vitx.keep_memory`), so the peer is faster here than in a process of its own.
+
+Under JAX, JAX's profiler measures our model alone. A fused operation is listed as its last
+operation, under the layer it comes from; `backward` marks the backward pass, and `again` what
+the backward pass recomputes. XLA runs some operations concurrently.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="CaiT_XXS24", choices=sorted({*TIMM, *PLAIN}))
     parser.add_argument("--mode", default="predict", choices=("predict", "train"))
-    parser.add_argument("--batch", type=int, default=8, help="images a step")
+    parser.add_argument("--batch", type=int, default=8, help="images per step")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rows", type=int, default=10, help="operations shown")
     arguments = parser.parse_args()
@@ -39,7 +40,7 @@ def main() -> None:
 
         backend = keras.backend.backend()
         if backend not in ("torch", "jax"):
-            parser.error(f"there is no profiler here for {backend}, only for torch and jax")
+            parser.error(f"profiling requires the torch or jax backend; the backend is {backend}")
         peer = "timm" if arguments.model in TIMM else "plain"
         task = {
             "model": arguments.model,
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def torch_operations(step: Callable[[], None], steps: int) -> dict[str, float]:
-    """Return the milliseconds a step that each operation takes itself."""
+    """Return the milliseconds per step of each operation, without its children."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -82,12 +83,12 @@ def torch_operations(step: Callable[[], None], steps: int) -> dict[str, float]:
 
 
 def jax_operations(step: Callable[[], None], steps: int, folder: Path) -> dict[str, float]:
-    """Return the milliseconds a step of each operation, by its layer.
+    """Return the milliseconds per step of each operation, by layer.
 
     Args:
-        step: Has run before, so that XLA's programs lie in `folder`.
-        steps: How many are measured.
-        folder: Where XLA writes its programs.
+        step: The step; it has run before, so that XLA's programs are in `folder`.
+        steps: Number of steps to measure.
+        folder: Folder to which XLA writes its programs.
     """
     import jax
 
@@ -110,7 +111,7 @@ def jax_operations(step: Callable[[], None], steps: int, folder: Path) -> dict[s
 
 
 def origins_in(program: str) -> dict[tuple[str, str], str]:
-    """Return where each operation of a program of XLA comes from, by (program, operation)."""
+    """Return the origin of each operation of an XLA program, by (program, operation)."""
     name = re.match(r"HloModule (\S+?),", program)[1]
     origins, bodies, body = {}, {}, ""
     for line in program.splitlines():
@@ -119,7 +120,7 @@ def origins_in(program: str) -> dict[tuple[str, str], str]:
         elif operation := re.match(r"\s+(?:ROOT )?%(\S+) = ", line):
             origin = re.search(r'op_name="([^"]*)"', line)
             called = re.search(r"calls=%([^\s,]+)", line)
-            # What is fused stands before what calls it.
+            # A fused computation precedes its caller.
             found = origin[1] if origin else bodies.get(called[1], "") if called else ""
             origins[name, operation[1]] = found
             bodies[body] = found or bodies.get(body, "")
@@ -127,7 +128,7 @@ def origins_in(program: str) -> dict[tuple[str, str], str]:
 
 
 def readable(origin: str) -> str:
-    """Return an operation's layer, name and pass, the same for all blocks."""
+    """Return the layer, name and pass of an operation, without the block's index."""
     again, backward = "rematted_computation" in origin, "transpose(" in origin
     origin = re.sub(r"jit\([^)]*\)/", "", origin)
     origin = re.sub(r"(transpose|jvp|vmap)\(|\)", "", origin)

@@ -1,11 +1,11 @@
-"""DeepViT and Refined-ViT in plain PyTorch, as one would write them down from the formulas."""
+"""DeepViT and Refined-ViT in plain PyTorch, written directly from the formulas."""
 
 import torch
 from torch import nn
 
 
 class Attention(nn.Module):
-    """softmax(QK^T / sqrt(d)), changed by `change`, times V."""
+    """change(softmax(QK^T / sqrt(d))) V."""
 
     def __init__(self, dim, heads, change=None):
         super().__init__()
@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
 
 class SharedAttention(nn.Module):
-    """The maps of the block before, refined, times values of its own."""
+    """change(A) V with the maps A of the previous block and its own values V."""
 
     def __init__(self, dim, heads, change):
         super().__init__()
@@ -41,7 +41,7 @@ class SharedAttention(nn.Module):
 
 
 class Refiner(nn.Module):
-    """BN(A + BN(W_r relu6(BN(w * relu6(BN(W_e A)))))), W_e to three times the heads."""
+    """BN(A + BN(W_r relu6(BN(w * relu6(BN(W_e A)))))); W_e expands to three times the heads."""
 
     def __init__(self, heads):
         super().__init__()
@@ -63,7 +63,7 @@ class Refiner(nn.Module):
 
 
 class Block(nn.Module):
-    """Two residual branches; their input is scaled down, their output up again."""
+    """Two residual branches; inputs are multiplied by `residual_scale`, outputs divided by it."""
 
     def __init__(self, dim, attention, mlp_ratio=3.0, residual_scale=0.5, layer_scale=False):
         super().__init__()
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Convolutions, patches, a class token, blocks that hand on their maps, a classifier."""
+    """Convolutional stem, patches, class token, blocks that pass on their maps, classifier."""
 
     def __init__(self, channels, dim, blocks, carries):
         super().__init__()
@@ -108,7 +108,7 @@ class Network(nn.Module):
 
 
 def deepvit_s():
-    """DeepViT-S: re-attention in the last five of sixteen blocks."""
+    """Return DeepViT-S: re-attention in the last five of sixteen blocks."""
     dim, heads = 396, 12
 
     def re_attention():
@@ -123,7 +123,7 @@ def deepvit_s():
 
 
 def refined_vit_s():
-    """Refined-ViT-S: every second block refines the maps of the one before."""
+    """Return Refined-ViT-S: every second block refines the maps of the previous one."""
     dim, heads = 384, 12
 
     def block(index):

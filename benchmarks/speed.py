@@ -1,17 +1,17 @@
-"""Models of the zoo beside the peers that a user would take instead: speed and memory.
+"""Compare the speed and memory of our models with those of their peers.
 
     python benchmarks/speed.py                      # about 25 minutes on two cores
-    python benchmarks/speed.py --quick              # a few rows, to see that it works
-    python benchmarks/speed.py --all                # every peer in training, too
+    python benchmarks/speed.py --quick              # a few rows, as a smoke test
+    python benchmarks/speed.py --all                # every peer, in training as well
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
     python benchmarks/speed.py --batch 128 --precision mixed_bfloat16   # on a GPU
 
-Every contender is a process of its own. They run one at a time, in turns, and a large
-product of matrices takes its turn as well. A turn begins with a step that isn't timed, since
-what ran before has taken the caches. Times are medians, ratios are medians over the turns,
-and the share of the limit is a model's multiplications a second over those of that product.
-A peer that isn't installed is left out, and said. The table goes to the standard output;
---csv and --plot write files.
+Every contender runs in its own process, one at a time, in turns; a large matrix product takes
+its turn as well. Each turn starts with one untimed step, because the previous contender has
+evicted the caches. Times are medians; speed-ups are medians over the turns. The share of matmul
+rate is a model's MACs per second divided by those of the matrix product. A peer that is not
+installed is skipped with a message. Prints tables to standard output; --csv and --plot write
+files.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MODELS = (
     *("CaiT_XXS24", "CaiT_S24", "ConViT_Ti", "ConViT_S", "DeepViT_S", "RefinedViT_S"),
     *("CBViT_Ti", "CBViT_S", "ViT_Ti", "ViT_S"),
 )
-# The plain network of like width, against which a modification has its price.
+# Baseline for the cost of a modification: the plain network of similar width.
 PLAIN_VIT = {
     "CaiT_XXS24": "ViT_Ti",
     "CaiT_S24": "ViT_S",
@@ -46,24 +46,24 @@ PLAIN_VIT = {
     "CBViT_S": "ViT_S",
 }
 BACKENDS = ("torch", "jax", "tensorflow")
-# Where every peer and backend runs; elsewhere those that take long are left out.
+# Models for which every peer and backend runs; slow ones are skipped for the others.
 FULL = ("CaiT_XXS24", "ViT_Ti")
 QUICK = ("CaiT_XXS24", "ViT_Ti")
-# To save time, only `--all` runs these unasked...
+# To save time, these run only if named or with `--all`.
 RARE = ("CBViT_S",)
-# ...and gives these a price.
+# To save time, these run without their baseline except with `--all`.
 WITHOUT_PRICE = ("RefinedViT_S",)
 
 
 def gmacs(model: str) -> float:
-    """Return how many billions of multiplications an image takes, attention included."""
+    """Return the GMACs per image, attention included."""
     sizes = (Path(__file__).parents[1] / "docs" / "sizes.md").read_text()
     return float(re.search(rf"^\| {model} (?:\|[^|]*){{4}}\| ([\d.]+) ", sizes, re.MULTILINE)[1])
 
 
 @dataclass
 class Contender:
-    """A process that takes steps when it is told to, and what it measured."""
+    """A process that takes steps on request, and its measurements."""
 
     label: str
     backend: str
@@ -76,11 +76,11 @@ class Contender:
 
     @classmethod
     def start(cls, who: str, backend: str, of: str, **task) -> "Contender":
-        """Let one get ready for the race of a model."""
+        """Start a contender for the benchmark of model `of`."""
         label = {"ours": "keras_vitx"}.get(who, who) + (", compiled" if task.get("compile") else "")
         label += ", remat" if task.get("remat") else ""
         label += f" {task['model']}" if task["model"] != of else ""
-        # A pipe might fill up. `stop` closes it.
+        # A file, because a pipe might fill up. `stop` closes it.
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         process = subprocess.Popen(
             [
@@ -97,31 +97,31 @@ class Contender:
         return cls(label, backend, process, errors)
 
     def wait(self) -> None:
-        """Wait until it is ready for the first step, or has failed."""
+        """Wait until the process is ready for the first step, or has failed."""
         self.ready = bool(self.process.stdout.readline())
 
     def take_first_step(self) -> bool:
-        """Take the first step; False where a peer can't, and say so."""
+        """Take the first step; print a message and return False if a peer fails."""
         answer = self._take(1) if self.ready else None
         if answer is None:
             self.errors.seek(0)
             last = self.errors.read().strip().splitlines()[-1:]
             if self.label.startswith("keras_vitx"):
                 raise SystemExit(f"{self.label} on {self.backend} failed: {last}")
-            print(f"{self.label} on {self.backend} is left out: {last}", file=sys.stderr)
+            print(f"{self.label} on {self.backend} is skipped: {last}", file=sys.stderr)
             return False
         self.first = answer["times"][0]
         return True
 
     def run(self, steps: int) -> None:
-        """Take a step that brings back caches and memory, which others used, then some more."""
+        """Take one untimed step to refill the caches, then the timed steps."""
         self._take(1)
         answer = self._take(steps)
         self.times.append(statistics.median(answer["times"]))
         self.memory = answer["memory"]
 
     def stop(self) -> None:
-        self.process.kill()  # It has said all; to let it end by itself takes a second more.
+        self.process.kill()  # All results are in; a regular exit takes a second longer.
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
@@ -134,7 +134,7 @@ class Contender:
 
 
 def contenders_of(model: str, mode: str, backends: list[str], full: bool, arguments) -> list[tuple]:
-    """Return (who, backend, further arguments) of all that run a model."""
+    """Return (who, backend, further arguments) of every contender for a model."""
     found = [("ours", backend, {}) for backend in backends]
     if model in PLAIN_VIT and (arguments.all or model not in WITHOUT_PRICE):
         found += [("ours", backend, {"model": PLAIN_VIT[model]}) for backend in backends]
@@ -151,7 +151,7 @@ def contenders_of(model: str, mode: str, backends: list[str], full: bool, argume
 
 
 def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[dict]:
-    """Let all that run a model take turns; return a row for each."""
+    """Run all contenders for a model in turns; return one row per contender."""
     task = {"model": model, "mode": mode, "batch": batch, "precision": precision}
     side = 2048 if arguments.batch <= 16 else 8192
     limit = Contender.start("product", "torch", model, **{**task, "batch": side})
@@ -161,7 +161,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
         Contender.start(who, backend, model, **{**task, **more})
         for who, backend, more in contenders_of(model, mode, backends, full, arguments)
     ]
-    # They get ready side by side; from then on one runs at a time.
+    # They start up in parallel; from then on one runs at a time.
     for contender in (limit, *entered):
         contender.wait()
     limit, *entered = [one for one in (limit, *entered) if one.take_first_step()]
@@ -176,7 +176,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
     rows = []
     for contender in entered:
         is_plain = contender in plain.values()
-        # Training multiplies three times as much: forward, and two gradients.
+        # Training takes three times the MACs: the forward pass and two gradients.
         images = batch * gmacs(PLAIN_VIT[model] if is_plain else model)
         work = images * (3 if mode == "train" else 1)
         seconds = statistics.median(contender.times)
@@ -195,7 +195,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
                 "images/s": batch / seconds,
                 "spread": (max(contender.times) - min(contender.times)) / seconds,
                 "share": work / seconds / at_best,
-                "ours/it": {} if is_plain else {k: _ratio(contender, c) for k, c in ours.items()},
+                "speed-up": {} if is_plain else {k: _ratio(contender, c) for k, c in ours.items()},
                 "price": price,
                 "memory": contender.memory,
                 "first": contender.first,
@@ -206,20 +206,20 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
 
 
 def _ratio(peer: Contender, own: Contender) -> float:
-    """How many times as fast as a peer ours is: the median over the turns."""
+    """Return our speed-up over a peer, the median over the turns."""
     return statistics.median(a / b for a, b in zip(peer.times, own.times, strict=True))
 
 
 def table(rows: list[dict]) -> str:
-    """Return the rows in Markdown."""
+    """Return the rows as a Markdown table."""
     lines = [
-        "| model | mode | who | backend | images/s | ± | of the limit | "
-        "ours/it, same backend | best of ours/it | peak MiB | first step s |",
+        "| model | mode | implementation | backend | images/s | ± | share of matmul rate | "
+        "speed-up, same backend | best speed-up | peak MiB | first step s |",
         "|" + "---|" * 11,
     ]
     for row in rows:
         own = row["who"].startswith("keras_vitx")
-        ratios = row["ours/it"]
+        ratios = row["speed-up"]
         same = ratios.get(row["backend"])
         best = max(ratios.items(), key=lambda item: item[1], default=None)
         cells = (
@@ -240,8 +240,8 @@ def table(rows: list[dict]) -> str:
 
 
 def prices(rows: list[dict]) -> str:
-    """Return the rate of multiplications of each modified model over the plain ViT's."""
-    lines = ["| model | over | mode | backend | rate of multiplications |", "|" + "---|" * 5]
+    """Return a table of each modified model's MACs/s divided by those of the plain ViT."""
+    lines = ["| model | baseline | mode | backend | MACs/s over baseline |", "|" + "---|" * 5]
     for row in rows:
         if row["price"]:
             cells = (row["model"], PLAIN_VIT[row["model"]], row["mode"], row["backend"])
@@ -250,7 +250,7 @@ def prices(rows: list[dict]) -> str:
 
 
 def plot(rows: list[dict], path: Path) -> None:
-    """Draw images a second of ours and the peers', a panel a model and mode."""
+    """Plot the images per second of all contenders, one panel per model and mode."""
     import matplotlib.pyplot as plt
 
     panels = list(dict.fromkeys((row["model"], row["mode"]) for row in rows))
@@ -262,7 +262,7 @@ def plot(rows: list[dict], path: Path) -> None:
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     for ax, panel in zip(axes.flat, panels, strict=False):
-        mine = [row for row in rows if (row["model"], row["mode"]) == panel and row["ours/it"]]
+        mine = [row for row in rows if (row["model"], row["mode"]) == panel and row["speed-up"]]
         mine.reverse()
         colours = ["C0" if row["who"].startswith("keras_vitx") else "0.7" for row in mine]
         names = [f"{row['who']} ({row['backend']})" for row in mine]
@@ -278,17 +278,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=None)
     parser.add_argument("--modes", nargs="+", choices=("predict", "train"), default=None)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=None)
-    parser.add_argument("--batch", type=int, default=8, help="images a step")
+    parser.add_argument("--batch", type=int, default=8, help="images per step")
     parser.add_argument("--precision", choices=("float32", "mixed_bfloat16"), default="float32")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1, help="timed steps in a turn")
-    parser.add_argument("--remat", action="store_true", help="train ours with remat, too")
-    parser.add_argument("--quick", action="store_true", help="a few rows, to see that it works")
+    parser.add_argument("--steps", type=int, default=1, help="timed steps per turn")
+    parser.add_argument("--remat", action="store_true", help="also train our models with remat")
+    parser.add_argument("--quick", action="store_true", help="a few rows, as a smoke test")
     parser.add_argument(
-        "--all", action="store_true", help="every model, price and peer, in training as well"
+        "--all", action="store_true", help="every model, cost and peer, in training as well"
     )
-    parser.add_argument("--csv", type=Path, help="where to write the rows")
-    parser.add_argument("--plot", type=Path, help="where to draw them")
+    parser.add_argument("--csv", type=Path, help="CSV file for the rows")
+    parser.add_argument("--plot", type=Path, help="image file for the plot")
     arguments = parser.parse_args()
     usual = MODELS if arguments.all else [model for model in MODELS if model not in RARE]
     arguments.models = arguments.models or (QUICK if arguments.quick else usual)
@@ -302,7 +302,7 @@ def main() -> None:
     limit = statistics.median(row["limit"] for row in rows)
     print(
         f"Batch {arguments.batch}, {arguments.precision}. "
-        f"A large product of matrices ran at {limit:.0f} GFLOP/s on {os.cpu_count()} cores.\n"
+        f"A large matrix product ran at {limit:.0f} GFLOP/s on {os.cpu_count()} cores.\n"
     )
     print(table(rows), "\n\n" + prices(rows), sep="")
     if arguments.csv:

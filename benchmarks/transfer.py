@@ -1,10 +1,10 @@
-"""Three idioms of transfer learning side by side: a cut graph, a nested call, `as_chain`.
+"""Compare three idioms of transfer learning: a cut graph, a nested call, `as_chain`.
 
     python benchmarks/transfer.py
 
-Trains the same head on the same network (12 blocks of width 96 unless asked otherwise) and
-prints, per backend, the time to the end of the first step (tracing and compiling included)
-and the median of the steps after it. A backend runs in one process, its idioms in turns.
+Trains the same head on the same network (by default 12 blocks of width 96) and prints, per
+backend, the time of the first step (including tracing and compilation) and the median time of
+the following steps. Each backend runs in one process, its idioms in turns.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the seconds of each step of each idiom, on the backend of this process."""
+    """Return the seconds per step of each idiom, on the backend of this process."""
     import numpy as np
 
     import keras_vitx as kv
@@ -75,13 +75,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
     for _ in range(1 + arguments.steps):
         for idiom, model in models.items():
             start = time.perf_counter()
-            model.train_on_batch(images, labels)  # returns the loss, so the step is over
+            model.train_on_batch(images, labels)  # returns the loss, so the step is complete
             times[idiom].append(time.perf_counter() - start)
     return times
 
 
 def make(idiom: str, arguments: argparse.Namespace):
-    """Return a compiled model: a base of the zoo and a new head, put together by an idiom."""
+    """Return a compiled model: a CaiT base and a new head, combined by the given idiom."""
     import keras
 
     import keras_vitx as kv

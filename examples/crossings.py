@@ -1,9 +1,9 @@
-"""Cross two papers: an attention or an MLP of one, in the network of another.
+"""Combine two papers: the attention or MLP of one in the network of another.
 
     python examples/crossings.py
 
-Each pair is trained for one epoch on the sample that comes with the package, from the
-same seed. One epoch shows that a crossing trains, not which of the two is better.
+Trains each pair of models for one epoch on the bundled sample, with the same seed. One
+epoch shows that a combination trains, not which of the two is better.
 """
 
 import keras
@@ -16,19 +16,19 @@ TASK = {"input_shape": (32, 32, 3), "classes": 10}
 
 
 def re_attention_in_convit(index):
-    """DeepViT's re-attention over ConViT's maps, gated ones and plain ones."""
+    """Apply DeepViT's re-attention to ConViT's maps, in GPSA and plain blocks."""
     if index < 3:
         return layers.GatedPositionalAttention(4, on_weights=[layers.ReAttention()])
     return layers.DeepAttention(4, qkv_bias=False)
 
 
 def broadcasting_in_cait(index):
-    """Context Broadcasting at the end of CaiT's MLPs."""
+    """Add Context Broadcasting at the end of CaiT's MLPs."""
     return layers.MLP(on_output=[layers.ContextBroadcasting()])
 
 
 def sharing_in_cb_vit(index):
-    """Refined-ViT's sharing in CB-ViT: every second block takes the maps of the one before."""
+    """Share maps in CB-ViT as in Refined-ViT: every second block reuses the previous maps."""
     return layers.SharedAttention(4) if index % 2 else layers.Attention(4)
 
 
@@ -52,10 +52,10 @@ CROSSINGS = {
 
 
 def accuracy(family, **arguments):
-    """Train a new model; return its accuracy on the test images."""
+    """Train a new model and return its test accuracy."""
     keras.utils.set_random_seed(0)
     model = family(**SIZE, **TASK, **arguments)
-    # In one epoch, shifted and flipped images teach small models little.
+    # Within one epoch, small models learn little from shifted and flipped images.
     history = kv.fit(model, "fashion_mnist", epochs=1, augmentation=None, verbose=0)
     return history.history["val_accuracy"][-1]
 

@@ -1,8 +1,8 @@
-"""Fine-tune a checkpoint on a sample that comes with the package.
+"""Fine-tune a checkpoint on the bundled Fashion-MNIST sample.
 
     python examples/finetune.py
 
-Takes about a minute an epoch on two cores.
+Takes about one minute per epoch on two cores.
 """
 
 import keras_vitx as kv
