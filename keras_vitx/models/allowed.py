@@ -1,12 +1,12 @@
-"""Which objects the config of a model from elsewhere may name."""
+"""The objects that the config of an untrusted model may refer to."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
-# The kinds of Keras layers that only compute. Others run code from their config, or open
-# files that it names.
+# Kinds of Keras layers that only compute. Others can run code from their config, or open
+# files named in it.
 _KINDS = {
     "activations", "attention", "convolutional", "merging", "normalization", "pooling",
     "regularization", "reshaping",
@@ -22,13 +22,13 @@ _MODULES = {
 
 
 def foreign_objects(config: Any) -> dict[str, str | None]:
-    """Return the objects of a config that are neither from this package nor plain Keras.
+    """Return the objects of a config that belong neither to this package nor to plain Keras.
 
     Args:
-        config: As `keras.saving.serialize_keras_object` gives it.
+        config: The result of `keras.saving.serialize_keras_object`.
 
     Returns:
-        Registered name of each object, and the module that the config says defines it.
+        The defining module of each object according to the config, by registered name.
     """
     found = {}
     for part in _parts(config):
@@ -38,7 +38,7 @@ def foreign_objects(config: Any) -> dict[str, str | None]:
                 module = part.get("module")
                 found[str(registered or name)] = module if isinstance(module, str) else None
         elif isinstance(part, str) and ">" in part:
-            # Keras replaces a registered name by the object, wherever it stands.
+            # Keras replaces a registered name by the object anywhere in a config.
             known = keras.saving.get_registered_object(part)
             if known is not None and not _is_ours(known):
                 found.setdefault(part, getattr(known, "__module__", None))
@@ -46,7 +46,7 @@ def foreign_objects(config: Any) -> dict[str, str | None]:
 
 
 def how_to_give(objects: Mapping[str, str | None]) -> str:
-    """Say how `custom_objects=` is to be given objects, as from `foreign_objects`."""
+    """Return the `custom_objects=` argument for the result of `foreign_objects`, for an error."""
     given = ", ".join(f"{name!r}: {name.rpartition('>')[2]}" for name in sorted(objects))
     modules = sorted({module for module in objects.values() if module} - {"__main__", "builtins"})
     imports = f", from {' and '.join(modules)}" * bool(modules)
@@ -54,7 +54,7 @@ def how_to_give(objects: Mapping[str, str | None]) -> str:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield a config and all of its parts."""
+    """Yield a config and everything nested in it."""
     yield value
     if isinstance(value, dict):
         value = value.values()
@@ -65,7 +65,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _resolve(entry: dict) -> tuple[Any, Any, bool]:
-    """Return how Keras resolves an entry: its name, registered name, and whether it is allowed."""
+    """Return the name and registered name that Keras resolves, and whether they are allowed."""
     name, module = entry["class_name"], entry.get("module")
     if name == "function":
         name = registered = entry.get("config")
@@ -73,7 +73,7 @@ def _resolve(entry: dict) -> tuple[Any, Any, bool]:
         registered = entry.get("registered_name", name)
     if not isinstance(name, str) or not isinstance(registered, str | None):
         return name, None, False
-    # Keras looks among the registered objects first.
+    # Keras looks up registered objects first.
     known = keras.saving.get_registered_object(registered)
     if known is not None:
         return name, registered, _is_ours(known)

@@ -1,7 +1,7 @@
-"""From a list of layers to public constructors: families, sizes, the registry.
+"""Public constructors made from lists of layers: families, sizes and their registry.
 
 A family is a function that returns the layers of a network. `@family` turns it into a
-constructor of models, and `variant` into the constructors of its sizes. Both can be used
+model constructor, and `variant` makes the constructors of its sizes. Both can be used
 outside of this package: see CONTRIBUTING.md.
 """
 
@@ -30,7 +30,7 @@ MODELS: dict[str, Callable[..., keras.Model]] = {}
 """The constructor of every size, by name."""
 
 SHAPE = (224, 224, 3)
-"""Default shape of an image."""
+"""Default image shape."""
 
 SHARED = dict(inspect.signature(Network).parameters)
 """The arguments that all families share."""
@@ -39,32 +39,32 @@ OF_SIZES = (
     *("include_top", "weights", "input_shape", "pooling", "classes"),
     *("classifier_activation", "input_tensor", "name"),
 )
-"""The arguments that the signature of a size lists: those of keras.applications, in order."""
+"""The arguments in the signature of a size: those of keras.applications, in order."""
 
 ARGUMENTS = inspect.cleandoc(Network.__doc__).partition("Args:\n")[2]
 END_OF_DOC = """
 Returns:
-    A `keras_vitx.models.Chain`; for an `input_tensor` that is not a `keras.Input`, a
-    `keras.Model` around it.
+    A `keras_vitx.models.Chain`, or, for an `input_tensor` that is not a `keras.Input`, a
+    `keras.Model` that contains one.
 
 Raises:
-    ValueError: for an argument out of its range, named in the message.
+    ValueError: if an argument is out of range; the message names it.
 """
 
 
 def family(
     preprocessing: Preprocessing = IMAGENET_COLOURS, checkpoint: Table | None = None
 ) -> Callable[[Callable[..., Layers]], Callable[..., keras.Model]]:
-    """Decorator: turn a function that lists the layers of a network into a constructor.
+    """Decorate a function that lists the layers of a network, making it a constructor.
 
-    The function takes the arguments that all families share as one first argument, a
-    `Network`, and then its own. The constructor takes its own arguments and, by name,
-    the shared ones.
+    The function takes a `Network`, which holds the arguments that all families share,
+    followed by its own arguments. The constructor takes those own arguments and, as
+    keyword arguments, the shared ones.
 
     Args:
-        preprocessing: How the family's colour images are prepared.
-        checkpoint: What PyTorch checkpoints of the family call its variables, where that
-            differs from the names of a plain ViT.
+        preprocessing: The family's preprocessing of colour images.
+        checkpoint: The family's rename table for PyTorch checkpoints; None if the names
+            are those of a plain ViT.
     """
 
     def decorate(list_layers: Callable[..., Layers]) -> Callable[..., keras.Model]:
@@ -99,10 +99,10 @@ def variant(
     Args:
         name: Public name of the size.
         family: The constructor of the family.
-        input_shape: Default shape of an image.
+        input_shape: Default image shape.
         classes: Default number of classes.
-        crop_ratio: The size's own crop ratio; None is the family's.
-        **data: The family's arguments that make the size.
+        crop_ratio: Crop ratio of the size; None means the family's.
+        **data: The family arguments that define the size.
     """
 
     def constructor(*args: Any, **arguments: Any) -> keras.Model:
@@ -126,7 +126,7 @@ def variant(
     constructor.__doc__ = (
         f"Return {family.__name__} with {described}.\n\n"
         f"Args:\n"
-        f"    **overrides: Other arguments of `{family.__name__}`, in place of the size's.\n"
+        f"    **overrides: Other arguments of `{family.__name__}`, which override the size's.\n"
         f"{ARGUMENTS}{END_OF_DOC}"
     )
     constructor.family = family.__name__
@@ -148,10 +148,10 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create_model(name: str, **arguments: Any) -> keras.Model:
-    """Return the size `name`, made with `arguments`.
+    """Return a model of the size `name`, made with `arguments`.
 
     Raises:
-        ValueError: if no size has that name; the message lists the nearest ones.
+        ValueError: if no size has that name; the message suggests the nearest ones.
     """
     return constructor_of(name)(**arguments)
 
@@ -160,7 +160,7 @@ def constructor_of(name: str) -> Callable[..., keras.Model]:
     """Return the constructor of the size `name`.
 
     Raises:
-        ValueError: if no size has that name; the message lists the nearest ones.
+        ValueError: if no size has that name; the message suggests the nearest ones.
     """
     if name not in MODELS:
         raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
@@ -172,7 +172,7 @@ def _make(
     arguments: Mapping[str, Any],
     size: Callable[..., keras.Model] | None = None,
 ) -> keras.Model:
-    """Return the model of a family, or of one of its sizes, with the weights asked for."""
+    """Return a model of a family, or of one of its sizes, with the requested weights."""
     net, own = _split(arguments)
     given = resolve_shape(net.input_shape, net.input_tensor)
     net = replace(net, input_shape=given or (size.data["input_shape"] if size else SHAPE))
@@ -212,7 +212,7 @@ def _make(
 def _by_name(
     constructor: Callable[..., keras.Model], args: tuple, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a call by name, those given as `**overrides` among them."""
+    """Return the arguments of a call by name, with `**overrides` merged in."""
     try:
         given = inspect.signature(constructor).bind(*args, **arguments).arguments
     except TypeError as error:
@@ -224,21 +224,21 @@ def _by_name(
 def _split(
     arguments: Mapping[str, Any], kind: type[Network] = Network
 ) -> tuple[Network, dict[str, Any]]:
-    """Return the shared arguments as a record, and the family's own."""
+    """Split arguments into the shared ones, as a `Network`, and the family's own."""
     own = {name: value for name, value in arguments.items() if name not in SHARED}
     return kind(**{name: arguments[name] for name in arguments.keys() & SHARED.keys()}), own
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Outline(Network):
-    """A network whose blocks are counted and not made, which takes no time."""
+    """A network whose blocks are only counted, not made, which is fast."""
 
     def blocks(self, attention: Any, mlp: Any, depth: int, **arguments: Any) -> Layers:
         return [keras.layers.Identity(name="block")] * depth
 
 
 def identities(family: str) -> dict[str, Identity]:
-    """Return what the files of each size of a family look like, by the size's name."""
+    """Return the identity of each size of a family, by name."""
     found = {}
     for name, size in MODELS.items():
         if size.family == family:

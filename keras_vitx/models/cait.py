@@ -19,7 +19,7 @@ from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
     rows=(
-        # Mixing matrices are (heads out, heads in) on both sides.
+        # Mixing matrices are (heads out, heads in) in both layouts.
         Row(r"(.+)/(proj_[lw])/kernel", r"\1/\2/weight"),
         Row(r"(.+)/ls([12])/gamma", r"\1/gamma_\2"),
     ),
@@ -43,10 +43,10 @@ def CaiT(
     scalar_scale: bool = False,
     distillation_token: bool = False,
 ) -> Layers:
-    """Self-attention among the patches first, then class attention.
+    """CaiT: self-attention between the patches, followed by class attention.
 
     Blocks of talking-heads attention with LayerScale (Section 2) run on the patches
-    alone. Then a class token enters, and class blocks (Section 3) update only it.
+    only. Then the class token is added, and class blocks (Section 3) update only it.
 
     Args:
         dim: Width of a token.
@@ -55,18 +55,19 @@ def CaiT(
         class_depth: Number of class blocks (Table 2).
         mlp_ratio: Hidden width of an MLP divided by `dim`.
         layer_scale: Initial value of LayerScale, a number or an initializer (Tables 4,
-            A.1); None is no LayerScale.
+            A.1); None disables LayerScale.
         patch_size: Side of a patch in pixels.
-        class_token_at: Number of blocks before the class token enters (Table 2);
-            None is after all of them. Blocks after it treat it like any other token.
-        class_in_keys: Whether the class token is among the keys of class
-            attention (Appendix B).
-        class_layer_scale: LayerScale in class blocks; `"same"` is `layer_scale`, None is
-            no LayerScale (Appendix B).
-        scalar_scale: One learned weight per branch instead of one per channel: starting
-            from 0 or ε it is ReZero with LayerNorm, from 1 the Fixup-like form (Table 1).
-        distillation_token: Whether DeiT's second token, with a classifier of its own,
-            enters with the class token (Table B.1).
+        class_token_at: Number of blocks before the class token (Table 2); None means all
+            of them. Later blocks treat it like any other token.
+        class_in_keys: Whether the keys of class attention include the class token
+            (Appendix B).
+        class_layer_scale: LayerScale in class blocks; `"same"` means `layer_scale`, None
+            disables it (Appendix B).
+        scalar_scale: Whether LayerScale has one learned weight per branch instead of one
+            per channel. Initialized to 0 or ε this is ReZero with LayerNorm, to 1 the
+            Fixup-like variant (Table 1).
+        distillation_token: Whether to add DeiT's distillation token, with its own
+            classifier, together with the class token (Table B.1).
     """
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
@@ -79,7 +80,7 @@ def CaiT(
         )
     if class_depth == 0 and entry == depth and not net.pools_patches:
         raise ValueError(
-            "With class_depth=0 a class token that enters after all blocks never sees a patch: "
+            "With class_depth=0 a class token added after all blocks never sees a patch: "
             "give `class_token_at` below `depth`, or pooling='avg'. "
             f"Received: class_token_at={class_token_at}, depth={depth}, pooling={net.pooling!r}."
         )
@@ -95,7 +96,7 @@ def CaiT(
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
     )
-    # Nothing reads the class token if the patches are pooled and there are no class blocks.
+    # The class token is unused if the patches are pooled and there are no class blocks.
     unread = net.pools_patches and class_depth == 0
     tokens = [] if unread else class_tokens(distillation_token)
     class_blocks = [

@@ -16,7 +16,7 @@ PLACES = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
 PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
 
 
-# No public code has these weights; the name is ours.
+# No public checkpoint has these weights; the name is ours.
 CHECKPOINT = Table(rows=(Row(r"(.+)/context/scaling", r"\1/scaling"),))
 
 
@@ -36,9 +36,10 @@ def CBViT(
     scale: float | keras.initializers.Initializer = 1.0,
     distillation_token: bool = False,
 ) -> Layers:
-    """The mean over all tokens is added to every token, so attention need not learn to.
+    """ViT with Context Broadcasting, which adds the mean over all tokens to every token.
 
-    ViT with `ContextBroadcasting` in its blocks (Section 2.2).
+    Attention then does not have to learn uniform maps (Section 2.2); see
+    `ContextBroadcasting`.
 
     Args:
         dim: Width of a token.
@@ -48,11 +49,12 @@ def CBViT(
         position: `"front"`, `"middle"` (after the activation, in the MLP only) or
             `"end"` (Table 5).
         where: `"mlp"`, `"msa"` (the attention) or `"both"` (Table 5).
-        scaled: Whether the mean has one learned weight per channel, CB_S (Section 2.2).
-        blocks: Indices of the blocks that have it, e.g. the deeper half (Table 9);
-            None is all.
+        scaled: Whether the mean is scaled by one learned weight per channel, CB_S
+            (Section 2.2).
+        blocks: Indices of the blocks with Context Broadcasting, e.g. the deeper half
+            (Table 9); None means all.
         patch_size: Side of a patch in pixels.
-        context: What is broadcast, as in `ContextBroadcasting` (Tables 10, 13, 14).
+        context: The context to broadcast, as in `ContextBroadcasting` (Tables 10, 13, 14).
         scale: Initial value of the weights, if `scaled`.
         distillation_token: As in `ViT`.
     """

@@ -1,4 +1,4 @@
-"""The one model class: an ordered list of layers."""
+"""`Chain`, the model class of all families: an ordered list of layers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,16 +14,16 @@ from keras_vitx.preprocessing import Preprocessing
 
 
 class Tokens(NamedTuple):
-    """The tokens that a layer of a `Chain` returns, `(batch, prefix tokens + patches, dim)`.
+    """Layout of the tokens returned by a layer of a `Chain`, `(batch, prefix tokens + patches, dim)`.
 
     Attributes:
         name: Name of the layer.
-        grid: Rows and columns of the patches, which are the last tokens, row by row. None
-            before a layer that knows them.
-        num_prefix_tokens: Leading tokens that are no patches (class and distillation
-            tokens); None where the grid is.
-        carries_maps: Whether the layer returns a pair: the tokens, and attention maps
-            for the next block.
+        grid: Rows and columns of the patches, which are the last tokens, in row-major order.
+            None if no layer so far defines a grid.
+        num_prefix_tokens: Number of leading tokens that are not patches (class and
+            distillation tokens); None if `grid` is None.
+        carries_maps: Whether the layer returns a pair of tokens and carried maps (the
+            attention maps passed to the next block).
     """
 
     name: str
@@ -34,36 +34,37 @@ class Tokens(NamedTuple):
 
 @register
 class Chain(keras.Model):
-    """A network that is a list of layers, run in order.
+    """A model made of a list of layers that run in order.
 
-    It is a functional Keras model (`summary()`, `get_layer`, and features cut out with
-    `keras.Model(m.input, m.get_layer("blocks_7").output)` work), saved as its list of
-    layers.
+    It is a functional Keras model: `summary()`, `get_layer` and feature extraction with
+    `keras.Model(m.input, m.get_layer("blocks_7").output)` work as usual. It is serialized
+    as its list of layers.
 
-    Input: images `(batch, height, width, channels)`. Output: that of the last layer. Where
-    that joins several heads (`DistilledHead`, `DenseHead`), `fit` and `train_on_batch` train
-    each of them, see `compute_loss`. A training loop of your own gets the outputs of the
-    heads by name from `model(images, training=True, return_parts=True)`. Inside another
-    model it is the prediction that is trained.
+    Input: images `(batch, height, width, channels)`. Output: the output of the last layer.
+    If that layer combines several heads (`DistilledHead`, `DenseHead`), `fit` and
+    `train_on_batch` train each of them; see `compute_loss`. In a custom training loop,
+    `model(images, training=True, return_parts=True)` returns the outputs of the heads by
+    name. Inside another model, the combined prediction is trained.
 
-    As everywhere in Keras, the argument `training` switches dropout, stochastic depth and
-    normalization by batch. PyTorch's `model.train()` and `model.eval()` have no effect:
-    write `model(images, training=True)` in a training loop of your own.
+    As always in Keras, the argument `training` switches dropout, stochastic depth and
+    batch normalization. PyTorch's `model.train()` and `model.eval()` have no effect: call
+    `model(images, training=True)` in a custom training loop.
 
     Args:
         layers: The layers, unbuilt and with distinct names.
-        input_shape: `(height, width, channels)` of an image.
-        family: Name of the family function that made the list.
-        preprocessing: How images are prepared: a `Preprocessing`, or a dictionary of
+        input_shape: Image shape, `(height, width, channels)`.
+        family: Name of the family that listed the layers.
+        preprocessing: Preprocessing of the images: a `Preprocessing`, or a dictionary of
             its attributes.
         class_names: Names of the classes, in the order of the outputs.
-        scan: Whether training runs equal blocks as one loop where that pays
+        scan: Whether training runs identical blocks as one loop where that is faster
             (under JAX). The results are the same.
-        remat: Whether training keeps only the input of each layer and computes
-            the rest again in the backward pass: less memory, one more forward pass.
+        remat: Whether training keeps only the input of each layer and recomputes the
+            rest in the backward pass, which saves memory at the cost of one more forward
+            pass.
         input_tensor: A `keras.Input` to use instead of a new one.
         name: Name of the model.
-        dtype: Precision of the model; the layers have their own.
+        dtype: Dtype policy of the model; the layers have their own.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class Chain(keras.Model):
         super().__init__(inputs=images, outputs=x, name=name, **kwargs)
         if dtype is not None:
             self.dtype_policy = dtype
-        # The layers cast for themselves; the loop over depth has to see the
-        # variables as they are stored.
+        # Each layer casts its own inputs and variables; the loop over depth needs the
+        # variables in their storage dtype.
         self.autocast = False
         self.family = family
         self.preprocessing = preprocessing
@@ -99,7 +100,7 @@ class Chain(keras.Model):
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How images are prepared; a dictionary that is assigned becomes a `Preprocessing`."""
+        """Preprocessing of the images; an assigned dictionary is converted to a `Preprocessing`."""
         return self._preprocessing
 
     @preprocessing.setter
@@ -113,10 +114,10 @@ class Chain(keras.Model):
 
     @property
     def token_layout(self) -> list[Tokens]:
-        """What the tokens after each layer are, for the layers that return tokens.
+        """The token layout after each layer that returns tokens.
 
-        The number of leading tokens may change from layer to layer (CaiT, ConViT), and so
-        may the grid (PiT). A head on the patches of `include_top=False`:
+        Both the number of prefix tokens (CaiT, ConViT) and the grid (PiT) may change from
+        layer to layer. A custom head on the patches of a model with `include_top=False`:
 
         ```python
         *_, last = model.token_layout
@@ -126,7 +127,7 @@ class Chain(keras.Model):
         """
         layout, grid = [], None
         for step in self.steps:
-            # What makes patches, or fewer of them, has the grid that it gives.
+            # Patch embeddings and token downsampling define the grid of their output.
             grid = getattr(step, "new_grid", getattr(step, "grid", grid))
             outputs = keras.tree.flatten(step.output)
             if len(outputs[0].shape) != 3:
@@ -138,7 +139,7 @@ class Chain(keras.Model):
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """Rows and columns of patches after the last block; None in a network without tokens."""
+        """Rows and columns of patches after the last block; None for a network without tokens."""
         layout = self.token_layout
         return layout[-1].grid if layout else None
 
@@ -150,12 +151,12 @@ class Chain(keras.Model):
         steps = body if in_parts else [*body, head]
         x, losses = depth.run(steps, images, bool(training), self.scan, self.remat)
         for loss in losses:
-            # A functional model's own `add_loss` raises.
+            # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)
         return head(x, return_parts=True) if in_parts else x
 
     def train_step(self, *args, **kwargs):
-        """Run one step of `fit` or `train_on_batch`, in which `call` returns parts."""
+        """Run one step of `fit` or `train_on_batch`, in which `call` returns the output per head."""
         self._in_train_step = True
         try:
             return super().train_step(*args, **kwargs)
@@ -163,15 +164,15 @@ class Chain(keras.Model):
             self._in_train_step = False
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Return the loss as compiled; in training, of each of several heads.
+        """Return the compiled loss; in training, the weighted sum of the losses of all heads.
 
         Args:
-            x: Images; they have no effect.
-            y: Labels; for a model with several heads (`DistilledHead`, `DenseHead`) also a
-                dictionary of them, see `SeveralHeads.weighted_loss`.
-            y_pred: What `call` returned.
+            x: Images (unused).
+            y: Labels; for a model with several heads (`DistilledHead`, `DenseHead`), also a
+                dictionary of labels, see `SeveralHeads.weighted_loss`.
+            y_pred: Output of `call`.
             sample_weight: `(batch,)`, the weight of each image.
-            training: Whether this is a training pass; it has no effect.
+            training: Whether this is a training pass (unused).
         """
         head = self.steps[-1]
         several = isinstance(head, SeveralHeads)
@@ -179,13 +180,13 @@ class Chain(keras.Model):
             y, sample_weight = self._of_class(y), self._of_class(sample_weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         total = head.weighted_loss(_as_object(self.loss), y, y_pred, sample_weight)
-        # Regularization, once, however many heads there are.
+        # Regularization losses are added once, not per head.
         for added in self.losses:
             total = total + ops.sum(ops.cast(added, total.dtype))
         return total
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        """Update the metrics; in training, of several heads they see that of the class token."""
+        """Update the metrics; with several heads, on the output of the class token's head."""
         values = (self._of_class(value) for value in (y, y_pred, sample_weight))
         return super().compute_metrics(x, *values)
 
@@ -194,15 +195,15 @@ class Chain(keras.Model):
         return head.by_name(values)["head"] if isinstance(head, SeveralHeads) else values
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return how the model was compiled, in a form that every backend reads."""
+        """Return the compile config, in a form that every backend can read."""
         return _portable(super().get_compile_config())
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compile the model as `config` says, which any backend may have written."""
+        """Compile the model from a config, written under any backend."""
         super().compile_from_config(_portable(config))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` needs to make an equal model with new weights."""
+        """Return the config from which `from_config` makes an equal model with new weights."""
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -218,7 +219,7 @@ class Chain(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None) -> "Chain":
-        """Make the model that `config` describes."""
+        """Make a model from its config."""
         with keras.saving.custom_object_scope(custom_objects or {}):
             return cls(
                 **{
@@ -229,9 +230,9 @@ class Chain(keras.Model):
 
 
 def _portable(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a compile config without what holds for one backend only.
+    """Return a compile config without its backend-specific settings.
 
-    Keras writes whether it compiled, which it does under JAX but not under PyTorch.
+    Keras stores the resolved `jit_compile`, which is true under JAX but not under PyTorch.
     """
     config = with_public_optimizers(config)
     return {**config, "jit_compile": "auto"} if "jit_compile" in config else config
@@ -241,7 +242,7 @@ def _as_object(loss: Any) -> keras.losses.Loss:
     """Return the compiled loss as an object that averages over a batch.
 
     Raises:
-        ValueError: when there are several, as for a model with several outputs.
+        ValueError: if there are several losses, as for a model with several outputs.
     """
     losses = keras.tree.flatten(loss)
     if len(losses) != 1:

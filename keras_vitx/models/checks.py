@@ -1,4 +1,4 @@
-"""Checks of the arguments that all families share."""
+"""Validation of the arguments that all families share."""
 
 import numbers
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from keras_vitx.layers import TokenPooling
 def patch_grid(
     image_shape: tuple[int, int, int], patch_size: int, stride: int | None = None
 ) -> tuple[int, int]:
-    """Return the rows and columns of patches of an image.
+    """Return the number of rows and columns of patches in an image.
 
     Args:
         image_shape: `(height, width, channels)`.
         patch_size: Side of a patch in pixels.
-        stride: From one patch to the next; None is `patch_size`.
+        stride: Distance between adjacent patches in pixels; None means `patch_size`.
 
     Raises:
-        ValueError: when a side is no multiple of `patch_size`, or with a `stride`
-            is smaller.
+        ValueError: if a side is not a multiple of `patch_size` or, with a `stride`, is
+            smaller than it.
     """
     check_counts(patch_size=patch_size)
     height, width, _ = image_shape
@@ -45,7 +45,7 @@ def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> 
     """Check the arguments of the classifier.
 
     Raises:
-        ValueError: for one out of its range.
+        ValueError: if one is invalid.
     """
     known = TokenPooling.poolings
     if pooling is not None and pooling not in known:
@@ -63,10 +63,10 @@ def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> 
 def resolve_shape(
     input_shape: Sequence[int] | None, input_tensor: Any
 ) -> tuple[int, int, int] | None:
-    """Return the shape of an image that the user asked for, or None.
+    """Return the image shape given by either argument, or None.
 
     Raises:
-        ValueError: when an axis is missing, or the two arguments contradict.
+        ValueError: if an axis is missing, or the two arguments contradict each other.
     """
     if input_tensor is not None:
         if not keras.backend.is_keras_tensor(input_tensor):
@@ -95,7 +95,7 @@ def resolve_shape(
 
 
 def check_counts(least: int = 1, **counts: Any) -> None:
-    """Check that each of `counts` is a whole number of at least `least`.
+    """Check that each of `counts` is an integer of at least `least`.
 
     Raises:
         ValueError: naming the first that is not.
@@ -108,10 +108,10 @@ def check_counts(least: int = 1, **counts: Any) -> None:
 
 
 def check_heads(dim: int, num_heads: int) -> None:
-    """Check that the heads share the width evenly.
+    """Check that `num_heads` divides `dim`.
 
     Raises:
-        ValueError: when they do not.
+        ValueError: if it does not.
     """
     check_counts(dim=dim, num_heads=num_heads)
     if dim % num_heads:

@@ -37,29 +37,29 @@ def ConViT(
     learn_gates: bool = True,
     frozen_attention: bool = False,
 ) -> Layers:
-    """Attention that starts as a convolution and learns how far to stay one.
+    """ConViT: attention initialized as a convolution, with a learned gate per head.
 
     Blocks of gated positional self-attention (GPSA, Section 3) run on the patches; then
-    the class token enters, and plain blocks follow.
+    the class token is added, and plain blocks follow.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        num_heads: Number of heads, a divisor of `dim`, and a square for the
-            convolutional start.
+        num_heads: Number of heads, a divisor of `dim`, and a square number for the
+            convolutional initialization.
         local_depth: Number of GPSA blocks (Figure 8). If it is `depth`, the patches must
             be pooled, since the class token never sees them.
-        locality_strength: How sharply a GPSA head attends to its neighbour at the start
+        locality_strength: How sharply a GPSA head initially attends to its neighbour
             (Figure 8).
         mlp_ratio: Hidden width of an MLP divided by `dim`.
         patch_size: Side of a patch in pixels.
-        conv_start: Whether GPSA starts as a convolution (Table 3); `"partial"` as
+        conv_start: Whether GPSA is initialized as a convolution (Table 3); `"partial"` as
             in `PositionalAttention`.
-        gated: Whether a gate weighs content and position; False sums their logits
-            (PSA, Appendix A).
+        gated: Whether a gate balances content and positional attention; False sums their
+            logits (PSA, Appendix A).
         gate: Initial value of the gates, before the sigmoid.
         learn_gates: Whether the gates are trained (Table 3).
-        frozen_attention: Whether the GPSA layers are not trained at all (Table 3).
+        frozen_attention: Whether the GPSA layers are frozen (Table 3).
     """
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
@@ -72,7 +72,7 @@ def ConViT(
         )
     if local_depth == depth and not net.pools_patches:
         raise ValueError(
-            "With local_depth=depth the class token enters after all blocks and never sees a "
+            "With local_depth=depth the class token is added after all blocks and never sees a "
             f"patch: give a smaller `local_depth`, or pooling='avg'. Received: local_depth={depth}, "
             f"pooling={net.pooling!r}."
         )

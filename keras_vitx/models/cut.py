@@ -1,4 +1,4 @@
-"""From a graph of Keras back to a `Chain`: what was cut from one, and what was added to it."""
+"""Conversion of functional Keras models, such as features cut from a `Chain`, to a `Chain`."""
 
 from typing import Any
 
@@ -9,26 +9,26 @@ from keras_vitx.models.chain import Chain
 
 
 def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
-    """Return `model` in the form that trains as one loop over depth.
+    """Return `model` as a `Chain`, which trains as one loop over depth.
 
     A model cut from a `Chain`, such as `keras.Model(base.input, Dense(5)(base.output))` or
     `keras.Model(base.input, base.get_layer("blocks_7").output)`, and the result of
-    `keras.models.clone_model`, run their layers one after the other. Under JAX that
-    compiles and trains several times slower. The result has the same layers, and so the
-    same weights; it is not compiled.
+    `keras.models.clone_model`, run their layers one by one. Under JAX that compiles and
+    trains several times slower. The result has the same layers, and therefore the same
+    weights; it is not compiled.
 
     Args:
-        model: A functional model of one input that begins with a line of layers, in which
-            each takes the output of the one before.
-        like: The `Chain` that it was cut from, whose family, preprocessing, `scan` and
-            `remat` the result takes over; its class names, too, if it has the same head.
+        model: A functional model with one input that begins with a line of layers, in which
+            each takes the output of the previous one.
+        like: The `Chain` that it was cut from. The result takes over its family,
+            preprocessing, `scan` and `remat`, and, if it has the same head, its class names.
 
     Returns:
-        A `Chain` where the whole model is a line. Where it branches or ends in operations
-        that are no layers, a `keras.Model` in which a `Chain` is the first layer.
+        A `Chain` if the whole model is a line of layers. If it branches or ends in
+        operations that are not layers, a `keras.Model` whose first layer is a `Chain`.
 
     Raises:
-        ValueError: when `model` is no such model.
+        ValueError: if `model` has several inputs or does not begin with a line of layers.
     """
     if isinstance(model, Chain):
         return model
@@ -61,7 +61,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
 
 
 def _repeated(tensor: keras.KerasTensor, known: dict[int, keras.KerasTensor]) -> keras.KerasTensor:
-    """Return `tensor` made again, by the same operations, from the tensors in `known`."""
+    """Recompute `tensor` with the same operations from the tensors in `known`."""
     if id(tensor) not in known:
         node = node_of(tensor)
         inputs = {id(one): _repeated(one, known) for one in node.input_tensors}
@@ -72,7 +72,7 @@ def _repeated(tensor: keras.KerasTensor, known: dict[int, keras.KerasTensor]) ->
 
 
 def _line(model: keras.Model) -> tuple[list[keras.layers.Layer], list]:
-    """Return the layers in a row that `model` begins with, and the tensors that the last gives."""
+    """Return the line of layers that `model` begins with, and the outputs of the last one."""
     users: dict[int, list] = {}
     for node in _nodes(model.outputs):
         for tensor in node.input_tensors:
@@ -92,7 +92,7 @@ def _line(model: keras.Model) -> tuple[list[keras.layers.Layer], list]:
 
 
 def _nodes(outputs: list) -> list:
-    """Return all calls that `outputs` depend on."""
+    """Return the nodes of all calls that `outputs` depend on."""
     found: dict[int, Any] = {}
     waiting = list(outputs)
     while waiting:
@@ -104,7 +104,7 @@ def _nodes(outputs: list) -> list:
 
 
 def _is_plain(node: Any, tensors: list) -> bool:
-    """Return whether a call is that of a layer with just `tensors`."""
+    """Return whether a node is the call of a layer on `tensors` and nothing else."""
     # Keras records the default `training=False`, and replaces it when the model runs.
     given = [value for value in node.arguments.kwargs.values() if value not in (None, False)]
     return (
@@ -120,7 +120,7 @@ def _same(tensors: list, others: list) -> bool:
 
 
 def _inlined(line: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
-    """Return the layers with the steps of a nested `Chain` in its place."""
+    """Return the layers, with every nested `Chain` replaced by its steps."""
     steps: list[keras.layers.Layer] = []
     for layer in line:
         steps += layer.steps if isinstance(layer, Chain) else [layer]

@@ -44,34 +44,33 @@ def DeepViT(
     similarity_depth: int = 0,
     similarity_over: str = "heads",
 ) -> Layers:
-    """Re-attention mixes the maps of all heads, so that the maps of deep blocks differ.
+    """DeepViT: re-attention, which keeps the maps of deep blocks diverse.
 
-    A plain transformer whose last blocks mix their maps over heads and normalise them
-    (Section 4.2). Images are cropped with a ratio of 0.9 at 224 x 224; the released L at
-    384 x 384 has 1.0.
+    A plain transformer whose last blocks mix their maps over heads and normalize them
+    (Section 4.2). The crop ratio is 0.9 at 224 x 224; the released L at 384 x 384 uses 1.0.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
         num_heads: Number of heads, a divisor of `dim`.
         re_attention_depth: Number of blocks, the last ones, with re-attention
-            (Figure 9); None is all.
+            (Figure 9); None means all.
         mlp_ratio: Hidden width of an MLP divided by `dim`.
         conv_stem: Whether three convolutions embed the patches (Section 5.4).
         residual_scale: s in x + f(norm(s x)) / s; 0.5 in the released S and L.
-        map_scale: Factor of the new maps; `"head"` is 1 / sqrt(head size), as in the
-            released S and no other.
-        normalize_maps: Whether a BatchNormalization (`var_norm` in files) follows the mix
-            of heads. The released files of 24B and 32B may lack it.
+        map_scale: Factor of the mixed maps; `"head"` means 1 / sqrt(head size), as in the
+            released S only.
+        normalize_maps: Whether a BatchNormalization (`var_norm` in checkpoints) follows the
+            mixing of heads. The released files of 24B and 32B may lack it.
         patch_size: Side of a patch in pixels.
-        shared_depth: Number of blocks, the last ones, that reuse the map of the block
-            before them, mixed and normalised again (Table 3, Appendix A, Equation 5).
+        shared_depth: Number of blocks, the last ones, that reuse the maps of the previous
+            block, mixed and normalized again (Table 3, Appendix A, Equation 5).
         similarity: Weight in the loss of the mean similarity between the maps of
-            consecutive blocks (Appendix A, Equation 6). The released loss has 0.1, that
-            is lambda = 0.1 / similarity_depth for each pair.
-        similarity_depth: Number of blocks, from the first one on, that are compared with
-            the block after them.
-        similarity_over: Axis of the cosine: `"heads"` as in the released loss, or
+            consecutive blocks (Appendix A, Equation 6). The released loss uses 0.1, i.e.
+            lambda = 0.1 / similarity_depth per pair.
+        similarity_depth: Number of blocks, from the first one on, whose maps are compared
+            with those of the next block.
+        similarity_over: Axis of the cosine similarity: `"heads"` as in the released loss, or
             `"queries"` as in Equation 2.
     """
     grid = net.grid(patch_size)

@@ -1,12 +1,11 @@
-"""The loop over depth: how a list of layers is run.
+"""The loop over depth, which runs a list of layers.
 
-Blocks that are equal but for the values of their variables form a stretch.
-Under JAX a training pass runs a stretch as one `keras.ops.scan` over the stacked
-variables, so that the compiled step holds one block and not one a layer. It
-compiles several times sooner and, on a CPU, runs several times faster: XLA's
-fusion otherwise re-evaluates the residual chain of all later blocks for every
-weight. Weights stay where they are, under their own names; only the step sees
-them stacked.
+Consecutive blocks that differ only in the values of their variables form a stretch. Under
+JAX, a training pass runs a stretch as one `keras.ops.scan` over the stacked variables, so
+the compiled step contains one block rather than one block per layer. It compiles several
+times faster and, on a CPU, runs several times faster: otherwise XLA's fusion re-evaluates
+the residual chain of all later blocks for every weight. The variables of the model keep
+their names and places; they are stacked only inside the step.
 """
 
 import contextlib
@@ -28,18 +27,17 @@ def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tupl
     """Run `layers` in order on `x`.
 
     Args:
-        layers: The layers of a functional model, each taking the output of the one before.
-        x: Input of the first.
-        training: Whether this is a training pass; `scan` and `remat` matter
-            only then.
-        scan: Whether stretches of equal layers run as one loop, where the
-            backend gains from it (JAX).
+        layers: The layers of a functional model, each taking the output of the previous one.
+        x: Input of the first layer.
+        training: Whether this is a training pass; `scan` and `remat` only apply to these.
+        scan: Whether stretches of identical layers run as one loop, on backends that
+            benefit from it (JAX).
         remat: Whether each layer keeps only its input for the backward pass and
             recomputes the rest.
 
     Returns:
-        The output of the last layer, and losses that layers added on the way
-        and that no model knows of yet.
+        The output of the last layer, and the losses added by layers that ran in a
+        stateless scope, which the caller has to add to the model.
     """
     token = inside_chain.set(True)
     try:
@@ -80,10 +78,11 @@ def _run_listed(unit, x):
 
 
 def _stretch(layers: Sequence[tuple[keras.layers.Layer, str]]) -> list[Layers]:
-    """Return the stretch at the start of the list: equal units of one or two layers.
+    """Return the stretch at the start of the list: identical units of one or two layers.
 
-    Two, because blocks may alternate: one computes maps, the next reuses them. What
-    changes the form of its input, such as a class token, is a stretch of its own.
+    A unit has two layers where blocks alternate: one computes maps, the next reuses them.
+    A layer whose output differs in shape from its input, such as a class token, is a
+    stretch of its own.
     """
     counts = {period: _repeats([signature for _, signature in layers], period) for period in (1, 2)}
     period = max(counts, key=lambda period: (counts[period] > 1) * counts[period] * period)
@@ -95,7 +94,7 @@ def _stretch(layers: Sequence[tuple[keras.layers.Layer, str]]) -> list[Layers]:
 
 
 def _repeats(signatures, period):
-    """Count how often the first `period` entries come in a row."""
+    """Count the consecutive repetitions of the first `period` entries."""
     count = 1
     while signatures[count * period : (count + 1) * period] == signatures[:period]:
         count += 1
@@ -103,7 +102,7 @@ def _repeats(signatures, period):
 
 
 def _keeps_form(unit):
-    """Tell whether `unit` gives tensors of the form that it takes, as a loop needs."""
+    """Return whether the outputs of `unit` have the shapes and dtypes of its inputs."""
     taken, given = (
         [(tensor.shape, tensor.dtype) for tensor in keras.tree.flatten(tensors)]
         for tensors in (unit[0].input, unit[-1].output)
@@ -112,15 +111,15 @@ def _keeps_form(unit):
 
 
 def _variables(unit):
-    """The variables of a unit: those that are trained, then the others."""
+    """Return the trainable and the non-trainable variables of a unit."""
     trained = [variable for layer in unit for variable in layer.trainable_variables]
     return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
 
 
 def _pure(unit, values, x):
-    """Call `unit` in training with `values` for its variables, changing nothing.
+    """Call `unit` as a pure function in training mode, with `values` for its variables.
 
-    Returns the output, the new values of what is not trained, and the losses.
+    Returns the output, the new values of the non-trainable variables, and the losses.
     """
     trained, kept = _variables(unit)
     with keras.StatelessScope(
@@ -133,7 +132,7 @@ def _pure(unit, values, x):
 
 def _values(unit):
     trained, kept = _variables(unit)
-    # States are copied: PyTorch would otherwise see them change before the
+    # States are copied, since under PyTorch they are updated in place before the
     # backward pass reads them.
     return [ops.convert_to_tensor(variable) for variable in trained] + [
         ops.copy(variable) for variable in kept
@@ -141,7 +140,7 @@ def _values(unit):
 
 
 def _run_rematerialized(unit, x):
-    # Blocks may take a pair of tensors; what is recomputed takes them one by one.
+    # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     count = len(keras.tree.flatten(x))
 
     def pure(*tensors):
@@ -173,7 +172,7 @@ def _run_scanned(units, x, remat):
 
 
 def _varying_numbers(units):
-    """Return where the layers of a stretch differ in a number, and the numbers."""
+    """Return the attributes in which the layers of a stretch differ, and their values per unit."""
     places, numbers = [], []
     for twins in zip(*map(_parts, units), strict=True):
         for name in getattr(twins[0], "varying", ()):
@@ -185,7 +184,7 @@ def _varying_numbers(units):
 
 
 def _parts(unit):
-    """All layers of a unit, those inside them included."""
+    """Return all layers of a unit, including nested ones."""
     return [part for layer in unit for part in sublayers(layer)]
 
 
@@ -202,12 +201,12 @@ def _set(places, numbers) -> Iterator[None]:
 
 
 def _signature(layer: keras.layers.Layer) -> str:
-    """Describe all that decides what `layer` computes, but for its variables' values."""
+    """Return a string that determines what `layer` computes, up to the values of its variables."""
     parts = []
     for part in sublayers(layer):
-        # Not its config: writing one makes Keras import TensorFlow, where that is
-        # installed. Nested layers are parts of their own; of a number that may vary
-        # only whether it is zero counts, since zero leaves things out.
+        # Not `get_config`, which makes Keras import TensorFlow where it is installed. Nested
+        # layers are parts of their own. For an attribute in `varying` only whether it is
+        # zero counts, since zero disables an operation.
         config = {"dtype": part.dtype_policy.name}
         varying = getattr(part, "varying", ())
         for name in arguments(type(part)):

@@ -1,4 +1,4 @@
-"""How images are prepared for a model that is known by name and not built."""
+"""Image size and preprocessing of a model by name, without building it."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def facts_of(model: Any) -> Any:
         model: Name of a size or of a checkpoint; anything else is returned unchanged.
 
     Raises:
-        ValueError: if nothing has that name; the message lists the nearest ones.
+        ValueError: if the name is unknown; the message suggests the nearest ones.
     """
     if not isinstance(model, str):
         return model

@@ -1,4 +1,4 @@
-"""Complete models in folders, in repositories of the hub and in `.keras` files."""
+"""Saving and loading whole models: folders, hub repositories and `.keras` files."""
 
 import dataclasses
 import importlib.metadata
@@ -45,28 +45,28 @@ def save(
     licence: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a model to a folder that `load` and `weights=` read, ready for the hub.
+    """Save a model to a folder that `load` and `weights=` can read, ready for the hub.
 
     The folder holds `config.json` (the model's layers, class names and
     preprocessing), `README.md` (a model card) and `model.safetensors`, the weights
-    under the names of PyTorch checkpoints. If those have no name for a variable (LoRA,
-    quantized layers, layers of another family or of your own), the weights are in
-    `model.weights.h5` instead. The folder is written whole or not at all.
+    with the names of PyTorch checkpoints. If a variable has no such name (LoRA,
+    quantized layers, layers of other families or custom layers), the weights are stored in
+    `model.weights.h5` instead. The folder is written atomically.
 
     Args:
-        model: A model of the zoo.
-        folder: Where to write; a new or an empty folder.
+        model: A model of this package.
+        folder: Path of a new or empty folder.
         recipe: How the model was trained, for the card: text, a
             `keras_vitx.training.Recipe`, or a dictionary such as the `run.json` of `fit`.
-        accuracy: Top-1 accuracy on the test images of `dataset`, from 0 to 1.
-        dataset: What the model was trained on.
-        licence: As the hub spells it, such as "apache-2.0".
+        accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
+        dataset: Name of the training data.
+        licence: Licence identifier, as spelled on the hub, such as "apache-2.0".
         overwrite: Whether to write to a folder that is not empty. The files of a model in
-            it are replaced; all others stay.
+            it are replaced; all others are kept.
 
     Raises:
-        ValueError: when an argument is wrong.
-        OSError: when the folder is not empty or can't be written.
+        ValueError: if an argument is invalid.
+        OSError: if the folder is not empty or can't be written.
     """
     if not isinstance(model, Chain):
         raise ValueError(
@@ -85,7 +85,7 @@ def save(
     folder = _writable(folder, overwrite)
 
     config = keras.saving.serialize_keras_object(model)
-    # The layers build themselves; how the model was compiled is no part of it.
+    # The layers build themselves, and the compile config is not saved.
     config = {key: config[key] for key in config if key not in ("build_config", "compile_config")}
     weights = SAFETENSORS if has_checkpoint_names(model) else KERAS_WEIGHTS
     card = model_card(
@@ -101,7 +101,7 @@ def save(
     }
     with written_whole(folder) as unfinished:
         if folder.exists():
-            # Copied, so that a failure leaves the folder as it was.
+            # A copy, so that a failure leaves the folder unchanged.
             shutil.copytree(folder, unfinished, symlinks=True, ignore=_ignore_model(folder))
         else:
             unfinished.mkdir()
@@ -114,26 +114,26 @@ def save(
 
 
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-    """Return the model that a folder, a repository of the hub or a `.keras` file holds.
+    """Load a model from a folder, a hub repository or a `.keras` file.
 
-    A folder or a repository may only use layers of this package and plain layers of Keras,
-    so that it can't run code of its own. A `.keras` file is checked for damage and for
-    sizes that it can't have, and then loaded by Keras in its safe mode, uncompiled.
+    A folder or a repository may only use layers of this package and plain Keras layers, so
+    it can't run arbitrary code. A `.keras` file is checked for damage and for impossible
+    sizes, and then loaded by Keras in safe mode, uncompiled.
 
     Args:
-        source: A folder that `save` wrote; "hf://owner/repo" or "hf://owner/repo@revision"
+        source: A folder written by `save`; "hf://owner/repo" or "hf://owner/repo@revision"
             (a branch, tag or commit), which is such a folder on the hub or the source of a
-            checkpoint of the catalogue; or a `.keras` file.
-        custom_objects: Other classes and functions that the model may use, by their
-            registered names, as in `keras.saving.load_model`.
+            catalogue checkpoint; or a `.keras` file.
+        custom_objects: Additional classes and functions that the model may use, by
+            registered name, as in `keras.saving.load_model`.
 
     Returns:
         The model, with its weights, class names and preprocessing.
 
     Raises:
-        ValueError: when there is no model of this package, a file of it is damaged, or
-            it uses an object that is unknown or not allowed.
-        OSError: when the source doesn't exist or can't be read.
+        ValueError: if the source holds no model of this package, a file is damaged, or
+            the model uses an object that is unknown or not allowed.
+        OSError: if the source doesn't exist or can't be read.
     """
     source, custom_objects = os.fspath(source), dict(custom_objects or {})
     if source.startswith(SCHEME):
@@ -196,7 +196,7 @@ def _load_folder(source: str, fetch: Callable[[str], Path], custom_objects: dict
             )
         model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
         if not isinstance(model, Chain):
-            raise ValueError(f"it describes a {type(model).__name__} and no model")
+            raise ValueError(f"it describes a {type(model).__name__}, not a model of keras_vitx")
     except Exception as error:  # Keras raises whatever a bad config provokes.
         raise ValueError(f"{source}: {CONFIG} can't be used: {_reason(error)}") from error
     try:
@@ -207,13 +207,13 @@ def _load_folder(source: str, fetch: Callable[[str], Path], custom_objects: dict
 
 
 def _fill(model: Chain, weights: Path) -> None:
-    """Give the model every one of its weights."""
+    """Load every weight of the model."""
     if weights.name == SAFETENSORS:
         with opened(weights, model) as tensors:
             conversion = convert(tensors, model)
             if conversion.classes is not None and not conversion.head:
                 raise ValueError(
-                    f"{SAFETENSORS} has {conversion.classes} classes, and {CONFIG} other ones."
+                    f"{SAFETENSORS} has {conversion.classes} classes, unlike {CONFIG}."
                 )
             for variable, array in conversion:
                 variable.assign(array)
@@ -225,13 +225,13 @@ def _fill(model: Chain, weights: Path) -> None:
         raise ValueError(f"{weights.name} is damaged or doesn't fit: {_reason(error)}") from error
     for layer in sublayers(model):
         if getattr(layer, "lora_enabled", False):
-            # Keras saves the merged kernel and loads both factors as 0, where gradients vanish.
+            # Keras saves the merged kernel and sets both factors to 0, where gradients vanish.
             values = keras.initializers.HeUniform()(layer.lora_kernel_a.shape)
             layer.lora_kernel_a.assign(values)
 
 
 def _reason(error: Exception) -> str:
-    # Keras puts the cause of an error behind the whole config.
+    # Keras puts the cause of an error after the whole config.
     text = str(error).rpartition("Exception encountered: ")[2].strip()
     return (text or type(error).__name__).splitlines()[0][:300]
 
@@ -260,7 +260,7 @@ def _writable(folder: str | os.PathLike, overwrite: bool) -> Path:
 
 
 def _ignore_model(folder: Path) -> Callable[[str, list[str]], Iterable[str]]:
-    """Return what tells `copytree` to leave out the files of a model that is replaced."""
+    """Return an `ignore` function for `copytree` that skips the files of the old model."""
     own = {CONFIG, CARD, SAFETENSORS, KERAS_WEIGHTS}
     return lambda here, names: own & set(names) if Path(here) == folder else ()
 

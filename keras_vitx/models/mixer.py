@@ -1,6 +1,6 @@
 """MLP-Mixer (Tolstikhin et al., 2021, arXiv 2105.01601).
 
-Here for its part in Context Broadcasting, Appendix B.3, Table 11.
+Included for the Context Broadcasting experiments (Appendix B.3, Table 11).
 """
 
 from keras_vitx.layers import MLP, ContextBroadcasting, PatchEmbedding, TokenMixing
@@ -29,16 +29,16 @@ def Mixer(
     patch_size: int = 16,
     context_broadcast: bool = False,
 ) -> Layers:
-    """An MLP along the tokens mixes them, in place of attention.
+    """MLP-Mixer: an MLP along the token axis replaces attention.
 
-    There are no positions and no class token, and the weights fit one number of patches
-    only.
+    There are no position embeddings and no class token, and the weights only fit one
+    number of patches.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
-        mlp_ratio: Hidden width divided by `dim`, of the MLP along tokens and of the MLP
-            along channels.
+        mlp_ratio: Hidden widths of the MLP along tokens and of the MLP along channels,
+            divided by `dim`.
         patch_size: Side of a patch in pixels.
         context_broadcast: Whether the MLP along channels ends with Context
             Broadcasting.

@@ -1,4 +1,4 @@
-"""What all families share: their common arguments, and the parts that depend on them."""
+"""The arguments that all families share, and the parts of a network that depend on them."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ from keras_vitx.models.checks import check_counts, check_top, patch_grid
 
 Layers = list[keras.layers.Layer]
 Factory = Callable[[int], keras.layers.Layer]
-"""Makes the layer of the block with the given index, a new layer per call."""
+"""A function from a block index to a new layer for that block."""
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """The loss that keeps the maps of consecutive blocks apart (DeepViT, Appendix A).
+    """Similarity loss between the attention maps of consecutive blocks (DeepViT, Appendix A).
 
-    It is `weight` times the mean over `depth` pairs of blocks, so that each pair weighs
-    `weight / depth`.
+    The loss is `weight` times the mean similarity over `depth` pairs of blocks, so each
+    pair has weight `weight / depth`.
 
     Args:
-        weight: Weight of the loss; 0 is no loss.
-        depth: Number of blocks, from the first one on, that are compared with the block
-            after them.
-        over: Axis of the cosine, as in `CarryingBlock`.
+        weight: Weight of the loss; 0 disables it.
+        depth: Number of blocks, from the first one on, whose maps are compared with those
+            of the next block.
+        over: Axis of the cosine similarity, as in `CarryingBlock`.
 
     Raises:
-        ValueError: for an argument out of its range, or a weight without pairs.
+        ValueError: if an argument is out of range, or `weight` is set without pairs.
     """
 
     weight: float
@@ -59,7 +59,7 @@ class Similarity:
             )
 
     def weights(self, depth: int) -> list[float]:
-        """Return the weight of the comparison of each of `depth` blocks with the one before."""
+        """Return, per block, the weight of its comparison with the previous block."""
         if self.depth > depth - 1:
             raise ValueError(
                 f"`similarity_depth` must be at most {depth - 1}, one less than depth={depth}. "
@@ -71,37 +71,38 @@ class Similarity:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The arguments that all families share; a family function gets them as `net`.
+    """The arguments that all families share; a family function receives them as `net`.
 
-    Its methods make the parts of a network that depend on them: `grid`, `blocks` and
-    `head`. The fields, with their defaults, are the public arguments that `build.family`
-    adds to every family function.
+    The methods `grid`, `blocks` and `head` make the parts of a network that depend on them.
+    The fields, with their defaults, are the public arguments that `build.family` adds to
+    every family function.
 
     Args:
-        drop_path: Rate of stochastic depth: one rate, that of the last block, rising
-            linearly from 0 in the first (in CaiT, that of every block); or a list with
-            one rate per block.
-        dropout: Rate of dropout in the MLPs.
-        attention: A function that takes the index of a block and returns its attention,
-            a new layer per call, in place of the family's.
-        mlp: Likewise, a function that returns the MLP of a block.
-        include_top: Whether the model has a classifier. Without it the output is all
-            tokens, `(batch, tokens, dim)`, or with `pooling` one vector per image,
+        drop_path: Rate of stochastic depth. A single rate is that of the last block, and
+            rises linearly from 0 in the first block (in CaiT, all blocks have the same
+            rate); a list has one rate per block.
+        dropout: Dropout rate in the MLPs.
+        attention: A function that takes the index of a block and returns a new attention
+            layer for it, in place of the family's.
+        mlp: Likewise, a function that returns a new MLP for a block.
+        include_top: Whether the model has a classifier. If not, the output is all tokens,
+            `(batch, tokens, dim)`, or, with `pooling`, one vector per image,
             `(batch, dim)`.
-        weights: None for random ones; `"imagenet"`; the name of a catalogue entry;
-            `"hf://owner/repo"`; or the path of a `.safetensors`, `.pth`, `.weights.h5`
-            or `.keras` file.
-        input_shape: `(height, width, channels)`, both sides multiples of the patch size.
-            None is the checkpoint's, otherwise that of the size.
-        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). None
-            is `"token"` under a classifier, or `"avg"` if there is no class token.
-        classes: Number of classes. If it differs from the checkpoint's, everything but
-            the classifier is loaded.
-        classifier_activation: Activation of the classifier; None gives logits.
-        input_tensor: A Keras tensor that gives the images.
+        weights: None for random initialization; `"imagenet"`; the name of a catalogue
+            entry; `"hf://owner/repo"` or `"hf://owner/repo@revision"` (a branch, tag or
+            commit) on the Hugging Face hub; a folder written by `kv.save`; or the path of a
+            `.safetensors`, `.pth`, `.weights.h5` or `.keras` file.
+        input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
+            of the patch size. None means that of the checkpoint, or else of the size.
+        pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). Under
+            a classifier, None means `"token"`, or `"avg"` if there is no class token.
+        classes: Number of classes. If it differs from the checkpoint's, all weights except
+            the classifier's are loaded.
+        classifier_activation: Activation of the classifier; None returns logits.
+        input_tensor: A Keras tensor to use as the images.
         name: Name of the model.
-        remat: Whether training keeps only the input of each layer and recomputes the
-            rest in the backward pass: less memory, one more forward pass.
+        remat: Whether training keeps only the input of each layer and recomputes the rest
+            in the backward pass, which saves memory at the cost of one more forward pass.
     """
 
     drop_path: float | Sequence[float] = 0.0
@@ -123,11 +124,11 @@ class Network:
 
     @property
     def pools_patches(self) -> bool:
-        """Whether the output is pooled over the patches, so that no class token is read."""
+        """Whether the output is pooled over the patches rather than read from a class token."""
         return self.pooling in ("avg", "max")
 
     def grid(self, patch_size: int, stride: int | None = None) -> tuple[int, int]:
-        """Return the rows and columns of patches; see `checks.patch_grid`."""
+        """Return the number of rows and columns of patches; see `checks.patch_grid`."""
         return patch_grid(self.input_shape, patch_size, stride)
 
     def blocks(
@@ -144,19 +145,19 @@ class Network:
         """Return `depth` blocks.
 
         Args:
-            attention: Makes the family's attention of a block, given its index.
-            mlp: Likewise, its MLP.
+            attention: Returns the family's attention layer for the block of a given index.
+            mlp: Likewise, the MLP of the block.
             depth: Number of blocks.
             rising: Whether a single rate of stochastic depth rises linearly over the
-                blocks; otherwise all blocks have it.
+                blocks; otherwise all blocks use the same rate.
             restarts: See `connect_maps`.
             similarity: See `connect_maps`.
-            names: One name per block; None is `blocks_0`, `blocks_1`, etc.
+            names: One name per block; None means `blocks_0`, `blocks_1`, etc.
             **arguments: Further arguments of every block.
 
         Raises:
-            ValueError: if a factory returns no layer, or the same layer twice; if
-                `drop_path` does not fit the depth; and as `connect_maps`.
+            ValueError: if a factory does not return a layer or returns the same layer twice,
+                if `drop_path` does not match the depth, or as in `connect_maps`.
         """
         rates = self._rates(depth, rising)
         attentions = _made("attention", self.attention or attention, depth)
@@ -173,16 +174,16 @@ class Network:
         ]
 
     def head(self, num_class_tokens: int = 1, dense_head: bool = False) -> Layers:
-        """Return what follows the last norm: nothing, a pooling, or a classifier.
+        """Return the layers after the last norm: pooling, a classifier, both or none.
 
         Args:
             num_class_tokens: Number of leading tokens that are not patches. With two,
-                each has a classifier of its own, as in a distilled model.
-            dense_head: Whether the patches are classified, too.
+                each has its own classifier, as in a distilled model.
+            dense_head: Whether the patches are also classified.
 
         Raises:
-            ValueError: for `pooling="token"` without a class token, and for a `pooling`
-                over patches under a classifier that reads several tokens.
+            ValueError: if `pooling="token"` and there is no class token, or if `pooling` is
+                over patches and the classifier reads several tokens.
         """
         if self.pooling == "token" and num_class_tokens == 0:
             raise ValueError(
@@ -222,22 +223,23 @@ class Network:
 def connect_maps(
     attentions: Layers, restarts: Collection[int] = (), similarity: Similarity | None = None
 ) -> list[dict[str, Any]]:
-    """Return which blocks carry attention maps to the next, as arguments of `CarryingBlock`.
+    """Return the `CarryingBlock` arguments that connect blocks by carried maps.
 
-    A block takes the maps of the block before it if its attention reads maps
-    (`SharedAttention`, `AccumulatingAttention`), or if its own are compared with them.
+    A block takes the maps of the previous block if its attention reads them
+    (`SharedAttention`, `AccumulatingAttention`), or if the similarity loss compares its own
+    maps with them.
 
     Args:
         attentions: The attention of each block.
-        restarts: Indices of blocks whose tokens are not those of the block before (a
-            class token enters, a stage begins). They take no maps.
-        similarity: The loss that compares maps; None is none.
+        restarts: Indices of blocks whose tokens differ from those of the previous block
+            (a class token is added, a stage begins). They take no maps.
+        similarity: The similarity loss; None for no loss.
 
     Returns:
-        One dictionary per block; it is empty for a plain `Block`.
+        One dictionary per block, empty for a plain `Block`.
 
     Raises:
-        ValueError: if the first block, or one of `restarts`, reads maps; if a block that
+        ValueError: if the first block or one of `restarts` reads maps, or if a block that
             takes or gives maps has no `Attention`.
     """
     depth = len(attentions)
@@ -277,7 +279,7 @@ def connect_maps(
 
 
 def classifier(classes: int, activation: str | Callable | None) -> keras.layers.Dense:
-    """Return the classifier of one vector; it runs in float32 in every precision."""
+    """Return the classifier of one vector, which runs in float32 under every dtype policy."""
     return keras.layers.Dense(
         classes,
         activation=activation,
@@ -288,7 +290,7 @@ def classifier(classes: int, activation: str | Callable | None) -> keras.layers.
 
 
 def _made(argument: str, factory: Factory, depth: int) -> Layers:
-    """Return the layer that a factory makes for each block, checked."""
+    """Call a factory for every block and check the layers that it returns."""
     layers: Layers = []
     for index in range(depth):
         makes = callable(factory) and not isinstance(factory, keras.layers.Layer)

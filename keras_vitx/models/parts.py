@@ -1,4 +1,4 @@
-"""Layers that the lists of several families contain."""
+"""Layers that several families have in common."""
 
 import keras
 
@@ -6,7 +6,7 @@ from keras_vitx.layers import ClassToken
 
 
 def class_tokens(distillation_token: bool = False) -> list[keras.layers.Layer]:
-    """Return the layers that prepend the class token and, after it, the distillation token."""
+    """Return the layers that prepend the class token, followed by the distillation token if any."""
     distillation = [ClassToken(name="dist_token")] if distillation_token else []
     return [*distillation, ClassToken(name="cls_token")]
 

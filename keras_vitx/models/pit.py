@@ -1,6 +1,6 @@
 """PiT: pooling-based vision transformer (Heo et al., 2021, arXiv 2103.16302).
 
-Here for its part in Context Broadcasting, Appendix B.3, Table 11.
+Included for the Context Broadcasting experiments (Appendix B.3, Table 11).
 """
 
 from collections.abc import Sequence
@@ -43,17 +43,17 @@ def PiT(
     distillation_token: bool = False,
     context_broadcast: bool = False,
 ) -> Layers:
-    """A ViT in stages, between which tokens become fewer and wider.
+    """PiT: a ViT in stages, with pooling between them to fewer and wider tokens.
 
     Args:
-        dims: Width of a token in each stage, each a multiple of the one before.
-        depths: Number of blocks of each stage.
-        num_heads: Number of heads in each stage.
+        dims: Width of a token per stage, each a multiple of the previous one.
+        depths: Number of blocks per stage.
+        num_heads: Number of heads per stage.
         mlp_ratio: Hidden width of an MLP divided by the width of its stage.
         patch_size: Side of a patch in pixels.
-        stride: Distance between neighbouring patches in pixels; what is left at the edge
-            of an image is cut off.
-        distillation_token: Whether there is a second token, with a classifier of its own.
+        stride: Distance between adjacent patches in pixels; incomplete patches at the edges
+            of an image are dropped.
+        distillation_token: Whether to add a distillation token, with its own classifier.
         context_broadcast: Whether each MLP ends with Context Broadcasting.
     """
     grid = net.grid(patch_size, stride)
@@ -67,7 +67,7 @@ def PiT(
         check_counts(depths=depth)
         check_heads(dim, heads)
     num_tokens = 1 + distillation_token
-    # The stage of each block.
+    # The stage of every block.
     stage_of = [stage for stage, depth in enumerate(depths) for _ in range(depth)]
     starts = [stage_of.index(stage) for stage in range(len(depths))]
 
@@ -88,7 +88,7 @@ def PiT(
     layers = [
         PatchEmbedding(dims[0], patch_size, stride, name="patch_embed"),
         PositionEmbedding(grid, name="pos_embed"),
-        # One variable holds both tokens, in the public checkpoints too.
+        # One variable holds both tokens, as in the public checkpoints.
         ClassToken(num_tokens, name="cls_token"),
     ]
     for stage, (dim, start, depth) in enumerate(zip(dims, starts, depths, strict=True)):

@@ -23,7 +23,7 @@ CHECKPOINT = Table(
     parts=(
         ("/refinement/adapt_bn/", "/adapt_bn/"),
         ("/refinement/", "/DLA/"),
-        # Blocks without queries and keys call their values that, too.
+        # The values of blocks without queries and keys have the same name.
         ("/attn/v/", "/attn/qkv/"),
     ),
     rows=(
@@ -57,38 +57,39 @@ def RefinedViT(
     similarity_depth: int = 0,
     similarity_over: str = "heads",
 ) -> Layers:
-    """Maps are expanded to more heads, convolved, reduced, and shared by blocks.
+    """Refined-ViT: maps are expanded to more heads, convolved, reduced, and shared by blocks.
 
     A block that computes maps is followed by `shared_depth` blocks that reuse them. In
-    the released models the first kind adds the carried maps to its softmax
-    (`AccumulatingAttention`), and the others refine the carried maps
-    (`ResidualRefinement`). In the paper's text (Section 3.4, Appendix B.4) the first kind
-    refines its own maps, linearly, and the others use them unchanged.
+    the released models, a block of the first kind adds the carried maps to its softmax
+    (`AccumulatingAttention`), and one of the second kind refines them
+    (`ResidualRefinement`). In the paper's text (Section 3.4, Appendix B.4), the first kind
+    refines its own maps linearly, and the second uses them unchanged.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
         num_heads: Number of heads, a divisor of `dim`.
-        expansion: Number of maps inside the refiner per head, at least 1 (Table 1).
+        expansion: Number of maps per head inside the refiner, at least 1 (Table 1).
         kernel_size: Side of the refiner's convolution, odd (Figure 6).
         mlp_ratio: Hidden width of an MLP divided by `dim`.
-        dense_head: Whether patches are classified, too (`DenseHead`).
+        dense_head: Whether the patches are also classified (`DenseHead`).
         patch_size: Side of a patch in pixels.
-        refiner: `"released"`, `"paper"`, or None for maps that are only shared
+        refiner: `"released"`, `"paper"`, or None to share maps without refining them
             (Table 13, "SA").
-        shared_depth: Number of blocks that reuse the maps of one (Table 13).
-        reduction: Whether the paper's refiner returns to the number of heads (Table 3).
-        constraint: Reach of the paper's convolution, as in `LocalMapConvolution`
+        shared_depth: Number of blocks that reuse the maps of a block (Table 13).
+        reduction: Whether the paper's refiner reduces the maps to the number of heads
+            (Table 3).
+        constraint: Axes of the paper's convolution, as in `LocalMapConvolution`
             (Table 4).
         residual_scale: s in x + f(norm(s x)) / s.
-        layer_scale: Initial value of LayerScale inside each MLP; None is no LayerScale.
+        layer_scale: Initial value of LayerScale inside each MLP; None disables it.
         conv_stem: Whether four convolutions embed the patches (Table 11).
         similarity: Weight in the loss of the mean similarity between the maps that a
-            block uses and those handed to it, as in `DeepViT`; the released recipes have
+            block uses and the maps carried to it, as in `DeepViT`; the released recipes use
             0.1 with `similarity_depth=12`.
-        similarity_depth: Number of blocks, from the first one on, that are compared with
-            the block after them.
-        similarity_over: Axis of the cosine, `"heads"` or `"queries"`, as in `DeepViT`.
+        similarity_depth: Number of blocks, from the first one on, whose maps are compared
+            with those of the next block.
+        similarity_over: Axis of the cosine similarity, `"heads"` or `"queries"`, as in `DeepViT`.
     """
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)

@@ -1,7 +1,7 @@
-"""Every size, one line each: the numbers of its paper's tables.
+"""Every size, one per line, with the numbers from the tables of its paper.
 
-A name here is a public function; `keras_vitx` and `keras_vitx.models` take their names
-from this file. Rates of stochastic depth are those of the papers' training.
+Each name is a public function; `keras_vitx` and `keras_vitx.models` export the names of
+this file. Rates of stochastic depth are those with which the papers train.
 """
 
 from keras_vitx.models.build import variant as _variant
@@ -23,8 +23,8 @@ ViT_B = _variant("ViT_B", ViT, dim=768, depth=12, num_heads=12, drop_path=0.1)
 ViT_Ti_Plus = _variant("ViT_Ti_Plus", ViT, dim=256, depth=12, num_heads=4, drop_path=0.1)
 ViT_S_Plus = _variant("ViT_S_Plus", ViT, dim=576, depth=12, num_heads=9, drop_path=0.1)
 ViT_B_Plus = _variant("ViT_B_Plus", ViT, dim=1024, depth=12, num_heads=16, drop_path=0.1)
-# DeepViT, Table 2: its baselines. The paper gives no rate of stochastic depth; all released
-# recipes have 0.2.
+# Baselines of DeepViT, Table 2. The paper gives no rate of stochastic depth; all released
+# recipes use 0.2.
 ViT_16B = _variant("ViT_16B", ViT, dim=384, depth=16, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
 ViT_24B = _variant("ViT_24B", ViT, dim=384, depth=24, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
 ViT_32B = _variant("ViT_32B", ViT, dim=384, depth=32, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
@@ -42,7 +42,7 @@ CaiT_M24 = _variant("CaiT_M24", CaiT, dim=768, depth=24, num_heads=16, layer_sca
 CaiT_M36 = _variant("CaiT_M36", CaiT, dim=768, depth=36, num_heads=16, layer_scale=1e-6, drop_path=0.3)
 CaiT_M48 = _variant("CaiT_M48", CaiT, dim=768, depth=48, num_heads=16, layer_scale=1e-6, drop_path=0.4)
 
-# Not a size of the paper: for images of 32 x 32, the size of the shipped checkpoint.
+# Not in the paper: for 32 x 32 images, the size of the shipped checkpoint.
 CaiT_Mini = _variant("CaiT_Mini", CaiT, input_shape=(32, 32, 3), classes=10, dim=96, depth=4, num_heads=4, patch_size=4, layer_scale=0.1)
 
 # ConViT, Table 1.
@@ -53,8 +53,8 @@ ConViT_Ti_Plus = _variant("ConViT_Ti_Plus", ConViT, dim=256, depth=12, num_heads
 ConViT_S_Plus = _variant("ConViT_S_Plus", ConViT, dim=576, depth=12, num_heads=9, drop_path=0.1)
 ConViT_B_Plus = _variant("ConViT_B_Plus", ConViT, dim=1024, depth=12, num_heads=16, drop_path=0.1)
 
-# DeepViT, Tables 2 and 7. The paper's text gives L a width of 408; its Table 7 and the code 420.
-# The paper gives no rate of stochastic depth; all released recipes have 0.2. At 384 x 384, L is
+# DeepViT, Tables 2 and 7. L is 408 wide in the paper's text, but 420 in Table 7 and the code.
+# The paper gives no rate of stochastic depth; all released recipes use 0.2. At 384 x 384, L is
 # evaluated with a crop ratio of 1: model.preprocessing = model.preprocessing.but(crop_ratio=1.0).
 DeepViT_16B = _variant("DeepViT_16B", DeepViT, dim=384, depth=16, num_heads=12, drop_path=0.2)
 DeepViT_24B = _variant("DeepViT_24B", DeepViT, dim=384, depth=24, num_heads=12, drop_path=0.2)

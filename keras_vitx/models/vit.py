@@ -25,19 +25,20 @@ def ViT(
     layer_scale: float | keras.initializers.Initializer | None = None,
     scalar_scale: bool = False,
 ) -> Layers:
-    """Patches and a class token attend to each other in every block.
+    """ViT: self-attention between the patches and a class token in every block.
 
     Args:
         dim: Width of a token.
         depth: Number of blocks.
         num_heads: Number of heads, a divisor of `dim`.
         mlp_ratio: Hidden width of an MLP divided by `dim`.
-        distillation_token: Whether there is DeiT's second token, with a classifier of
-            its own.
+        distillation_token: Whether to add DeiT's distillation token, with its own
+            classifier.
         patch_size: Side of a patch in pixels.
-        layer_scale: Initial value of LayerScale, a number or an initializer; None is no
-            LayerScale (CaiT, Table 1).
-        scalar_scale: One learned weight per branch instead of one per channel.
+        layer_scale: Initial value of LayerScale, a number or an initializer; None
+            disables LayerScale (CaiT, Table 1).
+        scalar_scale: Whether LayerScale has one learned weight per branch instead of one
+            per channel.
     """
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
