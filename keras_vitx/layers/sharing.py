@@ -17,8 +17,8 @@ def check_carried(tokens, maps, num_heads: int) -> None:
         for found, wanted in zip(maps[1:], expected, strict=True)
     ):
         raise ValueError(
-            "The carried maps must be (batch, heads, tokens, tokens) of the attention that "
-            f"takes them, (None, {', '.join(map(str, expected))}). "
+            "The carried maps must have the shape (batch, heads, tokens, tokens) of the "
+            f"attention that receives them, (None, {', '.join(map(str, expected))}). "
             f"Received: maps of shape {tuple(maps)}."
         )
 

@@ -1,4 +1,4 @@
-"""Training: recipes and the function that follows them."""
+"""Training: recipes, `fit`, `evaluate` and losses."""
 
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit

@@ -1,4 +1,4 @@
-"""Batches to train on, opened from a source or the user's own."""
+"""Batches for training and evaluation: opened from a source, or supplied by the user."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,18 +15,18 @@ PartName = Literal["train", "validation", "test"]
 
 
 def opened(source: Any, model: keras.Model, batch_size: int, **arguments: Any) -> data.Pipelines:
-    """Return the batches of a source; the user's own batches are taken as they are.
+    """Return the batches of a source; the user's own batches are returned unchanged.
 
     Args:
-        source: What `data.pipelines` takes; `data.Pipelines`; or batches: a
-            `keras.utils.PyDataset`, or an iterable that starts anew each time, such
+        source: Any source that `data.pipelines` accepts; `data.Pipelines`; or batches: a
+            `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly, such
             as a `tf.data.Dataset` or a PyTorch `DataLoader`.
-        model: The model that the images are made ready for.
+        model: The model that the images are prepared for.
         batch_size: Images per batch of a source.
         **arguments: Further arguments of `data.pipelines`.
 
     Raises:
-        ValueError: for a source with other classes than the model has outputs.
+        ValueError: if the number of classes of the source is not that of the model's outputs.
     """
     if isinstance(source, data.Pipelines):
         return source
@@ -47,18 +47,18 @@ def opened(source: Any, model: keras.Model, batch_size: int, **arguments: Any) -
 def part_of(
     source: Any, model: keras.Model, part: PartName | None, batch_size: int, **arguments: Any
 ) -> tuple[str, Any, tuple[str, ...] | None]:
-    """Return a part's name, its images in order as batches, and the class names.
+    """Return the name of a part, its images as batches in fixed order, and the class names.
 
     Args:
         source: As in `opened`.
-        model: The model that the images are made ready for.
-        part: Name of the part; None is the first of test, validation, train that
+        model: The model that the images are prepared for.
+        part: Name of the part; None is the first of test, validation and train that
             the source has. The user's own batches have no parts.
         batch_size: Images per batch of a source.
         **arguments: Further arguments of `data.open_source`.
 
     Raises:
-        ValueError: for a part that the source does not have.
+        ValueError: if the source does not have that part.
     """
     if is_batches(source):
         if part is not None:
@@ -78,17 +78,17 @@ def part_of(
 
 
 def on_several_devices() -> bool:
-    """Whether `keras.distribution` shares each batch between devices, in equal parts."""
+    """Return whether `keras.distribution` splits each batch between devices, in equal parts."""
     return keras.distribution.distribution() is not None
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:
-    """Whether the names are those that unnamed classes get: "0", "1", ..."""
+    """Return whether the names are the default ones of unnamed classes: "0", "1", ..."""
     return list(class_names) == [str(i) for i in range(len(class_names))]
 
 
 def is_batches(source: Any) -> bool:
-    """Whether `source` yields batches and is not something that has to be opened."""
+    """Return whether `source` yields batches, rather than being a source to open."""
     if isinstance(source, keras.utils.PyDataset):
         return True
     opens = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Source, Iterator)
@@ -96,7 +96,7 @@ def is_batches(source: Any) -> bool:
 
 
 def labels_of(batches: Any) -> np.ndarray:
-    """Return the labels of the first batch; of several heads, those of the class token."""
+    """Return the labels of the first batch; with several heads, those of the class token."""
     batch = batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise ValueError(
@@ -111,7 +111,7 @@ def steps_of(batches: Any) -> int:
     """Return the number of batches in an epoch.
 
     Raises:
-        ValueError: where it isn't known, as for endless batches.
+        ValueError: if it is unknown, as for infinite batches.
     """
     try:
         return len(batches)

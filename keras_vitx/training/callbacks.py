@@ -1,4 +1,4 @@
-"""What happens between the epochs of `fit`."""
+"""The callbacks of `fit`."""
 
 import csv
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from keras_vitx.files import written_whole
 
 
 class CountEpochs(keras.callbacks.Callback):
-    """Tell batches of `keras_vitx.data` which epoch begins, since their order follows from it.
+    """Pass the epoch to the batches of `keras_vitx.data`, whose order depends on it.
 
     Args:
-        dataset: Any dataset; those without `set_epoch` count for themselves.
+        dataset: Any dataset; one without `set_epoch` is left alone.
     """
 
     def __init__(self, dataset: Any):
@@ -31,11 +31,11 @@ class StopAtNonFinite(keras.callbacks.Callback):
     """Stop training at the first step whose loss is NaN or infinite.
 
     Raises:
-        FloatingPointError: at the end of that step's epoch, which is stopped at
-            once; it names the step and the epoch.
+        FloatingPointError: at the end of the epoch, which is cut short at that step;
+            the message names the step and the epoch.
     """
 
-    # Keras may call it from a thread, so that no step waits for its loss.
+    # Keras may call it from another thread, so that steps do not wait for their losses.
     async_safe = True
 
     def __init__(self):
@@ -43,7 +43,7 @@ class StopAtNonFinite(keras.callbacks.Callback):
         self.step = None
 
     def on_train_batch_end(self, batch, logs=None):
-        # Keras logs the mean since the start of the epoch: once NaN, it stays NaN.
+        # Keras logs the running mean of the epoch: once NaN, it stays NaN.
         if not np.isfinite(logs["loss"]):
             self.step = batch + 1 if self.step is None else min(self.step, batch + 1)
             self.model.stop_training = True
@@ -59,7 +59,7 @@ class Validate(keras.callbacks.Callback):
     """Add `val_` entries to the logs of each epoch.
 
     Args:
-        measure: Returns the measures by name.
+        measure: A function that returns the loss and the metrics by name.
     """
 
     def __init__(self, measure: Callable[[], dict[str, float]]):
@@ -71,20 +71,19 @@ class Validate(keras.callbacks.Callback):
 
 
 class KeepBest(keras.callbacks.Callback):
-    """Keep the weights of the best epoch; write the files of a run after each epoch.
+    """Keep the weights of the best epoch, and write the files of a run after each epoch.
 
-    The best epoch has the highest `val_accuracy`; where there is none, the lowest
-    `val_loss`; without validation it is the last one. The first of equal epochs
-    counts.
+    The best epoch is the one with the highest `val_accuracy`; if there is none, with the
+    lowest `val_loss`; without validation, the last one. Ties go to the earlier epoch.
 
     Args:
-        model: The model, whose weights are kept until an epoch is finished.
-        output: Folder for `best.keras` and `history.csv`, each written whole or
-            not at all; None writes nothing.
+        model: The model. Its initial weights are kept until the first epoch ends.
+        output: Folder for `best.keras` and `history.csv`, each written atomically; None
+            writes nothing.
 
     Attributes:
         epoch: The best epoch, counted from 1; None before the first one ends.
-        logs: Its logs.
+        logs: The logs of the best epoch.
 
     Raises:
         FloatingPointError: at the end of an epoch, if the validation loss or the
@@ -102,7 +101,7 @@ class KeepBest(keras.callbacks.Callback):
 
     @property
     def chosen_by(self) -> str | None:
-        """The entry of the logs by which the best epoch is chosen; None without validation."""
+        """The log entry by which the best epoch is chosen; None without validation."""
         return next((key for key in ("val_accuracy", "val_loss") if key in self.logs), None)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -121,7 +120,7 @@ class KeepBest(keras.callbacks.Callback):
                     self.model.save(path)
 
     def restore(self) -> str:
-        """Give the model the best weights, or those from before training; return which."""
+        """Restore the best weights, or those from before training, and return which as text."""
         for variable, value in zip(_variables(self.model), self.values, strict=True):
             variable.assign(value)
         if self.epoch is None:
@@ -130,7 +129,7 @@ class KeepBest(keras.callbacks.Callback):
         return f"The model has the weights of epoch {self.epoch}{by}."
 
     def facts(self) -> dict[str, Any]:
-        """Return the best epoch and its measures, for the record of a run."""
+        """Return the best epoch and its metrics, for the record of a run."""
         measures = {k.removeprefix("val_"): v for k, v in self.logs.items() if k.startswith("val_")}
         return {
             "epochs_finished": len(self.rows),
@@ -140,7 +139,7 @@ class KeepBest(keras.callbacks.Callback):
         }
 
     def _current(self):
-        # Copies: under PyTorch, `convert_to_numpy` shares the memory of the variable.
+        # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory.
         return [np.array(keras.ops.convert_to_numpy(v.value)) for v in _variables(self.model)]
 
     def _is_best(self, logs):
@@ -159,8 +158,8 @@ class KeepBest(keras.callbacks.Callback):
 
 
 def _variables(model):
-    """All that training changes, the states of random seeds included.
+    """Return all variables that training changes, including seed generator states.
 
-    Under JAX they are empty while a step runs, so all come back after an error.
+    Under JAX they are empty while a step runs, so after an error all of them are restored.
     """
     return [*model.trainable_variables, *model.non_trainable_variables]

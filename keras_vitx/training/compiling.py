@@ -1,4 +1,4 @@
-"""What a model is compiled with: the user's choices, else the recipe's."""
+"""Compile a model for `fit`: the user's choices take precedence over the recipe's."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def compiled_by_user(model: keras.Model) -> bool:
-    """Whether the model was compiled, and not by an earlier `fit` of ours."""
+    """Return whether the user compiled the model, rather than an earlier call of our `fit`."""
     optimizer = getattr(model, "optimizer", None)
     # In mixed_float16, Keras wraps the optimizer.
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -33,20 +33,20 @@ def compile_for(
     loss: Any = None,
     metrics: Sequence[Any] | None = None,
 ) -> Measured:
-    """Compile `model`; return what measures it, without label smoothing.
+    """Compile `model` and return the `Measured` for validation, without label smoothing.
 
-    Each of optimizer, loss and metrics is the argument; else what the user
-    compiled the model with; else what the recipe, the head and the labels ask for.
+    The optimizer, the loss and the metrics are each taken from the arguments; if None,
+    from the user's `compile`; otherwise they follow from the recipe, the head and the labels.
 
     Args:
-        model: The model; it is compiled anew unless its own settings stay.
+        model: The model. It is left as compiled if the user has set all three.
         recipe: Settings of the optimizer, and the label smoothing.
         steps: Steps per epoch.
-        labels: Returns the labels of a batch; called if no loss is given.
+        labels: A function that returns the labels of a batch; called if there is no loss.
         optimizer, loss, metrics: As in `fit`.
 
     Raises:
-        ValueError: as `outputs_of` and `task_of`.
+        ValueError: as in `outputs_of` and `task_of`.
     """
     own = compile_arguments(model) if compiled_by_user(model) else {}
     if own:

@@ -1,4 +1,4 @@
-"""Measure a model on labelled images."""
+"""Evaluate a model on labelled images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,22 +9,22 @@ from keras_vitx.classifier import outputs_of
 from keras_vitx.training.batches import PartName, are_numbers, labels_of, part_of
 from keras_vitx.training.task import task_of
 
-# Names under which the evaluation keeps the mean loss per image.
+# Name of the metric that holds the mean loss per image.
 LOSS = "loss_per_image"
 
 
 class Measured(keras.Model):
-    """A model at inference with metrics of its own: what the model was compiled with stays.
+    """A wrapper that evaluates a model with other metrics, without recompiling it.
 
-    Every metric is weighted by the sample weights, so that an image of weight 0
-    (padding) does not count.
+    All metrics are weighted by the sample weights, so images of weight 0 (padding) do
+    not count.
 
     Args:
-        model: The model to measure.
-        loss: A loss, its name, or a function `(y_true, y_pred)` that gives one
+        model: The model to evaluate.
+        loss: A loss, its name, or a function `(y_true, y_pred)` that returns one
             value per image.
         metrics: Keras metrics or their names.
-        order: The outputs in the order of the labels; None leaves them.
+        order: Indices of the outputs in the order of the labels; None leaves the order.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Measured(keras.Model):
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
         mean_loss = keras.metrics.MeanMetricWrapper(per_image, name=LOSS)
         objects = [mean_loss, *(m for m in metrics if isinstance(m, keras.metrics.Metric))]
-        # Functions, since Keras would track attributes that are metrics a second time.
+        # Closures, because Keras would track metrics in attributes a second time.
         self.reset = lambda: [metric.reset_state() for metric in objects]
         self.count = lambda: round(float(mean_loss.count))
         self.compile(loss=loss, weighted_metrics=[mean_loss, *metrics])
@@ -52,17 +52,17 @@ class Measured(keras.Model):
 
     def measures(self, dataset: Any, verbose: str | int = 0) -> dict[str, float]:
         """Return the mean loss and the metrics over `dataset`, by name."""
-        # Under TensorFlow, the first `evaluate` does not: metrics shared with the model would
-        # go on from its training.
+        # Under TensorFlow, the first `evaluate` does not reset metrics: those shared with the
+        # model would continue from its training.
         self.reset()
         measures = self.evaluate(dataset, verbose=verbose, return_dict=True)
-        # Keras's own mean of the loss counts padding.
+        # Keras's own mean loss includes padding.
         measures["loss"] = measures.pop(LOSS)
         return measures
 
     @property
     def images(self) -> int:
-        """Number of images that were measured last."""
+        """Number of images in the last evaluation."""
         return self.count()
 
 
@@ -77,38 +77,38 @@ def evaluate(
     strict: bool = False,
     verbose: str | int = 0,
 ) -> dict[str, Any]:
-    """Measure `model` on labelled images; nothing about the model changes.
+    """Evaluate `model` on labelled images, without changing the model.
 
-    What is measured follows from the head and the labels (see
-    `keras_vitx.training.task.Task`): for class labels the plain cross entropy,
-    the accuracy, and the accuracy among the five most probable classes where
-    there are more than five; for several labels per image the binary cross
-    entropy and the share of right decisions at .5; for other floats the mean
-    squared and the mean absolute error.
+    The loss and the metrics follow from the head and the labels (see
+    `keras_vitx.training.task.Task`): for class labels the plain cross entropy, the
+    accuracy and, with more than five classes, the top-5 accuracy; for several labels
+    per image the binary cross entropy and the binary accuracy at a threshold of 0.5;
+    for other floats the mean squared and the mean absolute error.
 
-    Where model and source both have class names, labels are matched with outputs
-    by name: the source may have them in another order, or have some of them only.
+    If both model and source have class names, labels are matched with outputs by
+    name: the source may have them in another order, or have only some of them.
 
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one.
-        source: What `fit` takes.
+        source: Any source that `fit` accepts.
         part: `"test"`, `"validation"` or `"train"`. None is the first of these that
             the source has. Your own batches have no parts.
         batch_size: Images per batch of a source.
-        validation_split: As `fit` got it, to find its validation images. With 0,
-            the training part of a source that isn't split has all its images.
-        seed: As `fit` got it, likewise.
+        validation_split: The value given to `fit`, to get the same validation images.
+            With 0, the training part of an unsplit source has all its images.
+        seed: The value given to `fit`, for the same reason.
         strict: Whether an image that can't be decoded is an error.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
-        `"part"`, the part that was measured (`"batches"` for your own); `"images"`,
-        the number of images; `"loss"`; and the metrics by name, of `"accuracy"`,
-        `"top_5_accuracy"`, `"binary_accuracy"` and `"mean_absolute_error"`.
+        A dictionary of `"part"`, the evaluated part (`"batches"` for your own);
+        `"images"`, the number of images; `"loss"`; and the metrics by name, of
+        `"accuracy"`, `"top_5_accuracy"`, `"binary_accuracy"` and
+        `"mean_absolute_error"`.
 
     Raises:
-        ValueError: for a model without a classifier, or data that doesn't fit it.
-        OSError: for data that can't be read.
+        ValueError: if the model has no classifier, or the data do not fit it.
+        OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
     part, batches, class_names = part_of(
@@ -128,9 +128,9 @@ def evaluate(
 
 
 def _order(outputs: Sequence[str] | None, labels: Sequence[str] | None) -> list[int] | None:
-    """Return the outputs' indices in the order of the labels, the outputs without labels last.
+    """Return the indices of the outputs in the order of the labels, those without labels last.
 
-    Labels that are numbers, as arrays have them, are indices already.
+    Class names that are numbers, as of arrays, are indices already.
     """
     if outputs is None or labels is None or are_numbers(labels):
         return None

@@ -43,49 +43,50 @@ def fit(
     strict: bool = False,
     **changes: Any,
 ) -> keras.callbacks.History:
-    """Train `model` in place; it ends with the weights of its best epoch.
+    """Train `model` in place and restore the weights of its best epoch.
 
-    The best epoch has the highest accuracy on the validation images; where
-    accuracy isn't measured, the lowest validation loss; without validation images
-    it is the last one. `val_loss` has no label smoothing: for class labels it is
-    the plain cross entropy. Test images of the source are measured once, after
-    training.
+    The best epoch is the one with the highest accuracy on the validation images; if
+    accuracy is not among the metrics, with the lowest validation loss; without
+    validation images, the last one. `val_loss` has no label smoothing: for class labels
+    it is the plain cross entropy. The test images of the source are evaluated once,
+    after training.
 
     The loss follows from the head's activation and the form of the labels: see
     `keras_vitx.training.task.Task`.
 
-    After Ctrl-C or any other error, the model has the weights of its best epoch
-    so far (those from before training if none was finished) and one log line says
-    which; the files of the run are written, and the error is raised again.
+    After Ctrl-C or any other error, the model has the weights of its best epoch so far
+    (or those from before training, if no epoch was finished), and a log line says which.
+    The files of the run are written, and the error is raised again.
 
-    On a CPU, the process keeps freed memory from here on (`keras_vitx.keep_memory`).
+    On a CPU, the process keeps freed memory from then on (`keras_vitx.keep_memory`).
 
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one. If it
             is compiled, its own optimizer, loss and metrics are used instead of
-            the recipe's, and one log line says so.
-        source: What `keras_vitx.data.pipelines` takes: `"fashion_mnist"`, a
-            folder, `"tfds:NAME"`, arrays, an `.npz`; opened `Pipelines`; or your
-            own batches `(images, labels)` or `(images, labels, weights)`, made
-            ready for the model: a `tf.data.Dataset`, a `keras.utils.PyDataset` or a
-            PyTorch `DataLoader`. `data.Pipelines(train=..., validation=...)` gives
-            your own validation batches as well.
+            the recipe's, and a log line says so.
+        source: Any source that `keras_vitx.data.pipelines` accepts: `"fashion_mnist"`,
+            a folder, `"tfds:NAME"`, arrays, an `.npz`; opened `Pipelines`; or your own
+            batches `(images, labels)` or `(images, labels, weights)`, already
+            preprocessed for the model: a `tf.data.Dataset`, a `keras.utils.PyDataset`
+            or a PyTorch `DataLoader`. For validation batches of your own, give
+            `data.Pipelines(train=..., validation=...)`.
         recipe: Name of a recipe, or a `Recipe`.
-        head: What becomes of a trained head. `"match"` compares the class names of
-            model and data: the same names in another order permute the head, other
-            names initialise it anew. `"keep"` leaves it as it is, `"fresh"`
-            initialises it anew.
+        head: How a trained head is treated. `"match"` compares the class names of
+            model and data: if they are the same in another order, the head is
+            permuted; if they differ, it is reinitialized. `"keep"` leaves it as it is,
+            `"fresh"` reinitializes it.
         optimizer: Replaces the recipe's.
-        loss: Replaces the one that follows from head and labels. Give `metrics` as
+        loss: Replaces the loss that follows from head and labels. Give `metrics` as
             well: there are none otherwise.
-        metrics: Replace those that follow from head and labels.
-        callbacks: Called after those of `fit`, so their logs have the `val_` entries.
+        metrics: Replace the metrics that follow from head and labels.
+        callbacks: Run after the callbacks of `fit`, so their logs include the `val_`
+            entries.
         class_weight: Weight of each class in the training loss, by label.
-        steps_per_epoch: Steps per epoch; required for endless batches.
-        validation_split: Share of each class of the training images that is set
-            aside for validation, where the source isn't split already.
+        steps_per_epoch: Steps per epoch; required for infinite batches.
+        validation_split: Fraction of each class of the training images that is held
+            out for validation, if the source has no validation part.
         output: Folder for `best.keras` (the model after its best epoch),
-            `history.csv` (one row per epoch) and `run.json` (settings and result).
+            `history.csv` (one row per epoch) and `run.json` (settings and results).
             None writes nothing.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`; None
             leaves the model as it is.
@@ -95,20 +96,19 @@ def fit(
         **changes: Settings of the recipe to change, e.g. `epochs=3`.
 
     Returns:
-        The history, as `keras.Model.fit` returns it. Its attribute `test` has the
-        measures on the test images by name, or is None.
+        The history, as `keras.Model.fit` returns it. Its attribute `test` holds the
+        loss and metrics on the test images by name, or None.
 
     Raises:
-        ValueError: for data that doesn't fit the model, or an `output` that
-            already holds a run.
-        OSError: for data that can't be read.
+        ValueError: if the data do not fit the model, or `output` already holds a run.
+        OSError: if the data can't be read.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
     backend.keep_memory()
     recipe = recipes.get(recipe).but(**changes)
     check_head(head)
     if loss is None and not compiled_by_user(model):
-        outputs_of(model)  # What is no classifier fails before the data is read.
+        outputs_of(model)  # A model without a classifier fails before the data are read.
     output = None if output is None else new_folder(output)
     batches = opened(
         source,

@@ -1,4 +1,4 @@
-"""A trained head on a new set of classes: keep it, permute it, or start anew."""
+"""Match a trained head to the classes of a data set: keep, permute or reinitialize it."""
 
 import logging
 from collections.abc import Sequence
@@ -16,28 +16,28 @@ log = logging.getLogger(__name__)
 def match_head(
     model: keras.Model, class_names: Sequence[str] | None, head: Head = "match"
 ) -> Literal["kept", "permuted", "fresh"]:
-    """Make the head of `model` fit the classes of a data set; log one line if it changes.
+    """Match the head of `model` to the classes of a data set, and log a line if it changes.
 
     With `"match"`, the head is
 
-    - permuted, where both have the same names in another order: output i becomes
-      that of `class_names[i]`, for every classifier of the head;
-    - initialised anew, where the names differ;
-    - kept, where the names agree or those of one side are unknown.
+    - permuted, if both have the same names in another order: output i becomes
+      that of `class_names[i]`, in every classifier of the head;
+    - reinitialized, if the names differ;
+    - kept, if the names agree or are unknown on either side.
 
     Sets `model.class_names` to `class_names`.
 
     Args:
         model: A classifier with one output per class.
-        class_names: Names of the classes of the data; None where unknown.
+        class_names: Names of the classes of the data; None if unknown.
         head: `"keep"` and `"fresh"` override the comparison of names.
 
     Returns:
-        What was done.
+        `"kept"`, `"permuted"` or `"fresh"`.
 
     Raises:
-        ValueError: for another `head`, or if a head that has to change isn't the
-            last layer of the model.
+        ValueError: if `head` is unknown, or a head that has to change isn't the last
+            layer of the model.
     """
     check_head(head)
     old, new = _names(model), None if class_names is None else tuple(class_names)
@@ -78,7 +78,7 @@ def check_head(head: str) -> None:
 
 
 def trained(model: keras.Model) -> bool:
-    """Whether the head is known to be trained: it has class names, or came with weights."""
+    """Return whether the head is known to be trained: by its class names, or loaded weights."""
     return getattr(model, "class_names", None) is not None or getattr(model, "head_loaded", False)
 
 
@@ -86,17 +86,17 @@ def _names(model):
     names = getattr(model, "class_names", None)
     if names is not None:
         return tuple(names)
-    # Checkpoints of ImageNet carry no names.
+    # ImageNet checkpoints contain no class names.
     if trained(model) and model.output_shape[-1] == len(imagenet_classes()):
         return tuple(synset for synset, _ in imagenet_classes())
     return None
 
 
 def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
-    """Return the Dense layers that end in the classes: one, or several as in `DistilledHead`.
+    """Return the Dense layers with one output per class: one, or several in `DistilledHead`.
 
     Raises:
-        ValueError: if the model ends in something else.
+        ValueError: if the model ends in another kind of layer.
     """
     last = model.layers[-1]
     if isinstance(last, keras.Model):
@@ -115,7 +115,7 @@ def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
 def _permute(model, order):
     for layer in classifiers(model):
         for variable in layer.weights:
-            # All but LoRA's first factor have one column per class.
+            # All variables except LoRA's first factor have one column per class.
             if variable.name != "lora_kernel_a":
                 value = keras.ops.convert_to_numpy(variable.value)
                 variable.assign(np.take(value, order, axis=-1))

@@ -9,17 +9,17 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class SmoothedCrossentropy(keras.losses.Loss):
-    r"""Cross entropy of integer or soft labels, smoothed.
+    r"""Cross entropy of integer or soft labels with label smoothing.
 
-    With $K$ classes and smoothing $s$ the target is $(1 - s)\,y + s / K$, where $y$ is 1 at
-    an integer label and 0 elsewhere.
+    With $K$ classes and smoothing $s$, the target is $(1 - s)\,y + s / K$, where an integer
+    label is one-hot encoded as $y$.
 
     Labels: integers `(...)` or `(..., 1)`, or distributions over the classes, `(..., K)`.
     Predictions: `(..., K)`, `(batch, K)` or one per patch, `(batch, patches, K)`.
 
     Args:
         label_smoothing: $s$, in [0, 1).
-        from_logits: Whether predictions are logits and not probabilities.
+        from_logits: Whether predictions are logits rather than probabilities.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class SoftDistillation(keras.losses.Loss):
-    r"""The distance of a student's distribution from its teacher's, at a temperature.
+    r"""Kullback-Leibler divergence between a teacher and a student, at a temperature.
 
     $\tau^2\, \mathrm{KL}(p_\tau \,\|\, q_\tau)$ with $p_\tau \propto p^{1/\tau}$ the
-    teacher's and $q_\tau$ the student's softmax at temperature $\tau$ (Hinton et al., 2015;
-    DeiT, Section 3, with $\tau = 3$).
+    teacher's and $q_\tau$ the student's distribution at temperature $\tau$ (Hinton et al.,
+    2015; DeiT, Section 3, with $\tau = 3$).
 
     Labels: the teacher's probabilities, `(..., K)`. Predictions: the student's logits or
     probabilities, `(..., K)`.
 
     Args:
         temperature: $\tau$, above 0.
-        from_logits: Whether predictions are logits and not probabilities.
+        from_logits: Whether predictions are logits rather than probabilities.
 
     Raises:
-        ValueError: when `temperature` is not above 0.
+        ValueError: if `temperature` is not above 0.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SoftDistillation(keras.losses.Loss):
         self.from_logits = from_logits
 
     def call(self, y_true, y_pred):
-        # The logarithm of probabilities gives logits, up to a constant.
+        # The logarithms of probabilities are logits, up to a constant.
         student = y_pred if self.from_logits else _log(y_pred)
         teacher = ops.log_softmax(_log(y_true) / self.temperature)
         student = ops.log_softmax(student / self.temperature)
@@ -102,11 +102,11 @@ class SoftDistillation(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class PerHead(keras.losses.Loss):
-    r"""A loss per head, for models that train several (`DistilledHead`, `DenseHead`).
+    r"""A loss per classifier, for heads with several (`DistilledHead`, `DenseHead`).
 
-    Give it to `model.compile` where the heads' losses or weights differ. DeiT's hard
-    distillation (Section 3) smooths the labels of the class head only; each image has two
-    labels, the second one the teacher's most probable class:
+    Pass it to `model.compile` if the losses or weights of the classifiers differ. DeiT's
+    hard distillation (Section 3) smooths only the labels of the class token's head. Each
+    image has two labels, of which the second is the teacher's most probable class:
 
     ```python
     model.compile(
@@ -116,19 +116,19 @@ class PerHead(keras.losses.Loss):
     model.fit(images, {"head": labels, "head_dist": teacher.predict(images).argmax(-1)})
     ```
 
-    Its soft distillation takes the teacher's probabilities as labels:
+    DeiT's soft distillation takes the teacher's probabilities as labels:
     `PerHead({"head": SmoothedCrossentropy(0.1), "head_dist": SoftDistillation(3.0)},
     weights={"head": 0.9, "head_dist": 0.1})`.
 
-    Evaluation has one prediction, whose loss is that of `"head"`.
+    In evaluation there is a single prediction, and the loss is that of `"head"`.
 
     Args:
-        losses: Loss of each head, by name; `"head"` among them. A head that is not named
-            takes that of `"head"`.
+        losses: Loss per head, by name, including `"head"`. A head without an entry uses the
+            loss of `"head"`.
         weights: Weights in the sum of losses, by name, in place of the model's own.
 
     Raises:
-        ValueError: when `losses` has no `"head"`, or a loss is not a `keras.losses.Loss`.
+        ValueError: if `losses` has no `"head"`, or a loss is not a `keras.losses.Loss`.
     """
 
     def __init__(

@@ -4,18 +4,18 @@ import keras
 
 from keras_vitx.training.recipe import Recipe
 
-# Tells a model that a recipe compiled from one that the user did, in saved files too.
+# Marks models compiled by a recipe, as opposed to by the user, also in saved files.
 OPTIMIZER = "keras_vitx_recipe"
 
 
 def make_optimizer(
     model: keras.Model, recipe: Recipe, steps_per_epoch: int
 ) -> keras.optimizers.Optimizer:
-    """Return AdamW with warm-up, cosine and selective weight decay.
+    """Return AdamW with warm-up, cosine decay and weight decay of kernels only.
 
     Args:
         model: The built model that will be trained.
-        recipe: Where the numbers come from.
+        recipe: The recipe with its settings.
         steps_per_epoch: Steps per epoch, for the length of the schedule.
     """
     warmup = round(recipe.warmup_epochs * steps_per_epoch)
@@ -39,9 +39,9 @@ def make_optimizer(
 
 
 def is_decayed(variable: keras.Variable) -> bool:
-    """Return whether weight decay applies: to kernels, and to nothing else.
+    """Return whether weight decay applies to `variable`: only if it is a kernel.
 
-    Biases, norms and branch weights have one axis; tokens and positions are
-    known by their names.
+    Biases, norms and LayerScale have one axis; tokens and position embeddings are
+    recognized by their names.
     """
     return len(variable.shape) > 1 and variable.name not in ("embeddings", "token")

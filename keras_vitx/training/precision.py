@@ -1,4 +1,4 @@
-"""Change the precision of a model that already stands."""
+"""Change the precision of an existing model."""
 
 import keras
 
@@ -8,16 +8,16 @@ PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def set_precision(model: keras.Model, precision: str) -> None:
-    """Let `model` compute in `precision`; its variables stay in float32.
+    """Set the precision in which `model` computes; its variables stay in float32.
 
-    The last layer, the classifier, stays in float32.
+    The last layer, the classifier, also computes in float32.
 
     Args:
-        model: A model; it is changed in place.
+        model: A model, changed in place.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
 
     Raises:
-        ValueError: for another precision.
+        ValueError: if `precision` is unknown.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}.")

@@ -14,18 +14,17 @@ class Recipe:
         name: Name of the recipe.
         epochs: Passes over the training images.
         batch_size: Images per step.
-        learning_rate: Peak, reached at the end of the warm-up.
-        final_learning_rate: End of the cosine.
-        warmup_epochs: Epochs of linear warm-up from zero; may be a fraction.
-        weight_decay: Decoupled weight decay (AdamW). Biases, norms, branch
-            weights, tokens and positions are left out of it.
-        label_smoothing: Share of the label spread over all classes, in training only.
+        learning_rate: Peak learning rate, reached at the end of the warm-up.
+        final_learning_rate: Learning rate at the end of the cosine decay.
+        warmup_epochs: Epochs of linear warm-up from zero; may be fractional.
+        weight_decay: Decoupled weight decay (AdamW). It does not apply to biases, norms,
+            LayerScale, tokens and position embeddings.
+        label_smoothing: Label smoothing, in training only.
         augmentation: Name of the augmentation of the training images, or None.
-        clip_norm: Largest norm of the gradient over all variables; None for no
-            clipping.
+        clip_norm: Maximum global norm of the gradient; None for no clipping.
 
     Raises:
-        ValueError: for a value out of range.
+        ValueError: if a value is out of range.
     """
 
     name: str
@@ -58,14 +57,13 @@ class Recipe:
                 raise ValueError(f"`{name}` must be {expected}. Received: {getattr(self, name)}.")
 
     def but(self, **changes: Any) -> "Recipe":
-        """Return the recipe with some settings changed.
+        """Return a copy with some settings changed.
 
-        None turns off what can be turned off (`augmentation`, `clip_norm`) and
-        leaves other settings as they are. Another number of epochs alone
-        stretches the warm-up along.
+        None turns `augmentation` or `clip_norm` off and leaves any other setting as it
+        is. If `epochs` changes without `warmup_epochs`, the warm-up scales with it.
 
         Raises:
-            ValueError: for a setting that no recipe has, or out of its range.
+            ValueError: if a setting is unknown or out of range.
         """
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:

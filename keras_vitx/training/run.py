@@ -11,7 +11,7 @@ FILES = ("run.json", "history.csv", "best.keras")
 
 
 def new_folder(output: str | os.PathLike) -> Path:
-    """Make the folder of a new run.
+    """Create the folder of a new run.
 
     Raises:
         ValueError: if `output` already holds a run.

@@ -8,14 +8,14 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class SigmoidCrossentropy(keras.losses.Loss):
-    r"""Binary cross entropy of each class, averaged over the classes, of smoothed labels.
+    r"""Binary cross entropy with label smoothing, averaged over the classes.
 
-    With smoothing $s$ the target is $(1 - s)\,y + s / 2$, where $y$ is 1 for the image's
-    classes and 0 for others.
+    With smoothing $s$, the target is $(1 - s)\,y + s / 2$, where $y$ is 1 for the classes
+    of the image and 0 for all others.
 
-    Labels: `(batch, K)`, 0 or 1 or between; or integers `(batch,)` or `(batch, 1)`, the one
-    class of each image (for $K = 1$: whether the image belongs to it). Predictions:
-    probabilities `(batch, K)`, each between 0 and 1.
+    Labels: `(batch, K)`, in 0..1; or integers `(batch,)` or `(batch, 1)`, the class of each
+    image (for $K = 1$: whether the image belongs to the class). Predictions: probabilities
+    `(batch, K)`.
 
     Args:
         label_smoothing: $s$, in [0, 1).

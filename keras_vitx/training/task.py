@@ -1,4 +1,4 @@
-"""What a model is trained for, told by its head and by the form of the labels."""
+"""The task of a model, inferred from its head and the form of the labels."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +15,7 @@ Kind = Literal["classes", "distributions", "binary", "multi-label", "regression"
 
 @dataclass(frozen=True)
 class Task:
-    """A loss and the metrics that go with it.
+    """The kind of a task, with its loss and metrics.
 
     | kind | head | labels | loss |
     |---|---|---|---|
@@ -27,15 +27,15 @@ class Task:
     | `"regression"` | linear | floats, `(n, outputs)`, or `(n,)` for one | squared error |
 
     Attributes:
-        kind: What is learned.
-        outputs: What the model's outputs mean.
+        kind: The kind of the task.
+        outputs: The kind and the number of the model's outputs.
     """
 
     kind: Kind
     outputs: Outputs
 
     def loss(self, label_smoothing: float = 0.0) -> keras.losses.Loss:
-        """Return the loss; without smoothing, the plain one that is reported."""
+        """Return the loss; without label smoothing, the one reported in evaluation."""
         if self.kind == "regression":
             return keras.losses.MeanSquaredError(name="squared_error")
         if self.outputs.kind == "sigmoid":
@@ -50,8 +50,8 @@ class Task:
         """Return new metrics.
 
         Args:
-            top_5: Whether the accuracy among the five most probable classes is
-                one of them, where there are more than five.
+            top_5: Whether to include the top-5 accuracy, if there are more than five
+                classes.
         """
         top_5 = top_5 and self.outputs.classes > 5
         if self.kind == "classes":
@@ -72,14 +72,14 @@ class Task:
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:
-    """Return what a model with these outputs learns from labels of this form.
+    """Return the task of a model with these outputs and labels of this form.
 
     Args:
-        outputs: What the model's outputs mean.
+        outputs: The kind and the number of the model's outputs.
         labels: The labels of a batch, an array.
 
     Raises:
-        ValueError: when head and labels don't go together, or don't tell the task.
+        ValueError: if head and labels do not match, or do not determine the task.
     """
     labels = np.asarray(labels)
     return Task(_kind(outputs, labels), outputs)
