@@ -1,4 +1,4 @@
-"""Images: opening them, bringing them to a model's size, and batches to train on."""
+"""Image data: sources, preprocessing and batches for training."""
 
 from keras_vitx.data.files import FileBatch, batches_of_files
 from keras_vitx.data.pipelines import Pipelines, pipelines

@@ -1,4 +1,4 @@
-"""Sources that are arrays: in memory, in an .npz file, or shipped with the package."""
+"""Array sources: in memory, in an .npz file, or shipped with the package."""
 
 import zipfile
 from pathlib import Path
@@ -20,12 +20,12 @@ def open_fashion_mnist(validation_split: float, seed: int) -> Source:
 def open_npz(path: Path, validation_split: float, seed: int, name: str | None = None) -> Source:
     """Open an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
 
-    It may hold `class_names`, too. Without x_val, validation images are set
-    aside from the training images.
+    It may also hold `class_names`. Without x_val, validation images are split off
+    from the training images.
 
     Raises:
-        ValueError: when arrays are missing or don't fit.
-        OSError: when the file can't be read.
+        ValueError: if arrays are missing or inconsistent.
+        OSError: if the file can't be read.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -49,12 +49,12 @@ def open_npz(path: Path, validation_split: float, seed: int, name: str | None = 
 
 
 def open_arrays(pair: tuple, validation_split: float, seed: int) -> Source:
-    """Open (images, labels), or ((x_train, y_train), (x_val, y_val)) and maybe (x_test, y_test).
+    """Open (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)]).
 
-    The class names are the numbers up to the largest label.
+    The class names are the integers up to the largest label.
 
     Raises:
-        ValueError: when the images or the labels are not what is expected.
+        ValueError: if the images or the labels are invalid.
     """
     if len(pair) in (2, 3) and all(isinstance(part, tuple) and len(part) == 2 for part in pair):
         pairs = dict(zip(PARTS, pair, strict=False))

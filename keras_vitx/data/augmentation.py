@@ -1,8 +1,7 @@
-"""Random changes of training images, in NumPy and Pillow.
+"""Data augmentation in NumPy and Pillow.
 
-An augmentation takes one uint8 image, the (height, width) of its result, and
-`draws`, five numbers in [0, 1). It has no state: the same image and the same
-draws give the same result.
+An augmentation is a pure function of a uint8 image, the (height, width) of the
+result, and `draws`, five random numbers in [0, 1).
 """
 
 import math
@@ -19,16 +18,16 @@ DRAWS = 5
 
 
 def crop_flip(image: np.ndarray, size: tuple[int, int], draws: Sequence[float]) -> np.ndarray:
-    """Shift by up to an eighth of the size, and flip left to right half of the time.
+    """Randomly shift by up to an eighth of the size, and flip horizontally.
 
-    The image is padded with a black border of an eighth of its size on each
-    side, and a random window of the original size is cut.
+    The image is padded with a black border of an eighth of its size on each side, and
+    a random window of the original size is cropped. The probability of a flip is 0.5.
 
     Args:
-        image: uint8 (height, width, channels), already of the size `size`.
+        image: uint8 (height, width, channels), already of size `size`.
         size: (height, width) of the result.
-        draws: Five numbers in [0, 1): they choose the row and the column of the
-            window, and the flip; two are not used.
+        draws: Five numbers in [0, 1), which determine the row and the column of the
+            window and the flip; two are unused.
 
     Returns:
         uint8 (*size, channels).
@@ -48,18 +47,18 @@ def random_resized_crop(
     draws: Sequence[float],
     scale: tuple[float, float] = (0.08, 1.0),
 ) -> np.ndarray:
-    """Cut a random window, resize it, and flip left to right half of the time.
+    """Crop a random window, resize it, and flip horizontally with probability 0.5.
 
-    The window covers a random share of the area of the image; the logarithm of
-    its aspect ratio is uniform between 3:4 and 4:3. A window that exceeds the
-    image in one direction is cut to fit. Resizing is bicubic with antialiasing.
+    The window covers a random fraction of the image area; its aspect ratio is
+    log-uniform between 3:4 and 4:3. A window that exceeds the image along one axis is
+    clipped. Resizing is bicubic with antialiasing.
 
     Args:
         image: uint8 (height, width, channels), of any size.
         size: (height, width) of the result.
-        draws: Five numbers in [0, 1): they choose the area, the aspect ratio,
-            the row and the column of the window, and the flip.
-        scale: The least and the largest share of the area.
+        draws: Five numbers in [0, 1), which determine the area, the aspect ratio, the
+            row and the column of the window, and the flip.
+        scale: Minimum and maximum fraction of the area.
 
     Returns:
         uint8 (*size, channels).
@@ -86,8 +85,7 @@ def augmentation_named(name: str | None) -> Callable | None:
     """Return the augmentation called `name`, or None for None.
 
     Raises:
-        ValueError: when there is none of that name; the message suggests the
-            nearest ones.
+        ValueError: if the name is unknown; the message suggests the nearest ones.
     """
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""Batches of images and targets as `keras.utils.PyDataset`, made ahead of time in threads."""
+"""Batches of images and labels as a `keras.utils.PyDataset`, prefetched in threads."""
 
 import functools
 import os
@@ -14,26 +14,26 @@ from keras_vitx.data.parts import Part
 from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
 from keras_vitx.preprocessing import ModelInput
 
-# The images of a part are kept in memory where they take no more than this.
+# The images of a part are kept in memory if they take no more than this.
 IN_MEMORY_BYTES = 512 * 2**20
-# The number of batches made ahead of the one that is asked for.
+# Number of batches to prefetch.
 AHEAD = 2
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches that depend on nothing but the epoch and the index.
+    """Batches that are a function of the epoch and the index only.
 
-    `batches[i]` waits for batch i of the current epoch and starts making the
-    next ones in a background thread, which decodes images in a pool of threads.
-    Keras's own workers are not used: they mix batches of two epochs.
+    `batches[i]` waits for batch i of the current epoch and prefetches the next ones in a
+    background thread, which decodes images in a thread pool. The workers of Keras are not
+    used, since they mix batches of two epochs.
 
-    Iterating over the whole dataset starts the next epoch, as `fit` of Keras
-    does through `on_epoch_end`.
+    A full iteration ends with `on_epoch_end`, as in `fit` of Keras, and so starts the next
+    epoch.
 
     Attributes:
-        epoch: The current epoch. Keras's `fit` calls `on_epoch_end` once more
-            than there are epochs, before the first one. To count as Keras does,
-            call `set_epoch` in a callback's `on_epoch_begin`.
+        epoch: The current epoch. `fit` of Keras calls `on_epoch_end` once before the first
+            epoch as well. To keep in step with Keras, call `set_epoch` in the
+            `on_epoch_begin` of a callback.
     """
 
     def __init__(self):
@@ -44,11 +44,11 @@ class Batches(keras.utils.PyDataset):
         self._made: dict[tuple[int, int], Future] = {}
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
+        """Return the number of batches per epoch."""
         raise NotImplementedError
 
     def make(self, epoch: int, index: int) -> tuple[np.ndarray, ...]:
-        """Return batch `index` of an epoch. It runs in the background thread only."""
+        """Return batch `index` of an epoch. Called in the background thread only."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
@@ -70,27 +70,26 @@ class Batches(keras.utils.PyDataset):
         self.on_epoch_end()
 
     def on_epoch_end(self) -> None:
-        """Go to the next epoch."""
+        """Start the next epoch."""
         self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the current one."""
+        """Set the current epoch."""
         self.epoch = epoch
 
 
 class TrainingBatches(Batches):
-    """Shuffled and augmented images; every batch is full.
+    """Shuffled and augmented images, in full batches only.
 
-    Batch i of epoch e is the i-th slice of a permutation that (seed, e) gives,
-    augmented with draws that (seed, e, i) gives.
+    Batch i of epoch e is the i-th slice of a permutation seeded by (seed, e), augmented
+    with random numbers seeded by (seed, e, i).
 
     Args:
         part: The images and their labels.
         facts: The size, channels and preprocessing of the model.
-        batch_size: The number of images per batch; all images where there are
-            fewer.
+        batch_size: Number of images per batch, at most the number of images.
         augment: An augmentation, or None for the evaluation transform.
-        seed: The seed of the order and the augmentation.
+        seed: Seed of the order and the augmentation.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class TrainingBatches(Batches):
     @functools.cached_property
     def images(self) -> Sequence[np.ndarray]:
         """The images before augmentation."""
-        # A random window is cut from the original image, not from a resized one.
+        # A random window is cropped from the original image, not from a resized one.
         if self.augment is random_resized_crop:
             return Originals(self.part.images, self.facts.channels)
         return at_size(
@@ -121,7 +120,7 @@ class TrainingBatches(Batches):
     def make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         start = index * self.batch_size
         chosen = order(self.seed, epoch, self.part.size)[start : start + self.batch_size]
-        # Not `index`: NumPy takes (seed, epoch, 0) and (seed, epoch), the order's seed, as one.
+        # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
         draws = random.random((len(chosen), DRAWS))
 
@@ -133,15 +132,15 @@ class TrainingBatches(Batches):
 
 
 class EvaluationBatches(Batches):
-    """Images in order, after the evaluation transform; the last batch may be smaller.
+    """Images in order, with the evaluation transform; the last batch may be smaller.
 
     Args:
         part: The images and their labels.
         facts: The size, channels and preprocessing of the model.
-        batch_size: The number of images per batch.
-        pad: Fill the last batch with black images of weight 0, for devices that
-            share a batch. Batches are then (images, labels, weights), where
-            weights are float32 (batch,): 1 for an image, 0 for padding.
+        batch_size: Number of images per batch.
+        pad: Whether to fill the last batch with black images of weight 0, for devices
+            that share a batch. Batches are then (images, labels, weights), with
+            float32 weights (batch,): 1 for an image, 0 for padding.
     """
 
     def __init__(self, part: Part, facts: ModelInput, batch_size: int, pad: bool = False):
@@ -153,7 +152,7 @@ class EvaluationBatches(Batches):
 
     @functools.cached_property
     def images(self) -> Sequence[np.ndarray]:
-        """The images at the size of the model."""
+        """The images at the input size of the model."""
         return at_size(self.part, self.facts, self.facts.preprocessing.crop_ratio)
 
     def make(self, epoch: int, index: int) -> tuple[np.ndarray, ...]:
@@ -171,9 +170,9 @@ class EvaluationBatches(Batches):
 
 
 class Originals(Sequence):
-    """Images at their own sizes, with the channels of the model.
+    """Images at their original sizes, with the channels of the model.
 
-    Those that were read stay in memory, as far as `IN_MEMORY_BYTES` go.
+    Decoded images are cached, up to `IN_MEMORY_BYTES` in total.
     """
 
     def __init__(self, images: Sequence[np.ndarray], channels: int):
@@ -197,7 +196,7 @@ class Originals(Sequence):
 
 
 class Resized(Sequence):
-    """Images that are brought to the size and channels of a model when they are asked for."""
+    """Images converted lazily to the size and channels of a model."""
 
     def __init__(self, images: Sequence[np.ndarray], facts: ModelInput, crop_ratio: float):
         self.images, self.facts, self.crop_ratio = images, facts, crop_ratio
@@ -210,7 +209,7 @@ class Resized(Sequence):
 
 
 def at_size(part: Part, facts: ModelInput, crop_ratio: float) -> Sequence[np.ndarray]:
-    """Return the images at the size of the model: an array where memory allows it."""
+    """Return the images at the input size of the model, as an array if memory allows."""
     shape = (part.size, *facts.size, facts.channels)
     if isinstance(part.images, np.ndarray) and part.images.shape == shape and crop_ratio == 1:
         return part.images
@@ -229,9 +228,9 @@ def at_size(part: Part, facts: ModelInput, crop_ratio: float) -> Sequence[np.nda
 def stacked(
     image: Callable[[int], np.ndarray], count: int, facts: ModelInput, images: Sequence
 ) -> np.ndarray:
-    """Return `image(0)`, `image(1)`, ... as one normalised batch.
+    """Return `image(0)`, `image(1)`, ... as one normalized batch.
 
-    Threads are used unless `images`, where they come from, is an array.
+    Threads are used unless the underlying `images` are an array.
     """
     if isinstance(images, np.ndarray):
         return normalize(np.stack([image(i) for i in range(count)]), facts.preprocessing)

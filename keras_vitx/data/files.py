@@ -1,4 +1,4 @@
-"""Many image files, opened batch by batch."""
+"""Reading many image files, batch by batch."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,10 @@ class FileBatch(NamedTuple):
     """The images of up to `batch_size` files.
 
     Attributes:
-        paths: The files that were decoded.
+        paths: The decoded files.
         images: float32 (len(paths), height, width, channels), the input of the
-            model; empty where no file was decoded.
-        errors: The other files, each with its error, which names the file.
+            model; empty if no file was decoded.
+        errors: The error of each other file, which names the file.
     """
 
     paths: list[Path]
@@ -32,17 +32,17 @@ def batches_of_files(
 ) -> Iterator[FileBatch]:
     """Decode and preprocess image files as `preprocess_input` does, batch by batch.
 
-    Memory holds one batch at the model's size, and one original per core. A
-    file that can't be decoded stops nothing.
+    At any time, one batch at the model's input size and one original image per core are
+    in memory. A file that can't be decoded does not raise; its error is in the batch.
 
     Args:
         paths: Image files.
         model: A model of keras_vitx.
-        batch_size: The number of files per batch; the last may be smaller.
+        batch_size: Number of files per batch; the last batch may be smaller.
 
     Raises:
-        ValueError: when `batch_size` is not a positive integer, or when the model
-            lacks what `preprocess_input` needs.
+        ValueError: if `batch_size` is not a positive integer, or if the model lacks
+            the attributes that `preprocess_input` needs.
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")

@@ -1,4 +1,4 @@
-"""Sources that are folders of image files, one sub-folder per class."""
+"""Folder sources: image files in one sub-folder per class."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from keras_vitx.data.parts import Part, Source, set_aside
 from keras_vitx.data.preprocessing import check_image, decode_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-# The part of the source that a folder holds, by the name of the folder.
+# The part of the source that a folder holds, by folder name.
 PARTS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 LAYOUT = (
     "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageFiles(Sequence):
-    """Images that are decoded to RGB when they are asked for."""
+    """Image files, decoded lazily to RGB."""
 
     def __init__(self, paths: Sequence[Path]):
         self.paths = list(paths)
@@ -35,15 +35,15 @@ class ImageFiles(Sequence):
         return ImageFiles([self.paths[index] for index in indices])
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Return uint8 (height, width, 3); raises OSError when it can't be decoded."""
+        """Return uint8 (height, width, 3). Raises OSError if the file can't be decoded."""
         return decode_image(self.paths[index])
 
 
 def open_folder(folder: Path, validation_split: float, strict: bool, seed: int) -> Source:
-    """Open a folder; every image is read once to find those that can't be decoded.
+    """Open a folder. Every image is read once to find those that can't be decoded.
 
     Raises:
-        ValueError: when the folder isn't laid out as expected.
+        ValueError: if the folder doesn't have the expected layout.
         OSError: with `strict`, at the first image that can't be decoded.
     """
     folders = _part_folders(folder)
@@ -62,7 +62,7 @@ def open_folder(folder: Path, validation_split: float, strict: bool, seed: int) 
     parts = {key: _open_part(part, names, strict, skipped) for key, part in folders.items()}
     if skipped:
         first = ", ".join(map(str, skipped[:3])) + (", ..." if len(skipped) > 3 else "")
-        log.warning("%d images that can't be decoded are skipped: %s", len(skipped), first)
+        log.warning("Skipped %d images that can't be decoded: %s", len(skipped), first)
     for label, name in enumerate(names):
         if label not in parts["train"].labels:
             raise ValueError(f"source: no readable image in {train / name}. {LAYOUT}")
@@ -82,7 +82,7 @@ def _class_folders(folder: Path) -> list[Path]:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of the parts: the folder itself where it isn't divided."""
+    """Return the folder of each part; without such folders, the folder itself is `train`."""
     names = {path.name for path in _class_folders(folder)}
     if "train" not in names or not names <= PARTS.keys():
         return {"train": folder}

@@ -1,4 +1,4 @@
-"""What every source gives: labelled images to train, validate and test on."""
+"""Labelled sets of images, and their training, validation and test parts."""
 
 import logging
 from collections.abc import Sequence
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-# No data set has more classes: a larger label is a mistake.
+# No dataset has more classes: a larger label is an error.
 MAX_CLASSES = 1_000_000
 log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """Images and their labels, in one order.
+    """Images and their labels, in the same order.
 
     Attributes:
         images: A sequence of uint8 arrays (height, width, channels): an array
-            (n, height, width, channels), or an object that decodes image i when
-            `images[i]` is asked for.
+            (n, height, width, channels), or an object that decodes image i on access
+            to `images[i]`.
         labels: One of
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
-            float32 (n,) or (n, targets): numbers to be predicted (regression).
+            float32 (n,) or (n, targets): regression targets.
     """
 
     images: Sequence[np.ndarray]
@@ -46,15 +46,14 @@ class Source:
     """A labelled set of images, opened and checked.
 
     Attributes:
-        name: What was opened, for messages.
-        class_names: Label i means `class_names[i]`; None where the labels are
-            numbers to be predicted.
-        train: The images to train on.
-        validation: The images that choose the best epoch: the validation part
-            that the source has, else images set aside from its training part;
-            None with `validation_split=0`.
-        test: The test part of the source, which training never sees, or None.
-        skipped: Files left out because they can't be decoded.
+        name: Name of the source, for messages.
+        class_names: Label i means `class_names[i]`; None for regression targets.
+        train: The training images.
+        validation: The images that select the best epoch: the validation part of the
+            source, or else images split off from its training part; None with
+            `validation_split=0`.
+        test: The test part of the source, which training never uses, or None.
+        skipped: Files that were skipped because they can't be decoded.
     """
 
     name: str
@@ -69,16 +68,16 @@ def checked_labels(labels, count: int, classes: int | None, what: str) -> np.nda
     """Return `labels` in one of the forms of `Part.labels`.
 
     Args:
-        labels: Integers (count,) or (count, 1), where floats without a fraction
-            count as integers; numbers in [0, 1], (count, classes); or other
-            floats, (count,) or (count, targets), for regression.
-        count: The number of images.
-        classes: The number of classes, or None where it isn't known.
-        what: What the labels are called in an error.
+        labels: Integers (count,) or (count, 1), where integral floats count as
+            integers; numbers in [0, 1], (count, classes); or other floats, (count,) or
+            (count, targets), for regression.
+        count: Number of images.
+        classes: Number of classes, or None if unknown.
+        what: Name of the labels in errors.
 
     Raises:
-        ValueError: for another number of labels or another form, for NaN or an
-            infinity, and for an integer outside 0..classes-1.
+        ValueError: if the number or the shape of the labels is wrong, if one is NaN or
+            infinite, or if an integer is outside 0..classes-1.
     """
     labels = np.asarray(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -112,7 +111,7 @@ def checked_labels(labels, count: int, classes: int | None, what: str) -> np.nda
 
 
 def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
-    """Return the number of classes that checked labels tell of; None for regression.
+    """Return the number of classes implied by checked labels; None for regression.
 
     Args:
         labels: The labels of the parts of one source.
@@ -126,20 +125,20 @@ def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
 
 
 def set_aside(part: Part, validation_split: float, seed: int) -> tuple[Part, Part | None]:
-    """Split a training part into (train, validation), by a seed and stratified.
+    """Split a training part into (train, validation), stratified by class.
 
-    A class of two or more images is in both parts. A lone image of a class is
-    trained on, and one log line says so. Labels (n, classes) are stratified by
-    their largest entry; those of regression are drawn at random.
+    A class of two or more images is in both parts. The only image of a class stays in the
+    training part, and a warning is logged. Labels (n, classes) are stratified by their
+    largest entry; regression targets are not stratified.
 
     Args:
         part: The images.
-        validation_split: The share of each class that is set aside, in [0, 1).
-            With 0, validation is None.
-        seed: The seed of the choice.
+        validation_split: Fraction of each class used for validation, in [0, 1). With 0,
+            validation is None.
+        seed: Seed of the split.
 
     Raises:
-        ValueError: when no class has two images.
+        ValueError: if no class has two images.
     """
     if not validation_split:
         return part, None
@@ -155,25 +154,25 @@ def set_aside(part: Part, validation_split: float, seed: int) -> tuple[Part, Par
             lone.append(int(group))
     if not validation.any():
         raise ValueError(
-            "validation_split: no class has two images, so that none can be set aside. "
-            "With validation_split=0 nothing is validated on."
+            "validation_split: no class has two images, so there are none for validation. "
+            "Pass validation_split=0 to train without validation."
         )
     if lone:
         log.warning(
-            "Classes of a single image are trained on and missing from validation: %s.",
+            "Classes with a single image are used for training and missing from validation: %s.",
             ", ".join(map(str, lone[:10])) + (", ..." if len(lone) > 10 else ""),
         )
     return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
 
 
 def _groups(labels: np.ndarray) -> np.ndarray:
-    """Return what a split is stratified by, (n,)."""
+    """Return the stratum of each image, (n,)."""
     if labels.dtype.kind == "f" and number_of_classes([labels]) is None:
         return np.zeros(len(labels), int)
     return labels if labels.ndim == 1 else labels.argmax(axis=-1)
 
 
 def _some(values: np.ndarray) -> str:
-    """Return the first few different values, for an error."""
+    """Return the first few distinct values, for an error."""
     values = np.unique(values).tolist()
     return ", ".join(map(repr, values[:5])) + (", ..." if len(values) > 5 else "")

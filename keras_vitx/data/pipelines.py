@@ -1,4 +1,4 @@
-"""From a source to what `fit` takes: batches of training and validation images."""
+"""Input pipelines: batches of training, validation and test images from a source."""
 
 import logging
 from pathlib import Path
@@ -19,23 +19,21 @@ log = logging.getLogger(__name__)
 class Pipelines(NamedTuple):
     """Batches of (images, labels) for `fit` and `evaluate`, and facts about them.
 
-    Those that `pipelines` makes hold NumPy arrays: images are float32 (batch,
-    height, width, channels), normalised for the model; labels have the form of
-    `Part.labels`. Your own may be anything that Keras's `fit` takes, and
-    `Pipelines(train)` alone is enough.
+    The batches made by `pipelines` are NumPy arrays: float32 images (batch, height, width,
+    channels), normalized for the model, and labels in one of the forms of `Part.labels`.
+    Custom batches may be anything that `fit` of Keras takes; `Pipelines(train)` is enough.
 
     Attributes:
-        train: Shuffled anew in each epoch and augmented; every batch is full.
-        validation: What chooses the best epoch, in the order of the source, the
-            last batch may be smaller; or None.
-        class_names: Label i means `class_names[i]`; None where the classes have no
-            names or there are none.
-        train_size: The number of training images; None where it isn't known.
-        validation_size: The number of validation images, or None.
-        skipped: Files left out because they can't be decoded.
-        test: The test part of the source, in its order, or None. Training never
-            sees it: it is for `evaluate`.
-        test_size: The number of test images, or None.
+        train: Training batches, reshuffled in each epoch and augmented, all of them full.
+        validation: Batches that select the best epoch, in the order of the source, or
+            None. The last one may be smaller.
+        class_names: Label i means `class_names[i]`; None if there are no class names.
+        train_size: Number of training images; None if unknown.
+        validation_size: Number of validation images, or None.
+        skipped: Files that were skipped because they can't be decoded.
+        test: The test part of the source, in order, or None. It is used by `evaluate`,
+            never in training.
+        test_size: Number of test images, or None.
     """
 
     train: keras.utils.PyDataset
@@ -59,37 +57,36 @@ def pipelines(
     strict: bool = False,
     pad: bool = False,
 ) -> Pipelines:
-    """Return the training, validation and test batches of `source`, made for `model`.
+    """Return the training, validation and test batches of `source` for `model`.
 
     Validation and test images go through the model's evaluation transform, as in
-    `preprocess_input`. A training epoch takes every image at most once, in a new
-    order, and leaves out the images that don't fill a batch; where there are
-    fewer images than one batch, they form a single smaller batch. A training
-    batch depends only on the seed, the epoch and its index; see
-    `keras_vitx.data.batches.Batches` for how epochs are counted.
+    `preprocess_input`. A training epoch uses each image at most once, in a new order, and
+    drops the remainder that doesn't fill a batch; if there are fewer images than one
+    batch, they form a single smaller batch. A training batch depends only on the seed, the
+    epoch and its index; see `keras_vitx.data.batches.Batches` for how epochs are counted.
 
-    A part that takes at most 512 MiB at the model's size is kept in memory;
-    images of larger parts are decoded in threads when they are needed.
+    A part that takes at most 512 MiB at the model's input size is kept in memory; the
+    images of larger parts are decoded in threads on demand.
 
     Args:
         source: Anything that `open_source` takes or returns.
-        model: A model of keras_vitx. Its `input_shape`, its `preprocessing` and
-            its number of outputs are read.
-        batch_size: The number of images per batch.
-        augmentation: "crop_flip" (shifts by up to an eighth, flips half of the
-            time), "random_resized_crop" (a random window of 8 % to 100 % of the
-            area of the original image), or None for the evaluation transform.
-        seed: The seed of the order, the augmentation and the split.
+        model: A model of keras_vitx, of which the `input_shape`, the `preprocessing` and
+            the number of outputs are used.
+        batch_size: Number of images per batch.
+        augmentation: "crop_flip" (shifts by up to an eighth, horizontal flips),
+            "random_resized_crop" (a random window of 8 % to 100 % of the area of the
+            original image), or None for the evaluation transform.
+        seed: Seed of the order, the augmentation and the split.
         validation_split: As in `open_source`.
         strict: As in `open_source`.
-        pad: Fill the last batch of validation and test with black images, and add
-            weights (batch,) to each batch: 1 for an image, 0 for padding. It is
-            for `keras.distribution`, whose devices take equal shares of a batch.
+        pad: Whether to fill the last validation and test batch with black images, and to
+            add weights (batch,) to each batch: 1 for an image, 0 for padding. Needed by
+            `keras.distribution`, which splits batches evenly between devices.
 
     Raises:
-        ValueError: for an argument out of range, for a source that can't be
-            used, or for one with more classes than the model has outputs.
-        OSError: when a file can't be read.
+        ValueError: if an argument is out of range, the source is invalid, or it has more
+            classes than the model has outputs.
+        OSError: if a file can't be read.
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")
@@ -122,7 +119,7 @@ def pipelines(
 
 def _check_classes(source: Source, model) -> None:
     outputs = model.output_shape[-1]
-    # One output may tell two classes apart, or predict a number.
+    # A single output may be binary classification or regression.
     if source.class_names is None or outputs == 1:
         return
     classes = len(source.class_names)

@@ -1,4 +1,4 @@
-"""Class names of predictions."""
+"""Decoding of predictions to class names."""
 
 import functools
 from pathlib import Path
@@ -14,17 +14,17 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
     Args:
         predictions: (n, classes), the outputs of a classifier for n images.
-        top: The number of classes per image.
-        model: A model with `class_names`. Without a model, or without names,
-            1,000 classes are taken for those of ImageNet.
+        top: Number of classes per image.
+        model: A model with `class_names`. Without a model or without names, the 1,000
+            ImageNet classes are assumed.
 
     Returns:
-        Per image a list of (WordNet id, name, probability), as in
-        `keras.applications`. The id is "" where the names are those of the model.
+        For each image, a list of (WordNet id, name, probability), as in
+        `keras.applications`. The id is "" if the names come from the model.
 
     Raises:
-        ValueError: when the predictions have another shape, `top` isn't
-            positive, or the classes have no names.
+        ValueError: if the predictions have another shape, `top` isn't positive, or the
+            number of classes differs from the number of names.
     """
     predictions = keras.ops.convert_to_numpy(predictions)
     if predictions.ndim != 2:
@@ -47,7 +47,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
 @functools.cache
 def imagenet_classes() -> tuple[tuple[str, str], ...]:
-    """Return (WordNet id, name) of the 1,000 ImageNet classes; a name is the first of several."""
+    """Return (WordNet id, first name) of each of the 1,000 ImageNet classes."""
     lines = IMAGENET_CLASSES.read_text("utf-8").splitlines()
     rows = (line.split("\t") for line in lines if not line.startswith("#"))
     return tuple((synset, lemmas.split(",")[0]) for synset, lemmas in rows)

@@ -1,4 +1,4 @@
-"""The evaluation transform: from files and arrays to the input of a model."""
+"""The evaluation transform, from files and arrays to the input of a model."""
 
 import math
 import os
@@ -15,23 +15,23 @@ def preprocess_input(images, model) -> np.ndarray:
     """Return `images` as an input batch of `model`.
 
     Each image is converted to the model's channels, resized to cover the input
-    size divided by the crop ratio, cropped at the centre and normalised:
+    size divided by the crop ratio, cropped at the centre and normalized:
     (x / 255 - mean) / std.
 
     Args:
         images: One image or a list of them: a path, a PIL image, or an array
             (height, width) or (height, width, channels). An array (n, height,
-            width, channels) is n images. Arrays hold uint8 in 0..255, or
-            floats in 0..1, which are rounded to those 256 levels.
-        model: A model of keras_vitx: its input shape and `model.preprocessing`
-            are used. `keras_vitx.preprocess_input` takes names, too.
+            width, channels) is n images. Arrays are uint8 in 0..255, or
+            floats in 0..1, which are rounded to 256 levels.
+        model: A model of keras_vitx, of which the input shape and the `preprocessing`
+            are used. `keras_vitx.preprocess_input` also takes names.
 
     Returns:
-        float32 (n, height, width, channels) of the model's input.
+        float32 (n, height, width, channels), the input of the model.
 
     Raises:
-        ValueError: when an array has another shape, type or range.
-        OSError: when a file can't be decoded; it names the file.
+        ValueError: if an array has another shape, dtype or range.
+        OSError: if a file can't be decoded; the message names it.
     """
     facts = ModelInput.of(model)
     if not isinstance(images, (list, tuple)):
@@ -45,22 +45,22 @@ def preprocess_input(images, model) -> np.ndarray:
 
 
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
-    """Return the image of a file, upright, as uint8 (height, width, channels).
+    """Decode an image file to uint8 (height, width, channels).
 
     The EXIF orientation is applied, transparency is dropped, 16-bit grey is
     scaled to 8 bits, and the first frame of an animation is returned.
 
     Args:
-        path: A file of any format that Pillow reads, or an open binary file.
+        path: A file in any format that Pillow reads, or an open binary file.
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        OSError: when the file can't be read or decoded whole; it names the file.
-        ValueError: when `channels` is neither 1 nor 3.
+        OSError: if the file can't be read or fully decoded; the message names it.
+        ValueError: if `channels` is neither 1 nor 3.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels: expected 1 or 3, got {channels!r}.")
-    # Pillow's decoders raise a dozen kinds of errors on broken files.
+    # Pillow's decoders raise many types of errors on damaged files.
     try:
         with Image.open(path) as image:
             return _picture_pixels(image, channels)
@@ -69,14 +69,14 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
 
 
 def check_image(path: str | os.PathLike) -> None:
-    """Read a whole file as `decode_image` does, at a lower cost.
+    """Check that `decode_image` can read a file, at a lower cost.
 
     Raises:
-        OSError: as `decode_image` does.
+        OSError: as in `decode_image`.
     """
     try:
         with Image.open(path) as image:
-            image.draft("RGB", (1, 1))  # a JPEG is read whole, but at an eighth of its size
+            image.draft("RGB", (1, 1))  # a JPEG is fully read, but decoded at an eighth of its size
             _picture_pixels(image, 3)
     except Exception as error:
         raise OSError(f"{path} can't be decoded as an image: {error}") from error
@@ -90,22 +90,21 @@ def resize_and_crop(
 ) -> np.ndarray:
     """Resize `image` to cover `size / crop_ratio`, and crop its centre.
 
-    The aspect ratio is kept. Sizes are rounded as in timm's evaluation
-    transform, to reproduce published accuracies. A crop ratio above 1 gives a
-    black border.
+    The aspect ratio is preserved. Sizes are rounded as in timm's evaluation transform, to
+    reproduce published accuracies. A crop ratio above 1 adds a black border.
 
     Args:
         image: uint8 (h, w, channels).
         size: (height, width) of the result.
-        crop_ratio: The fraction of the resized image's shorter side that is kept.
-        interpolation: A filter of Pillow: "bicubic", "bilinear", "lanczos",
+        crop_ratio: Fraction of the resized image's shorter side that is kept.
+        interpolation: A Pillow filter: "bicubic", "bilinear", "lanczos",
             "box", "hamming" or "nearest". All but the last are antialiased.
 
     Returns:
         uint8 (height, width, channels).
 
     Raises:
-        ValueError: when the filter is unknown or the ratio isn't positive.
+        ValueError: if the filter is unknown or the ratio isn't positive.
     """
     filters = {entry.name.lower(): entry for entry in Image.Resampling}
     if interpolation not in filters:
@@ -119,19 +118,19 @@ def resize_and_crop(
 
 
 def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
-    """Return a uint8 image (h, w, channels) as uint8 (*size, channels)."""
+    """Resize a uint8 image (h, w, channels) to (*size, channels)."""
     if image.shape[:2] == size:
         return image
     if image.shape[-1] == 3:
         return np.asarray(Image.fromarray(image).resize(size[::-1], resample))
-    # Pillow knows images of one and three channels; others are resized channel by channel.
+    # Pillow supports one and three channels; other images are resized channel by channel.
     planes = (Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, -1, 0))
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes], axis=-1)
 
 
 def normalize(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
     """Return (images / 255 - mean) / std of images (..., width, channels), as float32."""
-    # Whole rows at once: NumPy is slow where the last axis has three entries.
+    # Over whole rows, since NumPy is slow if the last axis has three entries.
     width = images.shape[-2]
     rows = images.reshape(*images.shape[:-2], -1).astype("float32")
     rows /= 255.0
@@ -141,10 +140,10 @@ def normalize(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
 
 
 def as_uint8(images, what: str) -> np.ndarray:
-    """Return an array of uint8 in 0..255, or of floats in 0..1, as uint8.
+    """Convert an array, uint8 in 0..255 or floats in 0..1, to uint8.
 
     Raises:
-        ValueError: for another type or range.
+        ValueError: if the array has another dtype or range.
     """
     images = np.asarray(images)
     if images.dtype == np.uint8:
@@ -155,7 +154,7 @@ def as_uint8(images, what: str) -> np.ndarray:
             f"{images.shape}."
         )
     low, high = images.min(), images.max()
-    if not (low >= 0 and high <= 1):  # NaN is refused too
+    if not (low >= 0 and high <= 1):  # also rejects NaN
         raise ValueError(
             f"{what}: expected uint8 in 0..255 or floats in 0..1, got {images.dtype} in "
             f'{low:g}..{high:g}. Floats in 0..255 become uint8 with `.astype("uint8")`.'
@@ -164,7 +163,7 @@ def as_uint8(images, what: str) -> np.ndarray:
 
 
 def fit_to_model(image: np.ndarray, facts: ModelInput, crop_ratio: float) -> np.ndarray:
-    """Return a uint8 image (h, w, c) with the size and the channels of a model's input."""
+    """Convert a uint8 image (h, w, c) to the size and channels of a model's input."""
     image = with_channels(image, facts.channels)
     return resize_and_crop(image, facts.size, crop_ratio, facts.preprocessing.interpolation)
 
@@ -179,7 +178,7 @@ def _as_batch(array) -> np.ndarray:
 
 
 def _pixels(image) -> np.ndarray:
-    """Return one image, of any kind that `preprocess_input` takes, as uint8 (h, w, c)."""
+    """Convert one image, of any type that `preprocess_input` takes, to uint8 (h, w, c)."""
     if isinstance(image, Image.Image):
         return _picture_pixels(image, 3)
     if _is_file_or_picture(image):
@@ -198,10 +197,10 @@ def _pixels(image) -> np.ndarray:
 def _picture_pixels(picture: Image.Image, channels: int) -> np.ndarray:
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):
-        # Pillow would cut every level above 255 instead of scaling.
+        # Pillow would clip levels above 255 instead of scaling.
         picture = Image.fromarray((np.asarray(picture) >> 8).astype("uint8"))
     if picture.mode in ("I", "F"):
-        raise ValueError(f"its pixels, of Pillow's mode {picture.mode!r}, have no known range")
+        raise ValueError(f"pixels of Pillow mode {picture.mode!r} have no known range")
     pixels = np.array(picture.convert("RGB" if channels == 3 else "L"))
     return pixels.reshape(*pixels.shape[:2], channels)
 
@@ -218,7 +217,7 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     if given == 3 and channels == 1:
         return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
     raise ValueError(
-        f"images: an image of shape {image.shape} can't be brought to {channels} channels; "
+        f"images: an image of shape {image.shape} can't be converted to {channels} channels; "
         "channels are the last axis."
     )
 

@@ -1,4 +1,4 @@
-"""Opening a labelled set of images, of whatever kind."""
+"""Opening labelled sets of images of any supported kind."""
 
 import os
 from numbers import Real
@@ -25,13 +25,13 @@ def open_source(
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
 ) -> Source:
-    """Open a labelled set of images and check it.
+    """Open and check a labelled set of images.
 
-    Where the source has no validation part of its own, images are set aside
-    from its training part. A test part is never used for validation.
+    If the source has no validation part, images are split off from its training part. A
+    test part is never used for validation.
 
-    Images keep their own sizes, as uint8. Those of a folder or of
-    tensorflow-datasets stay in their files and are decoded when asked for.
+    Images are uint8 and keep their original sizes. Those of a folder or of
+    tensorflow-datasets are decoded lazily from their files.
 
     Args:
         source: One of
@@ -40,28 +40,27 @@ def open_source(
             a path to a folder with one sub-folder per class, or with `train/`
             and optionally `val/` (or `validation/`) and `test/` that hold such
             sub-folders;
-            "tfds:NAME", any dataset of tensorflow-datasets whose images have
-            one label each, downloaded if need be;
+            "tfds:NAME", any dataset of tensorflow-datasets with one label per image,
+            downloaded if necessary;
             a path to an .npz file with x_train and y_train, and optionally x_val
             and y_val, x_test and y_test, and class_names;
             arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with
             (x_test, y_test) as an optional third pair. Images are (n, height,
             width) or (n, height, width, channels), uint8 or floats in 0..1.
             Labels are integers (n,), one-hot, soft or multi-hot labels in 0..1
-            (n, classes), or other floats to be predicted.
-        validation_split: Where the source has no validation part, the share of
-            each class that is set aside from the training part. 0 means no
-            validation.
-        strict: Whether an image file that can't be decoded is an error. If not,
-            it is left out, noted in `skipped`, and one log line says so.
-        seed: The seed of the images that are set aside.
-        data_dir: The folder where tensorflow-datasets keeps its files.
+            (n, classes), or other floats as regression targets.
+        validation_split: Fraction of each class that is split off from the training
+            part if the source has no validation part. 0 means no validation.
+        strict: Whether an image file that can't be decoded is an error. If not, it is
+            skipped, listed in `skipped`, and a warning is logged.
+        seed: Seed of the validation split.
+        data_dir: The folder where tensorflow-datasets stores its files.
 
     Raises:
-        ValueError: when the source isn't of these kinds, is laid out otherwise,
-            has fewer than two classes, or has labels out of range.
-        OSError: when a file can't be read; with `strict`, when an image can't.
-        ImportError: when tensorflow-datasets is needed and missing.
+        ValueError: if the source is of no supported kind or layout, has fewer than two
+            classes, or has labels out of range.
+        OSError: if a file can't be read or, with `strict`, an image can't be decoded.
+        ImportError: if tensorflow-datasets is required but not installed.
     """
     if not isinstance(validation_split, Real) or not 0 <= validation_split < 1:
         raise ValueError(

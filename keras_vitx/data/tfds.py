@@ -1,4 +1,4 @@
-"""Sources that are datasets of tensorflow-datasets: images with one label each."""
+"""Sources from tensorflow-datasets, with one label per image."""
 
 import contextlib
 import importlib.util
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class EncodedImages(Sequence):
-    """Images that are decoded when they are asked for.
+    """Lazily decoded images.
 
     Args:
         examples: Examples of tensorflow-datasets, whose `image` is an encoded file.
-        indices: Those that are meant, (n,).
-        name: What they are called in an error.
+        indices: Indices of the selected examples, (n,).
+        name: Name of the images in errors.
     """
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], indices: np.ndarray, name: str):
@@ -38,7 +38,7 @@ class EncodedImages(Sequence):
         return EncodedImages(self.examples, self.indices[indices], self.name)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Return uint8 (height, width, 3); raises OSError when it can't be decoded."""
+        """Return uint8 (height, width, 3). Raises OSError if the image can't be decoded."""
         example = int(self.indices[index])
         try:
             return decode_image(io.BytesIO(self.examples[example]["image"]))
@@ -49,18 +49,18 @@ class EncodedImages(Sequence):
 def open_tfds(
     name: str, validation_split: float, seed: int, data_dir: str | os.PathLike | None
 ) -> Source:
-    """Open a dataset by its name, "cifar10" or "cats_vs_dogs:4.0.1"; download it if need be.
+    """Open a dataset by name, e.g. "cifar10" or "cats_vs_dogs:4.0.1", downloading if necessary.
 
-    It is prepared as array_record where that package is installed, and examples
-    are then read from the files when they are asked for, without TensorFlow. A
-    dataset that was prepared as TFRECORD has no random access: its encoded
-    images are kept in memory. All labels are read now.
+    If the package array_record is installed, the dataset is prepared in that format, and
+    examples are read from its files on demand, without TensorFlow. A dataset that was
+    prepared as TFRECORD has no random access: its encoded images are kept in memory. All
+    labels are read at once.
 
     Raises:
-        ValueError: when the name is unknown, or the dataset isn't one of images
-            with a class label each.
-        OSError: when its files can't be read.
-        ImportError: when tensorflow-datasets is missing or can't be imported.
+        ValueError: if the name is unknown, or the dataset doesn't consist of images with
+            one class label each.
+        OSError: if its files can't be read.
+        ImportError: if tensorflow-datasets is missing or can't be imported.
     """
     tfds = _library(name)
     builder = _builder(tfds, name, data_dir)
@@ -78,7 +78,7 @@ def open_tfds(
         _keep_tensorflow_off_the_gpu()
         builder.download_and_prepare()
 
-    # `tfds.testing.mock_data` knows no splits.
+    # `tfds.testing.mock_data` has no splits.
     splits = list(builder.info.splits) or ["train"]
     if "train" not in splits:
         raise ValueError(f'source: "tfds:{name}" has no split "train", only {", ".join(splits)}.')
@@ -106,7 +106,7 @@ def _library(name: str):
         raise ImportError(
             needs_extra(f'source: "tfds:{name}" needs tensorflow-datasets', "data")
         ) from error
-    # The library logs what it fails to import of itself, and goes on.
+    # The library only logs a failed import of its own modules.
     if not hasattr(tfds, "builder"):
         raise ImportError(
             needs_extra(f'source: "tfds:{name}": tensorflow-datasets can\'t be imported', "data")
@@ -128,7 +128,7 @@ def _builder(tfds, name: str, data_dir):
 
 
 def _read(tfds, builder, split: str, classes: int) -> Part | None:
-    """Return the images of a split and their labels; None for a split without labels."""
+    """Return the images and labels of a split; None for a split without labels."""
     name = f"{builder.info.full_name}, split {split!r}"
     encoded = {"image": tfds.decode.SkipDecoding()}
     try:
@@ -142,20 +142,20 @@ def _read(tfds, builder, split: str, classes: int) -> Part | None:
                 for example in tfds.as_numpy(dataset)
             ]
         labels = np.array([int(examples[i]["label"]) for i in range(len(examples))])
-    except Exception as error:  # each format has errors of its own
+    except Exception as error:  # each format raises its own types
         raise OSError(f"{name} can't be read from {builder.data_dir}: {error}") from error
     if len(labels) and labels.max() < 0:
-        log.warning("%s has no labels and is left out.", name)
+        log.warning("%s has no labels and is skipped.", name)
         return None
     labels = checked_labels(labels, len(labels), classes, f"labels of {name}")
     return Part(EncodedImages(examples, np.arange(len(labels)), name), labels)
 
 
 def _keep_tensorflow_off_the_gpu() -> None:
-    """Leave the memory of the GPU to the backend of Keras, if it is another one."""
+    """Keep TensorFlow from reserving GPU memory when Keras runs on another backend."""
     if keras.backend.backend() == "tensorflow":
         return
-    # Too late where TensorFlow has begun to use it.
+    # Raises RuntimeError if TensorFlow has already initialized the GPU.
     with contextlib.suppress(ImportError, RuntimeError):
         import tensorflow as tf
 

@@ -104,7 +104,7 @@ def test_grey_becomes_colour_and_colour_grey(make_model, picture):
         (np.full((8, 8, 3), -0.5), "floats in 0..1"),
         (np.full((8, 8, 3), np.nan), "floats in 0..1"),
         (np.zeros((8, 8, 3), "int32"), "got int32"),
-        (np.zeros((3, 8, 8), "uint8"), "can't be brought to 3 channels"),
+        (np.zeros((3, 8, 8), "uint8"), "can't be converted to 3 channels"),
         ([], "got none"),
         (np.zeros((0, 8, 8, 3), "uint8"), "got none"),
         (np.zeros((8, 0, 3), "uint8"), "got shape"),
