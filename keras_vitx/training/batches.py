@@ -39,7 +39,7 @@ def opened(source: Any, model: keras.Model, batch_size: int, **arguments: Any) -
         if not two_of_one:
             raise ValueError(
                 f"model: it has {outputs} outputs, but the source has {len(names)} classes "
-                f"({', '.join(names[:3])}, ...). Make the model with classes={len(names)}."
+                f"({', '.join(names[:3])}, ...). Create the model with classes={len(names)}."
             )
     return batches
 

@@ -51,20 +51,20 @@ def match_head(
         if sorted(old) == sorted(new) and len(set(new)) == len(new):
             _permute(model, [old.index(name) for name in new])
             done = "permuted"
-            log.warning("The head's classes are brought into the order of the data.")
+            log.warning("The head's classes were permuted to the order of the data's classes.")
         else:
             _initialize(model)
             done = "fresh"
             log.warning(
-                "The head was trained for other classes (%s) than the data's (%s): it is "
-                'initialised anew. head="keep" keeps it.',
+                "The head was trained for other classes (%s) than the data's (%s) and was "
+                'reinitialized. head="keep" keeps it.',
                 _some(old),
                 _some(new),
             )
     elif head == "match" and (old is None) != (new is None) and trained(model):
         log.warning(
-            "The head is kept: whether it was trained for the classes of the data is unknown. "
-            'head="fresh" initialises it anew.'
+            "The head was kept: whether it was trained for the classes of the data is unknown. "
+            'head="fresh" reinitializes it.'
         )
     if new is not None:
         model.class_names = new
@@ -106,8 +106,8 @@ def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
     found = [layer for layer in found if isinstance(layer, keras.layers.Dense)]
     if not found:
         raise ValueError(
-            f"`head`: the model's last layer, {last.name!r} ({type(last).__name__}), is no "
-            "classifier that can be changed. Give head='keep'."
+            f"`head`: the model's last layer, {last.name!r} ({type(last).__name__}), is not a "
+            "classifier whose classes can be changed. Give head='keep'."
         )
     return found
 

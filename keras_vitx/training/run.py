@@ -19,7 +19,7 @@ def new_folder(output: str | os.PathLike) -> Path:
     output = Path(output)
     if any((output / file).exists() for file in FILES):
         raise ValueError(
-            f"`output` already holds a training run, which stays as it is: {output}. "
+            f"`output` already holds a training run, which is left unchanged: {output}. "
             "Give another folder."
         )
     output.mkdir(parents=True, exist_ok=True)

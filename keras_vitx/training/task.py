@@ -113,8 +113,8 @@ def _kind(outputs: Outputs, labels: np.ndarray) -> Kind:
             return "regression"
     raise ValueError(
         f"A head of {classes} outputs ({outputs.kind}) and labels of shape {labels.shape} "
-        f"({labels.dtype}, from {labels.min():g} to {labels.max():g}) don't tell what is to be "
-        "learned. Expected: softmax or logits with integers or with rows that sum to 1; sigmoid "
+        f"({labels.dtype}, from {labels.min():g} to {labels.max():g}) do not determine a task. "
+        "Expected: softmax or logits with integers or with rows that sum to 1; sigmoid "
         "with rows of 0 and 1 (several labels per image); a linear head with other floats. Or "
         "give `loss=`."
     )

@@ -13,10 +13,10 @@ def list_recipes() -> list[str]:
 
 
 def get(recipe: str | Recipe) -> Recipe:
-    """Return the recipe of that name; a `Recipe` is returned as it is.
+    """Return the recipe of that name; a `Recipe` is returned unchanged.
 
     Raises:
-        ValueError: when no recipe has that name; the message has the nearest ones.
+        ValueError: if there is no such recipe; the message suggests the nearest names.
     """
     if isinstance(recipe, Recipe):
         return recipe

@@ -2,7 +2,7 @@
 
     keras-vitx train CaiT_Mini cifar10.npz --recipe small_images --backend torch
 
-The accuracy and the time that were measured stand in the checkpoint's README.
+The checkpoint's README has the measured accuracy and training time.
 """
 
 from keras_vitx.training.recipe import Recipe
