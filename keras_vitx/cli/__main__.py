@@ -1,4 +1,4 @@
-"""`keras-vitx`, also `python -m keras_vitx.cli`: finds the verbs and runs one."""
+"""The command line `keras-vitx`, also `python -m keras_vitx.cli`."""
 
 import importlib
 import logging
@@ -14,7 +14,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    # Plain text: the same in a terminal and in a pipe.
+    # Plain text, the same in a terminal and in a pipe.
     rich_markup_mode=None,
 )
 
@@ -43,7 +43,7 @@ for module in pkgutil.iter_modules(cli.__path__):
 
 
 def main() -> None:
-    """Run the command line; a wrong input is one line of text and exit code 2."""
+    """Run the command line; invalid input gives one line of text and exit code 2."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("keras_vitx").setLevel(logging.INFO)
     try:

@@ -1,4 +1,4 @@
-"""Opening the model that a verb is asked for, and what it says of its images and classes."""
+"""Open the model given on the command line, and read its preprocessing and class names."""
 
 import logging
 from pathlib import Path
@@ -11,22 +11,22 @@ log = logging.getLogger(__name__)
 
 
 def is_size(model: str) -> bool:
-    """Tell whether `model` names a size, which has no weights of its own."""
+    """Return whether `model` is the name of a size, which has no weights of its own."""
     return model in kv.models.MODELS
 
 
 def open_model(model: str, weights: str | None = None, **arguments: Any):
-    """Return the size `model`, or the model that the file, folder or repository `model` holds.
+    """Return a model by the name of a size, or load it from a file, folder or repository.
 
     Args:
-        model: What the command line has.
-        weights: Of a size; None and "none" give random ones.
-        **arguments: Of a size, such as `classes`.
+        model: The argument of the command line.
+        weights: Weights of a size; None and "none" are random ones.
+        **arguments: Arguments of a size, such as `classes`.
 
     Raises:
-        ValueError: when there is no such model, it can't be read, or weights are given
-            beside a model that has its own.
-        OSError: when a file can't be read.
+        ValueError: if there is no such model, it can't be read, or weights are given
+            for a model that has its own.
+        OSError: if a file can't be read.
     """
     if is_size(model):
         weights = None if weights == "none" else weights
@@ -34,18 +34,22 @@ def open_model(model: str, weights: str | None = None, **arguments: Any):
     saved = model.startswith("hf://") or Path(model).is_dir()
     if not saved and not model.endswith(".keras"):
         raise ValueError(
-            f"{model!r} is neither a size nor a .keras file nor a folder. "
+            f"{model!r} is not a size, a .keras file or a folder. "
             f"{nearest(model, kv.models.MODELS)}"
         )
     if not saved and not Path(model).is_file():
         raise ValueError(f"There is no file {model!r}.")
     if weights is not None:
-        raise ValueError(f"`--weights` goes with a size; {model!r} has its own weights.")
+        raise ValueError(f"`--weights` applies to a size; {model!r} has its own weights.")
     return kv.load(model)
 
 
 def only_sensible_weights(model: str) -> str:
-    """Return the weights to take where none were named: never random ones."""
+    """Return the default weights of a size: the ImageNet checkpoint, else its first one.
+
+    Raises:
+        ValueError: if the size has no checkpoint; random weights would make no sense.
+    """
     entries = kv.weights.checkpoints_of(model)
     if not entries:
         raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
@@ -53,7 +57,7 @@ def only_sensible_weights(model: str) -> str:
 
 
 def class_names_of(network) -> list[str] | None:
-    """Return the names of a model's classes, or those of the model of keras_vitx it ends in."""
+    """Return the class names of a model, or of the keras_vitx model that is its last layer."""
     for layer in (network, network.layers[-1]):
         if getattr(layer, "class_names", None):
             return list(layer.class_names)
@@ -61,10 +65,10 @@ def class_names_of(network) -> list[str] | None:
 
 
 def preprocessing_of(network):
-    """Return the `Preprocessing` of a model's images; None where it has no record of it.
+    """Return the `Preprocessing` of a model's images, or None if it has no record of it.
 
-    A plain Keras model that starts with one of keras_vitx has that one's. One that holds an
-    `ImagePreprocessing` takes pixels in 0..255 as they are.
+    A plain Keras model whose first layer is a keras_vitx model has the preprocessing of
+    that model. A model with an `ImagePreprocessing` takes pixels in 0..255.
     """
     import keras
 
@@ -78,5 +82,5 @@ def preprocessing_of(network):
 
 
 def pixels(channels: int):
-    """Return the `Preprocessing` that leaves pixels in 0..255."""
+    """Return the `Preprocessing` that keeps pixels in 0..255."""
     return kv.Preprocessing(mean=[0] * channels, std=[1 / 255] * channels)

@@ -1,4 +1,4 @@
-"""Options that several verbs share. They are parsed before Keras is imported."""
+"""Options that several commands share. They are parsed before Keras is imported."""
 
 from typing import Annotated, Literal
 
@@ -16,22 +16,22 @@ Backend = Annotated[
     Literal["tensorflow", "jax", "torch"] | None,
     typer.Option(
         callback=_choose,
-        help="Backend of Keras. Default: KERAS_BACKEND, else one that is installed.",
+        help="Backend of Keras. Default: KERAS_BACKEND, else an installed one.",
     ),
 ]
 ModelOrFile = Annotated[
     str,
     typer.Argument(
-        help="A size, such as CaiT_XXS24 (see `keras-vitx list`), a .keras file, a folder that "
-        "`kv.save` wrote, or hf://owner/repo.",
+        help="A size such as CaiT_XXS24 (see `keras-vitx list`), a .keras file, a folder "
+        "written by `kv.save`, or hf://owner/repo.",
         metavar="MODEL",
     ),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="Weights of a size: imagenet, a checkpoint's name, hf://owner/repo, a file, or none "
-        "for random ones."
+        help="Weights of a size: imagenet, the name of a checkpoint, hf://owner/repo, a file, or "
+        "none for random weights."
     ),
 ]
 Source = Annotated[
@@ -44,4 +44,4 @@ Source = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands at the output.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]

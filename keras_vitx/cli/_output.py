@@ -1,4 +1,4 @@
-"""What verbs write: tables for people, JSON and CSV for programs, folders of runs."""
+"""Output of the commands: tables, JSON and CSV, and folders of runs."""
 
 import contextlib
 import csv
@@ -13,7 +13,7 @@ import typer
 Rows = Sequence[Mapping[str, Any]]
 
 PIPED_WIDTH = 10_000
-"""Columns of a table that isn't on a terminal: nothing is wrapped or cut."""
+"""Width of a table that is not printed to a terminal, so that no line is wrapped or cut."""
 
 
 def show(
@@ -24,17 +24,17 @@ def show(
     grouped: str | None = None,
     formats: Mapping[str, Callable] | None = None,
 ) -> None:
-    """Print rows with the same keys, as a table unless told otherwise.
+    """Print rows with the same keys, by default as a table.
 
     Args:
-        rows: At least one.
+        rows: At least one row.
         as_json: Whether to print a JSON array of objects.
         as_csv: Whether to print CSV.
-        grouped: The column that is printed once for successive rows in which it is equal.
-        formats: How the table prints the values of a column.
+        grouped: A column whose value is printed once per group of successive equal rows.
+        formats: Functions that format the values of table columns, by column.
 
     Raises:
-        ValueError: when both JSON and CSV are asked for.
+        ValueError: if both JSON and CSV are requested.
     """
     check_form(as_json, as_csv)
     if as_json:
@@ -53,17 +53,17 @@ def show_json(value: Any) -> None:
 
 
 def check_form(as_json: bool, as_csv: bool) -> None:
-    """Check, before long work, that one form of output is asked for.
+    """Check, before long work, that at most one output format is requested.
 
     Raises:
-        ValueError: when both are.
+        ValueError: if both are.
     """
     if as_json and as_csv:
-        raise ValueError("`--json` and `--csv` exclude each other.")
+        raise ValueError("`--json` and `--csv` are mutually exclusive.")
 
 
 def words(value: Any) -> str:
-    """Return a value as a person writes it: nothing for None, a list with commas."""
+    """Return a value as text: None is empty, a list is separated by commas."""
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
@@ -73,7 +73,7 @@ def words(value: Any) -> str:
 
 @contextlib.contextmanager
 def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while standard error is a terminal; give what advances it."""
+    """Show a progress bar if standard error is a terminal; yield a function to advance it."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -108,6 +108,6 @@ def _show_table(rows: Rows, grouped: str | None, formats: Mapping[str, Callable]
         if grouped and group == row[grouped]:
             cells[grouped] = ""
         group = row.get(grouped)
-        # As text, since a name may hold what rich takes for markup.
+        # As text, because a name may contain what rich parses as markup.
         table.add_row(*map(Text, cells.values()))
     console.print(table)

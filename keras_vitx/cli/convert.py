@@ -1,4 +1,4 @@
-"""`keras-vitx convert`: weights from one kind of file to another."""
+"""`keras-vitx convert`: convert weights from one file format to another."""
 
 import hashlib
 import re
@@ -21,38 +21,40 @@ def main(
     file: Annotated[
         str,
         typer.Argument(
-            help="A file of weights (.safetensors, .pth, .weights.h5, .keras, ...), a checkpoint's "
-            "name, or hf://owner/repo."
+            help="A weights file (.safetensors, .pth, .weights.h5, .keras, ...), the name of a "
+            "checkpoint, or hf://owner/repo."
         ),
     ],
     model: Annotated[
-        str, typer.Option(help="The size that the weights are of (see `keras-vitx list`).")
+        str, typer.Option(help="The size to which the weights belong (see `keras-vitx list`).")
     ],
     output: Annotated[
         Path,
         typer.Option(
             "--output",
             "-o",
-            help="Where to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
+            help="The file to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
             "PyTorch's names, for timm.",
         ),
     ],
     image_size: Annotated[
         int | None,
-        typer.Option(help="Side of the images in pixels. Default: the file's, else the size's."),
+        typer.Option(
+            help="Side of the images in pixels. Default: that of the file, else of the size."
+        ),
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option(help="Number of classes; 0 leaves the head out. Default: the file's.", min=0),
+        typer.Option(help="Number of classes; 0 omits the head. Default: that of the file.", min=0),
     ] = None,
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
-    """Convert weights between PyTorch's files and Keras's; say what was done."""
+    """Convert weights between PyTorch and Keras files, and report what was done."""
     if not output.name.endswith(KINDS):
         raise ValueError(f"`--output` should end in one of: {', '.join(KINDS)}; got {output}.")
     if output.exists() and not overwrite:
-        raise ValueError(f"`--output` {output} exists already. `--overwrite` replaces it.")
+        raise ValueError(f"`--output` {output} already exists. `--overwrite` replaces it.")
     check_writable(output)
     kv.models.constructor_of(model)
     tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))
@@ -83,13 +85,13 @@ def main(
 
 @dataclass(frozen=True)
 class _Found:
-    """What a file's arrays show of its model; None where they don't.
+    """What the arrays of a file tell about its model; None if unknown.
 
     Attributes:
-        classes: Number of classes of its head.
-        grid: (rows, columns) of its positions.
-        channels: Of its images.
-        distilled: Whether it has DeiT's second token.
+        classes: Number of classes of the head.
+        grid: Rows and columns of the position embeddings.
+        channels: Number of channels of the images.
+        distilled: Whether there is a distillation token.
     """
 
     classes: int | None
@@ -115,7 +117,7 @@ def _look(path: Path, network) -> _Found:
     grid = said.grid if said and said.grid else None
     for name, shape in shapes.items():
         if grid is None and re.split(r"[./]", name)[0] == "pos_embed":
-            # Before the patches stand none, one or two other tokens.
+            # Zero, one or two other tokens precede the patches.
             grids = [square_grid(shape[1] - n) for n in range(3)] if len(shape) == 3 else []
             grid = shape[2:] if len(shape) == 4 else next(filter(None, grids), None)
     return _Found(
@@ -127,7 +129,7 @@ def _look(path: Path, network) -> _Found:
 
 
 def _arguments(found: _Found, network, image_size: int | None, classes: int | None) -> dict:
-    """Return what the model has to be made with, beyond what it is made with by default."""
+    """Return the arguments of the model that differ from its defaults."""
     arguments = {}
     shape = network.input_shape[1:]
     wanted = (*shape[:2], found.channels or shape[2])

@@ -1,4 +1,4 @@
-"""`keras-vitx demo`: the main job on real images, in a few minutes on two cores."""
+"""`keras-vitx demo`: the main workflow on real images, in a few minutes on two cores."""
 
 import time
 from pathlib import Path
@@ -25,14 +25,14 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
     backend: Backend = None,
 ) -> None:
-    """Fine-tune the shipped checkpoint, draw its attention, export it."""
+    """Fine-tune the shipped checkpoint, plot its attention and export it."""
     import keras
 
     started = time.perf_counter()
     output = output or new_run("demo")
     check_writable(output / "saved_model")
     if output.exists():
-        raise FileExistsError(f"`--output` {output} exists already. Give a new folder.")
+        raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
     source = kv.data.open_source("fashion_mnist")
     typer.echo(
         f"{SIZE} on {keras.backend.backend()}: {source.train.size} training and "
@@ -70,7 +70,7 @@ def main(
 
 
 def _train(network, source, folder, epochs, seed):
-    """Return the test accuracy before and after, and the seconds between."""
+    """Return the test accuracy before and after training, and the seconds of training."""
     pipelines = kv.data.pipelines(source, network, seed=seed)
     before = _accuracy(network, pipelines)
     start = time.perf_counter()
@@ -86,7 +86,7 @@ def _accuracy(network, pipelines):
 
 
 def _draw(network, source, path):
-    """Draw a test image of each of the first classes, titled with what it is taken for."""
+    """Plot the attention on one test image per class, titled with the predicted class."""
     import keras
 
     labels = source.test.labels

@@ -1,4 +1,4 @@
-"""`keras-vitx evaluate`: how good is this model on these labelled images?"""
+"""`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
 
 from typing import Annotated, Literal
 
@@ -22,13 +22,17 @@ def main(
     weights: Weights = None,
     part: Annotated[
         Literal["test", "validation", "train"] | None,
-        typer.Option(help="Part of the source. Default: the first of these that it has."),
+        typer.Option(
+            help="Part of the source. Default: the first of test, validation and train that it has."
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
     validation_split: Annotated[
-        float, typer.Option(help="As in `train`, to find its validation images.")
+        float, typer.Option(help="The value given to `train`, for the same validation images.")
     ] = 0.1,
-    seed: Annotated[int, typer.Option(help="As in `train`, likewise.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="The value given to `train`, for the same reason.", min=0)
+    ] = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")
     ] = False,
@@ -40,7 +44,7 @@ def main(
     if weights is None and is_size(model):
         weights = only_sensible_weights(model)
     network = open_model(model, weights)
-    # A plain Keras model has neither of its own.
+    # A plain Keras model has neither attribute.
     if getattr(network, "preprocessing", None) is None:
         network.preprocessing = preprocessing_of(network)
     if getattr(network, "class_names", None) is None:

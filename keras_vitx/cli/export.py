@@ -1,4 +1,4 @@
-"""`keras-vitx export`: a model for a machine without this package."""
+"""`keras-vitx export`: a SavedModel that runs without this package."""
 
 import importlib
 import os
@@ -20,11 +20,11 @@ def main(
     weights: Weights = None,
     verify: Annotated[
         bool,
-        typer.Option(help="Open the result with TensorFlow alone and compare its outputs."),
+        typer.Option(help="Load the result with TensorFlow alone and compare its outputs."),
     ] = True,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Largest difference that passes, relative to the largest output.", min=0),
+        typer.Option(help="Largest accepted difference, relative to the largest output.", min=0),
     ] = None,
     overwrite: Overwrite = False,
     imports: Annotated[
@@ -32,7 +32,7 @@ def main(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="Module that registers custom layers of the model. May be repeated.",
+            help="Module that registers custom layers of the model. Repeatable.",
         ),
     ] = None,
     backend: Backend = None,
@@ -44,8 +44,8 @@ def main(
     check_free(output, overwrite)
     if is_size(model) and weights is None:
         raise ValueError(
-            f"{model} is a size without weights. Give `--weights`, or `--weights none` to export "
-            "random ones."
+            f"{model} is a size, which has no weights. Give `--weights`, or `--weights none` to "
+            "export random weights."
         )
     if imports:
         # Installed scripts do not look for modules in the current folder.

@@ -1,4 +1,4 @@
-"""`keras-vitx info`: what a size or a file is."""
+"""`keras-vitx info`: the facts about a size or a saved model."""
 
 from typing import Any
 

@@ -15,7 +15,8 @@ from keras_vitx.cli._output import Rows, show
 def main(
     pattern: Annotated[str, typer.Argument(help='Shell pattern, such as "CaiT_S*".')] = "*",
     weights: Annotated[
-        bool, typer.Option("--weights", help="List checkpoints; the pattern is theirs or a size's.")
+        bool,
+        typer.Option("--weights", help="List checkpoints, by their name or by that of the size."),
     ] = False,
     json: Json = False,
     csv: Csv = False,
@@ -73,7 +74,7 @@ def _checkpoints(pattern: str) -> Rows:
 
 
 def _facts(constructor: Callable) -> dict[str, Any]:
-    """Return what the table says of a size; a size in stages has one number per stage."""
+    """Return the table entries of a size; a size in stages has one number per stage."""
     arguments = inspect.signature(kv.models.FAMILIES[constructor.family]).parameters.values()
     defaults = {each.name: each.default for each in arguments if each.default is not each.empty}
     data = {**defaults, **constructor.data}

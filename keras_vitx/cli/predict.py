@@ -1,4 +1,4 @@
-"""`keras-vitx predict`: what is on these images?"""
+"""`keras-vitx predict`: the most probable classes of images."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -29,15 +29,15 @@ def main(
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE")],
     weights: Weights = None,
     top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 5,
-    batch_size: Annotated[int, typer.Option(help="Images opened at a time.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
     json: Json = False,
     csv: Csv = False,
     backend: Backend = None,
 ) -> None:
-    """Classify images; print the most probable classes of each.
+    """Classify images and print the most probable classes of each.
 
-    An image that can't be read is reported and the others are classified; the exit
-    code is then 1.
+    If an image can't be read, it is reported, the others are still classified, and the
+    exit code is 1.
     """
     from keras_vitx.classifier import outputs_of
 
@@ -75,7 +75,7 @@ def main(
 
 
 def _names(network, classes: int) -> list[str] | None:
-    """Return the names of the classes; None stands for those of ImageNet."""
+    """Return the class names; None stands for those of ImageNet."""
     names = class_names_of(network)
     if names is None and classes != 1000:
         names = [f"class {index}" for index in range(classes)]
@@ -83,10 +83,10 @@ def _names(network, classes: int) -> list[str] | None:
 
 
 def _batches(network, paths: Sequence[Path], batch_size: int) -> Iterator:
-    """Yield `data.FileBatch`es of the images, as the network takes them.
+    """Yield `data.FileBatch`es of images preprocessed for the network.
 
     Raises:
-        ValueError: when it does not take images.
+        ValueError: if the input of the network is not images.
     """
     from keras_vitx.data.preprocessing import normalize
     from keras_vitx.preprocessing import ModelInput
@@ -94,12 +94,12 @@ def _batches(network, paths: Sequence[Path], batch_size: int) -> Iterator:
     shape = network.input_shape
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] not in (1, 3):
         raise ValueError(
-            "The model should take images (batch, height, width, channels), of 1 or 3 channels; "
-            f"it takes {shape}."
+            "The model's input must be images (batch, height, width, channels) with 1 or 3 "
+            f"channels. Received: a model with input {shape}."
         )
     preprocessing = preprocessing_of(network)
     if preprocessing is None:
-        log.warning("The model has no record of its preprocessing: it is given pixels in 0..255.")
+        log.warning("The model has no record of its preprocessing; it receives pixels in 0..255.")
         preprocessing = pixels(shape[-1])
     if None not in shape[1:]:
         facts = ModelInput(shape, preprocessing)

@@ -1,4 +1,4 @@
-"""`keras-vitx train`: train or fine-tune a model on a folder, a data set or a sample."""
+"""`keras-vitx train`: train or fine-tune a model on a folder, a dataset or the sample."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,8 +20,8 @@ def main(
     head: Annotated[
         Literal["match", "keep", "fresh"],
         typer.Option(
-            help="A trained head: match it to the names of the data's classes, keep it as it is, "
-            "or initialise it anew."
+            help="How to treat a trained head: match it to the class names of the data, keep it, "
+            "or reinitialize it."
         ),
     ] = "match",
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
@@ -30,19 +30,20 @@ def main(
     image_size: Annotated[
         int | None,
         typer.Option(
-            help="Side of the images in pixels, of a size. Default: the size's or checkpoint's.",
+            help="Side of the images in pixels, for a size. Default: that of the size or "
+            "checkpoint.",
             min=1,
         ),
     ] = None,
     precision: Annotated[
         Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
-        typer.Option(help="Precision to compute in. Default: the model's."),
+        typer.Option(help="Precision of the computation. Default: that of the model."),
     ] = None,
     validation_split: Annotated[
         float,
         typer.Option(
-            help="Share of each class that is kept for validation, where the source has no part "
-            "for it."
+            help="Fraction of each class held out for validation, if the source has no "
+            "validation part."
         ),
     ] = 0.1,
     output: Annotated[
@@ -55,16 +56,15 @@ def main(
     ] = False,
     backend: Backend = None,
 ) -> None:
-    """Train or fine-tune a model; keep the best epoch."""
+    """Train or fine-tune a model and keep the best epoch."""
     import keras
 
     _check_output(output)
     kv.training.recipes.get(recipe)
     if image_size is not None and not is_size(model):
         raise ValueError(
-            f"`--image-size` goes with a size; {model!r} takes images of the size that it was made "
-            f"for. Another size: `keras-vitx train SIZE {source} --weights {model} --image-size "
-            f"{image_size}`."
+            f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
+            f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {image_size}`."
         )
     keras.utils.set_random_seed(seed)
     images = kv.data.open_source(
@@ -99,13 +99,13 @@ def _check_output(output: Path | None) -> None:
         return
     check_writable(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FileExistsError(f"`--output` {output} exists already. Give a new folder.")
+        raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
 
 
 def _check_classes(network, model: str, images) -> None:
     outputs, classes = network.output_shape[-1], len(images.class_names)
     if outputs != classes:
         raise ValueError(
-            f"{model!r} has {outputs} classes, {images.name} has {classes}. A size starts with its "
-            f"weights and a new head: `keras-vitx train SIZE ... --weights {model}`."
+            f"{model!r} has {outputs} classes, {images.name} has {classes}. To start from its "
+            f"weights with a new head: `keras-vitx train SIZE ... --weights {model}`."
         )

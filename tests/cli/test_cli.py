@@ -91,7 +91,7 @@ def test_info_of_a_file(run, tiny_file):
     _, out, _ = run("info", tiny_file, "--csv")
     assert dict(csv.reader(out.splitlines()))["input_shape"] == "32, 32, 3"
     code, _, err = run("info", tiny_file, "--csv", "--json")
-    assert code == 2 and "exclude each other" in err
+    assert code == 2 and "mutually exclusive" in err
 
 
 def test_info_of_a_folder(run, tiny_file, tmp_path):
@@ -131,7 +131,7 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     assert float(rows[0]["probability"]) + float(rows[1]["probability"]) == pytest.approx(1)
 
     code, _, err = run("train", tiny_file, small_set, "--output", "out")
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err
 
 
 def test_predict_with_the_shipped_checkpoint(run):
@@ -232,7 +232,7 @@ def test_train_takes_a_file_as_it_is(run, tiny_file):
     code, _, err = run("train", tiny_file, "fashion_mnist")
     assert code == 2 and "has 2 classes, fashion_mnist has 10" in err and "--weights" in err
     code, _, err = run("train", tiny_file, "fashion_mnist", "--image-size", 64)
-    assert code == 2 and "`--image-size` goes with a size" in err
+    assert code == 2 and "`--image-size` applies to a size" in err
 
 
 def test_export_takes_no_random_weights(run, tmp_path):

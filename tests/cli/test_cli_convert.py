@@ -148,7 +148,7 @@ def test_nothing_is_replaced_unasked(run, convert, tmp_path):
     (tmp_path / "mine.keras").write_text("precious")
     words = ("convert", "cifar10", "--model", "CaiT_Mini", "-o", "mine.keras")
     code, _, err = run(*words)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err
     assert (tmp_path / "mine.keras").read_text() == "precious"
     convert("cifar10", "mine.keras", "--overwrite")
     assert keras.saving.load_model(tmp_path / "mine.keras").class_names[0] == "airplane"
