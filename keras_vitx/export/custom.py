@@ -1,4 +1,4 @@
-"""A user's own classes and functions, brought into the process that runs TensorFlow."""
+"""Making a user's custom classes and functions available to the TensorFlow process."""
 
 import ast
 import importlib
@@ -13,36 +13,36 @@ from typing import Any
 import keras
 
 KNOWN = {"keras", "keras_vitx", "builtins"}
-"""Packages whose classes and functions need no help to be found."""
+"""Packages whose classes and functions every process can find."""
 
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-"""Statements of a script that are run, besides simple assignments."""
+"""Statements of a script that are executed, besides simple assignments."""
 
 MOVE = "Move it to the top level of a module and import it from there"
 
 
 def check_imports(imports: Sequence[str]) -> None:
-    """Check that `imports` is a sequence of names.
+    """Check that `imports` is a sequence of module names.
 
     Raises:
-        ValueError: when it is not.
+        ValueError: if it is not.
     """
     if isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
         raise ValueError(f'imports should be module names such as ("my_module",), not {imports!r}.')
 
 
 def find_custom(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what another process needs in order to load `model`.
+    """Describe the custom objects that another process needs to load `model`.
 
     Args:
         model: A model that `keras.saving.serialize_keras_object` can serialize.
         imports: Names of modules to import in that process first.
 
     Returns:
-        A description for `load_custom`, in JSON's types.
+        A JSON-serializable description for `load_custom`.
 
     Raises:
-        ValueError: when the model has a class or function that was defined inside a function,
+        ValueError: if the model uses a class or function that was defined inside a function,
             in a notebook or in an interactive session, and `imports` is empty.
     """
     main = sys.modules["__main__"]
@@ -57,7 +57,7 @@ def find_custom(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, An
             place = "in a notebook or an interactive session"
         if place and not imports:
             raise ValueError(
-                f"{name!r} is defined {place}, out of reach of the process that runs TensorFlow. "
+                f"{name!r} is defined {place}, where the TensorFlow process can't find it. "
                 f'{MOVE}, or pass imports=("my_module",), the module that registers it.'
             )
     return {
@@ -69,15 +69,15 @@ def find_custom(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, An
 
 
 def load_custom(custom: dict[str, Any]) -> dict[str, Any]:
-    """Import or define the objects that `find_custom` described.
+    """Import or define the objects described by `find_custom`.
 
-    Modules are imported. Of a script, only the definitions are run: see `define`.
+    Modules are imported. Of a script, only the definitions are executed: see `define`.
 
     Returns:
         The `custom_objects` of `keras.saving.load_model`.
 
     Raises:
-        ImportError: when a module can't be imported, or an object is not found.
+        ImportError: if a module can't be imported or an object is not found.
     """
     registered, script = keras.saving.get_registered_object, custom["script"]
     modules = [module for module, _ in custom["objects"].values() if module != "__main__"]
@@ -103,17 +103,18 @@ def load_custom(custom: dict[str, Any]) -> dict[str, Any]:
 def define(script: str, package: str | None = None) -> dict[str, str]:
     """Define the classes and functions of a script without running the rest of it.
 
-    What is run of its top level is imports, classes, functions and assignments without a call,
-    also inside `try`. The result is the module `__mp_main__` in the place of `__main__`, named
-    as by `multiprocessing`, so that code which asks for `__main__` does not run.
+    Of its top level, only imports, classes, functions and assignments without calls are
+    executed, including those inside `try`. The resulting module replaces `__main__` and is
+    named `__mp_main__`, as in `multiprocessing`, so that code guarded by
+    `if __name__ == "__main__"` does not run.
 
     Args:
         script: Path of the file.
         package: Its `__package__`, for relative imports.
 
     Returns:
-        By name, the line and the error of each class and function that could not be defined.
-        (Others than the model's may well fail, such as the commands of a command line.)
+        The line and the error of each class and function that could not be defined, by name.
+        (Some that the model does not use may well fail, such as command line commands.)
     """
     module = types.ModuleType("__mp_main__")
     module.__file__, module.__package__ = script, package
@@ -132,10 +133,10 @@ def define(script: str, package: str | None = None) -> dict[str, str]:
 
 
 def explain(error: Exception) -> None:
-    """Raise a plainer error when `error` comes of a name that `define` left out.
+    """Raise a clearer error if `error` is caused by a name that `define` left out.
 
     Raises:
-        NameError: which says so.
+        NameError: if it is.
     """
     name = re.search(r"name '(\w+)' is not defined", str(error))
     if name and "__mp_main__" in sys.modules:
@@ -146,13 +147,13 @@ def explain(error: Exception) -> None:
 
 
 def _custom_objects(config: Any) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield each custom object of a config: its name in files, its module, its path there."""
+    """Yield (registered name, (module, qualified name)) of each custom object in a config."""
     if isinstance(config, (list, tuple)):
         for value in config:
             yield from _custom_objects(value)
     if not isinstance(config, dict):
         return
-    # Keras may leave out the module of what is registered.
+    # Keras may omit the module of registered objects.
     module, path = config.get("module") or "", config.get("class_name")
     if isinstance(path, str) and (module or config.get("registered_name")):
         name = config.get("registered_name") or path
@@ -165,7 +166,7 @@ def _custom_objects(config: Any) -> Iterator[tuple[str, tuple[str, str]]]:
         if module and module.partition(".")[0] not in KNOWN:
             yield name, (module, path)
     for key, value in config.items():
-        if key != "compile_config":  # An export needs nothing of how the model was trained.
+        if key != "compile_config":  # Not needed for an export.
             yield from _custom_objects(value)
 
 
@@ -184,7 +185,7 @@ def _definitions(statements):
 
 
 def _is_simple(statement):
-    """Tell whether a statement assigns to names, and calls nothing."""
+    """Return whether a statement assigns to names, without any calls."""
     targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
     return (
         isinstance(statement, (ast.Assign, ast.AnnAssign))

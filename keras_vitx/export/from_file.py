@@ -1,6 +1,6 @@
 """Run under TensorFlow as `python -m keras_vitx.export.from_file MODEL.keras CUSTOM FOLDER`.
 
-CUSTOM is what `find_custom` returned, as JSON.
+CUSTOM is the result of `find_custom`, as JSON.
 """
 
 import json
@@ -13,10 +13,10 @@ from keras_vitx.export.saved_model import write
 
 
 def main(file: str, custom: str, folder: str) -> None:
-    """Write the SavedModel of the model in a file."""
+    """Export the model in `file` to a SavedModel in `folder`."""
     try:
         objects = load_custom(json.loads(custom))
-        # Not compiled: an export needs nothing of how the model was trained.
+        # Not compiled, since an export does not need the compile config.
         write(keras.saving.load_model(file, objects, compile=False), folder)
     except Exception as error:
         explain(error)

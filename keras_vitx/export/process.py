@@ -1,4 +1,4 @@
-"""Python processes that run TensorFlow, whatever the backend of this one."""
+"""Python processes that run TensorFlow, independent of the current backend."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ def require_tensorflow() -> None:
     """Check that TensorFlow is installed, without importing it.
 
     Raises:
-        ImportError: when it is not.
+        ImportError: if it is not.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
@@ -24,16 +24,16 @@ def require_tensorflow() -> None:
 def run_python(*arguments: str | os.PathLike) -> None:
     """Run Python with `arguments` in a new process and wait for it.
 
-    The process has this one's `sys.path`, and Keras uses TensorFlow on the CPU there, since
-    this process may hold the memory of the accelerator.
+    The process inherits `sys.path`. In it Keras runs on TensorFlow, on the CPU, since the
+    current process may hold the memory of the accelerator.
 
     Raises:
-        ChildProcessError: when it fails, with the last line of its standard error. The whole
-            standard error is a note of the exception.
+        ChildProcessError: if it fails, with the last line of its standard error. The full
+            standard error is attached as a note.
     """
     environment = {
         **os.environ,
-        # "" is the current folder, of a notebook for example.
+        # "" means the current folder, e.g. in a notebook.
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         "KERAS_BACKEND": "tensorflow",
         "CUDA_VISIBLE_DEVICES": "-1",
@@ -50,8 +50,8 @@ def run_python(*arguments: str | os.PathLike) -> None:
     if process.returncode:
         written = process.stderr.strip()
         reason = written.splitlines()[-1] if written else f"exit status {process.returncode}"
-        # Keras ends some messages with a whole config.
+        # Some messages of Keras end with a whole config.
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
-        error = ChildProcessError(f"The process that runs TensorFlow failed: {reason}")
+        error = ChildProcessError(f"The TensorFlow process failed: {reason}")
         error.add_note(written)
         raise error

@@ -1,4 +1,4 @@
-"""TensorFlow SavedModels, from every backend."""
+"""Export to TensorFlow SavedModels, from every backend."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from keras_vitx.export.verify import verify as measure
 from keras_vitx.files import written_whole
 
 PARTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets"}
-"""Contents of a SavedModel's folder."""
+"""Contents of a SavedModel folder."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Exported:
     """The result of an export.
 
     Attributes:
-        path: The file or folder written.
+        path: The file or folder that was written.
         difference: Largest difference between its outputs and the model's, relative to the
-            largest output; None without verification.
+            largest output; None if it was not verified.
     """
 
     path: Path
@@ -44,37 +44,37 @@ def saved_model(
     overwrite: bool = False,
     imports: Sequence[str] = (),
 ) -> Exported:
-    """Write a model as a TensorFlow SavedModel, which runs without Keras.
+    """Export a model to a TensorFlow SavedModel, which runs without Keras.
 
-    Its endpoint `serve`, which is also the signature `serving_default`, takes images
-    `(batch, height, width, channels)` of the model's input dtype, any number of them, and
-    returns the outputs of inference. The layers keep their precision, and the model in
-    memory does not change.
+    The endpoint `serve`, which is also the signature `serving_default`, takes any number of
+    images `(batch, height, width, channels)` in the model's input dtype and returns the
+    outputs of inference. The layers keep their precision, and the model in memory is not
+    modified.
 
-    All operations are TensorFlow's own on every backend: under JAX and PyTorch, the model
-    goes through a temporary `.keras` file to a second process, which runs TensorFlow. That
-    process imports the modules of custom layers and functions; of those in a script, it
-    runs only imports, classes, functions and constants. They have to be built on
-    `keras.ops`.
+    The SavedModel consists of native TensorFlow operations on every backend: under JAX and
+    PyTorch, the model is passed in a temporary `.keras` file to a second process, which runs
+    TensorFlow. That process imports the modules of custom layers and functions; of a script,
+    it executes only imports, classes, functions and constants. Custom objects must be
+    written with `keras.ops`.
 
     Args:
-        model: A built model whose input is one batch of images. Their height and width may
-            be unknown where its layers allow it.
-        path: The folder to write. It is written whole or not at all.
-        verify: Whether to compare the outputs with the model's before the folder is put in
-            place; see `keras_vitx.export.verify`.
-        images: Images to compare with; None makes random ones.
-        tolerance: Largest difference allowed. None takes the default of `verify`.
-        overwrite: Whether to replace a SavedModel at `path`. Anything else there is never
+        model: A built model whose input is one batch of images. Height and width may be
+            unknown if its layers allow it.
+        path: The folder to write. It is written atomically.
+        verify: Whether to compare the outputs with the model's before the folder is moved
+            into place; see `keras_vitx.export.verify`.
+        images: Images for the comparison; None generates random ones.
+        tolerance: Largest difference allowed; None means the default of `verify`.
+        overwrite: Whether to replace a SavedModel at `path`. Anything else is never
             replaced.
         imports: Names of modules that the second process imports first, such as one that
             registers the custom classes of a notebook.
 
     Raises:
-        ValueError: when an argument is wrong, the second process can't find a custom class,
+        ValueError: if an argument is invalid, the second process can't find a custom class,
             or the outputs differ.
-        ImportError: when TensorFlow is not installed.
-        OSError: when the folder can't be written, `path` exists already, or the second
+        ImportError: if TensorFlow is not installed.
+        OSError: if the folder can't be written, `path` already exists, or the second
             process fails (`ChildProcessError`).
     """
     path = Path(path)
@@ -109,8 +109,8 @@ def check_free(path: Path, overwrite: bool = False) -> None:
     """Check that a SavedModel may be written to `path`.
 
     Raises:
-        FileExistsError: when something else stands there, or a SavedModel that is not to
-            be replaced.
+        FileExistsError: if `path` exists and is not a SavedModel, or is one and `overwrite`
+            is False.
     """
     if not path.exists() and not path.is_symlink():
         return
@@ -118,7 +118,7 @@ def check_free(path: Path, overwrite: bool = False) -> None:
     if path.is_symlink() or "saved_model.pb" not in names or not names <= PARTS:
         raise FileExistsError(
             f"path: {str(path)!r} exists and holds other things than a SavedModel; "
-            "give the name of a new folder."
+            "choose a new folder."
         )
     if not overwrite:
         raise FileExistsError(

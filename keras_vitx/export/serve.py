@@ -1,7 +1,7 @@
-"""Run as `python serve.py FOLDER INPUTS.npz OUTPUTS.npz`: the outputs of a SavedModel.
+"""Run as `python serve.py FOLDER INPUTS.npz OUTPUTS.npz` to compute the outputs of a SavedModel.
 
-Neither Keras nor keras_vitx can be imported in this process, so that a SavedModel
-which needs either fails.
+Neither Keras nor keras_vitx can be imported in this process, so a SavedModel that
+depends on one of them fails.
 """
 
 import sys

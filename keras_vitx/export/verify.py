@@ -1,4 +1,4 @@
-"""Comparison of an exported model with the model it was made from."""
+"""Comparison of an exported model with the original."""
 
 import os
 import tempfile
@@ -15,14 +15,14 @@ from keras_vitx.export.process import require_tensorflow, run_python
 from keras_vitx.keras_internals import sublayers
 
 TOLERANCE = 1e-5
-"""Largest difference, over the largest output, where all layers compute in float32."""
+"""Default tolerance, relative to the largest output, if all layers compute in float32."""
 
 TOLERANCE_ROUNDED = 5e-2
-"""The same where a layer computes in half precision, or is quantized: in int8 and float8, the
-rounding of activations alone gives up to 2e-2."""
+"""The same if a layer computes in half precision or is quantized: in int8 and float8, the
+rounding of activations alone accounts for up to 2e-2."""
 
 SIZES = ((96, 128), (160, 112))
-"""Heights and widths of the images for models that take any size."""
+"""Heights and widths of the random images for models that take any size."""
 
 
 def verify(
@@ -32,32 +32,31 @@ def verify(
     *,
     tolerance: float | None = None,
 ) -> float:
-    r"""Compare a SavedModel with the model it was made from.
+    r"""Compare a SavedModel with the model it was exported from.
 
     A new process, in which neither Keras nor this package can be imported, runs the
     SavedModel's endpoint `serve` on the CPU, on one image and on the whole batch.
-    The difference is $\max|y_{saved} - y| / \max|y|$, where `model` gives $y$ here.
+    The difference is $\max|y_{saved} - y| / \max|y|$, where $y$ is the output of `model`.
 
     Args:
         path: The folder of the SavedModel.
         model: The model.
-        images: Images as the model takes them, `(n, height, width, channels)` with n at
-            least 2. For a model that takes any size, also a list of such batches. None
-            makes three random images: whole numbers from 0 to 255 for an integer input
-            and for a model with `ImagePreprocessing` or `keras.layers.Rescaling` inside,
-            normally distributed otherwise; where the model takes any size, of two sizes.
-        tolerance: Largest difference that passes. None is 1e-5, or 5e-2 where a layer
-            computes in less than float32 or is quantized. A GPU that rounds products to
-            TF32 needs a looser one.
+        images: Input images of the model, `(n, height, width, channels)` with n at least 2.
+            For a model that takes any size, also a list of such batches. None generates
+            three random images: integers from 0 to 255 for an integer input and for a
+            model that contains `ImagePreprocessing` or `keras.layers.Rescaling`, normally
+            distributed values otherwise; in two sizes if the model takes any size.
+        tolerance: Largest difference allowed. None means 1e-5, or 5e-2 if a layer computes
+            in lower precision than float32 or is quantized. A GPU that rounds products to
+            TF32 needs a larger tolerance.
 
     Returns:
         The largest difference over all outputs and batches.
 
     Raises:
-        ValueError: when an argument is wrong, or the difference is above `tolerance`.
-        ImportError: when TensorFlow is not installed.
-        OSError: when `path` is not a SavedModel, or it can't be run
-            (`ChildProcessError`).
+        ValueError: if an argument is invalid, or the difference is above `tolerance`.
+        ImportError: if TensorFlow is not installed.
+        OSError: if `path` is not a SavedModel, or it can't be run (`ChildProcessError`).
     """
     path = Path(path)
     check_model(model)
@@ -75,7 +74,7 @@ def verify(
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(inputs, **batches)
-        # By its path, since as a module it would import this package.
+        # Run by path, since as a module it would import this package.
         run_python(Path(__file__).with_name("serve.py"), path, inputs, outputs)
         saved = dict(np.load(outputs))
     difference = max(
@@ -95,7 +94,7 @@ def check_model(model: keras.Model) -> None:
     """Check that `model` takes one batch of images.
 
     Raises:
-        ValueError: when it does not.
+        ValueError: if it does not.
     """
     if not isinstance(model, keras.Model) or not model.built:
         raise ValueError(f"model should be a built Keras model, not {model!r}.")
@@ -108,28 +107,28 @@ def check_model(model: keras.Model) -> None:
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Check that `tolerance` is a number that a difference may be below.
+    """Check that `tolerance` is None or a non-negative number.
 
     Raises:
-        ValueError: when it is not.
+        ValueError: if it is not.
     """
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
         raise ValueError(f"tolerance should be None or a number of at least 0, not {tolerance!r}.")
 
 
 def batches_for(model: keras.Model, images: Any = None) -> list[np.ndarray]:
-    """Return `images` as batches of the dtype that the model takes, or make some.
+    """Return `images`, or random ones, as batches of the model's input dtype.
 
     Args:
         model: The model.
         images: As in `verify`.
 
     Raises:
-        ValueError: when the images do not fit the model.
+        ValueError: if the images do not fit the model.
     """
     count, *shape = model.inputs[0].shape
     dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
-    # NumPy has no bfloat16; float32 is cast by both.
+    # NumPy has no bfloat16; both sides cast float32 to it.
     dtype = "float32" if "float" in dtype else dtype
     if images is None:
         sizes = SIZES if None in shape else SIZES[:1]
@@ -172,7 +171,7 @@ def _is_rounded(model):
 
 
 def _outputs(model, images):
-    """Return what the model gives, as a flat list of float32 arrays."""
+    """Return the outputs of the model as a flat list of float32 arrays."""
     with without_gradients():
         outputs = keras.tree.flatten(model(images, training=False))
         return [ops.convert_to_numpy(ops.cast(output, "float32")) for output in outputs]
@@ -181,7 +180,7 @@ def _outputs(model, images):
 def _difference(saved, output):
     if saved.shape != output.shape:
         raise ValueError(
-            f"The SavedModel gives an output of shape {saved.shape}, "
-            f"the model one of {output.shape}."
+            f"The SavedModel returns an output of shape {saved.shape}, "
+            f"the model one of shape {output.shape}."
         )
     return float(np.max(np.abs(saved - output)) / (np.max(np.abs(output)) or 1))

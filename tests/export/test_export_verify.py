@@ -137,7 +137,7 @@ def test_failed_process_gives_the_last_line_of_its_errors():
     with pytest.raises(ChildProcessError, match="the reason") as failure:
         process.run_python("-c", code)
     assert failure.value.args == (
-        "The process that runs TensorFlow failed: ValueError: the reason",
+        "The TensorFlow process failed: ValueError: the reason",
     )
     assert failure.value.__notes__[0].startswith("long story")
 
