@@ -1,4 +1,4 @@
-"""Attention maps, read from the list of blocks; models carry no code for it."""
+"""Attention maps, computed by walking the list of blocks from outside of the model."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +13,8 @@ from keras_vitx.backend import without_gradients
 def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Iterate over the attention maps of all blocks, in order.
 
-    The maps are those that are multiplied with the values in the forward pass. The maps of
-    only one block are in memory at a time.
+    These are the maps that multiply the values in the forward pass. Only the maps of one
+    block are in memory at a time.
 
     Args:
         model: A model of this package, a `Chain`.
@@ -22,17 +22,17 @@ def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.
             (`keras_vitx.preprocess_input`).
 
     Returns:
-        An iterator over the name of each block and its maps, float32
-        `(batch, heads, queries, keys)`. Blocks without attention are left out.
+        An iterator over pairs of the block name and its maps, float32
+        `(batch, heads, queries, keys)`. Blocks without attention are skipped.
 
     Raises:
-        ValueError: when the model is not a `Chain`, or has no attention.
+        ValueError: if the model is not a `Chain`, or has no attention.
     """
     if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
         name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
         raise ValueError(
             f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}"
-            f"{name}. keras_vitx.as_chain makes a Chain of a model that was cut from one."
+            f"{name}. keras_vitx.as_chain converts a model that was cut from a Chain."
         )
     if not any(map(_has_maps, model.steps)):
         raise ValueError(f"The model {model.name!r} has no attention maps.")
@@ -46,7 +46,7 @@ def _scores(model, images):
             if not _has_maps(step):
                 x = step(x)
                 continue
-            # x is a pair where a block hands maps on to the next: tokens and maps.
+            # x is a pair of tokens and carried maps if the block passes maps to the next.
             x, maps = step(x, training=False, return_attention_scores=True)
         maps = ops.convert_to_numpy(ops.cast(maps, "float32"))
         yield step.name, maps
@@ -58,21 +58,21 @@ def _has_maps(step):
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
-    """Return the attention of the class token to each patch, as images of the grid.
+    """Return the attention of the class token to each patch, arranged on the grid.
 
-    CaiT, Section 5.1 and Figure 6. In a block with other queries, the class token is the
-    first. The grid shrinks where patches are pooled (PiT).
+    CaiT, Section 5.1 and Figure 6. In a block with several queries, the class token is the
+    first one. The grid shrinks between stages if patches are pooled (PiT).
 
     Args:
         model: A model with a class token, a `Chain`.
         images: `(batch, height, width, channels)`, preprocessed for the model.
 
     Returns:
-        By the name of each block that contains the class token, maps
-        `(batch, heads, rows, columns)`.
+        Maps `(batch, heads, rows, columns)` of each block that contains the class token, by
+        block name.
 
     Raises:
-        ValueError: when the model is not a `Chain`, or has no attention or class token.
+        ValueError: if the model is not a `Chain`, or has no attention or class token.
     """
     grids = {tokens.name: tokens.grid for tokens in getattr(model, "token_layout", ())}
     maps = {}
@@ -88,9 +88,9 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
 
 
 def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return how much attention each pixel gets, scaled to 0..1 per image.
+    """Return the attention that each pixel receives, scaled to 0..1 per image.
 
-    The mean over heads, upsampled (bicubic), then (x - min) / (max - min): CaiT, Section 5.2.
+    The mean over heads, bicubically upsampled, then (x - min) / (max - min): CaiT, Section 5.2.
 
     Args:
         maps: `(batch, heads, rows, columns)`, e.g. a value of `class_attention`.

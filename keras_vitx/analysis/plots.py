@@ -1,4 +1,4 @@
-"""Figures of the analyses."""
+"""Plots of the analyses."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def plot_class_attention(
     Args:
         model: A model with a class token, a `Chain`.
         images: `(batch, height, width, channels)`, preprocessed for the model.
-        path: File to write; the suffix selects the format (`.png`, `.pdf`).
+        path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
         shown: The images to show, values in 0..1 or uint8. None shows `images`, each scaled
             to 0..1.
         titles: One title per image.
@@ -34,7 +34,7 @@ def plot_class_attention(
         The path.
 
     Raises:
-        ImportError: when matplotlib is not installed.
+        ImportError: if matplotlib is not installed.
         ValueError: as in `class_attention`.
     """
     try:
