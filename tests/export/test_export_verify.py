@@ -136,9 +136,7 @@ def test_failed_process_gives_the_last_line_of_its_errors():
     code = "import sys; print('long story', file=sys.stderr); raise ValueError('the reason')"
     with pytest.raises(ChildProcessError, match="the reason") as failure:
         process.run_python("-c", code)
-    assert failure.value.args == (
-        "The TensorFlow process failed: ValueError: the reason",
-    )
+    assert failure.value.args == ("The TensorFlow process failed: ValueError: the reason",)
     assert failure.value.__notes__[0].startswith("long story")
 
 
