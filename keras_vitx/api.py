@@ -1,4 +1,4 @@
-"""The public names of the package. `import keras_vitx` takes them all from here."""
+"""The public names of the package, all of which `import keras_vitx` re-exports."""
 
 from keras_vitx import analysis, data, export, layers, models, training, weights
 from keras_vitx.backend import keep_memory
@@ -11,15 +11,15 @@ from keras_vitx.training import evaluate, fit
 
 
 def preprocess_input(images, model):
-    """Return `images` as the batch that a model expects, as `data.preprocess_input` does.
+    """Preprocess images into the batch that a model expects, as `data.preprocess_input` does.
 
     Args:
         images: One image or a list of them: paths, PIL images or arrays.
-        model: A model of keras_vitx, or a name: of a size (see `list_models`),
-            or of a checkpoint, whose image size and preprocessing are taken.
+        model: A model of keras_vitx; or the name of a size (see `list_models`) or of a
+            checkpoint, whose image size and preprocessing are used.
 
     Raises:
-        ValueError: when nothing has that name, or an array is not an image.
-        OSError: when a file can't be decoded; it names the file.
+        ValueError: if the name is unknown, or an array is not an image.
+        OSError: if a file can't be decoded; the message names the file.
     """
     return data.preprocess_input(images, models.facts_of(model))

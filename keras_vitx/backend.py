@@ -1,4 +1,4 @@
-"""What depends on the backend by name. Read before Keras is imported, so without it."""
+"""Choice of the Keras backend, and process-wide settings. Imported before Keras."""
 
 import contextlib
 import ctypes
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 # In order of preference.
 BACKENDS = ("jax", "torch", "tensorflow")
-# Keras's other backends, which pass but can't train.
+# Keras's other backends, which are accepted but can't train.
 PREDICT_ONLY = ("numpy", "openvino")
 
-# Keras's file as Keras writes it on its first import, whatever backend is in use.
+# The configuration file that Keras writes on its first import, whatever the backend.
 WRITTEN_BY_KERAS = {
     "floatx": "float32",
     "epsilon": 1e-07,
@@ -27,28 +27,28 @@ WRITTEN_BY_KERAS = {
     "image_data_format": "channels_last",
 }
 
-# As glibc's malloc.h has them.
+# From glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# As drivers of NVIDIA, AMD and Google name them.
+# Device files of the drivers of NVIDIA, AMD and Google.
 ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 
 
 def choose(wanted: str | None = None) -> None:
     """Set the backend of Keras, before Keras is imported.
 
-    The first of these decides:
+    In order of precedence:
 
-    1. `wanted`, which is `--backend` of the command line;
+    1. `wanted`, the option `--backend` of the command line;
     2. the environment variable `KERAS_BACKEND`;
-    3. the backend in Keras's own file (`~/.keras/keras.json`), if it is installed. The file
-       that Keras writes by itself on its first import does not count;
-    4. the first of JAX, PyTorch and TensorFlow that is installed. TensorFlow is last, since
-       it may be there only for the extras `data` and `export`. When several are
-       installed, a warning says which was taken.
+    3. the backend in Keras's configuration file (`~/.keras/keras.json`), if it is installed.
+       The default file that Keras writes on its first import does not count;
+    4. the first of JAX, PyTorch and TensorFlow that is installed. TensorFlow is last,
+       because it may be installed only for the extras `data` and `export`. If several are
+       installed, a warning names the one in use.
 
     Raises:
-        ValueError: when the chosen backend is unknown, or Keras already runs on another one.
-        ImportError: when no backend is installed, or not the chosen one.
+        ValueError: if the chosen backend is unknown, or Keras already runs on another one.
+        ImportError: if no backend, or not the chosen one, is installed.
     """
     if "keras" in sys.modules:
         _check_running(wanted)
@@ -86,15 +86,15 @@ def choose(wanted: str | None = None) -> None:
 
 
 def is_command() -> bool:
-    """Tell whether this process is the command `keras-vitx` or `python -m keras_vitx.cli`."""
+    """Return whether this process is `keras-vitx` or `python -m keras_vitx.cli`."""
     program = sys.argv[0] if getattr(sys, "argv", None) else ""
-    # Python puts "-m" there while it imports the package of the module to run.
+    # With "python -m", argv[0] is "-m" while the package of the module is imported.
     as_module = program == "-m" and "keras_vitx.cli" in sys.orig_argv
     return as_module or Path(program).stem == "keras-vitx"
 
 
 def without_gradients() -> contextlib.AbstractContextManager:
-    """Keep PyTorch from holding on to every activation for a backward pass."""
+    """Return a context in which PyTorch does not keep activations for a backward pass."""
     import keras
 
     if keras.backend.backend() != "torch":
@@ -107,23 +107,23 @@ def without_gradients() -> contextlib.AbstractContextManager:
 def keep_memory() -> bool:
     """Let the C library keep freed memory, up to 1 GiB, for the next allocation.
 
-    By default glibc returns blocks as large as attention maps to the system, which clears
-    every page when the memory is asked for again (`docs/speed.md` has the cost). This is a
-    setting of the whole process; `fit` and the commands `train`, `predict` and `evaluate`
-    make it, an import does not. `KERAS_VITX_KEEP_MEMORY=0` leaves the library as it is, and so
-    does a setting of its own, such as `MALLOC_TRIM_THRESHOLD_`.
+    By default, glibc returns blocks as large as attention maps to the system, which clears
+    every page when the memory is allocated again (see `docs/speed.md` for the cost). The
+    setting applies to the whole process. It is made by `fit` and the commands `train`,
+    `predict` and `evaluate`, not by an import. It is not made if `KERAS_VITX_KEEP_MEMORY=0`
+    or if the user configures glibc, e.g. by `MALLOC_TRIM_THRESHOLD_`.
 
     Returns:
-        Whether anything was changed: only with glibc, and without a GPU or TPU.
+        Whether the setting was made: only with glibc, and without a GPU or TPU.
     """
     settings = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
     off = os.environ.get("KERAS_VITX_KEEP_MEMORY") == "0" or any(map(os.environ.get, settings))
-    # Asked of the system, since to ask a backend may start its devices too early.
+    # Looked up in /dev, because querying a backend might initialize its devices too early.
     elsewhere = any(Path("/dev", device).exists() for device in ACCELERATORS)
     if off or elsewhere or platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
-    # Larger blocks than 32 MiB, the most that glibc allows here, come and go as before.
+    # Blocks above 32 MiB, the largest threshold that glibc allows, are still returned.
     kept = library.mallopt(M_MMAP_THRESHOLD, 32 << 20)
     return bool(kept and library.mallopt(M_TRIM_THRESHOLD, 1 << 30))
 
@@ -138,7 +138,7 @@ def _check_running(wanted: str | None) -> None:
 
 
 def _in_keras_file() -> str | None:
-    """Return the backend that the user wrote into Keras's file, if any."""
+    """Return the backend that the user set in Keras's configuration file, if any."""
     folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()
     try:
         content = json.loads((folder / "keras.json").read_text())

@@ -7,7 +7,7 @@ import keras
 
 Kind = Literal["logits", "softmax", "sigmoid"]
 
-# By the function, since one activation may be given as a name, a function or a layer.
+# Keyed by function, because an activation may be given as a name, a function or a layer.
 KINDS: dict[Any, Kind] = {
     keras.activations.linear: "logits",
     keras.activations.softmax: "softmax",
@@ -31,29 +31,29 @@ class Outputs(NamedTuple):
 
     @property
     def from_logits(self) -> bool:
-        """Whether a loss has to be told `from_logits=True`."""
+        """Whether a loss needs `from_logits=True`."""
         return self.kind == "logits"
 
     def probabilities(self, outputs: Any) -> Any:
-        """Return `outputs` as probabilities: logits go through a softmax.
+        """Return `outputs` as probabilities; a softmax is applied to logits.
 
         Args:
-            outputs: `(batch, classes)`, what the model predicts.
+            outputs: `(batch, classes)`, the predictions of the model.
         """
         return keras.ops.softmax(outputs) if self.from_logits else outputs
 
 
 def outputs_of(model: keras.Model) -> Outputs:
-    """Return what the outputs of a classifier mean, from its last layers.
+    """Return the kind and number of a classifier's outputs, read from its last layers.
 
     The model may be a `Chain`, or a functional or sequential model that ends in a
     classifier: a `Dense`, a layer with the attributes `classes` and `activation`, or a
     nested model that ends in one; `Activation` and `Softmax` layers may follow.
 
     Raises:
-        ValueError: when the model does not end in a classifier (`include_top=False`),
-            has several outputs or none of the form `(batch, classes)`, or its activation
-            is neither linear, softmax nor sigmoid.
+        ValueError: if the model does not end in a classifier (`include_top=False`), does
+            not have exactly one output of shape `(batch, classes)`, or has an activation
+            other than linear, softmax and sigmoid.
     """
     try:
         shape = model.output_shape
@@ -91,7 +91,7 @@ def outputs_of(model: keras.Model) -> Outputs:
 
 
 def kind_of(activation: Any) -> Kind | None:
-    """Return what an activation gives, or None for any other than the three.
+    """Return the kind of an activation, or None if it is none of the three.
 
     Args:
         activation: None, a name, a function, or an `Activation` or `Softmax` layer.
@@ -104,8 +104,8 @@ def kind_of(activation: Any) -> Kind | None:
 
 
 def _from_the_end(model: keras.Model) -> Iterator[Any]:
-    """Yield the layers of a model from the last one back, those of nested models too."""
-    # The operations of a functional model include those that are no layers.
+    """Yield the layers of a model in reverse order, including those of nested models."""
+    # The operations of a functional model include those that are not layers.
     for layer in reversed(getattr(model, "operations", None) or model.layers):
         if isinstance(layer, keras.Model):
             yield from _from_the_end(layer)

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Write files and folders whole or not at all."""
 
 import contextlib
 import os
@@ -10,17 +10,17 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike) -> Iterator[Path]:
-    """Give a temporary name beside `path`; rename it to `path` at the end.
+    """Yield a temporary path beside `path`, and rename it to `path` at the end.
 
-    The body writes a file or a folder under the temporary name, which keeps
-    the suffixes of `path`. When the body raises, nothing is left behind and
-    whatever stood at `path` stays as it was.
+    The body writes a file or a folder to the temporary path, which has the suffixes of
+    `path`. If the body raises, nothing is left behind, and anything already at `path`
+    is unchanged.
 
     Args:
-        path: Where the result shall stand. Missing parent folders are made.
+        path: Destination. Missing parent folders are created.
 
     Raises:
-        OSError: when the folder can't be written to.
+        OSError: if the parent folder is not writable.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def written_whole(path: str | os.PathLike) -> Iterator[Path]:
         unfinished = Path(folder) / path.name
         yield unfinished
         if path.is_dir() and not path.is_symlink():
-            # A folder can't be renamed onto one that holds something.
+            # A folder can't be renamed to one that isn't empty.
             old = Path(folder) / "old"
             path.rename(old)
             try:
@@ -45,8 +45,8 @@ def check_writable(path: str | os.PathLike) -> None:
     """Check, before long work, that a file or a folder can be written at `path`.
 
     Raises:
-        OSError: when one of the parents of `path` is a file, or the folder that would hold
-            it can't be written to.
+        OSError: if a parent of `path` is a file, or its nearest existing parent is not
+            writable.
     """
     path = Path(path).expanduser().absolute()
     parent = next(folder for folder in path.parents if os.path.lexists(folder))

@@ -1,7 +1,7 @@
-"""Private names of Keras, all of those that the package uses.
+"""All private names of Keras that the package uses.
 
 Keras may rename them in any release. `tests/test_keras_internals.py` has one contract
-test per name, so that a new Keras fails there and nowhere else.
+test per name, so that an incompatible Keras release fails there first.
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def remat_mode(layer: keras.layers.Layer) -> Any:
-    """Return how `keras.RematScope` makes `layer` recompute its activations, or None."""
+    """Return the rematerialization mode that `keras.RematScope` set on `layer`, or None."""
     return getattr(layer, "_remat_mode", None)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Return the arguments that `model.compile` got, as objects; empty if it wasn't called."""
+    """Return the arguments given to `model.compile`, as objects; empty if it wasn't called."""
     return dict(model._compile_config.config) if model.compiled else {}
 
 
@@ -35,9 +35,10 @@ def takes_training(layer: keras.layers.Layer) -> bool:
 
 
 def node_of(tensor: keras.KerasTensor) -> Any:
-    """Return the call that made a symbolic tensor.
+    """Return the node of the operation call that produced a symbolic tensor.
 
-    It has `operation`, `arguments` (with `args` and `kwargs`), `input_tensors` and `outputs`.
+    Its attributes are `operation`, `arguments` (with `args` and `kwargs`), `input_tensors`
+    and `outputs`.
     """
     history = tensor._keras_history
     return history.operation._inbound_nodes[history.node_index]
@@ -46,7 +47,7 @@ def node_of(tensor: keras.KerasTensor) -> Any:
 def with_public_optimizers(config: Any) -> Any:
     """Return a serialized config in which Keras's optimizers have their public names.
 
-    Under PyTorch, Keras writes its backend's own subclasses, which other backends lack.
+    Under PyTorch, Keras serializes backend-specific subclasses, which other backends lack.
     """
     if isinstance(config, (list, tuple)):
         return [with_public_optimizers(item) for item in config]

@@ -27,7 +27,7 @@ class Preprocessing:
 
     Attributes:
         mean: Mean per channel, for pixel values in 0..1.
-        std: Standard deviation per channel, likewise.
+        std: Standard deviation per channel, for pixel values in 0..1.
         crop_ratio: Fraction of the resized image's shorter side that is kept. Above 1,
             the image is padded with black pixels.
         interpolation: Resampling filter of the resize, one of `INTERPOLATIONS`.
@@ -60,10 +60,10 @@ class Preprocessing:
 
     @classmethod
     def of(cls, value: "Preprocessing | Mapping[str, Any]") -> "Preprocessing":
-        """Return `value` as a record: one already, or a dictionary of its attributes.
+        """Return `value`, a `Preprocessing` or a dictionary of its attributes, as a record.
 
         Raises:
-            ValueError: if `value` is something else, or lacks `mean` or `std`.
+            ValueError: if `value` is neither, or lacks `mean` or `std`.
         """
         if isinstance(value, cls):
             return value
@@ -93,7 +93,7 @@ class Preprocessing:
         return replace(self, mean=mean, std=std)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as JSON holds them; `of` reads them back."""
+        """Return the values as a JSON-serializable dictionary, which `of` reads back."""
         return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
 
 
@@ -138,8 +138,8 @@ class ModelInput:
         preprocessing = getattr(model, "preprocessing", None)
         if preprocessing is None:
             raise ValueError(
-                "model: it has no `preprocessing`, the mean and std that images are normalised "
-                "with. Models of keras_vitx have one; give another model its own: "
+                "model: it has no `preprocessing`, the mean and std with which images are "
+                "normalized. Models of keras_vitx have one; for another model, set "
                 "`model.preprocessing = keras_vitx.Preprocessing(mean, std)`."
             )
         preprocessing = Preprocessing.of(preprocessing)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `known` as a hint for an error: the nearest names, else all of them."""
+    """Return a hint for an error message: the names of `known` nearest to `name`, or all."""
     known = sorted(known)
     lowered = {entry.lower(): entry for entry in known}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)
@@ -17,11 +17,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def needs_extra(what: str, *extras: str) -> str:
     """Return the message of an error about a missing optional package.
 
-    The extra is named for a checkout, since the package index has no project of our name.
+    The command installs from a checkout, because the package is not on a package index.
 
     Args:
         what: What is missing, such as "Figures need matplotlib".
-        extras: The extras of `pyproject.toml`, any one of which brings it.
+        extras: The extras of `pyproject.toml` that include the package; any of them will do.
     """
     names = " or ".join(f'"{extra}"' for extra in extras)
     return (
