@@ -54,7 +54,7 @@ def model_card(
 
 def _facts(model, weights, classifies, accuracy, dataset, licence) -> dict:
     height, width, channels = model.input_shape[1:]
-    pytorch = ", under the names of PyTorch's checkpoints"
+    pytorch = ", with the names of PyTorch checkpoints"
     preprocessing = model.preprocessing.to_dict() if model.preprocessing else {}
     output = f"{model.output_shape[-1]} classes" if classifies else f"features {model.output_shape}"
     return {

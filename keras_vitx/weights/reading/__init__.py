@@ -1,4 +1,4 @@
-"""Weight files of every known format, opened and read one array at a time."""
+"""Readers of all supported weights files, which read one array at a time."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,27 +24,27 @@ KINDS = {
 
 
 def suffix_of(path: Path) -> str | None:
-    """Return the known suffix of a path, None when it has no such suffix."""
+    """Return the supported suffix of a path, or None if it has another one."""
     return next((suffix for suffix in KINDS if path.name.endswith(suffix)), None)
 
 
 @contextlib.contextmanager
 def opened(path: Path, model, description: Description | None = None) -> Iterator[Tensors]:
-    """Open a file of weights for a model.
+    """Open a weights file for a model.
 
-    Opening a file allocates no memory for what it merely claims to hold, and runs nothing
-    that is in it. Whatever can be wrong with the file is found here, so that
-    `Tensors.read` succeeds.
+    Opening a file neither allocates memory based on sizes that it merely claims nor runs
+    any code in it. All errors in the file are detected here, so that `Tensors.read`
+    succeeds.
 
     Args:
         path: The file; its suffix is one of `KINDS`.
         model: The built model that the weights are for.
-        description: What is known about the file's model, instead of what the file says.
+        description: Description of the file's model, which overrides the one in the file.
 
     Raises:
-        ValueError: when the file is damaged, is not of the format that its suffix
-            says, or holds anything but arrays.
-        ImportError: when a PyTorch file is given and PyTorch isn't installed.
+        ValueError: if the file is damaged, is not in the format of its suffix, or holds
+            anything but arrays.
+        ImportError: if a PyTorch file is given and PyTorch isn't installed.
     """
     kind = suffix_of(path)
     if path.stat().st_size == 0:

@@ -1,4 +1,4 @@
-"""Folders that `kv.save` writes: a config and a file of weights."""
+"""Folders written by `kv.save`: a config and a weights file."""
 
 import json
 from pathlib import Path
@@ -20,11 +20,11 @@ def read_config(path: Path) -> tuple[dict[str, Any], str]:
         path: The file.
 
     Returns:
-        The serialized model, and the name of the file of weights beside it.
+        The serialized model, and the name of the weights file in the same folder.
 
     Raises:
-        ValueError: when the file is damaged, or was not written by `kv.save`.
-        OSError: when it can't be read.
+        ValueError: if the file is damaged, or was not written by `kv.save`.
+        OSError: if it can't be read.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -34,8 +34,8 @@ def read_config(path: Path) -> tuple[dict[str, Any], str]:
         raise Refused(f"{CONFIG} is damaged ({type(error).__name__}).") from error
     if not ours:
         raise Refused(
-            f"{CONFIG} isn't that of a model of keras_vitx. If the weights are those of a size, "
-            "make it: keras_vitx.create_model(NAME, weights=...)."
+            f"{CONFIG} doesn't describe a model of keras_vitx. If the weights are those of a size, "
+            "use keras_vitx.create_model(NAME, weights=...)."
         )
     if weights not in (SAFETENSORS, KERAS_WEIGHTS):
         raise Refused(f"{CONFIG} can't be used: it names the weights {weights!r:.100}.")

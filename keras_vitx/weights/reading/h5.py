@@ -25,8 +25,8 @@ def read_weights_h5(path: Path, model) -> Iterator[Tensors]:
 def check_h5(source: Path | io.BytesIO, content: np.ndarray) -> None:
     """Check that an HDF5 file holds nothing but arrays stored as Keras stores them.
 
-    Arrays are then views of the file's own bytes, and reading them takes no more memory
-    than the file's size.
+    Arrays are then views of the bytes of the file, and reading them takes no more memory
+    than the size of the file.
 
     Args:
         source: The file, for h5py.
@@ -50,7 +50,7 @@ def tensors_of(
         source: The file, for h5py.
         content: Its bytes.
         model: The model that the weights are for.
-        description: What else is known about the file.
+        description: Description of the file's model, if any.
 
     Raises:
         Exception: of any kind, when something is wrong with the file.
@@ -65,7 +65,7 @@ def tensors_of(
         for layer, number, dataset in _layer_arrays(file):
             paths = order.get(layer, [])
             known = number.isdecimal() and int(number) < len(paths)
-            # The states of random generators are integers, and not weights.
+            # The states of random generators are integers, not weights.
             if not known and dataset.dtype.kind in "iu":
                 continue
             name = paths[int(number)] if known else f"{layer}/{number}"
@@ -88,8 +88,8 @@ def _check_heaps(content: np.ndarray) -> None:
     for found in re.finditer(rb"GCOL\x01", content):
         start = found.start()
         size = int.from_bytes(content[start + 8 : start + 16].tobytes(), "little")
-        # 4096 is the smallest size of a heap. What exceeds the file is either text in an
-        # array or an error that HDF5 finds.
+        # 4096 is the minimum size of a heap. A size beyond the end of the file is either
+        # array data that matched by chance or an error that HDF5 detects.
         if not 4096 <= size <= len(content) - start:
             continue
         place, end = start + 16, start + size
@@ -117,7 +117,7 @@ def _datasets(group: h5py.Group, seen: set[int]) -> Iterator[h5py.Dataset]:
 
 
 def _child(group: h5py.Group, key: str, seen: set[int]) -> Any:
-    """Return a child that the group itself holds: a link may form a circle or leave the file."""
+    """Return a direct child of a group. Links are refused: they may be cyclic or leave the file."""
     child = group[key] if isinstance(group.get(key, getlink=True), h5py.HardLink) else None
     address = None if child is None else h5py.h5o.get_info(child.id).addr
     if address is None or address in seen:
@@ -129,11 +129,11 @@ def _child(group: h5py.Group, key: str, seen: set[int]) -> Any:
 def _layer_arrays(
     group: h5py.Group, names: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, str, h5py.Dataset]]:
-    """Walk a checked weights file: (path of the layer, number, array), from the layer names."""
+    """Yield (layer path, variable number, dataset) of a checked weights file."""
     own = group.get("vars")
     if own is not None and not isinstance(own, h5py.Group):
         raise Refused(f"The file is no Keras weights file: {own.name!r} is an array.")
-    # The root has the model's name, which is no part of the variables' paths.
+    # The root has the model's name, which is not part of the variable paths.
     if own is not None and group.name != "/":
         names = (*names, str(own.attrs.get("name", "")))
     for number in own or ():

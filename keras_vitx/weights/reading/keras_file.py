@@ -21,7 +21,7 @@ CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 
 @contextlib.contextmanager
 def read_keras(path: Path, model) -> Iterator[Tensors]:
-    """Open a `.keras` file. Keras itself would build whatever model its config describes."""
+    """Open a `.keras` file, without building the model of its config as Keras would."""
     config, content = _read(path)
     with describing(CONFIG):
         description = Description.from_config(config)
@@ -29,7 +29,7 @@ def read_keras(path: Path, model) -> Iterator[Tensors]:
 
 
 def check_archive(path: str | os.PathLike) -> dict[str, Any]:
-    """Check a `.keras` file before it is given to `keras.saving.load_model`.
+    """Check a `.keras` file before passing it to `keras.saving.load_model`.
 
     Keras accepts archives that expand to a hundred times their size and weights files that
     expand to a thousand times theirs. A file that passes this check takes memory in
@@ -42,9 +42,9 @@ def check_archive(path: str | os.PathLike) -> dict[str, Any]:
         The config in the archive.
 
     Raises:
-        ValueError: when the file is damaged, is no `.keras` file, or expands to more than
-            Keras would have written into it.
-        OSError: when it can't be read.
+        ValueError: if the file is damaged, is not a `.keras` file, or expands to more than
+            Keras would have written.
+        OSError: if it can't be read.
     """
     path = Path(path)
     try:
@@ -64,7 +64,7 @@ def check_archive(path: str | os.PathLike) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
     """Return the config and the weights of an archive, having checked the size of every member."""
-    # Keras compresses nothing; people who pack an archive by hand do.
+    # Keras does not compress archives, but repacked ones may be compressed.
     limit = 2 * path.stat().st_size + (1 << 20)
     contents = {CONFIG: io.BytesIO(), WEIGHTS: io.BytesIO()}
     with zipfile.ZipFile(path) as archive:
@@ -90,16 +90,16 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: io.BytesIO | 
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Refused(f"The file is refused: its {name} is compressed in an unusual way.")
     if target is not None:
-        # Reserve all of the room at once: growing takes it twice.
+        # Allocate the full size at once: growing would take up to twice as much.
         target.seek(max(info.file_size - 1, 0))
         target.write(b"\0")
         target.seek(0)
-    # zipfile cuts off what exceeds the declared size, having expanded it.
+    # zipfile truncates data beyond the declared size, but only after expanding it.
     unbounded = copy.copy(info)
     unbounded.file_size = info.file_size + 1
     size = 0
     with archive.open(unbounded) as member:
-        # In pieces, so that memory is limited whatever the real size is.
+        # In pieces, so that memory is bounded whatever the real size is.
         while (piece := member.read(1 << 20)) and size <= info.file_size:
             size += len(piece)
             if target is not None:

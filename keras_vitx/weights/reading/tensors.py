@@ -26,10 +26,10 @@ class Tensors:
     Attributes:
         shapes: Shape of every array, by name.
         dtypes: Data type of every array, by name, as the file's format spells it.
-        read: Returns the array of a name as float32.
+        read: A function from a name to its array, as float32.
         native: Whether names and layouts are those of Keras variables rather than
             those of a PyTorch checkpoint.
-        description: What the file says about its model, if anything.
+        description: The description of the model in the file, if any.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -45,7 +45,7 @@ class Tensors:
 
 @contextlib.contextmanager
 def describing(part: str) -> Iterator[None]:
-    """Name the part of a file in the errors of what it says about its model."""
+    """Re-raise errors about a description as `Refused`, naming the part of the file."""
     try:
         yield
     except ValueError as error:

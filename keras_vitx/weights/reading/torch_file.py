@@ -1,4 +1,4 @@
-"""PyTorch checkpoints: pickles of tensors, read without running what a pickle may run."""
+"""PyTorch checkpoints: pickles of tensors, read without running any code in the pickle."""
 
 import argparse
 import contextlib
@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 from keras_vitx.text import needs_extra
 from keras_vitx.weights.reading.tensors import Refused, Tensors, without_prefixes
 
-# What the pickle of a plain checkpoint may name, as "module name". PyTorch's own list is
-# longer; it has bytearrays of any length, for example.
+# The globals that the pickle of a plain checkpoint may refer to, as "module name". PyTorch's
+# own list is longer and includes, for example, bytearrays of any length.
 PICKLED = re.compile(
     r"collections (OrderedDict|Counter)|_codecs encode|(__builtin__|builtins) (set|complex)"
     r"|argparse Namespace|torch(\.cuda)? \w+Storage|torch\.storage \w+Storage"
@@ -22,7 +22,7 @@ PICKLED = re.compile(
     r"|torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter"
 )
 
-# Files from before PyTorch 1.6 begin with this number, pickled.
+# Files from before PyTorch 1.6 begin with this pickled magic number.
 OLD_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 # Keys under which training scripts store the weights; averaged weights first.
@@ -34,7 +34,7 @@ def read_torch(path: Path, model) -> Iterator[Tensors]:
     """Open a PyTorch checkpoint.
 
     Raises:
-        ImportError: when PyTorch isn't installed.
+        ImportError: if PyTorch isn't installed.
     """
     try:
         import torch
@@ -73,7 +73,7 @@ def read_torch(path: Path, model) -> Iterator[Tensors]:
 
 
 def _check(path: Path) -> bool:
-    """Check whatever can be checked without unpickling; return whether the file is a zip.
+    """Run all checks possible without unpickling, and return whether the file is a zip.
 
     Raises:
         Exception: of any kind, when something is wrong with the file.
@@ -89,7 +89,7 @@ def _check(path: Path) -> bool:
             raise ValueError("neither of PyTorch's formats")
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
-                # PyTorch stores members uncompressed, so that they can't expand.
+                # PyTorch stores members uncompressed, so they can't expand.
                 if member.compress_type != zipfile.ZIP_STORED or (
                     member.file_size != member.compress_size
                 ):
@@ -111,7 +111,7 @@ def _check_names(file: BinaryIO) -> None:
 
 
 def _unwrapped(content: Any) -> dict[str, Any]:
-    # A limited number of levels: a dictionary that contains itself would never end.
+    # Limited in depth, since a dictionary that contains itself would loop forever.
     for _ in range(len(WRAPPERS) * 2):
         if not isinstance(content, dict):
             break
