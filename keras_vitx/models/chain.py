@@ -14,7 +14,7 @@ from keras_vitx.preprocessing import Preprocessing
 
 
 class Tokens(NamedTuple):
-    """Layout of the tokens returned by a layer of a `Chain`, `(batch, prefix tokens + patches, dim)`.
+    """Layout of the tokens `(batch, prefix tokens + patches, dim)` that a layer returns.
 
     Attributes:
         name: Name of the layer.
@@ -156,7 +156,7 @@ class Chain(keras.Model):
         return head(x, return_parts=True) if in_parts else x
 
     def train_step(self, *args, **kwargs):
-        """Run one step of `fit` or `train_on_batch`, in which `call` returns the output per head."""
+        """Run a step of `fit` or `train_on_batch`, in which `call` returns one output per head."""
         self._in_train_step = True
         try:
             return super().train_step(*args, **kwargs)
