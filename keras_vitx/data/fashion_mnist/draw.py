@@ -1,9 +1,9 @@
-"""Draw the sample of Fashion-MNIST that stands beside this program.
+"""Draw the sample of Fashion-MNIST in this folder.
 
 python draw.py FOLDER [OUT.npz]
 
-FOLDER holds the four files of the full set, `train-images-idx3-ubyte.gz` and
-its companions. The draw is seeded and stratified: the same arrays each time.
+FOLDER holds the four files of the full dataset, `train-images-idx3-ubyte.gz` etc.
+The draw is stratified and seeded, so it is reproducible.
 """
 
 import gzip
@@ -38,7 +38,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 def draw(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
     """Return the indices of `per_class` random labels of each class, in rising order."""
-    # RandomState, because its stream is frozen: no NumPy release changes the draw.
+    # RandomState, because its stream is the same in all NumPy releases.
     random = np.random.RandomState(seed)
     drawn = [
         random.permutation(np.flatnonzero(labels == label))[:per_class]
