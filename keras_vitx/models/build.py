@@ -43,6 +43,7 @@ OF_SIZES = (
 
 ARGUMENTS = inspect.cleandoc(Network.__doc__).partition("Args:\n")[2]
 END_OF_DOC = """
+
 Returns:
     A `keras_vitx.models.Chain`, or, for an `input_tensor` that is not a `keras.Input`, a
     `keras.Model` that contains one.
