@@ -5,7 +5,7 @@ import tempfile
 import types
 from pathlib import Path
 
-# JAX compiles each operation at each shape: kept, for fresh processes and the next run.
+# JAX compiles each operation per shape; the cache serves subprocesses and the next run.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "keras_vitx-tests-jax")
 )
@@ -18,7 +18,7 @@ import pytest
 
 
 def pytest_sessionstart(session):
-    """Stop when the run would test another backend than it was asked to."""
+    """Stop if the run would test a backend other than the requested one."""
     asked = os.environ.get("KERAS_BACKEND")
     if asked and asked != keras.backend.backend():
         pytest.exit(f"KERAS_BACKEND={asked}, but Keras runs on {keras.backend.backend()}", 3)
@@ -26,7 +26,7 @@ def pytest_sessionstart(session):
 
 @pytest.fixture(scope="session")
 def timm():
-    """The peer, for which torchvision's Python part must do: its operators may not fit torch."""
+    """timm, with torchvision's Python part only: its operators may not match torch."""
     pytest.importorskip("torch")
     name = "torchvision._meta_registrations"
     sys.modules.setdefault(name, types.ModuleType(name))
@@ -36,7 +36,7 @@ def timm():
 
 @pytest.fixture(autouse=True)
 def fixed_seeds():
-    """Start every test from the same draws; keras.random's seeds come from `random`."""
+    """Seed every test; keras.random draws its seeds from `random`."""
     random.seed(0)
     np.random.seed(0)
     yield

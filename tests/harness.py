@@ -1,7 +1,7 @@
-"""What every layer and every model is put through, and the tables that enrol them.
+"""Cases and checks for every layer and every model.
 
 A new layer needs a row in `LAYERS`, a new family one in `FAMILIES`, a new golden
-file one in `GOLDEN_CASES`; a test fails for what has none.
+file one in `GOLDEN_CASES`; a test fails for those without.
 """
 
 import contextlib
@@ -71,10 +71,10 @@ class LayerCase:
     """One way to construct a layer.
 
     Attributes:
-        make: Makes the layer, unbuilt.
-        shape: Of its input, without the batch; a pair of shapes for a pair.
+        make: A function that returns the layer, unbuilt.
+        shape: Shape of the input, without the batch; a pair of shapes for a pair.
         random: Whether training draws random numbers.
-        zero_gradients: Ends of the paths of variables that have no effect.
+        zero_gradients: Path suffixes of variables that have no effect.
         float32: Whether it computes in float32 in every precision.
     """
 
@@ -85,7 +85,7 @@ class LayerCase:
     float32: bool = False
 
     def inputs(self, function):
-        """Make the input, or the pair, from `function` of each shape."""
+        """Return the input, or the pair of inputs: `function` of each shape."""
         if isinstance(self.shape[0], tuple):
             return tuple(map(function, self.shape))
         return function(self.shape)
@@ -363,7 +363,7 @@ LAYERS = {
 
 
 def tiny(family, **arguments):
-    """Return what makes a tiny model of a family, its arguments changed as asked."""
+    """Return a function that makes a tiny model of a family, with changed arguments."""
     common = {"drop_path": 0.1, "input_shape": (16, 16, 3), "classes": 5, **arguments}
     if family is not kv.PiT:
         common = {"dim": 8, "depth": 2, "patch_size": 8, **common}
@@ -389,7 +389,7 @@ def blocks(model):
 
 
 def golden(case, family, **arguments):
-    """Return what makes the model of a golden file, with its weights."""
+    """Return a function that makes the model of a golden file, with its weights."""
     common = {
         "dim": 24,
         "depth": 3,
@@ -439,7 +439,7 @@ GOLDEN_CASES: dict[str, Callable[[], keras.Model]] = {
 }
 """The model of each golden file, with its weights."""
 NO_GOLDEN: dict[str, str] = {}
-"""Why a family has no golden file, by the family's name, such as "no public code"."""
+"""Reason why a family has no golden file, by family, such as "no public code"."""
 
 
 def numbers(shape, seed=0, scale=1.0):
@@ -448,7 +448,7 @@ def numbers(shape, seed=0, scale=1.0):
 
 
 def array(tensor):
-    """Bring a tensor of any backend and precision to NumPy."""
+    """Convert a tensor of any backend and precision to NumPy."""
     return ops.convert_to_numpy(ops.cast(ops.stop_gradient(tensor), "float32"))
 
 
@@ -473,7 +473,7 @@ def precision(policy):
 
 
 def randomize(layer, scale=0.5):
-    """Give every variable numbers that matter, zeros and ones included."""
+    """Randomize every variable so that each affects the output, including those of 0 and 1."""
     for index, variable in enumerate(layer.weights):
         values = numbers(variable.shape, seed=index + 1, scale=scale)
         positive = variable.path.endswith("moving_variance")
@@ -483,7 +483,7 @@ def randomize(layer, scale=0.5):
 def gradients(function, variables):
     """Return the value of `function()` and its gradients by `variables`, as arrays.
 
-    A variable that it doesn't depend on gets zeros.
+    The gradient is zero for a variable on which it doesn't depend.
     """
     variables = list(variables)
     if BACKEND == "tensorflow":
@@ -512,19 +512,19 @@ def gradients(function, variables):
 
 
 def call(layer, x, training=False):
-    """Call a layer, which may not know `training`."""
+    """Call a layer, which may have no argument `training`."""
     return layer(x, training=training) if takes_training(layer) else layer(x)
 
 
 def joined(outputs):
-    """Lay the tensors of an output side by side, one row a sample."""
+    """Concatenate the tensors of an output, with one row per sample."""
     return ops.concatenate(
         [ops.reshape(part, (part.shape[0], -1)) for part in keras.tree.flatten(outputs)], axis=1
     )
 
 
 def in_model(case):
-    """Return a functional model of nothing but the layer of `case`."""
+    """Return a functional model of only the layer of `case`."""
     inputs = case.inputs(keras.Input)
     return keras.Model(inputs, case.make()(inputs))
 
@@ -586,9 +586,9 @@ for path in sorted(folder.glob("*.keras")):
 
 
 class Reloading:
-    """Models saved here and read again, all in one fresh process.
+    """Models saved here and loaded in a fresh process, one for all of them.
 
-    That process imports `keras_vitx` and nothing that knows the models.
+    That process imports `keras_vitx` and none of the code that made the models.
     """
 
     def __init__(self, folder: Path):
@@ -615,11 +615,11 @@ class Reloading:
         )
 
     def run(self):
-        """Read all of them."""
+        """Load all models in the fresh process."""
         run_python(RELOAD, self.folder)
 
     def check(self, name):
-        """Check that a model came back the same."""
+        """Check that a loaded model equals the saved one."""
         base = self._base(name)
         report = json.loads(Path(f"{base}.json").read_text())
         assert "error" not in report, report["error"]

@@ -23,7 +23,7 @@ def tiny(**changes):
         "classes": 5,
     }
     model = kv.CaiT(**{**arguments, **changes})
-    # Weights as they start give nearly uniform maps.
+    # Initial weights give nearly uniform maps.
     model.set_weights([4 * weight for weight in model.get_weights()])
     return model
 
@@ -56,13 +56,15 @@ SMALL = numbers((2, 16, 16, 3))
 def small(family):
     """Return a tiny model of a family with maps that are far from uniform."""
     model = FAMILIES[family]()
-    for step in model.steps[1:]:  # Beside patches that were large, no map would matter.
+    for step in model.steps[
+        1:
+    ]:  # With large patch embeddings, the maps would have no visible effect.
         randomize(step)
     return model
 
 
 def tokens_of(given):
-    """Return the tokens that a block gives, alone or with maps that it hands on."""
+    """Return the output tokens of a block, given alone or with carried maps."""
     return array(given[0] if isinstance(given, (tuple, list)) else given)
 
 
@@ -84,7 +86,7 @@ def test_scores_are_those_that_the_forward_pass_used(family, monkeypatch):
             def with_these(_, value, training=False, maps=maps, aggregate=aggregate):
                 return aggregate(ops.convert_to_tensor(maps), value, training)
 
-            # Made to use these maps, whatever it computes, the block gives what it gave.
+            # With these maps in place of its own, the block returns the same output.
             with monkeypatch.context() as patched:
                 patched.setattr(step.attention, "aggregate", with_these)
                 given, _ = step(before, return_attention_scores=True)

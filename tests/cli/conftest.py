@@ -7,7 +7,7 @@ from keras_vitx.cli import __main__ as command
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Run the command line in this process; give its exit code and what it wrote."""
+    """Run the command line in this process; return its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -120,7 +120,7 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     Image.fromarray(np.full((40, 20, 3), 30, "uint8")).save("night.jpg")
     code, out, err = run("predict", "out/best.keras", "light.png", "night.jpg")
     assert code == 0, err
-    # The names are the numbers of the classes, since an .npz has no names.
+    # The class names are numbers, because an .npz has no names.
     lines = [line.split("│") for line in out.splitlines() if "%" in line]
     first = {cells[1].strip(): cells[2].strip() for cells in lines if cells[1].strip()}
     assert first == {"light.png": "1", "night.jpg": "0"}
@@ -142,7 +142,7 @@ def test_predict_with_the_shipped_checkpoint(run):
 
 
 def test_predict_does_what_it_can(run, tiny_file, tmp_path):
-    """Three batches, one file that is no image and one that is missing."""
+    """Three batches with an undecodable file and a missing one."""
     (tmp_path / "broken.jpg").write_text("no image")
     for name in "abc":
         Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save(f"{name}.png")
@@ -160,7 +160,7 @@ def test_predict_does_what_it_can(run, tiny_file, tmp_path):
 
 
 def test_predict_opens_a_batch_at_a_time(run, tiny_file, monkeypatch):
-    """What is held in memory are prepared images, and no more than a batch of them."""
+    """At most one batch of preprocessed images is held in memory."""
     for name in "abcde":
         Image.fromarray(np.zeros((20, 30, 3), "uint8")).save(f"{name}.png")
     events = []
@@ -198,7 +198,7 @@ def test_a_model_with_preprocessing_inside(run, tiny_file, tmp_path, size):
 
 
 def test_a_model_around_one_of_ours(run, tiny_file, tmp_path):
-    """Its first layer knows the preprocessing; the classes are those of another head."""
+    """The preprocessing is that of the first layer; the classes are those of another head."""
     model = keras.saving.load_model(tiny_file)
     images = keras.Input((32, 32, 3))
     keras.Model(images, keras.layers.Dense(3)(model(images))).save(tmp_path / "around.keras")
@@ -240,7 +240,7 @@ def test_export_takes_no_random_weights(run, tmp_path):
     assert code == 2 and "--weights none" in err
     (tmp_path / "file").write_text("mine")
     for output, said in (("file/exported", "is not a folder"), ("file", "holds other things")):
-        # Found before the model is opened, which there isn't.
+        # The error precedes opening the model, which doesn't exist.
         code, _, err = run("export", "missing.keras", output)
         assert code == 2 and said in err
 
@@ -255,7 +255,7 @@ def test_export_imports_modules_with_custom_layers(run, tmp_path, monkeypatch):
     images = keras.Input((8, 8, 3))
     own = importlib.import_module("own_layers").Own()
     keras.Model(images, own(images)).save(tmp_path / "own.keras")
-    # As in a new process, which knows neither the class nor its module.
+    # As in a new process, in which neither the class nor its module is known.
     monkeypatch.setattr(sys, "path", sys.path[:-1])
     monkeypatch.delitem(sys.modules, "own_layers")
     del keras.saving.get_custom_objects()["own_layers>Own"]

@@ -14,7 +14,7 @@ import keras_vitx as kv
 
 @pytest.fixture
 def convert(run):
-    """Convert weights of CaiT_Mini; give what was said, a line a fact."""
+    """Convert weights of CaiT_Mini; return the report, with one line per fact."""
 
     def convert(file, output, *options):
         code, out, err = run("convert", file, "--model", "CaiT_Mini", "-o", output, *options)
@@ -85,7 +85,7 @@ def test_classes_and_images_are_read_from_the_file(convert, tmp_path, suffix):
 
 
 def test_a_rectangle_is_read_from_our_own_files(convert, tmp_path):
-    # 4 x 16 patches are as many as 8 x 8.
+    # 4 x 16 and 8 x 8 are the same number of patches.
     model = kv.CaiT_Mini(input_shape=(16, 64, 3))
     kv.weights.save_safetensors(model, tmp_path / "wide.safetensors")
     said = convert("wide.safetensors", "wide.keras")

@@ -11,7 +11,7 @@ PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
 
 @pytest.fixture(scope="session")
 def photographs():
-    """Paths of photographs of several sizes: those that scikit-image's wheel carries."""
+    """Paths of photographs of several sizes, from scikit-image's wheel."""
     found = importlib.util.find_spec("skimage")
     if found is None:
         pytest.skip("scikit-image, whose photographs are used, is not installed")
@@ -25,7 +25,7 @@ def timm_transform(timm):
 
 @pytest.fixture
 def make_model():
-    """What data/ reads of a model, without a model."""
+    """The attributes that data/ reads of a model, without a model."""
 
     def make(size=(32, 32), channels=3, classes=10, **facts):
         facts = {"mean": [0.5] * channels, "std": [0.25] * channels} | facts

@@ -28,7 +28,7 @@ def test_crop_flip_gives_a_window_of_the_padded_image(picture, draws):
 
 
 def test_a_random_window_covers_the_share_asked_for(draws):
-    # An image whose pixels hold their place tells which window was cut.
+    # Pixels that encode their position show which window was cropped.
     y, x = np.mgrid[0:200, 0:200].astype("uint8")
     image = np.stack([y, x, np.zeros_like(y)], axis=-1)
     flips, lefts, ratios = 0, [], []

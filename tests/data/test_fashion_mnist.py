@@ -13,7 +13,7 @@ from keras_vitx.data.arrays import FASHION_MNIST
 
 pytestmark = pytest.mark.backend_free
 
-# The folder of the full set: where Debian's package puts it, unless told otherwise.
+# Folder of the full dataset; the default is that of Debian's package.
 FULL = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 
 
@@ -35,7 +35,7 @@ def test_it_holds_as_many_images_of_each_class():
 
 
 def test_its_images_are_images_of_clothes():
-    # Trousers are narrow, bags wide: the labels belong to the images.
+    # Trousers are narrow and bags wide, so the labels match the images.
     train = open_source("fashion_mnist").train
     width = (train.images[..., 0] > 0).any(axis=1).sum(axis=-1)
     assert width[train.labels == 1].mean() + 8 < width[train.labels == 8].mean()

@@ -14,7 +14,7 @@ def names(part):
 
 
 def break_some(folder):
-    """Cut a JPEG short, and name a text as an image."""
+    """Truncate a JPEG, and give a text file the name of an image."""
     broken = folder / "cat" / "0.jpg"
     broken.write_bytes(broken.read_bytes()[:-200])
     text = folder / "dog" / "text.jpg"

@@ -1,4 +1,4 @@
-"""Images by the name of a model, and classes by their names."""
+"""Preprocessing by the name of a model, and predictions by class names."""
 
 from types import SimpleNamespace
 

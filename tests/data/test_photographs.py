@@ -31,7 +31,7 @@ def pixels(path):
 
 
 def levels(images):
-    """Undo the normalisation."""
+    """Undo the normalization."""
     return np.rint((images * np.float32(STD) + np.float32(MEAN)) * 255).astype(int)
 
 
@@ -73,7 +73,7 @@ def test_the_layer_equals_timm(photographs, expected, size, crop_ratio, interpol
         found = run(layer, pixels(path))
         wanted = expected(path, size, crop_ratio, interpolation)
         assert found.dtype == np.float32
-        # Not within one level: the same.
+        # Equal, not only to within one level.
         np.testing.assert_array_equal(levels(found), levels(wanted), err_msg=path.name)
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 

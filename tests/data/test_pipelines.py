@@ -13,7 +13,7 @@ module = sys.modules["keras_vitx.data.batches"]
 
 @pytest.fixture
 def arrays(picture):
-    """103 images to train on and 21 to validate on, each of one grey level, its number."""
+    """103 training and 21 validation images; the gray level of each is its index."""
     train = np.repeat(np.arange(103, dtype="uint8"), 16 * 16 * 3).reshape(103, 16, 16, 3)
     validation = np.stack([picture(16, 16, seed=i) for i in range(21)])
     return (train, np.arange(103) % 4), (validation, np.arange(21) % 4)
@@ -26,7 +26,7 @@ def small(make_model):
 
 @pytest.fixture(params=["in memory", "lazy"])
 def memory(request, monkeypatch):
-    """Both ways through the pipeline: all images at hand, or each made when asked for."""
+    """Both paths of the pipeline: all images in memory, or each loaded on request."""
     if request.param == "lazy":
         monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
 
@@ -86,7 +86,7 @@ def test_the_seed_gives_the_same_batches(arrays, small, picture, memory, augment
     assert (first != epochs(2)).any()
     assert (first[0] != first[1]).any()
 
-    # Neither what was asked for before nor the order of asking matters.
+    # The result depends neither on earlier requests nor on their order.
     again = train(1)
     for epoch, index in ((1, 7), (0, 3), (1, 0), (1, 1), (1, 8), (0, 3)):
         again.epoch = epoch
@@ -157,7 +157,7 @@ def test_labels_of_any_form_follow_their_images(arrays, small):
     source = ((images, soft.T), (images[:4], soft.T[:4]))
     batches, labels = taken(pipelines(source, small, 103, augmentation=None).train)
     np.testing.assert_allclose(labels[0][:, 0] * 103, levels(batches), atol=1e-3)
-    # Numbers to be predicted have no classes that outputs could be too few for.
+    # With regression targets there is no number of classes to check.
     assert pipelines((images, soft[0]), small).class_names is None
 
 
@@ -220,7 +220,7 @@ def test_wrong_arguments_are_found_before_the_source_is_opened(small, options, m
 
 
 class Seen(keras.Layer):
-    """Note the grey levels of the images that are trained on."""
+    """Record the gray levels of the training images."""
 
     def __init__(self):
         super().__init__()

@@ -129,7 +129,7 @@ def test_a_model_without_the_facts_is_an_error(make_model, picture):
 def test_a_file_is_turned_upright(tmp_path, picture, save):
     image = picture(20, 30)
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: show it a quarter clockwise
+    exif[0x0112] = 6  # EXIF: rotate a quarter turn clockwise
     upright = decode_image(save(tmp_path / "a.png", image, exif=exif))
     np.testing.assert_array_equal(upright, np.rot90(image, -1))
 

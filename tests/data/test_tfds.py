@@ -18,7 +18,7 @@ def pixels(split, i):
 
 
 def built(tmp_path, splits, features=None, file_format="array_record", unlabelled=None):
-    """Write a small dataset to a folder, as tensorflow-datasets would."""
+    """Write a small dataset to a folder, as tensorflow-datasets does."""
 
     class Shapes(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
@@ -49,7 +49,7 @@ def built(tmp_path, splits, features=None, file_format="array_record", unlabelle
                 yield i, {key: example[key] for key in self.info.features}
 
     Shapes(data_dir=tmp_path, file_format=file_format).download_and_prepare()
-    # Read back from its files alone, as any prepared dataset.
+    # Read from its files alone, like any prepared dataset.
     tfds.core.registered._DATASET_REGISTRY.pop("shapes", None)
     return tmp_path
 

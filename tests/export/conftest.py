@@ -8,7 +8,7 @@ from keras_vitx.training.losses import SmoothedCrossentropy
 
 
 def make_tiny(**changes):
-    """A model whose blocks weigh as much as its stem, for images that are not square."""
+    """A model for non-square images, whose blocks affect the output as much as its stem."""
     arguments = {
         "dim": 24,
         "depth": 2,
@@ -29,15 +29,15 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def unused():
-    """A model for what must fail before it is touched."""
+    """A model for calls that must fail before using it."""
     return make_tiny()
 
 
 @pytest.fixture(scope="session")
 def trained():
-    """A compiled model as training leaves it, with an optimizer that has a state.
+    """A compiled model after training, with optimizer state.
 
-    Every weight is far from its start, so that one that got lost would show.
+    Every weight is far from its initial value, so that a lost one would show.
     """
     model = make_tiny()
     model.compile("adam", SmoothedCrossentropy(0.1), metrics=["accuracy"])
@@ -66,7 +66,7 @@ def values_before(trained):
 
 @pytest.fixture(scope="session")
 def exported(trained, values_before, tmp_path_factory):
-    """What an export of the trained model gave."""
+    """The result of exporting the trained model."""
     return saved_model(trained, tmp_path_factory.mktemp("export") / "trained")
 
 
@@ -80,7 +80,7 @@ def images():
 
 @pytest.fixture
 def old_saved_model(tmp_path):
-    """A folder that looks like a SavedModel, and a function that says whether it still does."""
+    """A folder like a SavedModel, and a function that returns whether it is unchanged."""
     folder = tmp_path / "model"
     (folder / "variables").mkdir(parents=True)
     (folder / "saved_model.pb").write_bytes(b"old")

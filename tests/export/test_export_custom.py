@@ -1,4 +1,4 @@
-"""Classes and functions of a user's own in exports from JAX and PyTorch."""
+"""User-defined classes and functions in exports from JAX and PyTorch."""
 
 import os
 import subprocess

@@ -6,7 +6,7 @@ import pytest
 
 from keras_vitx.export import Exported, saved_model
 
-# The function of the same name stands in front of the module.
+# The function of the same name shadows the module.
 module = importlib.import_module("keras_vitx.export.saved_model")
 process = importlib.import_module("keras_vitx.export.process")
 
@@ -19,9 +19,9 @@ def outputs_of(model, images):
 
 def test_export_says_where_and_how_close(exported, trained, images):
     assert (exported.path / "saved_model.pb").is_file()
-    # It was compared on one image and on three, in a process without Keras.
+    # Outputs were compared for one image and for three, in a process without Keras.
     assert 0 <= exported.difference <= 1e-5
-    # Outputs that are the same for all images would make the comparison blind.
+    # Outputs equal for all images would make the comparison meaningless.
     assert outputs_of(trained, images(3)).std(axis=0).max() > 1e-3
 
 
@@ -49,7 +49,7 @@ def test_features_in_mixed_precision(tiny, images, tmp_path, monkeypatch):
     output = loaded.serve(images(3))
     (named,) = served(tf.constant(images(3))).values()
     assert tf.reduce_all(named == output)
-    # (class token + 4 x 2 patches), and bfloat16: the precision came along.
+    # (class token + 4 x 2 patches), and bfloat16: the precision is kept.
     assert output.shape == (3, 9, 24)
     assert output.dtype == tf.bfloat16
     expected = outputs_of(model, images(3))
@@ -59,7 +59,7 @@ def test_features_in_mixed_precision(tiny, images, tmp_path, monkeypatch):
 
 @pytest.fixture
 def broken_writer(monkeypatch):
-    """Writing fails halfway, in this process or in the other."""
+    """Writing fails halfway, in this process or in the subprocess."""
 
     def fail(*arguments):
         folder = module.Path(arguments[-1])

@@ -1,4 +1,4 @@
-"""The exporters of PyTorch and JAX themselves, with a batch of any size."""
+"""The exporters of PyTorch and JAX, with a symbolic batch size."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ families = pytest.mark.parametrize("family", ["RefinedViT", "ConViT"])
 
 @pytest.fixture
 def model(family):
-    """A model with its preprocessing inside."""
+    """A model that includes its preprocessing."""
     images = keras.Input((20, 14, 3))
     ready = ImagePreprocessing((16, 16), [0.5] * 3, [0.5] * 3, crop_ratio=0.9)(images)
     return keras.Model(images, FAMILIES[family]()(ready))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-# A CUDA build of torchvision does not import beside a CPU build of torch without this.
+# Without this, a CUDA build of torchvision does not import with a CPU build of torch.
 sys.modules.setdefault(
     "torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations")
 )
@@ -53,7 +53,7 @@ def cait():
 def convit():
     from timm.models.convit import ConVit
 
-    # Its width is that of a head.
+    # The width is that of a head.
     return ConVit(**{**SMALL, "embed_dim": 6}, local_up_to_layer=2)
 
 
@@ -115,7 +115,7 @@ def from_checkout(repository, module):
         raise SystemExit(f"--{repository}: the path of its checkout is needed for this case.")
     for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
         del sys.modules[name]
-    # Last, since the checkouts also hold a folder named timm.
+    # Last in the path, because the checkouts also have a folder named timm.
     sys.path.append(CHECKOUTS[repository])
     try:
         return importlib.import_module(module)
@@ -135,7 +135,7 @@ CASES = {
 
 
 def randomize(model):
-    """Give every parameter and running statistic numbers that matter."""
+    """Randomize every parameter and running statistic so that each affects the output."""
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if not tensor.is_floating_point() or name.endswith("rel_indices"):
@@ -152,7 +152,7 @@ def randomize(model):
 
 
 def measured(model):
-    """Return what the model gives, as README.md describes it."""
+    """Return the outputs of the model, as described in README.md."""
     images = torch.randn(4, 32, 32, 3)
     x, labels = images.permute(0, 3, 1, 2), torch.arange(4)
     results = {"input": images, "labels": labels}

@@ -1,4 +1,4 @@
-"""What the papers' formulas are made of, written plainly in NumPy."""
+"""Building blocks of the papers' formulas, in plain NumPy."""
 
 from itertools import product
 from math import erf
@@ -10,7 +10,7 @@ X = numbers((3, 5, 8))
 
 
 def built(layer, x=X, shape=None):
-    """Build a layer for `x`, or for a pair of `shape`, and give it random weights."""
+    """Build a layer for `x`, or for `shape`, and give it random weights."""
     layer.build(x.shape if shape is None else shape)
     randomize(layer)
     return layer
@@ -42,7 +42,7 @@ def mix(maps, layer):
 
 
 def convolve(maps, kernel):
-    """Convolve each map with its kernel, `(heads, height, width)`; zero outside."""
+    """Convolve each map with its kernel, `(heads, height, width)`, with zero padding."""
     _, _, queries, keys = maps.shape
     _, height, width = kernel.shape
     convolved = np.zeros_like(maps)
@@ -64,12 +64,12 @@ def batch_norm(x, layer, training=False, axis=1):
 
 
 def split_heads(x, heads):
-    """`(batch, tokens, heads * size)` to `(batch, heads, tokens, size)`."""
+    """Reshape `(batch, tokens, heads * size)` to `(batch, heads, tokens, size)`."""
     return np.stack(np.split(x, heads, axis=-1), axis=1)
 
 
 def aggregate(maps, value):
-    """Multiply `(batch, tokens, heads * size)` by maps, head by head."""
+    """Multiply `(batch, tokens, heads * size)` by the maps, per head."""
     parts = split_heads(value, maps.shape[1])
     return np.concatenate([maps[:, h] @ parts[:, h] for h in range(maps.shape[1])], axis=-1)
 
@@ -80,7 +80,7 @@ def logits(query, key, heads):
 
 
 def attention(q, k, v, layer):
-    """(output before the projection, maps), head by head."""
+    """Return (output before the projection, maps), computed per head."""
     maps = logits(q, k, layer.num_heads)
     for part in layer.on_logits:
         maps = mix(maps, part)

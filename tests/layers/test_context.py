@@ -1,4 +1,4 @@
-"""Context Broadcasting and its rival."""
+"""Context Broadcasting, and Squeeze and Excitation."""
 
 import keras
 import numpy as np
@@ -56,7 +56,7 @@ def test_start_of_the_scaling():
     one.build(X.shape)
     other.build(X.shape)
     assert np.abs(array(one.scaling.value) - array(other.scaling.value)).max() > 1e-3
-    # From zero it starts as nothing.
+    # With an initial value of zero it is the identity.
     np.testing.assert_array_equal(array(ContextBroadcasting(scale=0.0)(X)), X)
 
 
@@ -112,5 +112,5 @@ def test_layer_scale_of_one_is_none():
     scaled = built(MLP(2, on_output=[LayerScale(1.0)]))
     scaled.on_output[0].gamma.assign(np.ones(8))
     plain = built(MLP(2))
-    plain.set_weights(scaled.get_weights()[1:])  # all but the weights of one
+    plain.set_weights(scaled.get_weights()[1:])  # all weights but those of one
     np.testing.assert_array_equal(array(scaled(X)), array(plain(X)))

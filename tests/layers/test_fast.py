@@ -1,4 +1,4 @@
-"""What is faster on a backend is equal to its plain form."""
+"""The fast form on each backend equals the plain form."""
 
 import platform
 from math import erf
@@ -51,7 +51,7 @@ def test_mix(biased, heads_last):
     expected = np.einsum("ij,bjc->bic", kernel, x) + biased * bias[:, None]
     found = fast.mix(*given, heads_last)
     close(array(found), expected, 1e-6)
-    # Once more, of what lies so.
+    # Again, with the heads last in memory.
     again = fast.mix(ops.transpose(given[0]), found)
     close(array(again), np.einsum("ij,bic->bjc", kernel, expected), 1e-6)
 
@@ -146,7 +146,7 @@ def test_in_pieces(monkeypatch):
 
 @keras.saving.register_keras_serializable(package="keras_vitx_tests")
 class Own(keras.layers.LayerNormalization):
-    """A layer that a user wrote."""
+    """A user-defined layer."""
 
 
 def test_what_runs_straight():
@@ -191,7 +191,7 @@ def test_children_that_run_straight_give_what_keras_gives(monkeypatch):
 def test_attention(keys, training):
     shapes = ((2, 5, 3, 4), (2, keys, 3, 4), (2, keys, 3, 4))
     given = [numbers(shape, seed) for seed, shape in enumerate(shapes)]
-    given[0] = given[0] * 100  # So that exponentials of the logits themselves overflow.
+    given[0] = given[0] * 100  # Logits so large that their exponentials overflow.
     query, key, value = given
     logits = np.einsum("bqhs,bkhs->bhqk", query, key) / 2
     found = fast.attention(*map(ops.convert_to_tensor, given), training)
@@ -212,7 +212,7 @@ def test_gradients_of_attention(training):
         close(one, other, 1e-5)
 
 
-# Of the C library itself: what else is held may keep memory from being given back.
+# With the C library itself: other live objects may keep memory from being returned.
 FAULTS = """
 import ctypes, resource
 import keras_vitx

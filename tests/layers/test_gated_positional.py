@@ -1,4 +1,4 @@
-"""Positional and gated positional attention, against r_ij written pair by pair."""
+"""Positional and gated positional attention, against r_ij computed per pair of patches."""
 
 import keras
 import numpy as np
@@ -140,7 +140,7 @@ def test_position_is_computed_once_for_all_images(monkeypatch):
     for batch in (1, 7):
         for scores in (False, True):
             layer(tokens((2, 3), batch=batch), return_attention_scores=scores)
-            # Once along the rows and once along the columns.
+            # Along the rows and along the columns.
             assert shapes == [(2, 2, 3), (3, 3, 3)]
             shapes.clear()
 
@@ -193,7 +193,7 @@ def test_a_frozen_attention_stays_frozen_in_a_block():
 
 
 def neighbour(grid, place, offset):
-    """The number of the patch nearest to `offset` from `place`."""
+    """The index of the patch nearest to `place` + `offset`."""
     row, column = (
         min(max(p + o, 0), side - 1) for p, o, side in zip(place, offset, grid, strict=True)
     )
@@ -201,14 +201,14 @@ def neighbour(grid, place, offset):
 
 
 def local_layer(heads, grid, dim):
-    """A GPSA as its convolutional start makes it, all position and very sharp."""
+    """A GPSA with the convolutional start, gates at 1 and very sharp positional maps."""
     layer = GatedPositionalAttention(heads, grid=grid, gate=100.0, locality_strength=50.0)
     layer.build((None, grid[0] * grid[1], dim))
     return layer
 
 
 def test_the_convolutional_start_is_a_convolution():
-    """ConViT, Section 2: nine heads are a 3 x 3 kernel."""
+    """ConViT, Section 2: nine heads form a 3 x 3 kernel."""
     grid, dim, size = (4, 5), 18, 2
     layer = local_layer(9, grid, dim)
     x = tokens(grid, dim)
@@ -224,7 +224,7 @@ def test_the_convolutional_start_is_a_convolution():
     maps = array(layer(x, return_attention_scores=True)[1])
     close(maps, np.broadcast_to(expected, maps.shape), 1e-6)
 
-    # So a head's values and its rows of the projection are the kernel at its place.
+    # So a head's values times its rows of the projection are the kernel at its offset.
     layer.v.kernel.assign(numbers((dim, dim), seed=5))
     layer.proj.kernel.assign(numbers((dim, dim), seed=6))
     layer.proj.bias.assign(numbers((dim,), seed=7))
@@ -247,7 +247,7 @@ def test_the_convolutional_start_is_a_convolution():
 
     y = array(layer(x)).reshape(3, *grid, dim)
     close(y, convolution("edge"))
-    # In the interior the padding is out of reach.
+    # The interior is not affected by padding.
     close(y[:, 1:-1, 1:-1], convolution("constant")[:, 1:-1, 1:-1])
 
 
@@ -310,7 +310,7 @@ def test_without_a_convolutional_start():
 
 
 def test_batches_of_any_size():
-    """One traced call serves every batch."""
+    """One traced call works for every batch size."""
     layer = built(GatedPositionalAttention(4), tokens((3, 3)))
     inputs = keras.Input((9, 8))
     model = keras.Model(inputs, layer(inputs))
@@ -320,7 +320,7 @@ def test_batches_of_any_size():
 
 
 def test_plain_attention_is_the_limit_without_position():
-    """With gates at 0 position is gone, and the layer is Attention of the same numbers."""
+    """With gates of 0, the layer equals Attention with the same weights."""
     x = tokens((3, 3))
     layer = built(GatedPositionalAttention(4), x)
     layer.gating_param.assign(np.full(4, -100))

@@ -1,4 +1,4 @@
-"""What comes before and after the blocks, and the blocks' newer parts."""
+"""Stems, pooling, heads and residual blocks."""
 
 from itertools import product
 
@@ -22,7 +22,7 @@ from keras_vitx.layers import (
 
 
 def convolution(images, kernel, stride, padding):
-    """Sum over the places of a kernel `(height, width, in, out)`, padded with zeros."""
+    """Convolve with a kernel `(height, width, in, out)` and zero padding, term by term."""
     images = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     height, width = kernel.shape[:2]
     rows = (images.shape[1] - height) // stride + 1
@@ -69,7 +69,7 @@ def test_conv_stem(channels, training):
         assert not part.use_bias
         kernel = array(part.kernel.value)
         assert kernel.shape[:2] == ((3, 3) if index else (7, 7))
-        # Padded as in PyTorch: alike on all sides.
+        # Padded as in PyTorch: equally on all sides.
         x = convolution(x, kernel, 1, 1) if index else convolution(x, kernel, 2, 3)
         x = np.maximum(batch_norm(x, batch_normalization, training, axis=-1), 0)
     expected = project(x, layer.proj, 2)
@@ -83,7 +83,7 @@ def test_token_downsampling(grid, new, prefix):
     x = numbers((2, prefix + grid[0] * grid[1], 4))
     layer = built(TokenDownsampling(8, grid, prefix), x)
     image = x[:, prefix:].reshape(2, *grid, 4)
-    # Each channel gives two: a depthwise kernel is a whole one with zeros.
+    # Two outputs per channel: a depthwise kernel is a full one with zeros.
     depthwise = array(layer.conv.kernel.value)
     kernel = np.zeros((3, 3, 4, 8))
     for channel in range(4):
@@ -137,7 +137,7 @@ def test_mlp_of_a_given_width():
 
 @pytest.mark.parametrize("scale", (0.5, 1.0, 2.0))
 def test_residual_scale(scale):
-    """x + f(norm(s x)) / s, with an epsilon that matters."""
+    """x + f(norm(s x)) / s, with an epsilon large enough to matter."""
     block = built(Block(Attention(2), MLP(2), residual_scale=scale, epsilon=0.1))
     x = X
     for part, layer in ((block.attention, block.norm1), (block.mlp, block.norm2)):

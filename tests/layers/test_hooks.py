@@ -1,4 +1,4 @@
-"""PyTorch's hooks on children: a layer with a hook is called, whatever the fast path."""
+"""PyTorch hooks on child layers: a layer with hooks is called, even on fast paths."""
 
 import pytest
 from harness import BACKEND, array, close, numbers, randomize

@@ -1,4 +1,4 @@
-"""How layers start: bounds, spread, and what the start does to maps and gradients."""
+"""Initial weights: bounds, spread, and their effect on maps and gradients."""
 
 import keras
 import numpy as np
@@ -69,7 +69,7 @@ def test_convolutions_start_as_in_pytorch(name):
         (values,) = (array(v.value).ravel() for v in layer.weights if v.path.endswith(end))
         bound = fan_in**-0.5
         assert bound * (1 - 10 / len(values)) <= np.abs(values).max() <= bound, end
-        # Four standard deviations of the variance of as many draws.
+        # Four standard deviations of the variance of that many draws.
         assert abs(values.var() / (bound**2 / 3) - 1) < 4 * (0.8 / len(values)) ** 0.5, end
 
 
@@ -95,7 +95,7 @@ ATTENTION_MAPS = softmax(numbers((2, 12, 40, 40), seed=1))
 
 
 def rows(maps):
-    """Root mean square of the sums of rows, but for the first and the last."""
+    """Root mean square of the row sums, without the first and the last row."""
     return np.sqrt((maps.sum(-1)[:, :, 1:-1] ** 2).mean())
 
 
@@ -139,7 +139,7 @@ def norm_of_queries_and_keys(attention, x, weights):
 
 
 def test_gradients_through_the_paper_refiner_at_the_start():
-    """They are of the order of plain attention's."""
+    """They have the same order of magnitude as in plain attention."""
     x, weights = numbers((4, 17, 48), seed=1), ops.convert_to_tensor(numbers((4, 17, 48), seed=2))
     ratios = []
     for _ in range(3):

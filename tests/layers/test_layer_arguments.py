@@ -1,4 +1,4 @@
-"""A wrong argument: one ValueError, which names it and what was received."""
+"""Invalid arguments: one ValueError that names the argument and the value received."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from keras_vitx.layers import (
 
 MAPS = (None, 2, 5, 5)
 TOKENS = (None, 5, 8)
-# What is done, the argument at fault, what was received.
+# The call, the argument at fault, the value received.
 WRONG = {
     "even kernel": (lambda: LocalMapConvolution(2), "kernel_size", "kernel_size=2"),
     "no kernel": (lambda: Refinement(kernel_size=0), "kernel_size", "kernel_size=0"),

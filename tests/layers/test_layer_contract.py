@@ -115,7 +115,7 @@ def test_mixed_precision(name, policy):
         mixed, _ = built(name)
     mixed.set_weights(exact.get_weights())
     assert all(variable.dtype == "float32" for variable in mixed.weights)
-    # First of all: a training pass moves running statistics.
+    # First, because a training pass changes running statistics.
     close(array(joined(call(mixed, x))), array(joined(call(exact, x))), 0.05, name)
     dtype = "float32" if LAYERS[name].float32 else policy.removeprefix("mixed_")
     for training in (False, True):
@@ -158,7 +158,7 @@ def test_training_and_remat(name):
     assert np.isfinite(array(joined(call(layer, x, training=True)))).all()
     if not layer.trainable_variables:
         return
-    # Where training draws, what can be compared is the pass without draws.
+    # If training draws random numbers, compare the pass without draws.
     training = not LAYERS[name].random
 
     def run(wrap):

@@ -1,4 +1,4 @@
-"""Each layer against its formula, written plainly in NumPy."""
+"""Each layer against its formula in plain NumPy."""
 
 import keras
 import numpy as np
@@ -41,7 +41,7 @@ def test_attention(name):
     aggregated, expected_maps = attention(q, k, v, layer)
     close(array(maps), expected_maps)
     close(array(y), dense(aggregated, layer.proj))
-    # Without the maps the fused kernel may run; the result is the same.
+    # Without returning maps, the fused kernel may run, with the same result.
     close(array(layer(X)), array(y))
     if not layer.on_weights:
         close(array(maps).sum(-1), np.ones(maps.shape[:-1]))

@@ -94,7 +94,7 @@ def test_spatial_convolution_leaves_leading_keys_alone(grid):
 
 
 def locally(value, weights):
-    """Sum the values around each token, each head with its weights `(heads, k)`; zero outside."""
+    """Sum the values around each token with weights `(heads, k)` and zero padding."""
     _, _, tokens, _ = value.shape
     reach = weights.shape[1] // 2
     summed = np.zeros_like(value)
@@ -114,13 +114,13 @@ def test_distributed_local_attention_is_local_then_global_aggregation(kernel_siz
     kernel = array(layer.kernel.value)[:, 0]
     reach = kernel_size // 2
 
-    # With a kernel along the keys alone, as in the section.
+    # With a kernel along the keys only, as in that section.
     row = np.zeros((4, 1, kernel_size, kernel_size), "float32")
     row[:, 0, reach] = kernel[:, reach]
     layer.kernel.assign(row)
     close(array(layer(MAPS)) @ value, MAPS @ locally(value, kernel[:, reach]))
 
-    # A whole kernel does it once a row, for the queries around each.
+    # A full kernel does so once per row, for the queries around each query.
     layer.kernel.assign(kernel[:, None])
     expected = np.zeros((2, 4, 5, 3))
     for a in range(kernel_size):
@@ -239,9 +239,9 @@ def test_parameters_of_uniform_heads():
 
     plain = count(Attention(4, qkv_bias=False))
     assert count(replaced(2)) == plain
-    # One head of queries and of keys less.
+    # One query and key head fewer.
     assert count(replaced(1)) == plain - 2 * 32 * 8
-    # One head of values more, and its rows of the projection.
+    # One more value head, with its rows of the projection.
     appended = Attention(4, on_weights=[UniformHeads()], qkv_bias=False)
     assert count(appended) == plain + 2 * 32 * 8
 
@@ -263,7 +263,7 @@ def test_re_attention_by_the_unit_matrix_is_plain_attention():
     layer = built(DeepAttention(2))
     re_attention = layer.on_weights[0]
     unit(re_attention.reatten_matrix)
-    # A normalization that changes nothing: without a norm, that is.
+    # A normalization that is the identity.
     norm = re_attention.var_norm
     norm.set_weights([np.ones(2), np.zeros(2), np.zeros(2), np.full(2, 1 - norm.epsilon)])
     alike(layer, Attention(2))

@@ -1,4 +1,4 @@
-"""Maps handed on from block to block."""
+"""Carried maps."""
 
 import numpy as np
 import pytest
@@ -115,7 +115,7 @@ def test_carrying_block(name, gives_maps):
     block = built(CarryingBlock(make(), MLP(2), gives_maps=gives_maps), shape=PAIR)
     attended, used = plain(norm(X, block.norm1), block.attention)
     expected = after(X, attended, block)
-    # A shared map is handed on as it was taken, a computed one as it was used.
+    # Shared maps are carried on as received, computed ones as used.
     handed_on = CARRIED if name == "shared" else used
 
     for scores in (False, True):
@@ -158,7 +158,7 @@ def test_maps_of_appended_heads_are_handed_on():
 
 
 def cosine(maps, others, over):
-    """Mean cosine between two blocks' maps, vector by vector."""
+    """Mean cosine between the maps of two blocks, over vectors."""
     axis = {"heads": 1, "queries": 2}[over]
     vectors = [np.moveaxis(part, axis, -1).reshape(-1, part.shape[axis]) for part in (maps, others)]
     cosines = [
@@ -170,7 +170,7 @@ def cosine(maps, others, over):
 @pytest.mark.parametrize("over", ("heads", "queries"))
 def test_map_similarity(over):
     maps, others = (softmax(numbers((2, 4, 5, 7), seed, scale=3)) for seed in (1, 2))
-    # Small entries count as much as large ones: most entries of a long row are small.
+    # Small entries count as much as large ones; most entries of a long row are small.
     maps[:, :, :2], others[:, :, :, :3] = 1e-4 * maps[:, :, :2], 1e-3 * others[:, :, :, :3]
     found = array(map_similarity(*map(ops.convert_to_tensor, (maps, others)), over))
     close(found, cosine(maps, others, over))

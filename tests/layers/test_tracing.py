@@ -1,4 +1,4 @@
-"""PyTorch's tracers, compilers and exporters, with batches of another size than traced."""
+"""PyTorch's tracers, compilers and exporters, with a batch size other than the traced one."""
 
 import pytest
 from harness import BACKEND, FAMILIES, array, close, numbers, randomize
