@@ -49,7 +49,7 @@ def test_heads(head, activation):
 
 
 def around(*last):
-    """Models that end in `last`, given features of a width of 4."""
+    """Models that end in `last`, on features of width 4."""
     x = inputs = keras.Input((4,))
     for layer in last:
         x = layer(x)

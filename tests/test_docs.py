@@ -1,4 +1,4 @@
-"""Every call in docs/ablations.md is one that the library takes."""
+"""Every call in docs/ablations.md is valid."""
 
 import ast
 import inspect
@@ -26,12 +26,12 @@ TABLES = [
     if line.startswith("| ") and not line.startswith("| where")
 ]
 MILLIONS = {}
-"""What the tables say of each call: millions of parameters, as printed."""
+"""Millions of parameters of each call, as printed in the tables."""
 for *_, stated, cell in TABLES:
     if cell.startswith("`"):
         MILLIONS.setdefault(cell.strip("`"), set()).update({stated} - {""})
 BUILT = [call for call in MILLIONS if not re.fullmatch(r"kv\.\w+\(\)", call)]
-"""Those that tests of the sizes don't already make."""
+"""Calls that the tests of the sizes don't cover."""
 
 
 def test_cells():
@@ -54,7 +54,7 @@ def test_sizes_exist():
 
 @pytest.mark.parametrize("call", BUILT)
 def test_calls(call, monkeypatch):
-    # The list of layers is made and checked, but not connected: that takes memory.
+    # The list of layers is made and checked, but not connected, to save memory.
     monkeypatch.setattr(build, "Chain", lambda made, shape, **kwargs: made)
     made = eval(call, {"keras": keras, "kv": kv, "layers": layers})
     if call.startswith("layers."):
@@ -64,15 +64,17 @@ def test_calls(call, monkeypatch):
 
 
 WITHOUT_EFFECT = ("proj_l/bias", "attn/k/bias", "pos_proj/bias")
-"""Ends of the paths of biases that a softmax takes out again."""
+"""Path suffixes of biases that a softmax cancels."""
 
 
 def narrowed(name, width=2):
-    """Return what makes a family or a size narrow, for small images, other arguments kept.
+    """Return a function that makes a narrow family or size for small images.
+
+    Other arguments are kept.
 
     Args:
-        name: Of the family or the size.
-        width: Of a head.
+        name: Name of the family or the size.
+        width: Width of a head.
     """
     size = kv.models.MODELS.get(name)
     family = getattr(kv, size.family if size else name)
@@ -84,7 +86,7 @@ def narrowed(name, width=2):
         if "dims" in arguments:
             arguments["dims"] = tuple(width * count for count in heads)
         else:
-            # Heads may also be those of a function `attention=`.
+            # `num_heads` may also be given to a function `attention=`.
             arguments["dim"] = width * math.lcm(heads, 6 if "attention" in arguments else 1)
         side = 42 if "dims" in arguments else 2 * arguments.get("patch_size", 16)
         arguments.update(input_shape=(side, side, 3), classes=3, classifier_activation=None)
@@ -103,7 +105,7 @@ def test_gradients_reach_every_variable(call):
     made = eval(call, {"keras": keras, "kv": narrow, "layers": layers})
     x = numbers((16, 128, 256) if call.startswith("layers.") else (16, *made.input_shape[1:]))
     made(x[:1])
-    # Branch weights that start from 0 keep gradients out of their branches.
+    # LayerScale initialized to 0 blocks the gradients of its branch.
     randomize(made, 0.3)
 
     def loss():
@@ -132,9 +134,9 @@ def is_kv(node):
 
 
 def assert_agrees(count, stated):
-    """Compare a count with the printed millions: one of the last digit may be missing.
+    """Compare a count with the printed millions, to within one of the last digit.
 
-    Ours in parentheses is rounded, and there because the paper's is further away.
+    If the paper's count differs by more, ours follows in parentheses, rounded.
     """
     paper, _, ours = stated.strip(")").partition(" (")
     assert (abs(count / 1e6 - float(paper)) < 0.1 ** decimals(paper)) == (not ours), count

@@ -1,4 +1,4 @@
-"""Which part of the package may import which, and what an import loads."""
+"""Allowed imports between the parts of the package, and the modules that an import loads."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ from keras_vitx import backend
 
 PACKAGE = ROOT / "keras_vitx"
 
-# The parts of the package, and the parts that each may import.
+# The parts of the package, and the parts that each of them may import.
 LEAVES = {"files", "text", "backend", "keras_internals", "classifier", "preprocessing"}
 ARROWS = {
     "layers": set(),
@@ -155,7 +155,7 @@ def test_what_an_import_loads():
 
 @pytest.fixture
 def choose(monkeypatch, tmp_path):
-    """Let the package choose a backend before Keras is imported; give what it chose."""
+    """Let the package choose a backend before Keras is imported; return its choice."""
 
     def choose(installed, chosen=None, in_file=None, wanted=None):
         monkeypatch.delitem(sys.modules, "keras", raising=False)
@@ -214,7 +214,7 @@ def test_a_backend_without_any_choice(choose, caplog, in_file):
     assert choose(["tensorflow"], in_file=in_file) == "tensorflow"
     assert choose(["torch"], in_file=in_file) == "torch"
     assert not caplog.records
-    # The extras `data` and `export` bring TensorFlow beside the backend that was meant.
+    # The extras `data` and `export` install TensorFlow in addition to the intended backend.
     assert choose(["tensorflow", "torch"], in_file=in_file) == "torch"
     assert choose(["tensorflow", "jax"], in_file=in_file) == "jax"
     first, second = (record.getMessage() for record in caplog.records)
@@ -245,6 +245,6 @@ print(sys.modules['keras'].backend.backend())
 def test_the_only_backend_is_found_again(tmp_path):
     for _ in range(2):
         assert run_python(IMPORT, BACKEND, tmp_path).stdout.split()[-1] == BACKEND
-        # Keras has written it, and names its own default.
+        # Written by Keras, with its own default.
         written = json.loads((tmp_path / "keras.json").read_text())
         assert written == backend.WRITTEN_BY_KERAS

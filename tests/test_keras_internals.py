@@ -1,4 +1,4 @@
-"""The private names of Keras that the package uses, and that there are no others."""
+"""Contract tests of the private names of Keras that the package uses; it uses no others."""
 
 import ast
 
@@ -70,7 +70,7 @@ def test_node_of_is_the_call_that_made_a_tensor():
 
 
 def private_names():
-    """Each (file, line, name) of an attribute with a leading underscore that isn't our own."""
+    """Each (file, line, name) of a private attribute that isn't our own."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
     ours = {node.name for _, node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
@@ -79,7 +79,7 @@ def private_names():
         for _, node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
-    # Of other libraries: namedtuples.
+    # Other libraries' names: those of namedtuples.
     ours |= {"_replace", "_asdict"}
     for path, node in nodes:
         if isinstance(node, ast.Attribute):

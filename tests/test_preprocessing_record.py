@@ -1,4 +1,4 @@
-"""The record of how images are prepared, and how it is read."""
+"""The preprocessing record, and how it is read."""
 
 import json
 from types import SimpleNamespace
@@ -78,7 +78,7 @@ def test_a_model_holds_the_record():
 def test_a_saved_model_has_it_as_a_dictionary(tmp_path):
     model = FAMILIES["ViT"]()
     model.preprocessing = HALVES.but(interpolation="bilinear")
-    # Files written before there was a record hold the same dictionary.
+    # Files from before the record existed have the same dictionary.
     assert model.get_config()["preprocessing"] == {
         "mean": [0.5, 0.5, 0.5],
         "std": [0.5, 0.5, 0.5],
@@ -89,7 +89,7 @@ def test_a_saved_model_has_it_as_a_dictionary(tmp_path):
     assert keras.saving.load_model(tmp_path / "m.keras").preprocessing == model.preprocessing
     config = model.get_config()
     for mean in ((0.5,) * 3, np.float32([0.5] * 3)):
-        # As Keras writes tuples and arrays into a file.
+        # Tuples and arrays as Keras serializes them.
         written = json.dumps(keras.saving.serialize_keras_object({"mean": mean, "std": mean}))
         older = config | {"preprocessing": json.loads(written)}
         assert kv.models.Chain.from_config(older).preprocessing == HALVES

@@ -1,4 +1,4 @@
-"""The README's blocks run as they stand, and the table of sizes is the registry's."""
+"""The README's code blocks run unchanged, and its table of sizes matches the registry."""
 
 import re
 import sys
@@ -41,7 +41,7 @@ def downloads(tmp_path, monkeypatch):
             save_safetensors(model, made[known.name])
         return made[known.name]
 
-    # The package has a function of the module's name.
+    # A function of the package shadows the module.
     monkeypatch.setattr(sys.modules["keras_vitx.weights.load"], "download", download)
     return made
 

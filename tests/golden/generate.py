@@ -2,10 +2,10 @@
 
     python tests/golden/generate.py OUT [CASE ...] [--dvit PATH] [--refiner PATH]
 
-It needs torch and timm 1.0.31 and, for the DeepViT and Refined-ViT cases, checkouts of
+Requires torch and timm 1.0.31 and, for the DeepViT and Refined-ViT cases, checkouts of
 github.com/zhoudaquan/dvit_repo and of github.com/zhoudaquan/Refiner_ViT (commit
-b3e8cb0). Without CASE it makes those of timm. README.md beside this file describes what
-is written. The weights are random and not those of the files here, which stay.
+b3e8cb0). Without CASE, the cases of timm are made. The README.md of this folder describes
+the files. Their weights are random and differ from those of the files stored here.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Wrong arguments: an error at construction that names the argument and its value."""
+"""Invalid arguments: an error at construction that names the argument and its value."""
 
 import keras
 import pytest
@@ -33,7 +33,7 @@ WRONG = {
 
 
 def refused(family, arguments, name, value):
-    """Check the error of a wrong argument, which names it and what came."""
+    """Check that the error names the argument and the value received."""
     with pytest.raises(ValueError, match=name) as error:
         FAMILIES[family](**arguments)
     assert value in str(error.value)
@@ -66,7 +66,7 @@ def test_wrong_size_of_any_family(family):
 def test_wrong_factory(family, part):
     layer = TokenMixing(4, name="mine")
     how = "function that takes the index of a block"
-    # A layer is callable, and yet no factory.
+    # A layer is callable, but not a factory.
     refused(family, {part: layer}, how, "TokenMixing")
     refused(family, {part: "Attention"}, f"`{part}`.*{how}", "'Attention' for block 0")
     refused(family, {part: lambda index: None}, f"`{part}`.*{how}", "None for block 0")
@@ -76,7 +76,7 @@ def test_wrong_factory(family, part):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_wrong_sharing_of_maps(family):
     heads = 4 if family in ("ConViT", "PiT") else 2
-    # PiT's first stage has one block, so that the next is the first of its stage.
+    # PiT's first stage has one block, so the second block is the first of its stage.
     sharing = 2 if family == "PiT" else 1
 
     def sharing_after(make):

@@ -105,7 +105,7 @@ def test_connections():
 
 @pytest.fixture
 def foreign(monkeypatch):
-    """Define a family, as a user of the package would, and one size of it."""
+    """Define a family and one of its sizes, as a user of the package would."""
     for registry in (build.FAMILIES, build.MODELS, names.TABLES):
         for name in ("Talker", "Talker_8"):
             monkeypatch.setitem(registry, name, None)
@@ -165,7 +165,7 @@ def test_files_of_a_family_from_outside_are_recognised(foreign, tmp_path):
 
 
 def test_what_sizes_look_like():
-    # Families in stages and with class blocks, by what is counted in a file.
+    # Families in stages and with class blocks, by the counts in a file.
     assert build.identities("PiT")["CBPiT_B"] == ("PiT", 13, 1024)
     assert build.identities("CaiT")["CaiT_Mini"] == ("CaiT", 4, 96)
     assert build.identities("none") == {}

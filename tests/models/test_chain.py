@@ -1,4 +1,4 @@
-"""What a Chain trains where it has several heads."""
+"""Training of a Chain with several heads."""
 
 import keras
 import numpy as np
@@ -38,7 +38,7 @@ def model_of(head, **changes):
 
 
 def tiny(head, activation="softmax", penalty=0.0):
-    """The shortest network with a head of this kind: four patches, three classes."""
+    """The smallest network with a head of this kind: four patches, three classes."""
     keras.utils.set_random_seed(0)
     penalty = keras.regularizers.L2(penalty) if penalty else None
     layers = [
@@ -65,7 +65,7 @@ SMOOTHING = 0.1
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_loss_reaches_its_floor(head):
-    """A softmax of a softmax, or a sigmoid taken for logits, stays far above it."""
+    """With a second softmax, or a sigmoid treated as logits, the loss stays far above."""
     keras.utils.set_random_seed(1)
     model = model_of(head, classes=2)
     labels = np.arange(16) % 2
@@ -85,7 +85,7 @@ def test_the_loss_reaches_its_floor(head):
     assert floor - 1e-4 <= history["loss"][-1] <= 1.03 * floor
     assert history["accuracy"][-1] == 1
     assert model.evaluate(images, targets, verbose=0)[1] == 1
-    # The prediction reads all heads, and each of them has learned.
+    # The prediction uses all heads, and each of them has learned.
     parts = model(images, training=True, return_parts=True)
     for part in parts.values() if isinstance(parts, dict) else [parts]:
         best = array(part).argmax(-1)
@@ -93,7 +93,7 @@ def test_the_loss_reaches_its_floor(head):
 
 
 def token_labels():
-    """Of 4 patches in 3 classes: integers, and distributions."""
+    """Labels of 4 patches in 3 classes: integers and distributions."""
     integers = np.random.default_rng(0).integers(0, 3, (4, 4))
     soft = np.random.default_rng(1).dirichlet(np.ones(3), (4, 4)).astype("float32")
     return integers, soft
@@ -103,7 +103,7 @@ CLASS = np.array([0, 1, 2, 0])
 OTHER = np.array([1, 1, 0, 2])
 EYE = np.eye(3, dtype="float32")
 INTEGERS, SOFT = token_labels()
-# Labels as given, and the targets of the class head and of the other part.
+# The labels given, and the resulting targets of the class head and of the other part.
 LABELED = {
     "one": (DistilledHead, CLASS, EYE[CLASS], EYE[CLASS]),
     "columns": (DenseHead, CLASS[:, None], EYE[CLASS], EYE[CLASS][:, None]),
@@ -138,7 +138,7 @@ def test_loss_of_the_parts(labeled, weighted):
     close(logs["loss"], expected)
     assert logs["accuracy"] == pytest.approx(accuracy)
     assert list(logs) == ["accuracy", "loss"] or set(logs) == {"accuracy", "loss"}
-    # Evaluation has one prediction.
+    # In evaluation there is one prediction.
     logs = model.evaluate(IMAGES, labels, verbose=0, return_dict=True, **arguments)
     close(logs["loss"], (crossentropy(target, prediction) * sample_weight).mean() + penalty)
     assert logs["accuracy"] == pytest.approx((prediction.argmax(-1) == CLASS).mean())
@@ -162,7 +162,7 @@ def test_losses_by_name(head, loss):
 
 @pytest.mark.parametrize("head", SEVERAL)
 def test_every_variable_is_trained(head):
-    """Also what PyTorch's DistributedDataParallel wants: no parameter without a gradient."""
+    """PyTorch's DistributedDataParallel also requires a gradient for every parameter."""
     model = model_of(head)
     before = [array(variable.value).copy() for variable in model.trainable_variables]
     model.compile(keras.optimizers.SGD(1.0), "sparse_categorical_crossentropy")
@@ -176,7 +176,7 @@ def test_every_variable_is_trained(head):
 @pytest.mark.parametrize("head", SEVERAL)
 @pytest.mark.parametrize("how", ("listed", "remat", "bfloat16"))
 def test_one_training_in_several_ways(head, how):
-    """Under JAX the first of the two runs its equal blocks as a loop."""
+    """Under JAX, the first of the two runs its equal blocks as a loop."""
     models = [model_of(head, depth=4)]
     with precision("mixed_bfloat16" if how == "bfloat16" else "float32"):
         models.append(model_of(head, depth=4, remat=how == "remat"))
@@ -194,7 +194,7 @@ def test_one_training_in_several_ways(head, how):
 
 @pytest.mark.parametrize("head", SEVERAL)
 def test_inside_another_model(head):
-    """It gives its prediction, since the loss around it knows nothing of the heads."""
+    """It returns its prediction, because the enclosing model's loss does not know the heads."""
     chain = model_of(head)
     model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(2.0), chain])
     assert tuple(model(IMAGES, training=True).shape) == (4, 5)
@@ -208,13 +208,13 @@ def test_inside_another_model(head):
 
 
 def teacher(images):
-    """Knows two classes: whether an image is green."""
+    """A teacher with two classes: whether an image is green."""
     return (np.mean(images[..., 1], axis=(1, 2)) > 0).astype("int32")
 
 
 @pytest.mark.parametrize("how", ("hard", "soft"))
 def test_a_teacher(how):
-    """The class head learns the labels, and the other one what the teacher says."""
+    """The class head learns the labels, the distillation head the teacher's predictions."""
     keras.utils.set_random_seed(1)
     labels, green = np.arange(8) % 2, np.repeat([0, 1], 4)
     images = numbers((8, 16, 16, 3), scale=0.1)
@@ -235,7 +235,7 @@ def test_a_teacher(how):
     np.testing.assert_array_equal(parts["head"].argmax(-1), labels)
     np.testing.assert_allclose(parts["head"].max(-1), 1 - SMOOTHING / 2, atol=0.02)
     np.testing.assert_array_equal(parts["head_dist"].argmax(-1), said)
-    # Not smoothed: the loss of each head is its own.
+    # Without smoothing: each head has its own loss.
     sure = 0.9 if how == "soft" else 1.0
     np.testing.assert_allclose(parts["head_dist"].max(-1), sure, atol=0.02)
 

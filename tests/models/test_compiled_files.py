@@ -1,4 +1,4 @@
-"""A compiled model's file is loaded and trained on by every backend."""
+"""The file of a compiled model can be loaded, and trained further, by every backend."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ def compiled(**arguments):
     return model
 
 
-# Where the backend that wrote the file is not installed.
+# The backend that wrote the file is not importable.
 CONTINUE = """
 import sys
 folder, wrote = sys.argv[1:]
@@ -41,7 +41,7 @@ np.savez(f"{folder}/{keras.backend.backend()}.npz", loss[0], *model.get_weights(
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A file after one step, and what two more give here."""
+    """A file saved after one step, and the result of two more steps on this backend."""
     folder = tmp_path_factory.mktemp("compiled")
     model = compiled()
     model.train_on_batch(IMAGES, LABELS)
@@ -57,12 +57,12 @@ def test_another_backend_goes_on(other, written):
     pytest.importorskip(other)
     folder, loss, weights = written
     said = run_python(CONTINUE, folder, BACKEND, backend=other).stdout.split()
-    # Under JAX "auto" compiles, under the others on a CPU it does not.
+    # "auto" compiles under JAX, but not under the others on a CPU.
     assert said[-2:] == ["1", str(other == "jax")]
     found_loss, *found = np.load(folder / f"{other}.npz").values()
     close(found_loss, loss, 1e-4)
     for one, expected in zip(found, weights, strict=True):
-        # The optimizer's momenta and its place in the schedule came along.
+        # The optimizer's momenta and its position in the schedule are restored.
         np.testing.assert_allclose(one, expected, atol=2e-4)
 
 
@@ -75,7 +75,7 @@ def test_the_file_names_what_every_backend_has():
 
 
 def test_files_of_before():
-    """As Keras wrote them under PyTorch, and compiled as under JAX."""
+    """Optimizers as Keras serializes them under PyTorch, with jit_compile as under JAX."""
     config = compiled().get_compile_config()
     config["jit_compile"] = True
     inner = {

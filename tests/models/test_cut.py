@@ -1,4 +1,4 @@
-"""What was cut from a Chain becomes one again, with the same layers and weights."""
+"""A model cut from a Chain becomes a Chain again, with the same layers and weights."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The loop over depth gives what the list of layers gives, only sooner."""
+"""The loop over depth is equivalent to the list of layers."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ LABELS = np.array([0, 1, 2, 0])
 
 @register
 class NormalizedBlock(Layer):
-    """A block with states: running statistics and generators of random numbers."""
+    """A block with state: running statistics and seed generators."""
 
     varying = ("drop_path",)
 
@@ -58,7 +58,7 @@ class NormalizedBlock(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_vitx_tests")
 class PlainBlock(keras.layers.Dense):
-    """A layer that isn't of the package."""
+    """A layer from outside the package."""
 
 
 def chain(rates=(0.3, 0.3, 0.3, 0.3), block=NormalizedBlock, scan=True, remat=False, **arguments):
@@ -83,13 +83,13 @@ def twins(make=chain, **arguments):
 
 
 def value(variable):
-    """A variable as it is: the states of generators are large whole numbers."""
+    """The value of a variable, uncast: generator states are large integers."""
     return np.array(ops.convert_to_numpy(variable.value))
 
 
 @pytest.fixture
 def loops(monkeypatch):
-    """The stretches that ran as loops, while the test runs."""
+    """The runs of blocks executed as loops during the test."""
     found = []
     run = depth._run_scanned
 
@@ -102,7 +102,9 @@ def loops(monkeypatch):
 
 
 def fit(model, steps=3):
-    keras.utils.set_random_seed(0)  # Under PyTorch, dropout without a seed draws globally.
+    keras.utils.set_random_seed(
+        0
+    )  # Under PyTorch, dropout without a seed uses the global generator.
     model.compile(
         keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
@@ -115,7 +117,7 @@ def check_same(looped, listed, tolerance=1e-5):
         if one.dtype == "uint32":
             np.testing.assert_array_equal(value(one), value(other))
         else:
-            # Some variables have no effect, and stay at rounding errors from zero.
+            # Gradients of variables without effect are zero up to rounding errors.
             worst = np.abs(value(one) - value(other)).max()
             assert worst <= tolerance * max(np.abs(value(other)).max(), 0.1), one.path
 
@@ -144,12 +146,12 @@ def test_fit(case, loops, tmp_path):
     close(fit(looped), expected)
     assert loops[: len(stretches)] == stretches
     check_same(looped, listed)
-    # Running statistics and random generators went on, block by block.
+    # Running statistics and seed generators were updated, block by block.
     for before, variable in zip(states, looped.non_trainable_variables, strict=True):
         assert (value(variable) != before).any(), variable.path
     statistics = [array(looped.get_layer(name).norm.moving_mean.value) for name in names(0, 1, 2)]
     assert np.abs(statistics[0] - statistics[1]).max() > 1e-6
-    # What a step sets for its time is back, and files don't know of the loop.
+    # Temporary state of a step is restored, and files do not depend on the loop.
     for rate, name in zip(rates, names(0, 1, 2, 3), strict=False):
         block = looped.get_layer(name)
         assert (block.drop_path, block.branch.rate) == (rate, rate)
@@ -185,7 +187,7 @@ def test_draws_differ_between_blocks_of_a_loop():
     x = np.zeros((200, 1), "float32")
     connect(layers, x.shape)
     y, _ = depth.run(layers, ops.convert_to_tensor(x), training=True, scan=True, remat=False)
-    # Sums of six independent draws, not six times one draw.
+    # Sums of six independent draws, not six times the same draw.
     assert len(np.unique(np.round(array(y)))) > 4
 
 
@@ -240,7 +242,7 @@ def cait(scan, **changes):
 @jax_only
 def test_cait(loops):
     looped, listed = twins(cait)
-    # Without draws, too, a training pass is the same.
+    # A training pass without random draws is the same, too.
     looped_logits, logits = (array(m(IMAGES, training=True)) for m in (looped, listed))
     close(looped_logits, logits)
     assert loops == [names(0, 1, 2), ["blocks_token_only_0", "blocks_token_only_1"]]
@@ -331,13 +333,13 @@ def test_what_differs_is_not_merged(loops):
     for pair in different:
         assert stretches_of(blocks(*pair), loops) == [], pair
     assert stretches_of(blocks({}, {}), loops) == [names(0, 1)]
-    # A stretch ends where another layer stands.
+    # A run of blocks ends at any other layer.
     layers = [*blocks({}, {}), keras.layers.Activation("tanh"), *blocks({}, {}, first=2)]
     assert stretches_of(layers, loops) == [names(0, 1), names(2, 3)]
 
     half = blocks({}, {})
     connect(half, (None, 6))
-    half[1].norm.trainable = False  # It computes with its running statistics.
+    half[1].norm.trainable = False  # It uses its running statistics.
     assert stretches_of(half, loops) == []
 
 
@@ -402,9 +404,9 @@ def test_blocks_that_alternate(loops, remat):
     looped, listed = twins(refined)
     looped.remat = remat
     close(fit(looped), fit(listed))
-    # The first block is handed no maps, the last hands none on.
+    # The first block receives no carried maps, the last returns none.
     assert loops[0] == names(1, 2, 3, 4)
-    # Maps at the start hardly vary, and normalising them enlarges rounding errors.
+    # Initial maps hardly vary, and normalizing them amplifies rounding errors.
     check_same(looped, listed, 1e-4)
 
 

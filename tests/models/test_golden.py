@@ -55,11 +55,11 @@ def test_blocks(case):
     stages = [key for key in golden if key.startswith("block/")]
     assert stages
     names = [key.removeprefix("block/").replace(".", "_") for key in stages]
-    # Of blocks that hand maps on, the tokens come first.
+    # Blocks with carried maps return a pair, tokens first.
     outputs = [keras.tree.flatten(model.get_layer(name).output)[0] for name in names]
     cut = keras.Model(model.input, outputs)
     for key, found in zip(stages, cut(golden["input"], training=False), strict=True):
-        # Of class blocks, the file holds the tokens that they update.
+        # For class blocks, the file has only the class tokens.
         close(array(found)[:, : golden[key].shape[1]], golden[key], message=key)
     updated = [i for i, key in enumerate(stages) if golden[key].shape[1] == 1]
     for i in updated[1:]:
@@ -69,7 +69,7 @@ def test_blocks(case):
 
 @contextlib.contextmanager
 def restored(variables):
-    """Give variables back the values they had."""
+    """Restore the values of variables."""
     before = [np.array(ops.convert_to_numpy(variable.value)) for variable in variables]
     yield before
     for variable, value in zip(variables, before, strict=True):
@@ -77,11 +77,11 @@ def restored(variables):
 
 
 def training_logits(model, images):
-    """The logits that the public code's training pass returns, its classifiers taken apart."""
+    """The logits in training, of each classifier, as the public code returns them."""
     y = model(images, training=True, return_parts=True)
     if not isinstance(y, dict):
         return y
-    # The dense head's patches have labels of their own there; DeiT's file was made
+    # In the public code, patches of the dense head have their own labels; DeiT's file was made
     # without distillation, which averages both heads in training, too.
     return y["head"] if "aux_head" in y else (y["head"] + y["head_dist"]) / 2
 
@@ -114,8 +114,8 @@ def test_training(case):
             assert not gradient.any(), name
             continue
         norm, product = golden[f"grad/{name}"].astype("float64")
-        # What is zero in exact arithmetic is rounding on both sides: biases that a
-        # softmax or a normalization takes out again.
+        # Gradients that are zero in exact arithmetic are rounding errors on both sides: biases
+        # that a softmax or a normalization cancels.
         floor = 6e-6 * largest
         without_effect += norm < floor
         size = np.linalg.norm(array(variable.value))

@@ -1,4 +1,4 @@
-"""What a model of every family must do."""
+"""The contract of every family's models."""
 
 import types
 from unittest import mock
@@ -55,7 +55,7 @@ def denses(model):
 
 
 def add_lora(model):
-    """Adapt the Dense layers in the blocks of a model; return what was added to them."""
+    """Adapt the Dense layers in the blocks of a model; return the added variables."""
     added = []
     for index, dense in enumerate(denses(model)):
         dense.enable_lora(2, lora_alpha=3)
@@ -66,7 +66,7 @@ def add_lora(model):
 
 @pytest.fixture(scope="module")
 def reloading(tmp_path_factory):
-    """Models of each family, trained or adapted, and saved and read again."""
+    """Models of each family, trained or adapted, saved and loaded again."""
     reloading = Reloading(tmp_path_factory.mktemp("models"))
     reloading.losses = {}
     for family, make in FAMILIES.items():
@@ -84,7 +84,7 @@ def reloading(tmp_path_factory):
         reloading.add(f"{family}/lora", adapted)
         with precision("mixed_bfloat16"):
             quantized = make(name="mine")
-        # Keras collects garbage after each layer, which takes half a second.
+        # Keras runs the garbage collector after each layer, which takes half a second.
         with mock.patch("gc.collect"):
             quantized.quantize("int8")
         reloading.add(f"{family}/int8", quantized)
@@ -152,18 +152,18 @@ def test_mixed_precision(family, policy):
 
 @every_family
 def test_remat(family):
-    """Under JAX also: that the loop over depth is the list of layers."""
+    """Under JAX, this also compares the loop over depth with the list of layers."""
     plain = FAMILIES[family](drop_path=0.3)
     plain.scan = False
     remat = FAMILIES[family](drop_path=0.3, remat=True)
     for one, other in zip(remat.variables, plain.variables, strict=True):
-        # The states of random generators, too: equal draws. Copied, since JAX reuses memory.
+        # With seed generator states, for equal draws. Copied, because JAX reuses memory.
         one.assign(np.array(ops.convert_to_numpy(other.value)))
     states = [np.array(ops.convert_to_numpy(v.value)) for v in remat.non_trainable_variables]
     close(trained(remat), trained(plain))
     for one, other in zip(remat.variables, plain.variables, strict=True):
-        # Some variables have no effect, and stay at rounding errors from zero; four
-        # normalizations of tiny maps in a row magnify those of RefinedViT.
+        # Gradients of variables without effect are zero up to rounding errors; four
+        # successive normalizations of tiny maps amplify those of RefinedViT.
         np.testing.assert_allclose(array(one.value), array(other.value), 1e-4, 5e-6, one.path)
     assert states
     for before, variable in zip(states, remat.non_trainable_variables, strict=True):
@@ -191,7 +191,7 @@ def test_images_that_are_not_square(family):
     y = array(model(images))
     assert y.shape == (2, 5)
     close(y.sum(-1), [1, 1])
-    # A patch's place matters, and each patch is seen.
+    # The output depends on the order of patches, and on every patch.
     moved = images.copy()
     moved[:, -8:, -8:] = 0
     assert np.abs(array(model(moved)) - y).max() > 0
@@ -215,7 +215,7 @@ def test_input_tensor(family):
 
 
 def poolings(family):
-    """Return what a family can pool by; that Mixer has no class token is an error."""
+    """Return the poolings of a family; Mixer has no class token, which is an error."""
     if family != "Mixer":
         return ("token", "avg", "max")
     for include_top in (True, False):
@@ -254,7 +254,7 @@ def test_pooling_under_a_classifier(family):
 @every_family
 def test_features_can_be_cut_out(family):
     model = FAMILIES[family]()
-    # Where blocks hand maps on, a pair.
+    # A pair for blocks with carried maps.
     cut = keras.Model(model.input, [block.output for block in blocks(model)])
     x = ops.convert_to_tensor(IMAGES)
     outputs = []

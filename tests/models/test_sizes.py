@@ -28,7 +28,7 @@ COUNTS = {
     "DeepViT_32B": 48_096_232,
     "DeepViT_S": 27_312_632,
     "DeepViT_L": 58_883_708,
-    "RefinedViT_Base": 85_296_992,  # The paper says about 86 M; no public code has it.
+    "RefinedViT_Base": 85_296_992,  # About 86 M in the paper; there is no public code.
     "RefinedViT_S": 25_023_656,
     "RefinedViT_M": 55_029_932,
     "RefinedViT_L": 80_637_192,
@@ -55,19 +55,19 @@ COUNTS = {
     "CaiT_M48": 356_008_936,
     "CaiT_Mini": 684_458,
 }
-"""Of the public implementations, with the default arguments. Running statistics don't count."""
+"""Parameters of the public implementations by default, without running statistics."""
 
 
 def count(name, **arguments):
-    """Count a size's parameters without giving memory to any of them."""
+    """Count the parameters of a size without allocating them."""
     try:
-        # In this scope a variable has a shape and no value.
+        # In this scope, variables have a shape but no value.
         with keras.StatelessScope(initialize_variables=False):
             model = kv.create_model(name, **arguments)
         assert all(variable._value is None for variable in model.weights)
         return sum(prod(variable.shape) for variable in model.trainable_variables)
     finally:
-        keras.utils.clear_session()  # Keras remembers variables without a value.
+        keras.utils.clear_session()  # Keras keeps a list of variables without values.
 
 
 @pytest.mark.parametrize("name", kv.list_models())

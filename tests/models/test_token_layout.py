@@ -1,4 +1,4 @@
-"""What a model says of its tokens, for heads built on them."""
+"""The token layout of a model, for heads built on its tokens."""
 
 import keras
 import pytest

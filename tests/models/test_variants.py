@@ -1,4 +1,4 @@
-"""What the arguments of each family do, and layers of one family in another."""
+"""The arguments of each family, and layers of one family in another."""
 
 import json
 
@@ -41,13 +41,13 @@ IMAGES = numbers((2, 16, 16, 3))
 
 
 def checked(family, **arguments):
-    """Make a model; check that it reads its images, trains, and comes back from its config."""
+    """Make a model; check that it depends on its images, trains, and is restored by its config."""
     model = FAMILIES[family](**arguments)
     images = numbers((2, *model.input_shape[1:]))
     y = array(model(images))
     assert np.isfinite(array(model(images, training=True))).all()
     assert np.abs(y[0] - y[1]).max() > 0, "images differ"
-    # As a file has it.
+    # As in a file.
     config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
     twin = keras.saving.deserialize_keras_object(config)
     twin.set_weights(model.get_weights())
@@ -56,7 +56,7 @@ def checked(family, **arguments):
 
 
 def parts(model, kind):
-    """Return all layers of a kind, in a model or a layer."""
+    """Return all layers of a class, in a model or a layer."""
     return [part for part in sublayers(model) if isinstance(part, kind)]
 
 
@@ -66,11 +66,11 @@ def kinds(model):
 
 
 def where(model, kind):
-    """Return the indices of the blocks that hold a layer of a kind."""
+    """Return the indices of the blocks that contain a layer of a class."""
     return [index for index, block in enumerate(blocks(model)) if parts(block, kind)]
 
 
-# Arguments that several families have.
+# Arguments shared by several families.
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,7 +107,7 @@ def test_hidden_width(family):
 def test_distillation_token(family):
     model = checked(family, distillation_token=True, classifier_activation=None)
     names = [step.name for step in model.steps]
-    # Each enters before all tokens: the class token is the first.
+    # Each is prepended to all tokens, so the class token is the first.
     assert names.index("cls_token") == names.index("dist_token") + 1
     assert isinstance(model.steps[-1], DistilledHead)
     features = FAMILIES[family](distillation_token=True, include_top=False)
@@ -207,7 +207,7 @@ def test_convolutional_start_of_convit():
 
     values, places = start()
     np.testing.assert_array_equal(values, np.eye(8))
-    # Heads of a 2 x 2 kernel look half a patch up or down, left or right.
+    # Heads of a 2 x 2 kernel attend half a patch up or down, left or right.
     expected = [[-1, -1, 1, 1], [-1, 1, -1, 1], [-1] * 4]
     np.testing.assert_array_equal(places, expected)
     _, weaker = start(locality_strength=0.5)
@@ -271,7 +271,7 @@ def total_loss(model):
 
 @pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
 def test_similarity(family):
-    """The loss is the weight times the mean over pairs of blocks (DeepViT, Appendix A)."""
+    """The added loss is the weight times the mean over pairs of blocks (DeepViT, Appendix A)."""
     common = {"depth": 4, "drop_path": 0.0, "similarity": 0.1}
     model = checked(family, similarity_depth=2, **common)
     weights = [getattr(block, "similarity", 0.0) for block in blocks(model)]
@@ -280,7 +280,7 @@ def test_similarity(family):
     assert model.losses == []
     pairs = []
     for index in (1, 2):
-        # One pair alone: the same blocks, with the other's weight taken away.
+        # One pair only: the same blocks, without the weight of the other pair.
         one = FAMILIES[family](similarity_depth=2, **common)
         one.set_weights(model.get_weights())
         blocks(one)[3 - index].similarity = 0.0
@@ -378,7 +378,7 @@ def test_inside_of_the_papers_refiner():
     assert tuple(refinement.expand.kernel.shape) == (4, 2)
     assert tuple(refinement.reduce.kernel.shape) == (2, 4)
     assert tuple(refinement.local.kernel.shape) == (4, 1, 3, 3)
-    # Without a reduction there are as many heads of values as maps, in all blocks.
+    # Without a reduction there is one value head per map, in all blocks.
     model = checked("RefinedViT", reduction=False, **paper)
     assert [maps.shape[1] for _, maps in attention_scores(model, IMAGES)] == [4, 4, 4]
     for constraint, shape in (("spatial", (4, 1, 3, 3)), ("row+column", (4, 2, 3))):
@@ -447,7 +447,7 @@ def test_stages_of_pit():
         "PiT", input_shape=(26, 16, 3), dims=(8, 8, 16), depths=(1, 1, 2), num_heads=(1, 2, 4)
     )
     counts = [maps.shape[1:3] for _, maps in attention_scores(model, numbers((1, 26, 16, 3)))]
-    # 5 x 3 patches, then 3 x 2, then 2 x 1, each beside a class token.
+    # 5 x 3 patches, then 3 x 2, then 2 x 1, each with a class token.
     assert counts == [(1, 16), (2, 7), (4, 3), (4, 3)]
     assert [block.name for block in blocks(model)] == [
         "transformers_0_blocks_0",
@@ -464,7 +464,7 @@ def test_widths_of_mixer():
     assert tuple(block.mlp.fc1.kernel.shape) == (8, 24)
 
 
-# Layers that the caller gives.
+# Layers given by the caller.
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""What happens between the epochs, without training."""
+"""The callbacks of `fit`, without training."""
 
 import csv
 

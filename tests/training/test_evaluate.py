@@ -57,7 +57,7 @@ def test_parts():
 
 
 def test_names_of_the_same_images_after_fit():
-    """What `fit` reports on its validation images, `evaluate` finds again."""
+    """`evaluate` reproduces the validation results reported by `fit`."""
     model = small()
     history = kv.fit(
         model,
@@ -77,7 +77,7 @@ def test_names_of_the_same_images_after_fit():
 
 
 def test_labels_go_by_name(tmp_path):
-    """Another order of the classes, or some of them: the same images measure the same."""
+    """With the classes in another order, or only some of them, the results are the same."""
     images, labels = classes_of()
     model = small(8)
     model.class_names = NAMES

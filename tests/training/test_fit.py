@@ -13,7 +13,7 @@ PREPROCESSING = {"mean": (0.5,), "std": (0.5,), "crop_ratio": 1.0, "interpolatio
 
 
 def small(classes=2, activation="softmax"):
-    """A network of one layer: what happens around a network needs no larger one."""
+    """A network of one layer, enough for tests of `fit` itself."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -42,7 +42,7 @@ def ready(images):
 
 
 TRAIN, VALIDATION, TEST = images_of(48), images_of(14, 1), images_of(22, 2)
-# Flipped images would bear the other label.
+# A flipped image would have the wrong label.
 SHORT = {
     "epochs": 2,
     "batch_size": 16,
@@ -54,7 +54,7 @@ SHORT = {
 
 
 class Batched(keras.utils.PyDataset):
-    """Batches of one's own."""
+    """User-defined batches."""
 
     def __init__(self, images, labels, size=16):
         super().__init__()
@@ -106,7 +106,7 @@ def test_files_of_a_run(run):
 
 
 def test_what_is_measured_on_what(run):
-    """Without label smoothing, with the weights of the best epoch, each part for itself."""
+    """Per part, without label smoothing, with the weights of the best epoch."""
     model, history, _ = run
     best = int(np.argmax(history.history["val_accuracy"]))
     for (images, labels), measured in (
@@ -142,7 +142,7 @@ def test_a_seed_repeats_a_run(run):
 
 
 def test_a_network_of_the_zoo_learns():
-    """In half precision, with logits, on images set aside from the training images."""
+    """In half precision, with logits, on images held out from the training images."""
     keras.utils.set_random_seed(0)
     model = kv.CaiT(
         dim=16,
@@ -166,7 +166,7 @@ def test_a_network_of_the_zoo_learns():
 
 
 class Interruption(keras.callbacks.Callback):
-    """Let the first step of an epoch go wrong."""
+    """Make the first step of an epoch fail."""
 
     def __init__(self, epoch, error):
         super().__init__()
@@ -204,7 +204,7 @@ def test_a_run_that_stops_keeps_its_best_weights(error, tmp_path, caplog):
     assert facts["stopped"].startswith(error.__name__)
     assert (facts["best_epoch"], facts["epochs_finished"]) == (1, 1)
     assert (tmp_path / "history.csv").read_text().count("\n") == 2
-    # It goes on from there.
+    # Training can continue from there.
     kv.fit(model, (TRAIN, VALIDATION), **SHORT)
 
 

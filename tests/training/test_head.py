@@ -1,4 +1,4 @@
-"""What becomes of a trained head on a new set of classes."""
+"""A trained head on a new set of classes."""
 
 import keras
 import numpy as np
@@ -64,7 +64,7 @@ def test_nothing_to_compare_keeps(old, new, caplog):
     assert match_head(model, new) == "kept"
     np.testing.assert_array_equal(array(model(IMAGES, training=False)), before)
     assert model.class_names == (new or old)
-    # Random weights have no names: nothing is lost, and nothing is said.
+    # Random weights have no class names: nothing is lost, so nothing is logged.
     assert ("unknown" in caplog.text) == ((old, new) == (NAMES, None))
 
 

@@ -51,7 +51,7 @@ def test_soft_distillation(temperature, from_logits):
     loss = SoftDistillation(temperature, from_logits=from_logits)
     close(array(loss(softmax(teacher), student if from_logits else softmax(student))), expected)
     assert float(array(loss(softmax(teacher), teacher if from_logits else softmax(teacher)))) < 1e-5
-    # A teacher that is sure has zeros.
+    # A fully confident teacher has zero probabilities.
     assert np.isfinite(array(loss(np.eye(4)[[0, 1, 2, 3, 0, 1]], np.eye(4)[[1, 1, 2, 3, 0, 1]])))
 
 

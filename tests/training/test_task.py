@@ -1,4 +1,4 @@
-"""What is learned follows from the head and the labels."""
+"""The task follows from the head and the labels."""
 
 import keras
 import numpy as np

@@ -11,7 +11,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def make_tiny(**changes):
-    """Make the golden case's model, with arguments changed."""
+    """Make the model of the golden case, with changed arguments."""
     arguments = {
         "dim": 24,
         "depth": 3,
@@ -31,13 +31,13 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def golden_model():
-    """The golden case's model with its weights, to be left as it is."""
+    """The model of the golden case with its weights; tests must not change it."""
     return make_tiny(weights=GOLDEN / "cait.safetensors")
 
 
 @pytest.fixture(scope="session")
 def unused():
-    """A model for what must fail before it is touched."""
+    """A model for calls that must fail before changing it."""
     return make_tiny()
 
 
@@ -66,7 +66,7 @@ def weights_of():
 
 @pytest.fixture
 def same_weights(weights_of):
-    """Check that two models' weights are equal, but for paths that start with `but`."""
+    """Check that the weights of two models are equal, except paths that start with `but`."""
 
     def check(one, other, but=()):
         one, other = weights_of(one), weights_of(other)

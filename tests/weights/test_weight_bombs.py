@@ -1,4 +1,4 @@
-"""Small `.keras` files that expand hugely, opened where memory is limited."""
+"""Small `.keras` files that expand to huge sizes, opened with limited memory."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from keras_vitx.weights import check_archive
 pytestmark = pytest.mark.backend_free
 
 ROOT = Path(__file__).resolve().parents[2]
-LARGE = (1 << 27) + 0x12345  # A number that occurs nowhere else.
+LARGE = (1 << 27) + 0x12345  # A size that occurs nowhere else in the file.
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 
 

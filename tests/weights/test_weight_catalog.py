@@ -149,6 +149,6 @@ def test_the_authors_files_are_checked_against_the_hash_in_their_names(tmp_path)
     path.write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"weights=.*SHA-256 is .* should be a1311bcf"):
         resolve(path, "ViT_Ti")
-    # A name of the same form that nobody published says nothing.
+    # An unpublished name of the same form implies nothing.
     other = path.rename(tmp_path / "mine-20241112.pth")
     assert resolve(other).path == other

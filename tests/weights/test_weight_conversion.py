@@ -1,4 +1,4 @@
-"""A file's arrays in a model: the golden case, what may differ and what may not."""
+"""Loading a file's arrays into a model: the golden case, allowed differences and errors."""
 
 import logging
 
@@ -56,7 +56,7 @@ def test_positions_follow_the_grid(tiny, golden_file, golden_tensors, weights_of
 
 
 def test_rectangular_positions_without_a_word_about_the_grid(tiny, tmp_path, same_weights):
-    # 6 x 8 entries are no square: they can only be the model's own grid.
+    # 6 x 8 entries are not a square, so they must be on the model's own grid.
     model = tiny(input_shape=(48, 64, 3))
     save_file(to_checkpoint(model), tmp_path / "plain.safetensors")
     same_weights(model, tiny(input_shape=(48, 64, 3), weights=tmp_path / "plain.safetensors"))
@@ -65,7 +65,7 @@ def test_rectangular_positions_without_a_word_about_the_grid(tiny, tmp_path, sam
 
 
 def test_rectangular_positions_with_a_word_about_the_grid(tiny, tmp_path, weights_of):
-    # 2 x 8 entries are as many as 4 x 4.
+    # 2 x 8 and 4 x 4 are the same number of entries.
     model = tiny(input_shape=(16, 64, 3))
     save_safetensors(model, tmp_path / "ours.safetensors")
     loaded = tiny(weights=tmp_path / "ours.safetensors")

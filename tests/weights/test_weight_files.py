@@ -1,4 +1,4 @@
-"""Files of every kind, sound and not."""
+"""Files of every format, valid and invalid."""
 
 import argparse
 import builtins
@@ -110,7 +110,7 @@ def test_a_pickle_with_code_is_refused(torch, state, unused, tmp_path, kind, har
     content = {
         "mkdir": Harm(os.mkdir, str(folder)),
         "system": Harm(os.system, f"mkdir {folder}"),
-        # Nested in what is allowed.
+        # Nested in an allowed type.
         "eval": Harm(
             collections.OrderedDict, [("a", Harm(eval, f"__import__('os').mkdir({folder!r})"))]
         ),
@@ -266,11 +266,11 @@ def test_configs_of_no_model(unused, keras_members, tmp_path, config):
 
 def test_keras_files_are_not_built(golden_model, keras_members, tiny, same_weights, tmp_path):
     config = json.loads(keras_members["config.json"])
-    # Were it built, a layer that nobody knows would be an error.
+    # If it were built, an unknown layer would be an error.
     config["config"]["layers"][2]["class_name"] = "Unknown"
     config["config"]["layers"][2]["config"]["dim"] = 1 << 42
     config["config"]["class_names"] = list("abcdefghij")
-    # Unpacked and packed again, as by hand.
+    # Unpacked and packed again, as a user might.
     with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in {**keras_members, "config.json": json.dumps(config)}.items():
             file.writestr(name, content)
@@ -338,7 +338,7 @@ def test_keras_files(saved, tiny, golden_model, golden_tensors, same_weights, we
 
 
 def test_keras_files_of_a_trained_model(tiny, golden_case, same_weights, tmp_path):
-    # Such files also hold the optimizer's and the random generators' states.
+    # Such files also contain optimizer and seed generator states.
     model = tiny(depth=1, drop_path=0.1)
     model.compile(keras.optimizers.AdamW(1e-3), "mse", metrics=["mae"])
     model.fit(golden_case["input"], golden_case["logits"], verbose=0)
@@ -349,7 +349,7 @@ def test_keras_files_of_a_trained_model(tiny, golden_case, same_weights, tmp_pat
 
 
 def test_rectangular_keras_weights_keep_their_grid(tiny, same_weights, tmp_path):
-    # 2 x 8 entries are as many as 4 x 4, and here belong to an equal model.
+    # 2 x 8 and 4 x 4 are the same number of entries; here the models are equal.
     model = tiny(input_shape=(16, 64, 3))
     model.save_weights(tmp_path / "m.weights.h5")
     same_weights(tiny(input_shape=(16, 64, 3), weights=tmp_path / "m.weights.h5"), model)

@@ -1,4 +1,4 @@
-"""Models in folders and in repositories of the hub: `kv.save` and `kv.load`."""
+"""Models in folders and hub repositories: `kv.save` and `kv.load`."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ PREPROCESSING = kv.Preprocessing([0.1, 0.2, 0.3], [0.5, 0.5, 0.25], 0.875, "bili
 
 @keras.saving.register_keras_serializable(package="tests")
 class Doubled(keras.layers.Layer):
-    """A layer of attention maps that the package doesn't know."""
+    """A user-defined layer over attention maps."""
 
     def call(self, maps):
         return 2 * maps
@@ -43,7 +43,7 @@ def outputs(model):
 
 
 def facts(model):
-    """What else than its outputs is to come back."""
+    """The attributes to be restored, besides the outputs."""
     variables = [(variable.path, variable.dtype) for variable in model.weights]
     return model.name, model.family, model.class_names, model.preprocessing, variables
 
@@ -58,7 +58,7 @@ def adapted(how):
         dense.lora_kernel_b.assign(numbers(dense.lora_kernel_b.shape))
     else:
         with warnings.catch_warnings():
-            # Keras tells of each layer that has nothing to quantize.
+            # Keras warns about each layer that it can't quantize.
             warnings.simplefilter("ignore")
             model.quantize(how)
     return model
@@ -100,7 +100,7 @@ IN_KERAS_FORMAT = {"crossed", "lora", "int8"}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Every model in a folder, with the outputs that it gave."""
+    """Every model, saved to a folder, with its outputs."""
     root = tmp_path_factory.mktemp("models")
     expected = {}
     for name, make in MODELS.items():
@@ -117,7 +117,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def folder(folders, tmp_path):
-    """A copy of a saved model, to be spoilt."""
+    """A copy of a saved model, for tests that damage it."""
     return shutil.copytree(folders[0] / "CaiT", tmp_path / "spoilt")
 
 
@@ -195,7 +195,7 @@ def test_the_card(tmp_path):
     )
     for fact in (f"{model.count_params():,}", "16 x 16 x 3", "5 classes", "71.35%", "| mit |"):
         assert fact in card.text
-    # The recipe reads back.
+    # The recipe in the file can be read back.
     settings = json.loads(re.search(r"```json\n(.*?)```", card.text, re.DOTALL)[1])
     assert kv.training.Recipe(**settings) == recipe
     config = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -301,7 +301,7 @@ def test_a_failed_write_leaves_what_stood_there(tmp_path, monkeypatch, exists):
 
 
 def edit(folder, change):
-    """Change the config that a folder holds."""
+    """Change the config in a folder."""
     path = folder / "config.json"
     content = json.loads(path.read_text())
     content = change(content) or content
@@ -431,7 +431,7 @@ def test_no_folder(tmp_path):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """An offline hub; gives what puts a folder's files into its cache."""
+    """An offline hub; returns a function that puts the files of a folder into its cache."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 

@@ -1,4 +1,4 @@
-"""Checkpoints written by the public implementation: of full size, and on other grids."""
+"""Checkpoints written by the public implementations: at full size, and on other grids."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ FULL_SIZE = {
     "pit_b_224": (kv.PiT_B, {}),
     "mixer_s16_224": (kv.Mixer_S16, {}),
 }
-# Arguments in timm, in ours, and leading entries of the positions that are no patches.
+# Arguments of timm and of ours, and the number of position embeddings before the patches.
 OTHER_GRIDS = {
     "cait_xxs24_224": (kv.CaiT_XXS24, {"depth": 2}, {"depth": 2}, 0),
     "convit_tiny": (
@@ -39,7 +39,7 @@ OTHER_GRIDS = {
 
 
 def written(timm, path, name, **arguments):
-    """Write a checkpoint in which every parameter matters; return its model."""
+    """Write a checkpoint in which every parameter affects the output; return its model."""
     import torch
     from safetensors.torch import save_file
 
@@ -79,7 +79,7 @@ def test_logits_of_a_full_size_model(timm, tmp_path, name):
 def test_logits_on_another_grid(timm, tmp_path, name):
     import torch
 
-    # timm's ConViT computes the distances of squares only.
+    # timm's ConViT computes distances only for square grids.
     size = (256, 256) if name.startswith("convit") else (256, 192)
     constructor, in_timm, in_ours, prefix = OTHER_GRIDS[name]
     path = tmp_path / "model.safetensors"

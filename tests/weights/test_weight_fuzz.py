@@ -1,6 +1,6 @@
-"""Files of weights that were damaged or made to do harm, thousands of them.
+"""Thousands of damaged or malicious weights files.
 
-Each kind of file is mutated in a process of its own, which watches itself: what it
+Each file format is mutated in a process of its own, which monitors itself: what it
 opens and starts, how much memory it takes, and how long.
 """
 
@@ -27,11 +27,11 @@ import pytest
 MUTATIONS = 500
 KINDS = (".safetensors", ".pth", ".old.pth", ".weights.h5", ".keras")
 
-# Seconds that one file may take; a hundred times what any does.
+# Time limit per file in seconds, a hundred times what any takes.
 PATIENCE = 20
 
-# What a load may take beside twice the file's size: Python's own allocations (it asks
-# for a MiB at a time), messages of errors, and buffers of a MiB while unzipping.
+# Memory allowed for a load besides twice the file size: Python's allocations (it requests
+# a MiB at a time), error messages, and buffers of a MiB for unzipping.
 SLACK = 8 << 20
 
 
@@ -74,11 +74,11 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 
 def resealed(content: bytes, draw: random.Random) -> bytes:
-    """Damage one member of an archive and give the archive checksums that are right."""
+    """Damage one member of an archive and write correct checksums."""
     result = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(result, "w") as new:
         names = old.namelist()
-        # The members that are no mere numbers.
+        # The members that are more than arrays of numbers.
         chosen = draw.choice([n for n in names if n.endswith((".pkl", ".json", ".h5"))])
         for name in names:
             data = old.read(name)
@@ -95,7 +95,7 @@ HARMFUL = (
 
 
 class Watch:
-    """Notes what this process does that no reading of a file should."""
+    """Records actions of this process that reading a file should never cause."""
 
     def __init__(self):
         self.seen, self.on = [], False
@@ -114,7 +114,7 @@ class Watch:
 
 
 def memory(name: str) -> int:
-    """Bytes of memory: VmRSS is what this process holds, VmHWM the most since `forget_peak`."""
+    """Bytes of memory of this process: VmRSS now, VmHWM the peak since `forget_peak`."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -122,13 +122,13 @@ def memory(name: str) -> int:
 
 
 def forget_peak() -> None:
-    # What is freed and kept for later would hide what is taken.
+    # Freed memory that is kept for later would hide new allocations.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def valid_files(model, folder: Path) -> dict[str, bytes]:
-    """One sound file of each kind, by suffix."""
+    """One valid file per format, by suffix."""
     import torch
 
     from keras_vitx.weights import save_safetensors, to_checkpoint
@@ -143,7 +143,7 @@ def valid_files(model, folder: Path) -> dict[str, bytes]:
 
 
 def attempt(model, path: Path, watch: Watch | None = None) -> tuple[BaseException | None, int]:
-    """Load a file; return the error and how much memory was taken meanwhile."""
+    """Load a file; return the error and the memory taken by the load."""
     from keras_vitx.weights import load_weights
 
     error = None
@@ -164,7 +164,7 @@ def attempt(model, path: Path, watch: Watch | None = None) -> tuple[BaseExceptio
 
 
 def fuzz(kind: str, content: bytes, source, model, folder: Path, watch: Watch, count: int) -> dict:
-    """Load mutations of a file of the model `source` into `model`; return what came of them."""
+    """Load mutations of a file of the model `source` into `model`; return the outcomes."""
     variables = model.weights
     right, before = weights_of(source.weights), weights_of(variables)
     path = folder / f"mutated{kind}"
@@ -174,14 +174,14 @@ def fuzz(kind: str, content: bytes, source, model, folder: Path, watch: Watch, c
         for variable in variables:
             variable.assign(before[variable.path])
 
-    # The sound file imports what is imported late.
+    # The valid file triggers lazy imports.
     path.write_bytes(content)
     error, _ = attempt(model, path)
     if error is not None or not same(weights_of(variables), right) or same(right, before):
         raise AssertionError(f"the sound {kind} file isn't loaded: {error!r}")
     start_anew()
     for number in range(count):
-        # Whoever kills this process finds out which file it was.
+        # Whoever kills this process can tell which file it was.
         print(f"{kind} {number}", file=sys.stderr, flush=True)
         draw = random.Random(f"{kind}{number}")
         seal = zipfile.is_zipfile(io.BytesIO(content)) and number % 2 == 0
@@ -197,12 +197,12 @@ def fuzz(kind: str, content: bytes, source, model, folder: Path, watch: Watch, c
         else:
             result["loaded"] += 1
             result["as it was"] += same(found, right)
-            # Without a checksum, a flipped bit in a number is another number.
+            # Without a checksum, a flipped bit in a number gives a valid number.
             if not seal and kind in (".pth", ".keras") and not same(found, right):
                 wrong.append("other weights were loaded")
             start_anew()
         if taken > allowed:
-            # The first error in a library loads its tables for errors.
+            # The first error in a library loads its error tables.
             error, taken = attempt(model, path)
             if error is None:
                 start_anew()
@@ -233,12 +233,12 @@ def same(one: dict, other: dict) -> bool:
 
 
 def main(folder: Path, count: int) -> None:
-    """Print a line for each kind of file: its name, and what came of its mutations."""
+    """Print one line per file format: its name, and the outcomes of its mutations."""
     from conftest import make_tiny
 
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    # With which names in archives are read.
+    # With which the names in archives are decoded.
     codecs.lookup("cp437")
     large = make_tiny(dim=512, depth=2, class_depth=1)
     plain = {}
@@ -264,7 +264,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """What came of the mutations of each kind of file, from a process for all of them."""
+    """The outcomes of the mutations of each file format, all from one process."""
     pytest.importorskip("torch")
     here = Path(__file__).resolve()
     finished = subprocess.run(
@@ -299,23 +299,23 @@ def test_memory_of_sound_files(outcome, kind):
     assert plain["memory"] <= 3 * plain["size"]
 
 
-# Numbers that a file claims to hold: a GiB or more, which would show and do no harm.
+# Sizes that a file claims: a GiB or more, which would be noticed and do no harm.
 GIANT = 1 << 28
 
 
-# Not a number that is elsewhere in an archive.
+# A size that occurs nowhere else in an archive.
 EXPANDED = (1 << 28) + 0x12345
 
 
 class Bytes:
-    """Becomes a long bytearray when it is unpickled."""
+    """Unpickles to a long bytearray."""
 
     def __reduce__(self):
         return bytearray, (GIANT,)
 
 
 def of_giant_claims(name, torch, state, folder):
-    """Write a small file that would take a GiB or more if it were believed; return its path."""
+    """Write a small file that claims to need a GiB or more; return its path."""
     path = folder / f"file{name.partition(' ')[0]}"
     if name == ".safetensors header":
         path.write_bytes((GIANT).to_bytes(8, "little") + b"{}")

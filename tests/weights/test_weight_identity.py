@@ -1,4 +1,4 @@
-"""Files of another family, size or head: errors say what was given."""
+"""Files of another family, size or head: errors name the file's model."""
 
 import numpy as np
 import pytest

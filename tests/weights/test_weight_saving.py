@@ -99,7 +99,7 @@ def test_torch_files_end_in_pth(golden_model, tmp_path):
 
 
 def peers(timm):
-    """Give what makes a small model of timm, and ours, by name."""
+    """Return functions that make a small timm model and ours, by name."""
     cait, convit, vit = (
         getattr(timm.models, name) for name in ("cait", "convit", "vision_transformer")
     )
@@ -108,7 +108,7 @@ def peers(timm):
     return {
         "cait": (lambda: cait.Cait(**common, depth=3, num_heads=4, init_values=0.1), kv.CaiT, size),
         "convit": (
-            # The width of a head, here.
+            # Here, the width of a head.
             lambda: convit.ConVit(
                 **{**common, "embed_dim": 6}, depth=3, num_heads=4, local_up_to_layer=2
             ),

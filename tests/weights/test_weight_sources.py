@@ -1,4 +1,4 @@
-"""Files of the hub, from a cache laid out as the hub's client does, and shipped files."""
+"""Files of the hub, from a cache with the layout of the hub's client, and shipped files."""
 
 import contextlib
 import hashlib
@@ -94,7 +94,7 @@ def test_a_file_with_the_hash_that_it_should_have(cache, golden_file):
 
 @pytest.mark.parametrize("told", [True, False])
 def test_another_hash_names_the_file_and_both_hashes(cache, golden_file, told):
-    # The cache names large files by their hash.
+    # In the cache, large files are named by their hash.
     right = sha256(golden_file.read_bytes())
     blob = cache("someone/cait", blob="abc123" if told else right)
     found = sha256(damage(blob))
@@ -120,15 +120,15 @@ def test_a_link_to_nothing_in_the_cache_is_named(cache):
 
 
 class Hub:
-    """A hub on this machine, whose connections can break.
+    """A local hub whose connections can break.
 
     Attributes:
-        content: Of its one file.
-        breaks: How many more downloads to break off half way.
-        ranges: The ranges that were asked for, None for all.
-        half: Set when half of a download is sent and its connection left open.
-        hangs: Whether connections are left open half way.
-        gone: Whether the file is there no more.
+        content: Content of its one file.
+        breaks: Number of further downloads to break off halfway.
+        ranges: The ranges requested; None for the whole file.
+        half: Set when half of a download has been sent and its connection is left open.
+        hangs: Whether connections are left open halfway.
+        gone: Whether the file no longer exists.
     """
 
     def __init__(self, content):
@@ -186,7 +186,7 @@ class Hub:
 
 @pytest.fixture
 def online(tmp_path, monkeypatch, golden_file):
-    """A hub on this machine and an empty cache."""
+    """A local hub and an empty cache."""
     online = Hub(golden_file.read_bytes() * 50)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -196,7 +196,7 @@ def online(tmp_path, monkeypatch, golden_file):
         "HUGGINGFACE_CO_URL_TEMPLATE",
         online.address + "/{repo_id}/resolve/{revision}/{filename}",
     )
-    # It goes on from the last whole piece, and these are smaller than real files.
+    # Downloads resume at the last whole piece, and these files are smaller than real ones.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -311,7 +311,7 @@ def test_a_revision_from_the_cache(cache, golden_file, revision, file):
     blob = cache("someone/cait", file)
     folder = blob.parents[1]
     if revision != COMMIT:
-        # The branch of today is another one.
+        # The branch now points to another commit.
         ref = folder / "refs" / revision.replace("%2F", "/")
         ref.parent.mkdir(parents=True, exist_ok=True)
         (folder / "refs" / "main").write_text("f" * 40)
