@@ -54,7 +54,7 @@ def choose(wanted: str | None = None) -> None:
         _check_running(wanted)
         return
     chosen = wanted or os.environ.get("KERAS_BACKEND")
-    installed = [name for name in BACKENDS if importlib.util.find_spec(name)]
+    installed = [name for name in BACKENDS if _is_installed(name)]
     if chosen:
         if chosen not in (*BACKENDS, *PREDICT_ONLY):
             raise ValueError(
@@ -83,6 +83,12 @@ def choose(wanted: str | None = None) -> None:
                 ", ".join(installed),
             )
     os.environ["KERAS_BACKEND"] = chosen
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    # A folder that merely bears the name of a package has no origin.
+    return spec is not None and spec.origin is not None
 
 
 def is_command() -> bool:

@@ -1,6 +1,7 @@
 """Allowed imports between the parts of the package, and the modules that an import loads."""
 
 import ast
+import importlib.util
 import json
 import os
 import sys
@@ -159,9 +160,7 @@ def choose(monkeypatch, tmp_path):
 
     def choose(installed, chosen=None, in_file=None, wanted=None):
         monkeypatch.delitem(sys.modules, "keras", raising=False)
-        monkeypatch.setattr(
-            backend.importlib.util, "find_spec", lambda name: name if name in installed else None
-        )
+        monkeypatch.setattr(backend, "_is_installed", lambda name: name in installed)
         monkeypatch.setenv("KERAS_BACKEND", chosen or "")
         monkeypatch.setenv("KERAS_HOME", str(tmp_path))
         if in_file is not None:
@@ -228,6 +227,14 @@ def test_keras_already_runs(monkeypatch):
     (other, *_) = set(BACKENDS) - {BACKEND}
     with pytest.raises(ValueError, match=f"already runs on '{BACKEND}'"):
         backend.choose(other)
+
+
+def test_a_folder_is_no_backend(tmp_path, monkeypatch):
+    (tmp_path / "some_backend").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("some_backend") is not None
+    assert not backend._is_installed("some_backend")
+    assert backend._is_installed("keras")
 
 
 IMPORT = """
