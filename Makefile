@@ -21,13 +21,16 @@ demo: .venv/demo
 # cores: with models this small, more threads would only contend. A backend that collects no tests fails.
 # Backend-free tests run once, with PyTorch, which starts fastest.
 test: .venv/test
-	@$(MAKE) --no-print-directory --jobs=$$(nproc) --output-sync=target $(BACKENDS:%=test-%)
+	@$(MAKE) --no-print-directory --keep-going --jobs=$$(nproc) --output-sync=target $(BACKENDS:%=test-%)
 
+# Parity is tested as users' code is compiled; tests/conftest.py has the flags of the others.
+GOLDEN = tests/models/test_golden.py
 test-jax test-tensorflow: MARKS = -m "not backend_free"
 
 $(BACKENDS:%=test-%): test-%: .venv/test
 	@echo "== $*"
-	@OMP_NUM_THREADS=1 KERAS_BACKEND=$* .venv/bin/python -m pytest -q $(MARKS) tests
+	@OMP_NUM_THREADS=1 KERAS_BACKEND=$* .venv/bin/python -m pytest -q $(MARKS) --ignore=$(GOLDEN) tests
+	@XLA_FLAGS= OMP_NUM_THREADS=1 KERAS_BACKEND=$* .venv/bin/python -m pytest -q $(GOLDEN)
 
 # Tests what the package relies on against the latest Keras and backends.
 test-newest:

@@ -7,17 +7,13 @@ import keras
 import numpy as np
 import pytest
 from harness import (
-    BACKEND,
-    BACKENDS,
     FAMILIES,
     GOLDEN,
     GOLDEN_CASES,
     NO_GOLDEN,
-    TESTS,
     array,
     close,
     gradients,
-    run_python,
 )
 from keras import ops
 
@@ -145,23 +141,3 @@ def test_running_statistics(case):
                 n = 4 * (16 * 16 if name.startswith("patch_embed") else 17 * 17)
                 expected = 0.9 * old + (expected - 0.9 * old) * (n - 1) / n
             close(array(variable.value), expected, message=name)
-
-
-LOGITS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import numpy as np
-from harness import GOLDEN, GOLDEN_CASES, array
-for case, make in GOLDEN_CASES.items():
-    images = np.load(GOLDEN / f"{case}.npz")["input"]
-    np.save(f"{sys.argv[2]}/{case}.npy", array(make()(images, training=False)))
-"""
-
-
-@pytest.mark.parametrize("other", [backend for backend in BACKENDS if backend != BACKEND])
-def test_backends_agree(other, tmp_path):
-    pytest.importorskip(other)
-    run_python(LOGITS, TESTS, tmp_path, backend=other)
-    for case in GOLDEN_CASES:
-        model, golden = loaded(case)
-        close(array(model(golden["input"], training=False)), np.load(tmp_path / f"{case}.npy"))
