@@ -253,7 +253,7 @@ def check_similarity_over(over: str) -> None:
     """Check the axis of `map_similarity`.
 
     Raises:
-        ValueError: for an unknown axis.
+        ValueError: if the axis is unknown.
     """
     if over not in SIMILARITY_AXES:
         raise ValueError(

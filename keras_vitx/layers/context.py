@@ -29,7 +29,7 @@ class ContextBroadcasting(Layer):
         halve: Whether the sum is halved; by default only without a `scale`.
 
     Raises:
-        ValueError: for an unknown `context`, or a product with a `scale`.
+        ValueError: if `context` is unknown, or `"class_product"` is given a `scale`.
     """
 
     def __init__(

@@ -4,10 +4,10 @@ import keras
 
 
 def truncated_normal() -> keras.initializers.Initializer:
-    """Return the initializer of Dense kernels, tokens and positions: a standard deviation of 0.02.
+    """Return the initializer of Dense kernels, tokens and position embeddings.
 
-    Values are cut at two standard deviations. Head mixing in CaiT is a Dense in the
-    released code and is initialized in the same way.
+    It is a normal distribution with a standard deviation of 0.02, truncated at two standard
+    deviations. Head mixing in CaiT is a Dense in the released code and starts in the same way.
     """
     return keras.initializers.TruncatedNormal(stddev=0.02)
 
