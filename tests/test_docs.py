@@ -19,6 +19,8 @@ import keras_vitx as kv
 from keras_vitx import layers
 from keras_vitx.models import build
 
+pytestmark = pytest.mark.backend_free
+
 ABLATIONS = (Path(__file__).parents[1] / "docs" / "ablations.md").read_text()
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -249,6 +249,7 @@ print(sys.modules['keras'].backend.backend())
 """
 
 
+@pytest.mark.backend_free
 def test_the_only_backend_is_found_again(tmp_path):
     for _ in range(2):
         assert run_python(IMPORT, BACKEND, tmp_path).stdout.split()[-1] == BACKEND

@@ -11,6 +11,8 @@ from harness import FAMILIES
 import keras_vitx as kv
 from keras_vitx.preprocessing import HALVES, ModelInput, Preprocessing
 
+pytestmark = pytest.mark.backend_free
+
 
 def test_it_comes_back_from_json():
     record = Preprocessing(np.float32([0.5, 0.25]), [1, 2], 1.13, "bilinear")

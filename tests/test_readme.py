@@ -14,6 +14,8 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx.weights import checkpoints_of, save_safetensors
 
+pytestmark = pytest.mark.backend_free
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)

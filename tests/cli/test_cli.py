@@ -14,26 +14,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx.cli import __main__ as command
 
-
-@pytest.fixture
-def small_set(tmp_path):
-    """Two classes that differ in brightness, as an .npz."""
-    random = np.random.default_rng(0)
-    labels = np.arange(48) % 2
-    images = random.integers(0, 80, (48, 32, 32, 3)) + 150 * labels[:, None, None, None]
-    path = tmp_path / "small.npz"
-    images = images.astype("uint8")
-    np.savez(path, x_train=images, y_train=labels, x_test=images[:16], y_test=labels[:16])
-    return path
-
-
-@pytest.fixture
-def tiny_file(tmp_path):
-    keras.utils.set_random_seed(0)
-    model = kv.CaiT(24, 1, 4, patch_size=8, input_shape=(32, 32, 3), classes=2)
-    model.class_names = ("dark", "bright")
-    model.save(tmp_path / "tiny.keras")
-    return tmp_path / "tiny.keras"
+pytestmark = pytest.mark.backend_free
 
 
 def test_every_verb_and_option_has_a_help_text():
@@ -101,37 +82,6 @@ def test_info_of_a_folder(run, tiny_file, tmp_path):
     assert "dark, bright" in out and "32, 32, 3" in out
     code, _, err = run("train", tmp_path / "folder", "fashion_mnist", "--weights", "imagenet")
     assert code == 2 and "has its own weights" in err
-
-
-def test_train_then_predict(run, tiny_file, small_set, tmp_path):
-    code, out, err = run(
-        "train", tiny_file, small_set, "--epochs", 12, "--batch-size", 16, "--learning-rate", 0.01,
-        "--output", "out", "--head", "keep",
-    )  # fmt: skip
-    assert code == 0, err
-    assert "out" in out
-    rows = list(csv.DictReader((tmp_path / "out" / "history.csv").open()))
-    assert len(rows) == 12
-    settings = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert settings["backend"] == keras.backend.backend()
-    assert settings["validation"]["accuracy"] == 1.0
-
-    Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save("light.png")
-    Image.fromarray(np.full((40, 20, 3), 30, "uint8")).save("night.jpg")
-    code, out, err = run("predict", "out/best.keras", "light.png", "night.jpg")
-    assert code == 0, err
-    # The class names are numbers, because an .npz has no names.
-    lines = [line.split("│") for line in out.splitlines() if "%" in line]
-    first = {cells[1].strip(): cells[2].strip() for cells in lines if cells[1].strip()}
-    assert first == {"light.png": "1", "night.jpg": "0"}
-
-    _, out, _ = run("predict", "out/best.keras", "light.png", "night.jpg", "--csv")
-    rows = list(csv.DictReader(out.splitlines()))
-    assert [(row["image"], row["class"]) for row in rows[::2]] == list(first.items())
-    assert float(rows[0]["probability"]) + float(rows[1]["probability"]) == pytest.approx(1)
-
-    code, _, err = run("train", tiny_file, small_set, "--output", "out")
-    assert code == 2 and "already exists" in err
 
 
 def test_predict_with_the_shipped_checkpoint(run):

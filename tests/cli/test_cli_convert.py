@@ -11,6 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vitx as kv
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.fixture
 def convert(run):

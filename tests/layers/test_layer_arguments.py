@@ -21,6 +21,8 @@ from keras_vitx.layers import (
     UniformHeads,
 )
 
+pytestmark = pytest.mark.backend_free
+
 MAPS = (None, 2, 5, 5)
 TOKENS = (None, 5, 8)
 # The call, the argument at fault, the value received.

@@ -7,6 +7,8 @@ from harness import FAMILIES, numbers
 import keras_vitx as kv
 from keras_vitx.layers import Attention, GatedPositionalAttention, SharedAttention, TokenMixing
 
+pytestmark = pytest.mark.backend_free
+
 WRONG = {
     "missing_axis": ({"input_shape": (16, 16)}, "input_shape", "(16, 16)"),
     "four_axes": ({"input_shape": (1, 16, 16, 3)}, "input_shape", "(1, 16, 16, 3)"),

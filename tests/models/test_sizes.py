@@ -7,6 +7,8 @@ import pytest
 
 import keras_vitx as kv
 
+pytestmark = pytest.mark.backend_free
+
 COUNTS = {
     "ViT_Ti": 5_717_416,
     "ViT_S": 22_050_664,

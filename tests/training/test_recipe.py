@@ -6,6 +6,8 @@ import pytest
 from keras_vitx import training
 from keras_vitx.training import Recipe, list_recipes, recipes
 
+pytestmark = pytest.mark.backend_free
+
 WRONG = {
     "epochs": 0,
     "batch_size": 0,

@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 import keras_vitx as kv
 from keras_vitx.weights import load_weights, resample, resolve
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.fixture
 def torch():

@@ -18,6 +18,8 @@ import pytest
 from keras_vitx.preprocessing import HALVES
 from keras_vitx.weights import catalog, hub, load_weights, resolve
 
+pytestmark = pytest.mark.backend_free
+
 constants = pytest.importorskip("huggingface_hub.constants")
 
 

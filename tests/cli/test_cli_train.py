@@ -1,0 +1,40 @@
+"""The command line trains and predicts on every backend."""
+
+import csv
+import json
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def test_train_then_predict(run, tiny_file, small_set, tmp_path):
+    code, out, err = run(
+        "train", tiny_file, small_set, "--epochs", 6, "--batch-size", 16, "--learning-rate", 0.01,
+        "--output", "out", "--head", "keep",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "out" in out
+    rows = list(csv.DictReader((tmp_path / "out" / "history.csv").open()))
+    assert len(rows) == 6
+    settings = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert settings["backend"] == keras.backend.backend()
+    assert settings["validation"]["accuracy"] == 1.0
+
+    Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save("light.png")
+    Image.fromarray(np.full((40, 20, 3), 30, "uint8")).save("night.jpg")
+    code, out, err = run("predict", "out/best.keras", "light.png", "night.jpg")
+    assert code == 0, err
+    # The class names are numbers, because an .npz has no names.
+    lines = [line.split("│") for line in out.splitlines() if "%" in line]
+    first = {cells[1].strip(): cells[2].strip() for cells in lines if cells[1].strip()}
+    assert first == {"light.png": "1", "night.jpg": "0"}
+
+    _, out, _ = run("predict", "out/best.keras", "light.png", "night.jpg", "--csv")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [(row["image"], row["class"]) for row in rows[::2]] == list(first.items())
+    assert float(rows[0]["probability"]) + float(rows[1]["probability"]) == pytest.approx(1)
+
+    code, _, err = run("train", tiny_file, small_set, "--output", "out")
+    assert code == 2 and "already exists" in err
