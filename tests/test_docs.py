@@ -118,7 +118,8 @@ def test_gradients_reach_every_variable(call):
         ]
         return sum(weighed) + sum(made.losses)
 
-    unread = "blocks_8/norm2/" if "Rescaling(0.0)" in call else None
+    # The ninth block lacks one of its branches.
+    unread = "blocks_8/norm" if "Rescaling(0.0)" in call else None
     variables = [
         variable
         for variable in made.trainable_variables

@@ -80,7 +80,7 @@ def private_names():
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
     # Other libraries' names: those of namedtuples.
-    ours |= {"_replace", "_asdict"}
+    ours |= {"_replace", "_asdict", "_fields"}
     for path, node in nodes:
         if isinstance(node, ast.Attribute):
             name = node.attr
