@@ -149,7 +149,7 @@ def test_wrong_arguments(name):
 
 
 def test_what_happens_to_heads_left_over():
-    with pytest.raises(ValueError, match=r"'partial' .*first 4 .*other 2 at random"):
+    with pytest.raises(ValueError, match=r"'partial', .*first 4 .*other 2 .*random"):
         GatedPositionalAttention(6)
     GatedPositionalAttention(6, conv_start="partial")
     GatedPositionalAttention(6, conv_start=False)
