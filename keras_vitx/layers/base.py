@@ -65,7 +65,7 @@ def suggest_loop(x: Any) -> None:
 @functools.cache
 def _suggest_loop() -> None:
     logging.getLogger("keras_vitx").warning(
-        "Under JAX, blocks trained one after the other compile and run several times slower than "
+        "Under JAX, blocks trained one after the other compile and run more slowly than "
         "the loop over depth of a Chain: train `keras_vitx.as_chain(model)` instead, which has "
         "the same layers and weights."
     )

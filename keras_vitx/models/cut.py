@@ -14,7 +14,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     A model cut from a `Chain`, such as `keras.Model(base.input, Dense(5)(base.output))` or
     `keras.Model(base.input, base.get_layer("blocks_7").output)`, and the result of
     `keras.models.clone_model`, run their layers one by one. Under JAX that compiles and
-    trains several times slower. The result has the same layers, and therefore the same
+    trains more slowly. The result has the same layers, and therefore the same
     weights; it is not compiled.
 
     Args:
