@@ -258,7 +258,8 @@ class _Mean(keras.losses.Loss):
     """The mean of a loss function over a batch, weighted by sample."""
 
     def __init__(self, function):
-        super().__init__()
+        # TensorFlow allows no scope that begins with an underscore, as the class's name does.
+        super().__init__(name="mean")
         self.function = function
 
     def call(self, y_true, y_pred):
