@@ -148,16 +148,16 @@ def test_loss_of_the_parts(labeled, weighted):
 @pytest.mark.parametrize(
     "loss", ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 )
-def test_losses_by_name(head, loss):
+@pytest.mark.parametrize("labels", (CLASS, CLASS[:, None]), ids=("integers", "columns"))
+def test_losses_by_name(head, loss, labels):
     model = tiny(head)
     model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"])
     twin = tiny(head)
     twin.compile(keras.optimizers.SGD(0.0), SmoothedCrossentropy(), metrics=["accuracy"])
-    for labels in (CLASS, CLASS[:, None]):
-        found, expected = (one.train_on_batch(IMAGES, labels) for one in (model, twin))
-        close(found, expected)
-        found, expected = (one.test_on_batch(IMAGES, labels) for one in (model, twin))
-        close(found, expected)
+    found, expected = (one.train_on_batch(IMAGES, labels) for one in (model, twin))
+    close(found, expected)
+    found, expected = (one.test_on_batch(IMAGES, labels) for one in (model, twin))
+    close(found, expected)
 
 
 @pytest.mark.parametrize("head", SEVERAL)
