@@ -6,6 +6,8 @@ result, and `draws`, five random numbers in [0, 1).
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -75,20 +77,76 @@ def random_resized_crop(
     return window[:, ::-1] if draws[4] < 0.5 else window
 
 
-AUGMENTATIONS: dict[str, Callable] = {
-    "crop_flip": crop_flip,
-    "random_resized_crop": random_resized_crop,
+@dataclass(frozen=True)
+class Augmentation:
+    """Settings of the augmentation of training images, in the order in which they apply.
+
+    Attributes:
+        crop: `"random_resized"` (a random window of the original image, resized), `"shift"`
+            (by up to an eighth of the size) or None.
+        scale: Least and greatest fraction of the area in a random window.
+        ratio: Least and greatest aspect ratio (width over height) of a random window.
+        flip: Probability of a horizontal flip.
+        rand_augment: RandAugment as timm writes it, such as `"m9-mstd0.5-inc1"`, or None.
+        color_jitter: Strength of changes of brightness, contrast and saturation.
+        erasing: Probability of random erasing.
+        repeats: Number of times that an image appears in a batch (repeated augmentation);
+            an epoch still counts each image once.
+        by: The library that augments, `"pillow"` or `"keras_cv"`.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    crop: Literal["random_resized", "shift"] | None = "random_resized"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    rand_augment: str | None = None
+    color_jitter: float = 0.0
+    erasing: float = 0.0
+    repeats: int = 1
+    by: Literal["pillow", "keras_cv"] = "pillow"
+
+    def __post_init__(self):
+        for name, valid, expected in (
+            (
+                "crop",
+                self.crop in ("random_resized", "shift", None),
+                "'random_resized', 'shift' or None",
+            ),
+            ("flip", 0 <= self.flip <= 1, "in [0, 1]"),
+            ("color_jitter", self.color_jitter >= 0, "at least 0"),
+            ("erasing", 0 <= self.erasing <= 1, "in [0, 1]"),
+            ("repeats", self.repeats >= 1, "at least 1"),
+            ("by", self.by in ("pillow", "keras_cv"), "'pillow' or 'keras_cv'"),
+        ):
+            if not valid:
+                raise ValueError(f"`{name}` must be {expected}. Received: {getattr(self, name)!r}.")
+
+
+PRESETS = {
+    "crop_flip": Augmentation(crop="shift"),
+    "random_resized_crop": Augmentation(),
 }
+"""Augmentations by name."""
 
 
-def augmentation_named(name: str | None) -> Callable | None:
-    """Return the augmentation called `name`, or None for None.
+def augmentation_named(name: "str | Augmentation | None") -> Augmentation | None:
+    """Return the augmentation of that name; others and None are returned unchanged.
 
     Raises:
         ValueError: if the name is unknown; the message suggests the nearest ones.
     """
-    if name is None:
+    if name is None or isinstance(name, Augmentation):
+        return name
+    if name not in PRESETS:
+        raise ValueError(f"augmentation: {name!r} is unknown. {nearest(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def function_of(augmentation: Augmentation | None) -> Callable | None:
+    """Return the function that augments an image, or None."""
+    if augmentation is None or augmentation.crop is None:
         return None
-    if name not in AUGMENTATIONS:
-        raise ValueError(f"augmentation: {name!r} is unknown. {nearest(name, AUGMENTATIONS)}")
-    return AUGMENTATIONS[name]
+    return crop_flip if augmentation.crop == "shift" else random_resized_crop

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_vitx.data.augmentation import augmentation_named
+from keras_vitx.data.augmentation import Augmentation, augmentation_named, function_of
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
 from keras_vitx.data.parts import Part, Source
 from keras_vitx.data.sources import open_source
@@ -51,7 +51,7 @@ def pipelines(
     model,
     batch_size: int = 64,
     *,
-    augmentation: str | None = "crop_flip",
+    augmentation: str | Augmentation | None = "crop_flip",
     seed: int = 0,
     validation_split: float = 0.1,
     strict: bool = False,
@@ -90,7 +90,7 @@ def pipelines(
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")
-    augment = augmentation_named(augmentation)
+    augment = function_of(augmentation_named(augmentation))
     if not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"seed: expected an integer of 0 or more, got {seed!r}.")
     facts = ModelInput.of(model)

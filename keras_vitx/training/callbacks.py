@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -71,29 +71,36 @@ class Validate(keras.callbacks.Callback):
 
 
 class KeepBest(keras.callbacks.Callback):
-    """Keep the weights of the best epoch, and write the files of a run after each epoch.
+    """Keep the weights that are the result, and write the files of a run after each epoch.
 
     The best epoch is the one with the highest `val_accuracy`; if there is none, with the
     lowest `val_loss`; without validation, the last one. Ties go to the earlier epoch.
 
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
-        output: Folder for `best.keras` and `history.csv`, each written atomically; None
-            writes nothing.
+        output: Folder for `best.keras` (or `last.keras`) and `history.csv`, each written
+            atomically; None writes nothing.
+        result: `"best"` keeps the best epoch, `"last"` the last one.
 
     Attributes:
-        epoch: The best epoch, counted from 1; None before the first one ends.
-        logs: The logs of the best epoch.
+        epoch: The epoch that is kept, counted from 1; None before the first one ends.
+        logs: The logs of that epoch.
 
     Raises:
         FloatingPointError: at the end of an epoch, if the validation loss or the
             weights are not finite.
     """
 
-    def __init__(self, model: keras.Model, output: Path | None = None):
+    def __init__(
+        self,
+        model: keras.Model,
+        output: Path | None = None,
+        result: Literal["best", "last"] = "best",
+    ):
         super().__init__()
         self.set_model(model)
         self.output = output
+        self.result = result
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
         self.values = self._current()
@@ -101,7 +108,9 @@ class KeepBest(keras.callbacks.Callback):
 
     @property
     def chosen_by(self) -> str | None:
-        """The log entry by which the best epoch is chosen; None without validation."""
+        """The log entry by which the epoch is chosen; None without validation, or for the last."""
+        if self.result == "last":
+            return None
         return next((key for key in ("val_accuracy", "val_loss") if key in self.logs), None)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -116,7 +125,7 @@ class KeepBest(keras.callbacks.Callback):
         if self._is_best(logs):
             self.epoch, self.logs, self.values = epoch + 1, logs, values
             if self.output is not None:
-                with written_whole(self.output / "best.keras") as path:
+                with written_whole(self.output / f"{self.result}.keras") as path:
                     self.model.save(path)
 
     def restore(self) -> str:

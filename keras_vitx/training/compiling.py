@@ -61,7 +61,7 @@ def compile_for(
     plain_loss = chosen.get("loss")
     if plain_loss is None:
         task = task_of(outputs_of(model), labels())
-        plain_loss, given["loss"] = task.loss(), task.loss(recipe.label_smoothing)
+        plain_loss, given["loss"] = task.loss(), task.loss(recipe.targets.label_smoothing)
         if "metrics" not in chosen:
             given["metrics"] = task.metrics()
     if "optimizer" not in chosen:

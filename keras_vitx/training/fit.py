@@ -1,6 +1,5 @@
 """Train a model by a recipe."""
 
-import dataclasses
 import logging
 import os
 import time
@@ -113,8 +112,9 @@ def fit(
     batches = opened(
         source,
         model,
-        recipe.batch_size,
+        recipe.schedule.batch_size,
         augmentation=recipe.augmentation,
+        **({} if recipe.mixing is None else {"mixing": recipe.mixing}),
         seed=seed,
         validation_split=validation_split,
         strict=strict,
@@ -132,7 +132,7 @@ def fit(
     )
     run = {
         "model": model.name,
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": recipe.to_dict(),
         "head": match_head(model, batches.class_names, head),
         "seed": seed,
         "precision": precision,
@@ -145,12 +145,12 @@ def fit(
     ours = [CountEpochs(batches.train), StopAtNonFinite()]
     if batches.validation is not None:
         ours.append(Validate(lambda: measured.measures(batches.validation)))
-    best = KeepBest(model, output)
+    best = KeepBest(model, output, recipe.result)
     start = time.perf_counter()
     try:
         history = model.fit(
             batches.train,
-            epochs=recipe.epochs,
+            epochs=recipe.schedule.all_epochs,
             steps_per_epoch=steps_per_epoch,
             class_weight=class_weight,
             callbacks=[*ours, best, *callbacks],

@@ -18,18 +18,22 @@ def make_optimizer(
         recipe: The recipe with its settings.
         steps_per_epoch: Steps per epoch, for the length of the schedule.
     """
-    warmup = round(recipe.warmup_epochs * steps_per_epoch)
+    times, settings = recipe.schedule, recipe.optimizer
+    warmup = round(times.warmup_epochs * steps_per_epoch)
     schedule = keras.optimizers.schedules.CosineDecay(
-        initial_learning_rate=0.0 if warmup else recipe.learning_rate,
-        decay_steps=max(1, recipe.epochs * steps_per_epoch - warmup),
-        alpha=recipe.final_learning_rate / recipe.learning_rate,
-        warmup_target=recipe.learning_rate if warmup else None,
+        initial_learning_rate=times.warmup_learning_rate if warmup else times.peak,
+        decay_steps=max(1, times.epochs * steps_per_epoch - warmup),
+        alpha=min(times.final_learning_rate, times.peak) / times.peak,
+        warmup_target=times.peak if warmup else None,
         warmup_steps=warmup,
     )
     optimizer = keras.optimizers.AdamW(
         schedule,
-        weight_decay=recipe.weight_decay,
-        global_clipnorm=recipe.clip_norm,
+        weight_decay=settings.weight_decay,
+        beta_1=settings.beta_1,
+        beta_2=settings.beta_2,
+        epsilon=settings.epsilon,
+        global_clipnorm=settings.clip_norm,
         name=OPTIMIZER,
     )
     optimizer.exclude_from_weight_decay(

@@ -1,80 +1,405 @@
 """The settings of a training run, as data."""
 
 import dataclasses
-from typing import Any
+import functools
+import json
+import math
+import os
+import textwrap
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
+from keras_vitx.data.augmentation import Augmentation, augmentation_named
+from keras_vitx.data.mixing import Mixing
 from keras_vitx.text import nearest
+from keras_vitx.training.ranges import YES_OR_NO, Choice, Range, check
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
+class Schedule:
+    """How long to train, and the learning rate over time.
+
+    Attributes:
+        epochs: Passes over the training images, warm-up included and cool-down excluded.
+        batch_size: Images per update of the weights, over all devices.
+        learning_rate: Peak learning rate; for `base_batch_size` images per update, if that
+            is set.
+        base_batch_size: If set, the learning rate is proportional to the batch size:
+            `learning_rate * batch_size / base_batch_size`.
+        warmup_epochs: Epochs of linear warm-up; may be fractional.
+        warmup_learning_rate: Learning rate at the start of the warm-up.
+        decay: `"cosine"` falls to `final_learning_rate`, `"constant"` stays at the peak.
+        final_learning_rate: Learning rate at the end of the cosine decay.
+        cooldown_epochs: Further epochs at the last learning rate.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    epochs: int = 10
+    batch_size: int = 64
+    learning_rate: float = 5e-4
+    base_batch_size: int | None = None
+    warmup_epochs: float = 1.0
+    warmup_learning_rate: float = 0.0
+    decay: Literal["cosine", "constant"] = "cosine"
+    final_learning_rate: float = 1e-6
+    cooldown_epochs: int = 0
+
+    def __post_init__(self):
+        check(
+            self,
+            epochs=Range(1, whole=True),
+            batch_size=Range(1, whole=True),
+            learning_rate=Range(above=True),
+            base_batch_size=Range(1, whole=True, optional=True),
+            warmup_learning_rate=Range(),
+            decay=Choice(("cosine", "constant")),
+            final_learning_rate=Range(),
+            cooldown_epochs=Range(whole=True),
+        )
+        check(self, warmup_epochs=Range(below=self.epochs))
+        if self.decay == "cosine" and self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"`final_learning_rate` must be at most learning_rate={self.learning_rate}. "
+                f"Received: {self.final_learning_rate}."
+            )
+
+    @property
+    def all_epochs(self) -> int:
+        """Number of epochs, cool-down included."""
+        return self.epochs + self.cooldown_epochs
+
+    @property
+    def peak(self) -> float:
+        """Peak learning rate for this batch size."""
+        return self.learning_rate * self.batch_size / (self.base_batch_size or self.batch_size)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Settings of AdamW, and what is done around an update.
+
+    Attributes:
+        weight_decay: Decoupled weight decay. It does not apply to biases, norms,
+            LayerScale, tokens and position embeddings.
+        beta_1: Decay of the mean of the gradients.
+        beta_2: Decay of the mean of their squares.
+        epsilon: Added to the root of that mean.
+        clip_norm: Maximum global norm of the gradient; None for no clipping.
+        layer_decay: Factor of the learning rate from one block to the block before it;
+            None gives all layers the same rate.
+        ema: Momentum of the moving average of the weights. If set, the average is
+            validated, and its weights are the result; None keeps no average.
+        accumulate_steps: Number of parts of a batch that are computed one after the other,
+            to save memory. It divides `batch_size`.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    weight_decay: float = 0.05
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    clip_norm: float | None = None
+    layer_decay: float | None = None
+    ema: float | None = None
+    accumulate_steps: int = 1
+
+    def __post_init__(self):
+        check(
+            self,
+            weight_decay=Range(),
+            beta_1=Range(below=1),
+            beta_2=Range(below=1),
+            epsilon=Range(above=True),
+            clip_norm=Range(above=True, optional=True),
+            ema=Range(below=1, above=True, optional=True),
+            accumulate_steps=Range(1, whole=True),
+        )
+        if self.layer_decay != 1:
+            check(self, layer_decay=Range(below=1, above=True, optional=True))
+
+
+@dataclass(frozen=True)
+class Network:
+    """Changes to the network that belong to its training. None leaves it as it was built.
+
+    Attributes:
+        drop_path: Rate of stochastic depth.
+        drop_path_rises: Whether the rate rises linearly over the blocks, from 0 to
+            `drop_path`. If not, all blocks have the same rate.
+        similarity: Weight of the similarity between maps in the loss (DeepViT, Appendix A).
+        similarity_depth: Number of pairs of blocks whose maps are compared.
+        remat: Whether training keeps only the input of each layer and recomputes the rest.
+        crop_ratio: Crop ratio of the images in evaluation.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    drop_path: float | None = None
+    drop_path_rises: bool = True
+    similarity: float | None = None
+    similarity_depth: int | None = None
+    remat: bool | None = None
+    crop_ratio: float | None = None
+
+    def __post_init__(self):
+        check(
+            self,
+            drop_path=Range(below=1, optional=True),
+            drop_path_rises=YES_OR_NO,
+            similarity=Range(optional=True),
+            similarity_depth=Range(1, whole=True, optional=True),
+            remat=Choice((True, False, None)),
+            crop_ratio=Range(above=True, optional=True),
+        )
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the network is trained to predict.
+
+    Attributes:
+        label_smoothing: Label smoothing, in training only.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    label_smoothing: float = 0.1
+
+    def __post_init__(self):
+        check(self, label_smoothing=Range(below=1))
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """Settings of a training run.
+    """Settings of a training run, in groups.
+
+    The names of all settings differ, so that `but` finds the group of each:
+
+    ```python
+    recipe = kv.training.recipes.get("deit").but(epochs=100, mixup=0.2)
+    print(recipe)
+    ```
 
     Attributes:
         name: Name of the recipe.
-        epochs: Passes over the training images.
-        batch_size: Images per step.
-        learning_rate: Peak learning rate, reached at the end of the warm-up.
-        final_learning_rate: Learning rate at the end of the cosine decay.
-        warmup_epochs: Epochs of linear warm-up from zero; may be fractional.
-        weight_decay: Decoupled weight decay (AdamW). It does not apply to biases, norms,
-            LayerScale, tokens and position embeddings.
-        label_smoothing: Label smoothing, in training only.
-        augmentation: Name of the augmentation of the training images, or None.
-        clip_norm: Maximum global norm of the gradient; None for no clipping.
+        schedule: How long to train, and the learning rate over time.
+        optimizer: Settings of AdamW, and what is done around an update.
+        augmentation: Augmentation of the training images, or a name of one (see
+            `keras_vitx.data.pipelines`); None trains on the images of evaluation.
+        mixing: MixUp and CutMix; None for neither.
+        network: Changes to the network.
+        targets: What the network is trained to predict.
+        result: Epoch whose weights are the result: the `"last"`, or the `"best"` by the
+            validation images.
 
     Raises:
         ValueError: if a value is out of range.
     """
 
     name: str
-    epochs: int = 10
-    batch_size: int = 64
-    learning_rate: float = 5e-4
-    final_learning_rate: float = 1e-6
-    warmup_epochs: float = 1.0
-    weight_decay: float = 0.05
-    label_smoothing: float = 0.1
-    augmentation: str | None = "crop_flip"
-    clip_norm: float | None = 1.0
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    augmentation: Augmentation | None = field(default_factory=Augmentation)
+    mixing: Mixing | None = None
+    network: Network = field(default_factory=Network)
+    targets: Targets = field(default_factory=Targets)
+    result: Literal["last", "best"] = "best"
 
     def __post_init__(self):
-        for name, valid, expected in (
-            ("epochs", self.epochs >= 1, "at least 1"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("learning_rate", self.learning_rate > 0, "above 0"),
-            (
-                "final_learning_rate",
-                0 <= self.final_learning_rate <= self.learning_rate,
-                "from 0 to learning_rate",
-            ),
-            ("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, "from 0 to below epochs"),
-            ("weight_decay", self.weight_decay >= 0, "at least 0"),
-            ("label_smoothing", 0 <= self.label_smoothing < 1, "in [0, 1)"),
-            ("clip_norm", self.clip_norm is None or self.clip_norm > 0, "None or above 0"),
-        ):
-            if not valid:
-                raise ValueError(f"`{name}` must be {expected}. Received: {getattr(self, name)}.")
+        if isinstance(self.augmentation, str):
+            object.__setattr__(self, "augmentation", augmentation_named(self.augmentation))
+        for name, group in groups().items():
+            value = getattr(self, name)
+            if not isinstance(value, group) and not (value is None and _is_optional(Recipe, name)):
+                raise ValueError(f"`{name}` must be a `{group.__name__}`. Received: {value!r}.")
+        check(self, result=Choice(("last", "best")))
 
     def but(self, **changes: Any) -> "Recipe":
         """Return a copy with some settings changed.
 
-        None turns `augmentation` or `clip_norm` off and leaves any other setting as it
-        is. If `epochs` changes without `warmup_epochs`, the warm-up scales with it.
+        A change is a setting of any group (`epochs=3`, `mixup=0.2`) or a whole group
+        (`mixing=None`). None turns off what can be off, such as `clip_norm`, and leaves
+        any other setting as it is. A setting of a group that is off turns the group on,
+        with nothing else in it. If `epochs` changes without `warmup_epochs`, the warm-up
+        scales with it.
 
         Raises:
             ValueError: if a setting is unknown or out of range.
         """
-        known = {field.name for field in dataclasses.fields(self)}
-        for name in changes:
-            if name not in known:
-                raise ValueError(
-                    f"No setting of a recipe is named {name!r}. {nearest(name, known)}"
-                )
-        optional = ("augmentation", "clip_norm")
-        changes = {
-            name: value for name, value in changes.items() if value is not None or name in optional
+        if "warmup_epochs" not in changes and changes.get("epochs") in Range(1, whole=True):
+            stretched = self.schedule.warmup_epochs * changes["epochs"] / self.schedule.epochs
+            changes["warmup_epochs"] = stretched
+        whole: dict[str, Any] = {}
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in changes.items():
+            owner = _owner(name)
+            if value is None and not _is_optional(groups().get(owner, Recipe), name):
+                continue
+            if owner is None:
+                whole[name] = value
+            else:
+                parts.setdefault(owner, {})[name] = value
+        if isinstance(whole.get("augmentation"), str):
+            whole["augmentation"] = augmentation_named(whole["augmentation"])
+        for owner, part in parts.items():
+            group = whole.get(owner, getattr(self, owner))
+            if group is None:
+                whole[owner] = groups()[owner](**{**OFF[owner], **part})
+            else:
+                whole[owner] = dataclasses.replace(group, **part)
+        return dataclasses.replace(self, **whole)
+
+    def smoke(self) -> "Recipe":
+        """Return the same recipe with two short epochs and tiny batches, to try all its parts."""
+        schedule = self.schedule
+        return self.but(
+            epochs=2,
+            warmup_epochs=min(schedule.warmup_epochs, 0.5),
+            cooldown_epochs=min(schedule.cooldown_epochs, 1),
+            # Enough for mixing and repeated images, and a multiple of the parts.
+            batch_size=math.lcm(8, self.optimizer.accumulate_steps),
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings by name, without groups. A group that is off is None by its name."""
+        found = {"result": self.result}
+        for name in groups():
+            group = getattr(self, name)
+            found.update({name: None} if group is None else _fields(group))
+        return found
+
+    def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
+        """Return the settings that differ, by name: those of this recipe and of `other`.
+
+        Where a group is off in one of them, its settings are None there.
+        """
+        mine, theirs = self.settings(), other.settings()
+        names = [name for name in {**mine, **theirs} if name not in groups()]
+        return {
+            name: (mine.get(name), theirs.get(name))
+            for name in names
+            if mine.get(name) != theirs.get(name)
         }
-        if "epochs" in changes and "warmup_epochs" not in changes:
-            changes["warmup_epochs"] = self.warmup_epochs * changes["epochs"] / self.epochs
-        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        """Return a table: one row per group, in the form that the command line reads."""
+        rows = [f"{self.name} (result={self.result})"]
+        for name in groups():
+            group = getattr(self, name)
+            words = "off"
+            if group is not None:
+                words = " ".join(f"{key}={_as_word(v)}" for key, v in _fields(group).items())
+            rows.append(
+                textwrap.fill(
+                    words,
+                    96,
+                    initial_indent=f"  {name:<14}",
+                    subsequent_indent=" " * 16,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+        return "\n".join(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as data for JSON, from which `from_dict` makes an equal recipe."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> "Recipe":
+        """Make a recipe from the data that `to_dict` returned. What is missing has its default.
+
+        Raises:
+            ValueError: if a setting is unknown or out of range.
+        """
+        values = dict(settings)
+        for name, group in groups().items():
+            if isinstance(values.get(name), Mapping):
+                for key in values[name]:
+                    _check_known(key, _fields_of(group))
+                # JSON has lists for tuples.
+                part = {k: tuple(v) if isinstance(v, list) else v for k, v in values[name].items()}
+                values[name] = group(**part)
+        for key in values:
+            _check_known(key, _fields_of(cls))
+        return cls(**values)
+
+    @classmethod
+    def read(cls, run: str | os.PathLike) -> "Recipe":
+        """Read the recipe of a training run.
+
+        Args:
+            run: The folder that `fit` wrote, or its `run.json`.
+
+        Raises:
+            OSError: if there is no such file.
+            ValueError: if it holds no recipe.
+        """
+        path = Path(run)
+        path = path / "run.json" if path.is_dir() else path
+        try:
+            return cls.from_dict(json.loads(path.read_text())["recipe"])
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} holds no recipe of a training run ({error!r}).") from error
+
+
+OFF: dict[str, dict[str, Any]] = {
+    "augmentation": {"crop": None, "flip": 0.0},
+    "mixing": {"mixup": 0.0, "cutmix": 0.0},
+}
+"""Settings of groups that do nothing, for `but`."""
+
+
+@functools.cache
+def groups() -> dict[str, type]:
+    """Return the groups of a recipe: the name of each field that is one, and its class."""
+    found = {}
+    for name, kind in typing.get_type_hints(Recipe).items():
+        for option in typing.get_args(kind) or (kind,):
+            if dataclasses.is_dataclass(option):
+                found[name] = option
+    return found
+
+
+def _owner(name: str) -> str | None:
+    """Return the group of a setting; None for a field of `Recipe` itself."""
+    if name in _fields_of(Recipe):
+        return None
+    for owner, group in groups().items():
+        if name in _fields_of(group):
+            return owner
+    known = {key for group in (Recipe, *groups().values()) for key in _fields_of(group)}
+    _check_known(name, known)
+    return None
+
+
+def _check_known(name: str, known: Any) -> None:
+    if name not in known:
+        raise ValueError(f"No setting of a recipe is named {name!r}. {nearest(name, known)}")
+
+
+def _fields_of(group: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(group)]
+
+
+def _fields(group: Any) -> dict[str, Any]:
+    return {name: getattr(group, name) for name in _fields_of(type(group))}
+
+
+@functools.cache
+def _is_optional(group: type, name: str) -> bool:
+    """Return whether a setting may be None, by its annotation."""
+    return type(None) in typing.get_args(typing.get_type_hints(group)[name])
+
+
+def _as_word(value: Any) -> str:
+    return ",".join(f"{v:.6g}" for v in value) if isinstance(value, tuple) else str(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_vitx.files import written_whole
 
-FILES = ("run.json", "history.csv", "best.keras")
+FILES = ("run.json", "history.csv", "best.keras", "last.keras")
 
 
 def new_folder(output: str | os.PathLike) -> Path:

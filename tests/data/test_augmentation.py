@@ -1,7 +1,12 @@
 import numpy as np
 import pytest
 
-from keras_vitx.data.augmentation import augmentation_named, crop_flip, random_resized_crop
+from keras_vitx.data.augmentation import (
+    Augmentation,
+    augmentation_named,
+    crop_flip,
+    random_resized_crop,
+)
 
 pytestmark = pytest.mark.backend_free
 
@@ -67,6 +72,6 @@ def test_a_shrunk_window_is_antialiased(draws):
 
 def test_an_unknown_name_gives_the_nearest():
     assert augmentation_named(None) is None
-    assert augmentation_named("crop_flip") is crop_flip
+    assert augmentation_named("crop_flip") == Augmentation(crop="shift")
     with pytest.raises(ValueError, match=r"'crop_flop' is unknown\. Did you mean 'crop_flip'"):
         augmentation_named("crop_flop")

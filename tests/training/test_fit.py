@@ -7,7 +7,7 @@ import pytest
 from harness import BACKEND, array, close, run_python
 
 import keras_vitx as kv
-from keras_vitx.training import Recipe
+from keras_vitx.training import Recipe, recipes
 
 PREPROCESSING = {"mean": (0.5,), "std": (0.5,), "crop_ratio": 1.0, "interpolation": "bicubic"}
 
@@ -43,14 +43,14 @@ def ready(images):
 
 TRAIN, VALIDATION, TEST = images_of(48), images_of(14, 1), images_of(22, 2)
 # A flipped image would have the wrong label.
-SHORT = {
+CHANGES = {
     "epochs": 2,
     "batch_size": 16,
     "warmup_epochs": 0,
     "learning_rate": 1e-2,
     "augmentation": None,
-    "verbose": 0,
 }
+SHORT = {**CHANGES, "verbose": 0}
 
 
 class Batched(keras.utils.PyDataset):
@@ -97,8 +97,8 @@ def test_files_of_a_run(run):
     for name in ("loss", "accuracy"):
         assert facts["validation"][name] == pytest.approx(history.history[f"val_{name}"][best])
     assert facts["test"] == history.test
-    assert facts["recipe"]["epochs"] == 2
-    assert facts["recipe"]["learning_rate"] == 1e-2
+    assert facts["recipe"]["schedule"]["epochs"] == 2
+    assert Recipe.read(output) == recipes.get("finetune").but(**CHANGES)
     assert (facts["model"], facts["seed"], facts["precision"]) == ("small", 3, None)
     assert (facts["head"], facts["backend"]) == ("kept", BACKEND)
     assert [facts[f"{p}_images"] for p in ("train", "validation", "test")] == [48, 14, 22]
@@ -162,7 +162,7 @@ def test_a_network_of_the_zoo_learns():
         + 100 * labels[:, None, None, None]
     )
     source = images.astype("uint8"), labels
-    recipe = Recipe("mine", epochs=3, batch_size=16, learning_rate=1e-2, augmentation=None)
+    recipe = Recipe("mine").but(epochs=3, batch_size=16, learning_rate=1e-2, augmentation=None)
     history = kv.fit(
         model, source, recipe, validation_split=0.2, precision="mixed_bfloat16", verbose=0
     )

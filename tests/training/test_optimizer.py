@@ -20,7 +20,7 @@ def test_only_kernels_are_decayed(family):
     assert {path.rpartition("/")[2] for path in others} <= LEFT_OUT
     assert any(path.endswith("/bias") for path in others)
 
-    recipe = Recipe(name="mine", learning_rate=0.1, warmup_epochs=0, weight_decay=0.5)
+    recipe = Recipe("mine").but(learning_rate=0.1, warmup_epochs=0, weight_decay=0.5)
     optimizer = make_optimizer(model, recipe, steps_per_epoch=10)
     before = [array(v.value) for v in model.trainable_variables]
     optimizer.apply(
@@ -33,8 +33,7 @@ def test_only_kernels_are_decayed(family):
 
 @pytest.mark.parametrize("warmup", (0, 1, 2.5))
 def test_schedule(warmup):
-    recipe = Recipe(
-        name="mine",
+    recipe = Recipe("mine").but(
         epochs=5,
         learning_rate=1e-2,
         final_learning_rate=1e-4,
@@ -56,8 +55,8 @@ def test_schedule(warmup):
 
 def test_numbers_of_the_recipe():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = make_optimizer(model, Recipe(name="mine", weight_decay=0.3, clip_norm=2.0), 4)
+    optimizer = make_optimizer(model, Recipe("mine").but(weight_decay=0.3, clip_norm=2.0), 4)
     assert isinstance(optimizer, keras.optimizers.AdamW)
     assert (optimizer.weight_decay, optimizer.global_clipnorm) == (0.3, 2.0)
-    optimizer = make_optimizer(model, Recipe(name="mine", clip_norm=None), 4)
+    optimizer = make_optimizer(model, Recipe("mine"), 4)
     assert optimizer.global_clipnorm is None

@@ -1,44 +1,167 @@
 import dataclasses
 import importlib
+import json
 
 import pytest
 
 from keras_vitx import training
-from keras_vitx.training import Recipe, list_recipes, recipes
+from keras_vitx.data import Augmentation, Mixing
+from keras_vitx.training import Optimizer, Recipe, Schedule, list_recipes, recipes
+from keras_vitx.training.recipe import groups
 
 pytestmark = pytest.mark.backend_free
 
+MINE = Recipe("mine", mixing=Mixing())
 WRONG = {
-    "epochs": 0,
-    "batch_size": 0,
-    "learning_rate": 0.0,
-    "final_learning_rate": 1.0,
-    "warmup_epochs": 10,
-    "weight_decay": -0.1,
-    "label_smoothing": 1.0,
-    "clip_norm": 0.0,
+    "epochs": (0, 2.5, "3", True),
+    "batch_size": (0, 1.5),
+    "learning_rate": (0.0, float("nan"), "fast"),
+    "base_batch_size": (0,),
+    "final_learning_rate": (1.0, -1e-6),
+    "warmup_epochs": (10, -1),
+    "warmup_learning_rate": (-1e-6,),
+    "cooldown_epochs": (-1, 0.5),
+    "decay": ("linear",),
+    "weight_decay": (-0.1,),
+    "beta_1": (1.0,),
+    "beta_2": (1,),
+    "epsilon": (0,),
+    "clip_norm": (0.0,),
+    "layer_decay": (0.0, 1.5),
+    "ema": (0, 1.0),
+    "accumulate_steps": (0, 1.5),
+    "drop_path": (1.0, -0.1),
+    "drop_path_rises": ("yes",),
+    "similarity": (-1,),
+    "similarity_depth": (0,),
+    "remat": ("yes",),
+    "crop_ratio": (0,),
+    "label_smoothing": (1.0, -0.1),
+    "flip": (1.5,),
+    "mixup": (-0.1,),
+    "result": ("first",),
+    "mixing": (0.8,),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_value_out_of_range(name):
-    for make in (lambda **a: Recipe(name="mine", **a), Recipe(name="mine").but):
+def test_values_out_of_range(name):
+    for value in WRONG[name]:
         with pytest.raises(ValueError, match=f"`{name}`") as error:
-            make(**{name: WRONG[name]})
-        assert str(WRONG[name]) in str(error.value)
+            MINE.but(**{name: value})
+        assert str(value) in str(error.value)
+
+
+def test_each_setting_has_a_range():
+    ours = [group for group in groups().values() if group.__module__.startswith("keras_vitx.train")]
+    names = {field.name for group in ours for field in dataclasses.fields(group)}
+    assert names <= set(WRONG)
+
+
+def test_names_are_unique():
+    names = [field.name for group in groups().values() for field in dataclasses.fields(group)]
+    names += [field.name for field in dataclasses.fields(Recipe)]
+    assert len(names) == len(set(names))
+    assert list(groups()) == [
+        "schedule", "optimizer", "augmentation", "mixing", "network", "targets"
+    ]  # fmt: skip
 
 
 def test_but():
-    recipe = Recipe(name="mine", epochs=3)
-    changed = recipe.but(batch_size=7, epochs=None)
-    assert (changed.batch_size, changed.epochs, recipe.batch_size) == (7, 3, 64)
+    changed = MINE.but(batch_size=7, epochs=None, mixup=0.2, weight_decay=0.3)
+    assert changed.schedule == Schedule(batch_size=7)
+    assert changed.optimizer == Optimizer(weight_decay=0.3)
+    assert changed.mixing == Mixing(mixup=0.2)
+    assert MINE.schedule == Schedule()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe.epochs = 4
+        MINE.schedule.epochs = 4
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MINE.result = "last"
 
 
 def test_unknown_setting():
     with pytest.raises(ValueError, match=r"'learning_rat'.*'learning_rate'"):
-        Recipe(name="mine").but(learning_rat=1e-3)
+        MINE.but(learning_rat=1e-3)
+
+
+def test_what_can_be_turned_off():
+    recipe = Recipe("mine", optimizer=Optimizer(clip_norm=1.0, ema=0.9), mixing=Mixing())
+    off = recipe.but(augmentation=None, mixing=None, clip_norm=None, ema=None, learning_rate=None)
+    assert (off.augmentation, off.mixing) == (None, None)
+    assert off.optimizer == Optimizer()
+    assert off.schedule == recipe.schedule
+
+
+def test_a_group_that_is_off_is_turned_on_by_a_setting():
+    off = MINE.but(augmentation=None, mixing=None)
+    assert off.but(cutmix=0.5).mixing == Mixing(mixup=0.0, cutmix=0.5)
+    assert off.but(flip=0.5).augmentation == Augmentation(crop=None, flip=0.5)
+    assert off.but(mixing=Mixing(), mixup=0.1).mixing == Mixing(mixup=0.1)
+
+
+def test_augmentation_by_name():
+    shift = MINE.but(augmentation="crop_flip")
+    assert shift.augmentation == Recipe("mine", augmentation="crop_flip").augmentation
+    assert shift.but(augmentation="crop_flip", flip=0.0).augmentation.flip == 0
+    with pytest.raises(ValueError, match=r"'crop_flop'.*'crop_flip'"):
+        MINE.but(augmentation="crop_flop")
+
+
+def test_the_warm_up_stretches_with_the_epochs():
+    recipe = MINE.but(epochs=10, warmup_epochs=2)
+    assert recipe.but(epochs=5).schedule.warmup_epochs == 1
+    assert recipe.but(epochs=5, warmup_epochs=0).schedule.warmup_epochs == 0
+
+
+def test_the_learning_rate_follows_the_batch():
+    recipe = MINE.but(learning_rate=5e-4, base_batch_size=512, batch_size=1024)
+    assert recipe.schedule.peak == 1e-3
+    assert recipe.but(base_batch_size=None).schedule.peak == 5e-4
+
+
+def test_settings_and_differences():
+    other = MINE.but(epochs=3, mixing=None, scale=(0.5, 1.0))
+    assert MINE.differences(other) == {
+        "epochs": (10, 3),
+        "warmup_epochs": (1.0, 0.3),
+        "scale": ((0.08, 1.0), (0.5, 1.0)),
+        **{name: (value, None) for name, value in dataclasses.asdict(Mixing()).items()},
+    }
+    assert MINE.differences(MINE) == {}
+
+
+def test_a_printed_recipe_names_every_setting():
+    text = str(MINE)
+    for name, value in MINE.settings().items():
+        assert name in text
+        assert name == "result" or isinstance(value, tuple) or f"{name}={value}" in text
+    assert all(len(line) <= 96 for line in text.splitlines())
+    assert "off" in str(MINE.but(mixing=None))
+
+
+def test_data_of_a_recipe(tmp_path):
+    for recipe in (MINE, MINE.but(augmentation=None, mixing=None), MINE.but(learning_rate=1 / 3)):
+        data = json.loads(json.dumps(recipe.to_dict()))
+        assert Recipe.from_dict(data) == recipe
+        assert hash(Recipe.from_dict(data)) == hash(recipe)
+        (tmp_path / "run.json").write_text(json.dumps({"recipe": data}))
+        assert Recipe.read(tmp_path) == Recipe.read(tmp_path / "run.json") == recipe
+    assert Recipe.from_dict({"name": "mine"}) == Recipe("mine")
+
+
+def test_data_that_is_no_recipe(tmp_path):
+    data = MINE.to_dict()
+    with pytest.raises(ValueError, match=r"'epoch'.*'epochs'"):
+        Recipe.from_dict({**data, "schedule": {"epoch": 3}})
+    with pytest.raises(ValueError, match=r"'shedule'.*'schedule'"):
+        Recipe.from_dict({**data, "shedule": {}})
+    with pytest.raises(ValueError, match="`epochs`"):
+        Recipe.from_dict({**data, "schedule": {"epochs": 0}})
+    with pytest.raises(ValueError, match="`schedule`"):
+        Recipe.from_dict({**data, "schedule": None})
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no recipe"):
+        Recipe.read(tmp_path)
 
 
 def test_shipped_recipes():
@@ -48,22 +171,22 @@ def test_shipped_recipes():
         recipe = recipes.get(name)
         assert recipe.name == name
         assert recipes.get(recipe) is recipe
+        assert Recipe.from_dict(recipe.to_dict()) == recipe
         module = importlib.import_module(f"keras_vitx.training.recipes.{name}")
         assert f"--recipe {name}" in module.__doc__
+
+
+def test_the_smoke_run_has_every_part():
+    for name in list_recipes():
+        recipe = recipes.get(name)
+        smoke = recipe.smoke()
+        assert (smoke.schedule.epochs, smoke.schedule.batch_size) == (2, 8)
+        assert set(recipe.differences(smoke)) <= {
+            "epochs", "warmup_epochs", "cooldown_epochs", "batch_size"
+        }  # fmt: skip
+    assert MINE.but(accumulate_steps=3).smoke().schedule.batch_size == 24
 
 
 def test_unknown_recipe():
     with pytest.raises(ValueError, match=r"'finetun'.*'finetune'"):
         training.fit(None, None, "finetun")
-
-
-def test_what_can_be_turned_off():
-    recipe = Recipe("mine").but(augmentation=None, clip_norm=None, learning_rate=None)
-    assert (recipe.augmentation, recipe.clip_norm) == (None, None)
-    assert recipe.learning_rate == Recipe("mine").learning_rate
-
-
-def test_the_warm_up_stretches_with_the_epochs():
-    recipe = Recipe("mine", epochs=10, warmup_epochs=2)
-    assert recipe.but(epochs=5).warmup_epochs == 1
-    assert recipe.but(epochs=5, warmup_epochs=0).warmup_epochs == 0

@@ -172,7 +172,7 @@ def test_the_card(tmp_path):
 
     model = FAMILIES["CaiT"](name="mine")
     model.class_names = NAMES
-    recipe = kv.training.Recipe("short", epochs=3)
+    recipe = kv.training.Recipe("short").but(epochs=3)
     kv.save(
         model,
         tmp_path / "model",
@@ -197,9 +197,9 @@ def test_the_card(tmp_path):
         assert fact in card.text
     # The recipe in the file can be read back.
     settings = json.loads(re.search(r"```json\n(.*?)```", card.text, re.DOTALL)[1])
-    assert kv.training.Recipe(**settings) == recipe
+    assert kv.training.Recipe.from_dict(settings) == recipe
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert kv.training.Recipe(**config["recipe"]) == recipe
+    assert kv.training.Recipe.from_dict(config["recipe"]) == recipe
     assert config["library_version"] == kv.__version__
 
 

@@ -3,6 +3,12 @@
 keras-vitx train CaiT_Mini fashion_mnist --weights cifar10 --recipe finetune
 """
 
-from keras_vitx.training.recipe import Recipe
+from keras_vitx.data.augmentation import Augmentation
+from keras_vitx.training.recipe import Optimizer, Recipe, Schedule
 
-RECIPE = Recipe(name="finetune")
+RECIPE = Recipe(
+    name="finetune",
+    schedule=Schedule(epochs=10, batch_size=64, learning_rate=5e-4, final_learning_rate=1e-6),
+    optimizer=Optimizer(clip_norm=1.0),
+    augmentation=Augmentation(crop="shift"),
+)
