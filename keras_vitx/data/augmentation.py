@@ -1,104 +1,59 @@
-"""Data augmentation in NumPy and Pillow.
+"""Data augmentation of single images, in NumPy and Pillow.
 
-An augmentation is a pure function of a uint8 image, the (height, width) of the
-result, and `draws`, five random numbers in [0, 1).
+Every step is a pure function of an image and a random generator, so that a batch depends
+only on the seed, the epoch and its index.
+
+Keras 3.15 has no random resized crop (`RandomCrop` does not resize), and its layers work on
+batches of images of one size; `rand_augment.py` and `erasing.py` say how those two differ.
+`Augmentation(by="keras_cv")` builds the same from the layers of keras-cv.
 """
 
-import math
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance
 
-from keras_vitx.data.preprocessing import resize
+from keras_vitx.data.rand_augment import RandAugment
+from keras_vitx.data.windows import Window, random_resized, shifted
 from keras_vitx.text import nearest
 
-# The number of uniform draws per image.
-DRAWS = 5
-
-
-def crop_flip(image: np.ndarray, size: tuple[int, int], draws: Sequence[float]) -> np.ndarray:
-    """Randomly shift by up to an eighth of the size, and flip horizontally.
-
-    The image is padded with a black border of an eighth of its size on each side, and
-    a random window of the original size is cropped. The probability of a flip is 0.5.
-
-    Args:
-        image: uint8 (height, width, channels), already of size `size`.
-        size: (height, width) of the result.
-        draws: Five numbers in [0, 1), which determine the row and the column of the
-            window and the flip; two are unused.
-
-    Returns:
-        uint8 (*size, channels).
-    """
-    (height, width), channels = size, image.shape[-1]
-    top, left = height // 8, width // 8
-    padded = np.zeros((height + 2 * top, width + 2 * left, channels), "uint8")
-    padded[top : top + height, left : left + width] = image
-    row, column = int(draws[0] * (2 * top + 1)), int(draws[1] * (2 * left + 1))
-    window = padded[row : row + height, column : column + width]
-    return window[:, ::-1] if draws[2] < 0.5 else window
-
-
-def random_resized_crop(
-    image: np.ndarray,
-    size: tuple[int, int],
-    draws: Sequence[float],
-    scale: tuple[float, float] = (0.08, 1.0),
-) -> np.ndarray:
-    """Crop a random window, resize it, and flip horizontally with probability 0.5.
-
-    The window covers a random fraction of the image area; its aspect ratio is
-    log-uniform between 3:4 and 4:3. A window that exceeds the image along one axis is
-    clipped. Resizing is bicubic with antialiasing.
-
-    Args:
-        image: uint8 (height, width, channels), of any size.
-        size: (height, width) of the result.
-        draws: Five numbers in [0, 1), which determine the area, the aspect ratio, the
-            row and the column of the window, and the flip.
-        scale: Minimum and maximum fraction of the area.
-
-    Returns:
-        uint8 (*size, channels).
-    """
-    height, width = image.shape[:2]
-    side = math.sqrt((scale[0] + draws[0] * (scale[1] - scale[0])) * height * width)
-    stretch = (4 / 3) ** (draws[1] - 0.5)  # the square root of the aspect ratio
-    rows = min(max(int(side / stretch), 1), height)
-    columns = min(max(int(side * stretch), 1), width)
-    top = int(draws[2] * (height - rows + 1))
-    left = int(draws[3] * (width - columns + 1))
-    window = image[top : top + rows, left : left + columns]
-    window = resize(window, size, Image.Resampling.BICUBIC)
-    return window[:, ::-1] if draws[4] < 0.5 else window
+Crop = Literal["random_resized", "shift"]
+CROPS = ("random_resized", "shift", None)
+BY = ("pillow", "keras_cv")
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Settings of the augmentation of training images, in the order in which they apply.
+    """The augmentation of training images.
+
+    In this order: crop, flip, RandAugment or colour jitter, normalization, random erasing.
 
     Attributes:
-        crop: `"random_resized"` (a random window of the original image, resized), `"shift"`
-            (by up to an eighth of the size) or None.
-        scale: Least and greatest fraction of the area in a random window.
-        ratio: Least and greatest aspect ratio (width over height) of a random window.
+        crop: "random_resized", a random window of the original image, resized to the model's
+            input size (`windows.random_resized`); "shift", of the image at the input size, by
+            up to an eighth (`windows.shifted`); or None, the centre, as in evaluation.
+        scale: Minimum and maximum area of a random resized crop, as a fraction of the image.
+        ratio: Minimum and maximum aspect ratio, width over height, of a random resized crop.
         flip: Probability of a horizontal flip.
-        rand_augment: RandAugment as timm writes it, such as `"m9-mstd0.5-inc1"`, or None.
-        color_jitter: Strength of changes of brightness, contrast and saturation.
-        erasing: Probability of random erasing.
-        repeats: Number of times that an image appears in a batch (repeated augmentation);
-            an epoch still counts each image once.
-        by: The library that augments, `"pillow"` or `"keras_cv"`.
+        rand_augment: RandAugment in timm's notation, such as "m9-mstd0.5-inc1"
+            (`RandAugment.named`), or None.
+        color_jitter: Brightness, contrast and saturation are multiplied by random factors in
+            [1 - x, 1 + x], in random order. Not together with `rand_augment`.
+        erasing: Probability that a box is replaced by noise (`erasing.erase`).
+        repeats: How often an image is repeated within an epoch, in a row, each time augmented
+            anew. An epoch still has as many images as the source, of which one in `repeats`
+            is used (repeated augmentation; Hoffer et al., 2020).
+        by: "pillow", this module; or "keras_cv", the layers of keras-cv.
 
     Raises:
-        ValueError: if a value is out of range.
+        ValueError: if a value is out of range; the message names the field.
     """
 
-    crop: Literal["random_resized", "shift"] | None = "random_resized"
+    crop: Crop | None = "random_resized"
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
@@ -109,44 +64,139 @@ class Augmentation:
     by: Literal["pillow", "keras_cv"] = "pillow"
 
     def __post_init__(self):
-        for name, valid, expected in (
-            (
-                "crop",
-                self.crop in ("random_resized", "shift", None),
-                "'random_resized', 'shift' or None",
-            ),
-            ("flip", 0 <= self.flip <= 1, "in [0, 1]"),
-            ("color_jitter", self.color_jitter >= 0, "at least 0"),
-            ("erasing", 0 <= self.erasing <= 1, "in [0, 1]"),
-            ("repeats", self.repeats >= 1, "at least 1"),
-            ("by", self.by in ("pillow", "keras_cv"), "'pillow' or 'keras_cv'"),
-        ):
-            if not valid:
-                raise ValueError(f"`{name}` must be {expected}. Received: {getattr(self, name)!r}.")
+        if self.crop not in CROPS:
+            raise ValueError(f"`crop` must be one of {CROPS}. Received: {self.crop!r}.")
+        if self.by not in BY:
+            raise ValueError(f"`by` must be one of {BY}. Received: {self.by!r}.")
+        for name, highest in (("scale", 1.0), ("ratio", float("inf"))):
+            object.__setattr__(self, name, _interval(name, getattr(self, name), highest))
+        for name in ("flip", "color_jitter", "erasing"):
+            check_fraction(name, getattr(self, name))
+        if not isinstance(self.repeats, Integral) or self.repeats < 1:
+            raise ValueError(
+                f"`repeats` must be an integer, at least 1. Received: {self.repeats!r}."
+            )
+        if self.rand_augment is not None:
+            RandAugment.named(self.rand_augment)
+            if self.color_jitter:
+                raise ValueError(
+                    "`color_jitter` must be 0 where `rand_augment` is not None: the recipes apply "
+                    f"one of them. Received: {self.color_jitter} and {self.rand_augment!r}."
+                )
+
+    @classmethod
+    def of(cls, value: "str | Augmentation | Mapping[str, Any] | None") -> "Augmentation | None":
+        """Return an augmentation from its name in `PRESETS` or a dictionary of its fields.
+
+        An `Augmentation` and None are returned unchanged.
+
+        Raises:
+            ValueError: if a name or a field is unknown; the message suggests the nearest ones.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        if isinstance(value, Mapping):
+            return cls(**checked_fields(cls, value))
+        if value not in PRESETS:
+            raise ValueError(f"augmentation: {value!r} is unknown. {nearest(value, PRESETS)}")
+        return PRESETS[value]
+
+    def check_channels(self, channels: int) -> None:
+        """Raise a ValueError if images of that many channels can't be augmented."""
+        if channels not in (1, 3) and (self.rand_augment is not None or self.color_jitter):
+            name = "rand_augment" if self.rand_augment is not None else "color_jitter"
+            raise ValueError(
+                f"{name}: expected images of one or three channels, got {channels} channels."
+            )
+
+    def pixels(
+        self,
+        image: np.ndarray,
+        size: tuple[int, int],
+        random: np.random.Generator,
+        mean: Sequence[float],
+    ) -> tuple[np.ndarray, Window]:
+        """Apply all steps before the normalization.
+
+        Args:
+            image: uint8 (height, width, channels): the original for a random resized crop,
+                otherwise an image of size `size`.
+            size: (height, width) of the result.
+            random: Source of all random numbers.
+            mean: Mean colour in 0..1 per channel, which fills pixels from beyond the image in
+                RandAugment's rotations, shears and translations.
+
+        Returns:
+            uint8 (*size, channels), and the window of the image that it shows.
+        """
+        if self.crop == "random_resized":
+            image, window = random_resized(image, size, random, self.scale, self.ratio)
+        else:
+            image, window = shifted(image, random) if self.crop else (image, Window())
+        if random.random() < self.flip:
+            image, window = image[:, ::-1], window._replace(flip=True)
+        if self.rand_augment is not None:
+            fill = tuple(min(255, round(255 * level)) for level in mean)
+            image = RandAugment.named(self.rand_augment)(
+                image, random, fill if len(fill) > 1 else fill[0]
+            )
+        if self.color_jitter:
+            image = jittered(image, self.color_jitter, random)
+        return image, window
+
+
+def jittered(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
+    """Multiply brightness, contrast and saturation by random factors, in random order.
+
+    Args:
+        image: uint8 (height, width, channels), of one or three channels.
+        strength: x; each factor is uniform in [1 - x, 1 + x].
+        random: Source of the factors and of their order.
+    """
+    picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
+    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    factors = random.uniform(1 - strength, 1 + strength, len(enhancers))
+    for index in random.permutation(len(enhancers)):
+        picture = enhancers[index](picture).enhance(factors[index])
+    return np.asarray(picture).reshape(image.shape)
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """Raise a ValueError unless `value` is a number in [0, 1]."""
+    if not isinstance(value, Real) or not 0 <= value <= 1:
+        raise ValueError(f"`{name}` must be a number in [0, 1]. Received: {value!r}.")
+
+
+def checked_fields(cls: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `values` if each is named as a field of the dataclass `cls`.
+
+    Raises:
+        ValueError: if one is not; the message suggests the nearest fields.
+    """
+    known = {field.name for field in dataclasses.fields(cls)}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{cls.__name__} has no {name!r}. {nearest(name, known)}")
+    return values
+
+
+def _interval(name: str, values: Any, highest: float) -> tuple[float, float]:
+    try:
+        low, high = (float(value) for value in values)
+    except (TypeError, ValueError):
+        low, high = 0.0, 0.0
+    if not 0 < low <= high <= highest:
+        bound = "above 0" if highest == float("inf") else f"above 0 and at most {highest:g}"
+        raise ValueError(
+            f"`{name}` must be a minimum and a maximum, {bound}. Received: {values!r}."
+        )
+    return low, high
 
 
 PRESETS = {
     "crop_flip": Augmentation(crop="shift"),
     "random_resized_crop": Augmentation(),
+    "rand_augment": Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25),
+    "keras_cv": Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25, by="keras_cv"),
 }
-"""Augmentations by name."""
-
-
-def augmentation_named(name: "str | Augmentation | None") -> Augmentation | None:
-    """Return the augmentation of that name; others and None are returned unchanged.
-
-    Raises:
-        ValueError: if the name is unknown; the message suggests the nearest ones.
-    """
-    if name is None or isinstance(name, Augmentation):
-        return name
-    if name not in PRESETS:
-        raise ValueError(f"augmentation: {name!r} is unknown. {nearest(name, PRESETS)}")
-    return PRESETS[name]
-
-
-def function_of(augmentation: Augmentation | None) -> Callable | None:
-    """Return the function that augments an image, or None."""
-    if augmentation is None or augmentation.crop is None:
-        return None
-    return crop_flip if augmentation.crop == "shift" else random_resized_crop
+"""Augmentations by name; "rand_augment" is that of DeiT and its successors."""

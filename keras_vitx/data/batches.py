@@ -1,19 +1,25 @@
 """Batches of images and labels as a `keras.utils.PyDataset`, prefetched in threads."""
 
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vitx.data.augmentation import DRAWS, random_resized_crop
+from keras_vitx.data.augmentation import Augmentation
+from keras_vitx.data.erasing import erase
+from keras_vitx.data.mixing import Mixing, soft_labels
 from keras_vitx.data.parts import Part
 from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
+from keras_vitx.data.windows import Window
 from keras_vitx.preprocessing import ModelInput
 
+log = logging.getLogger(__name__)
 # The images of a part are kept in memory if they take no more than this.
 IN_MEMORY_BYTES = 512 * 2**20
 # Number of batches to prefetch.
@@ -79,17 +85,36 @@ class Batches(keras.utils.PyDataset):
 
 
 class TrainingBatches(Batches):
-    """Shuffled and augmented images, in full batches only.
+    """Shuffled, augmented and mixed images, in full batches only.
 
-    Batch i of epoch e is the i-th slice of a permutation seeded by (seed, e), augmented
-    with random numbers seeded by (seed, e, i).
+    Batch i of epoch e is the i-th slice of a permutation seeded by (seed, e), augmented and
+    mixed with random numbers seeded by (seed, e, i).
+
+    An image that can't be decoded although the source was opened is replaced by another one of
+    its batch, and a warning is logged; with `strict`, it raises.
 
     Args:
         part: The images and their labels.
         facts: The size, channels and preprocessing of the model.
         batch_size: Number of images per batch, at most the number of images.
-        augment: An augmentation, or None for the evaluation transform.
-        seed: Seed of the order and the augmentation.
+        augmentation: An `Augmentation`, or None for the evaluation transform.
+        mixing: A `Mixing`, or None. Mixed labels are float32, as `mixing.soft_labels` makes
+            them.
+        seed: Seed of the order, the augmentation and the mixing.
+        classes: Number of classes; required to mix integer labels.
+        strict: Whether an image that can't be decoded is an error.
+        targets: A function of the id of an image (as in `ids`) and the `Window` of it that is
+            seen, which returns an array of the same shape for all images, such as one label
+            per patch of the window. The labels of a batch are then
+            {"head": labels, "aux_head": the stacked arrays}. MixUp mixes both; CutMix is an
+            error.
+
+    Attributes:
+        unreadable: The error of each image that could not be decoded, by id.
+
+    Raises:
+        ValueError: if the labels can't be mixed, or the augmentation does not take images of
+            that many channels.
     """
 
     def __init__(
@@ -97,38 +122,110 @@ class TrainingBatches(Batches):
         part: Part,
         facts: ModelInput,
         batch_size: int,
-        augment: Callable | None,
-        seed: int,
+        augmentation: Augmentation | None = None,
+        mixing: Mixing | None = None,
+        seed: int = 0,
+        *,
+        classes: int | None = None,
+        strict: bool = False,
+        targets: Callable[[Any, Window], np.ndarray] | None = None,
     ):
         super().__init__()
-        self.part, self.facts, self.augment, self.seed = part, facts, augment, seed
+        self.part, self.facts, self.seed = part, facts, seed
+        self.augmentation, self.mixing = augmentation, Mixing.of(mixing)
+        self.classes, self.strict, self.targets = classes, strict, targets
         self.batch_size = min(batch_size, part.size)
+        self.unreadable: dict[Any, OSError] = {}
+        if augmentation is not None:
+            augmentation.check_channels(facts.channels)
+        if self.mixing is not None:
+            soft_labels(part.labels[:1], classes)
+            if targets is not None and self.mixing.cutmix:
+                raise ValueError(
+                    "mixing: CutMix can't mix targets that follow the window of an image. Expected "
+                    f"cutmix=0, got {self.mixing.cutmix}."
+                )
 
     def __len__(self) -> int:
         return self.part.size // self.batch_size
 
+    def positions(self, epoch: int, index: int) -> np.ndarray:
+        """Return the positions in the part of the images of a batch, (batch,)."""
+        repeats = self.augmentation.repeats if self.augmentation else 1
+        places = np.arange(index * self.batch_size, (index + 1) * self.batch_size) // repeats
+        return order(self.seed, epoch, self.part.size)[places]
+
+    def ids(self, epoch: int, index: int) -> list[Any]:
+        """Return the ids of the images of a batch: their paths, or indices in the source."""
+        return [self.part.id(position) for position in self.positions(epoch, index)]
+
     @functools.cached_property
     def images(self) -> Sequence[np.ndarray]:
         """The images before augmentation."""
+        crop = self.augmentation and self.augmentation.crop
         # A random window is cropped from the original image, not from a resized one.
-        if self.augment is random_resized_crop:
+        if crop == "random_resized":
             return Originals(self.part.images, self.facts.channels)
-        return at_size(
-            self.part, self.facts, self.facts.preprocessing.crop_ratio if not self.augment else 1.0
-        )
+        crop_ratio = 1.0 if crop == "shift" else self.facts.preprocessing.crop_ratio
+        return at_size(self.part, self.facts, crop_ratio, self._failed)
 
-    def make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        start = index * self.batch_size
-        chosen = order(self.seed, epoch, self.part.size)[start : start + self.batch_size]
+    def make(self, epoch: int, index: int) -> tuple[np.ndarray, Any]:
+        positions, images = self.positions(epoch, index), self.images
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
-        draws = random.random((len(chosen), DRAWS))
+        seeds = random.integers(2**63, size=len(positions))
+        batch = np.empty((len(positions), *self.facts.size, self.facts.channels), "float32")
+        windows: list[Window | None] = [None] * len(positions)
 
-        def image(i: int) -> np.ndarray:
-            image = self.images[chosen[i]]
-            return image if self.augment is None else self.augment(image, self.facts.size, draws[i])
+        def fill(i: int) -> None:
+            if self.part.id(positions[i]) in self.unreadable:
+                return
+            try:
+                image = images[positions[i]]
+            except OSError as error:
+                self._failed(positions[i], error)
+            else:
+                windows[i] = self._augmented(image, batch[i], np.random.default_rng(seeds[i]))
 
-        return stacked(image, len(chosen), self.facts, self.images), self.part.labels[chosen]
+        _in_threads(fill, len(positions))
+        read = [i for i, window in enumerate(windows) if window is not None]
+        if not read:
+            raise OSError(
+                f"no image of batch {index} can be decoded, such as {self.ids(epoch, 0)[0]}"
+            )
+        if len(read) < len(positions):
+            taken = [i if windows[i] else read[i % len(read)] for i in range(len(positions))]
+            batch, positions = batch[taken], positions[taken]
+            windows = [windows[i] for i in taken]
+
+        labels = self.part.labels[positions]
+        if self.mixing is not None:
+            labels = soft_labels(labels, self.classes)
+        if self.targets is not None:
+            pairs = zip(positions, windows, strict=True)
+            targets = [self.targets(self.part.id(i), window) for i, window in pairs]
+            labels = {"head": labels, "aux_head": np.stack(targets)}
+        return (batch, labels) if self.mixing is None else self.mixing(batch, labels, random)
+
+    def _augmented(self, image: np.ndarray, out: np.ndarray, random: np.random.Generator) -> Window:
+        """Write the augmented and normalized image to `out`, and return its window."""
+        window = Window()
+        preprocessing = self.facts.preprocessing
+        if self.augmentation is not None:
+            image, window = self.augmentation.pixels(
+                image, self.facts.size, random, preprocessing.mean
+            )
+        out[:] = normalize(image, preprocessing)
+        if self.augmentation is not None and self.augmentation.erasing:
+            erase(out, self.augmentation.erasing, random)
+        return window
+
+    def _failed(self, position: int, error: OSError) -> None:
+        """Take note of an image that can't be decoded."""
+        if self.strict:
+            raise error
+        self.unreadable[self.part.id(position)] = error
+        log.warning("An image is skipped in training (%d so far): %s", len(self.unreadable), error)
 
 
 class EvaluationBatches(Batches):
@@ -141,11 +238,21 @@ class EvaluationBatches(Batches):
         pad: Whether to fill the last batch with black images of weight 0, for devices
             that share a batch. Batches are then (images, labels, weights), with
             float32 weights (batch,): 1 for an image, 0 for padding.
+        soft: Number of classes of soft labels, as mixed training images have them; None leaves
+            the labels as they are.
     """
 
-    def __init__(self, part: Part, facts: ModelInput, batch_size: int, pad: bool = False):
+    def __init__(
+        self,
+        part: Part,
+        facts: ModelInput,
+        batch_size: int,
+        pad: bool = False,
+        soft: int | None = None,
+    ):
         super().__init__()
         self.part, self.facts, self.batch_size, self.pad = part, facts, batch_size, pad
+        self.soft = soft
 
     def __len__(self) -> int:
         return -(-self.part.size // self.batch_size)
@@ -158,6 +265,8 @@ class EvaluationBatches(Batches):
     def make(self, epoch: int, index: int) -> tuple[np.ndarray, ...]:
         start = index * self.batch_size
         labels = self.part.labels[start : start + self.batch_size]
+        if self.soft is not None:
+            labels = soft_labels(labels, self.soft)
         images = stacked(lambda i: self.images[start + i], len(labels), self.facts, self.images)
         if not self.pad:
             return images, labels
@@ -208,8 +317,16 @@ class Resized(Sequence):
         return fit_to_model(self.images[index], self.facts, self.crop_ratio)
 
 
-def at_size(part: Part, facts: ModelInput, crop_ratio: float) -> Sequence[np.ndarray]:
-    """Return the images at the input size of the model, as an array if memory allows."""
+def at_size(
+    part: Part,
+    facts: ModelInput,
+    crop_ratio: float,
+    failed: Callable[[int, OSError], None] | None = None,
+) -> Sequence[np.ndarray]:
+    """Return the images at the input size of the model, as an array if memory allows.
+
+    An image that can't be decoded is passed to `failed`, and raises if there is none.
+    """
     shape = (part.size, *facts.size, facts.channels)
     if isinstance(part.images, np.ndarray) and part.images.shape == shape and crop_ratio == 1:
         return part.images
@@ -219,7 +336,12 @@ def at_size(part: Part, facts: ModelInput, crop_ratio: float) -> Sequence[np.nda
     images = np.empty(shape, "uint8")
 
     def fill(index: int) -> None:
-        images[index] = resized[index]
+        try:
+            images[index] = resized[index]
+        except OSError as error:
+            if failed is None:
+                raise
+            failed(index, error)
 
     _in_threads(fill, part.size)
     return images

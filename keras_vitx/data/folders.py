@@ -111,7 +111,8 @@ def _open_part(folder: Path, names: list[str], strict: bool, skipped: list[Path]
             else:
                 skipped.append(path)
     labels = np.array([label for _, label in good], "int32")
-    return Part(ImageFiles([path for path, _ in good]), labels)
+    paths = [path for path, _ in good]
+    return Part(ImageFiles(paths), labels, paths)
 
 
 def _image_files(folder: Path) -> list[Path]:

@@ -1,20 +1,41 @@
-"""MixUp and CutMix, which mix the images and the labels of a batch."""
+"""MixUp and CutMix: pairs of images of a batch are mixed, and their labels alike.
 
+Zhang et al., 2018, and Yun et al., 2019, in the form in which DeiT and its successors use
+them (timm's, mode "batch"). `keras.layers.MixUp` and `CutMix` of Keras 3.15 differ: they draw a
+coefficient per image, pair the images by a random permutation, and CutMix's box is within the
+image, not clipped at its border; no layer switches between the two. Label smoothing is left to
+the loss: it is linear in the label, and so equal to smoothing before mixing.
+"""
+
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.data.augmentation import check_fraction, checked_fields
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """Settings of MixUp and CutMix: one coefficient per batch, soft labels.
+    r"""Mix each image of a batch with its counterpart in reverse order.
+
+    With a coefficient $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ per batch, MixUp returns
+    $\lambda x + (1 - \lambda) x'$. CutMix replaces a box by that of $x'$, of the image's aspect
+    ratio and of the area $1 - \lambda$, around a uniform centre, clipped at the border; $\lambda$
+    becomes the remaining fraction of the area. The label is $\lambda y + (1 - \lambda) y'$.
 
     Attributes:
-        mixup: Parameter alpha of MixUp's Beta(alpha, alpha); 0 turns MixUp off.
-        cutmix: Parameter alpha of CutMix's Beta(alpha, alpha); 0 turns CutMix off.
+        mixup: $\alpha$ of MixUp; 0 turns it off.
+        cutmix: $\alpha$ of CutMix; 0 turns it off.
         mixing_probability: Probability that a batch is mixed.
-        switch: Probability of CutMix in a mixed batch, where both are on.
+        switch: Probability of CutMix in a mixed batch, if both are on.
 
     Raises:
-        ValueError: if a value is out of range, or both MixUp and CutMix are off.
+        ValueError: if a value is out of range; the message names the field.
     """
 
     mixup: float = 0.8
@@ -23,13 +44,112 @@ class Mixing:
     switch: float = 0.5
 
     def __post_init__(self):
-        for name, valid, expected in (
-            ("mixup", self.mixup >= 0, "at least 0"),
-            ("cutmix", self.cutmix >= 0, "at least 0"),
-            ("mixing_probability", 0 <= self.mixing_probability <= 1, "in [0, 1]"),
-            ("switch", 0 <= self.switch <= 1, "in [0, 1]"),
-        ):
-            if not valid:
-                raise ValueError(f"`{name}` must be {expected}. Received: {getattr(self, name)}.")
-        if not (self.mixup or self.cutmix):
-            raise ValueError("`mixup` or `cutmix` must be above 0; without mixing: mixing=None.")
+        for name in ("mixup", "cutmix"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 <= value < math.inf:
+                raise ValueError(f"`{name}` must be a number, at least 0. Received: {value!r}.")
+        for name in ("mixing_probability", "switch"):
+            check_fraction(name, getattr(self, name))
+
+    @classmethod
+    def of(cls, value: "Mixing | Mapping[str, Any] | None") -> "Mixing | None":
+        """Return `value`, or a `Mixing` from a dictionary of its fields; None if it never mixes.
+
+        Raises:
+            ValueError: if `value` is nothing of these.
+        """
+        if isinstance(value, Mapping):
+            value = cls(**checked_fields(cls, value))
+        if value is not None and not isinstance(value, cls):
+            raise ValueError(f"mixing: expected a Mixing or None, got {value!r}.")
+        return value if value is not None and value.on else None
+
+    @property
+    def on(self) -> bool:
+        """Whether any batch is mixed."""
+        return bool((self.mixup or self.cutmix) and self.mixing_probability)
+
+    def draw(
+        self, size: tuple[int, int], random: np.random.Generator
+    ) -> tuple[float, tuple[slice, slice] | None]:
+        """Return the coefficient of a batch, and the box of CutMix (rows, columns) or None.
+
+        Args:
+            size: (height, width) of the images.
+            random: Source of both.
+        """
+        if not self.on or random.random() >= self.mixing_probability:
+            return 1.0, None
+        cut = bool(self.cutmix) and (not self.mixup or random.random() < self.switch)
+        alpha = self.cutmix if cut else self.mixup
+        share = float(random.beta(alpha, alpha))
+        if not cut:
+            return share, None
+        side = math.sqrt(1 - share)
+        rows, columns = (_around(random.integers(n), int(n * side), n) for n in size)
+        cut_area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return 1 - cut_area / (size[0] * size[1]), (rows, columns)
+
+    def __call__(
+        self, images: np.ndarray, labels: Any, random: np.random.Generator
+    ) -> tuple[np.ndarray, Any]:
+        """Return the mixed images and labels.
+
+        Args:
+            images: float32 (n, height, width, channels), normalized. Changed in place.
+            labels: float32 (n, ...), such as `soft_labels` makes them, or a dictionary of such
+                arrays.
+            random: Source of the coefficient and the box.
+        """
+        share, box = self.draw(images.shape[1:3], random)
+        if box is not None:
+            rows, columns = box
+            images[:, rows, columns] = images[::-1, rows, columns].copy()
+        elif share < 1:
+            images[:] = mixed(images, share)
+        return images, keras.tree.map_structure(lambda label: mixed(label, share), labels)
+
+
+def mixed(values: np.ndarray, share: float) -> np.ndarray:
+    """Return share · x + (1 - share) · x', with x' in reverse order, as float32."""
+    return np.float32(share) * values + np.float32(1 - share) * values[::-1]
+
+
+def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
+    """Return labels that can be mixed, float32 (n, classes).
+
+    Args:
+        labels: Integers (n,), one-hot encoded here, or numbers in 0..1, (n, classes). Of two
+            classes 0 and 1 with one output, `classes=1`, they stay (n,).
+        classes: Number of classes; may be None if the labels are (n, classes).
+
+    Raises:
+        ValueError: if the number of classes of integer labels is unknown, or the labels are
+            regression targets.
+    """
+    labels = np.asarray(labels)
+    whole = labels.dtype.kind in "iub"
+    if whole and labels.ndim == 1:
+        if classes is None:
+            raise ValueError(
+                "mixing: MixUp and CutMix mix the labels of two images, and the number of classes "
+                "of these integer labels is unknown. Give `classes`, or labels (n, classes)."
+            )
+        if labels.max(initial=0) >= max(classes, 2):
+            raise ValueError(
+                f"mixing: expected labels in 0..{max(classes, 2) - 1}, got {labels.max()}."
+            )
+        if classes == 1:
+            return labels.astype("float32")
+        return np.eye(classes, dtype="float32")[labels]
+    if labels.ndim != 2 or not ((labels >= 0) & (labels <= 1)).all():
+        raise ValueError(
+            "mixing: expected class labels, integers (n,) or numbers in 0..1 (n, classes), got "
+            f"{labels.dtype} {labels.shape}. For regression, use no mixing."
+        )
+    return labels.astype("float32")
+
+
+def _around(centre: int, length: int, limit: int) -> slice:
+    start = int(centre) - length // 2
+    return slice(max(start, 0), min(start + length, limit))

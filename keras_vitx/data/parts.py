@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,13 @@ class Part(NamedTuple):
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
             float32 (n,) or (n, targets): regression targets.
+        ids: What names each image in messages: its path, or its index in the source; None for
+            0, 1, 2, ...
     """
 
     images: Sequence[np.ndarray]
     labels: np.ndarray
+    ids: Sequence[Any] | None = None
 
     @property
     def size(self) -> int:
@@ -36,9 +39,13 @@ class Part(NamedTuple):
 
     def take(self, indices: np.ndarray) -> "Part":
         """Return the images and labels at `indices`."""
-        if isinstance(self.images, np.ndarray):
-            return Part(self.images[indices], self.labels[indices])
-        return Part(self.images.take(indices), self.labels[indices])
+        array = isinstance(self.images, np.ndarray)
+        images = self.images[indices] if array else self.images.take(indices)
+        return Part(images, self.labels[indices], [self.id(index) for index in indices])
+
+    def id(self, index: int) -> Any:
+        """Return the id of an image."""
+        return int(index) if self.ids is None else self.ids[index]
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,25 @@ def set_aside(part: Part, validation_split: float, seed: int) -> tuple[Part, Par
             ", ".join(map(str, lone[:10])) + (", ..." if len(lone) > 10 else ""),
         )
     return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
+
+
+def fraction_of(part: Part, fraction: float, seed: int) -> Part:
+    """Return a random fraction of each class, at least one image, in the original order.
+
+    Args:
+        part: The images. Regression targets form a single class.
+        fraction: The fraction, in (0, 1].
+        seed: Seed of the choice. A larger fraction includes the images of a smaller one.
+    """
+    if fraction == 1:
+        return part
+    random = np.random.default_rng(seed)
+    groups = _groups(part.labels)
+    kept = []
+    for group in np.unique(groups):
+        indices = random.permutation(np.flatnonzero(groups == group))
+        kept.append(indices[: max(round(len(indices) * fraction), 1)])
+    return part.take(np.sort(np.concatenate(kept)))
 
 
 def _groups(labels: np.ndarray) -> np.ndarray:

@@ -1,15 +1,18 @@
 """Input pipelines: batches of training, validation and test images from a source."""
 
 import logging
+from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from keras_vitx.data.augmentation import Augmentation, augmentation_named, function_of
+from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
-from keras_vitx.data.parts import Part, Source
+from keras_vitx.data.mixing import Mixing
+from keras_vitx.data.parts import Part, Source, fraction_of
 from keras_vitx.data.sources import open_source
 from keras_vitx.preprocessing import ModelInput
 
@@ -51,7 +54,9 @@ def pipelines(
     model,
     batch_size: int = 64,
     *,
-    augmentation: str | Augmentation | None = "crop_flip",
+    augmentation: str | Augmentation | Mapping[str, Any] | None = "crop_flip",
+    mixing: Mixing | Mapping[str, Any] | None = None,
+    fraction: float = 1.0,
     seed: int = 0,
     validation_split: float = 0.1,
     strict: bool = False,
@@ -73,9 +78,14 @@ def pipelines(
         model: A model of keras_vitx, of which the `input_shape`, the `preprocessing` and
             the number of outputs are used.
         batch_size: Number of images per batch.
-        augmentation: "crop_flip" (shifts by up to an eighth, horizontal flips),
-            "random_resized_crop" (a random window of 8 % to 100 % of the area of the
-            original image), or None for the evaluation transform.
+        augmentation: An `Augmentation`, or the name of one: "crop_flip" (shifts by up to an
+            eighth, horizontal flips), "random_resized_crop" (a random window of 8 % to 100 % of
+            the area of the original image), "rand_augment" (that, RandAugment and random
+            erasing, as DeiT), "keras_cv" (the same by the layers of keras-cv); or None for
+            the evaluation transform.
+        mixing: A `Mixing` (MixUp and CutMix), or None. If given, the labels of all parts are
+            float32 (batch, classes), as `mixing.soft_labels` makes them.
+        fraction: Fraction of the training images of each class that is used (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `open_source`.
         strict: As in `open_source`.
@@ -90,7 +100,9 @@ def pipelines(
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")
-    augment = function_of(augmentation_named(augmentation))
+    augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
+    if not isinstance(fraction, Real) or not 0 < fraction <= 1:
+        raise ValueError(f"fraction: expected a number above 0 and up to 1, got {fraction!r}.")
     if not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"seed: expected an integer of 0 or more, got {seed!r}.")
     facts = ModelInput.of(model)
@@ -98,18 +110,25 @@ def pipelines(
         source = open_source(source, validation_split=validation_split, strict=strict, seed=seed)
     _check_classes(source, model)
 
+    classes = model.output_shape[-1]
+    train = fraction_of(source.train, fraction, seed)
+
     def in_order(part: Part | None) -> tuple[EvaluationBatches | None, int | None]:
         if part is None:
             return None, None
-        return EvaluationBatches(part, facts, batch_size, pad), part.size
+        soft = None if mixing is None else classes
+        return EvaluationBatches(part, facts, batch_size, pad, soft), part.size
 
+    batches = TrainingBatches(
+        train, facts, batch_size, augmentation, mixing, seed, classes=classes, strict=strict
+    )
     validation, validation_size = in_order(source.validation)
     test, test_size = in_order(source.test)
     return Pipelines(
-        TrainingBatches(source.train, facts, batch_size, augment, seed),
+        batches,
         validation,
         source.class_names,
-        source.train.size,
+        train.size,
         validation_size,
         source.skipped,
         test,

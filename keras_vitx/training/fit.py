@@ -114,7 +114,7 @@ def fit(
         model,
         recipe.schedule.batch_size,
         augmentation=recipe.augmentation,
-        **({} if recipe.mixing is None else {"mixing": recipe.mixing}),
+        mixing=recipe.mixing,
         seed=seed,
         validation_split=validation_split,
         strict=strict,

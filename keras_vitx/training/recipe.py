@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from keras_vitx.data.augmentation import Augmentation, augmentation_named
+from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.mixing import Mixing
 from keras_vitx.text import nearest
 from keras_vitx.training.ranges import YES_OR_NO, Choice, Range, check
@@ -216,7 +216,7 @@ class Recipe:
 
     def __post_init__(self):
         if isinstance(self.augmentation, str):
-            object.__setattr__(self, "augmentation", augmentation_named(self.augmentation))
+            object.__setattr__(self, "augmentation", Augmentation.of(self.augmentation))
         for name, group in groups().items():
             value = getattr(self, name)
             if not isinstance(value, group) and not (value is None and _is_optional(Recipe, name)):
@@ -249,7 +249,7 @@ class Recipe:
             else:
                 parts.setdefault(owner, {})[name] = value
         if isinstance(whole.get("augmentation"), str):
-            whole["augmentation"] = augmentation_named(whole["augmentation"])
+            whole["augmentation"] = Augmentation.of(whole["augmentation"])
         for owner, part in parts.items():
             group = whole.get(owner, getattr(self, owner))
             if group is None:

@@ -1,77 +1,129 @@
+import dataclasses
+import json
+
 import numpy as np
 import pytest
+from PIL import Image
 
-from keras_vitx.data.augmentation import (
-    Augmentation,
-    augmentation_named,
-    crop_flip,
-    random_resized_crop,
-)
+from keras_vitx.data import Augmentation
+from keras_vitx.data.augmentation import PRESETS, jittered
+from keras_vitx.data.preprocessing import resize
+from keras_vitx.data.windows import Window, random_resized, shifted
 
 pytestmark = pytest.mark.backend_free
+MEAN = (0.485, 0.456, 0.406)
 
 
-@pytest.fixture
-def draws():
-    return np.random.default_rng(0).random((64, 5))
+def generators(count=64):
+    return [np.random.default_rng(seed) for seed in range(count)]
 
 
-def test_crop_flip_gives_a_window_of_the_padded_image(picture, draws):
-    image = picture(16, 24)
-    padded = np.pad(image, [(2, 2), (3, 3), (0, 0)])
-    windows = {
-        padded[top : top + 16, left : left + 24][:, ::flip].tobytes(): (top, left, flip)
-        for top in range(5)
-        for left in range(7)
-        for flip in (1, -1)
-    }
-    edges = np.array([[0, 0, 0, 0, 0], [0.999] * 5])
-    found = [windows[crop_flip(image, (16, 24), row).tobytes()] for row in (*edges, *draws)]
-    assert found[:2] == [(0, 0, -1), (4, 6, 1)]
-    tops, lefts, flips = (set(values) for values in zip(*found, strict=True))
-    assert tops == set(range(5)) and lefts == set(range(7)) and flips == {1, -1}
+def test_a_shift_is_within_an_eighth_and_leaves_a_black_border(picture):
+    image = np.maximum(picture(16, 24), 1)
+    tops, lefts = set(), set()
+    for random in generators(200):
+        found, window = shifted(image, random)
+        assert found.shape == image.shape and found.dtype == np.uint8
+        top, left = round(window.top * 16), round(window.left * 24)
+        padded = np.pad(image, [(2, 2), (3, 3), (0, 0)])
+        np.testing.assert_array_equal(found, padded[top + 2 : top + 18, left + 3 : left + 27])
+        tops.add(top)
+        lefts.add(left)
+    assert tops == set(range(-2, 3)) and lefts == set(range(-3, 4))
 
 
-def test_a_random_window_covers_the_share_asked_for(draws):
-    # Pixels that encode their position show which window was cropped.
-    y, x = np.mgrid[0:200, 0:200].astype("uint8")
-    image = np.stack([y, x, np.zeros_like(y)], axis=-1)
-    flips, lefts, ratios = 0, [], []
-    for row in draws:
-        window = random_resized_crop(image, (64, 64), row, scale=(0.25, 0.5))
-        assert window.shape == (64, 64, 3) and window.dtype == np.uint8
-        window = window.astype(float)
-        step = 64 / 63
-        height = (window[-1, 0, 0] - window[0, 0, 0]) * step
-        width = (window[0, -1, 1] - window[0, 0, 1]) * step
-        flips += width < 0
-        lefts.append(min(window[0, 0, 1], window[0, -1, 1]))
-        ratios.append(abs(width) / height)
-        assert 0.22 < abs(height * width) / 200**2 < 0.54
-        assert 0.7 < ratios[-1] < 1.43
-    assert 15 < flips < 49
-    assert min(lefts) < 15 and max(lefts) > 70
-    assert min(ratios) < 0.85 and max(ratios) > 1.18
+def test_the_window_says_what_is_seen(picture):
+    image = picture(200, 150)
+    flips = 0
+    for random in generators():
+        found, window = Augmentation().pixels(image, (32, 24), random, MEAN)
+        top, rows = round(window.top * 200), round(window.height * 200)
+        left, columns = round(window.left * 150), round(window.width * 150)
+        box = image[top : top + rows, left : left + columns]
+        seen = resize(box, (32, 24), Image.Resampling.BICUBIC)
+        np.testing.assert_array_equal(found, seen[:, ::-1] if window.flip else seen)
+        flips += window.flip
+    assert 20 < flips < 44
 
 
-@pytest.mark.parametrize("size", [(24, 24), (1, 30)])
-def test_a_whole_window_gives_the_image_back(picture, draws, size):
-    image = picture(*size)
-    for row in draws[:8]:
-        window = random_resized_crop(image, size, row, scale=(1e6, 1e6))
-        assert (window == (image[:, ::-1] if row[4] < 0.5 else image)).all()
-        assert random_resized_crop(image, (8, 8), row, scale=(0, 0)).shape == (8, 8, 3)
+def test_without_a_crop_only_the_flip_is_left(picture):
+    image = picture(16, 16)
+    found, window = Augmentation(crop=None, flip=1.0).pixels(image, (16, 16), generators()[0], MEAN)
+    np.testing.assert_array_equal(found, image[:, ::-1])
+    assert window == Window(flip=True)
 
 
-def test_a_shrunk_window_is_antialiased(draws):
+def test_a_whole_window_gives_the_image_back(picture):
+    image = picture(24, 24)
+    for random in generators(8):
+        found, window = random_resized(image, (24, 24), random, (1.0, 1.0), (1.0, 1.0))
+        np.testing.assert_array_equal(found, image)
+        assert window == Window()
+
+
+def test_a_shrunk_window_is_antialiased():
     checks = (np.indices((64, 64)).sum(axis=0) % 2 * 255).astype("uint8")
     image = np.repeat(checks[..., None], 3, axis=-1)
-    shrunk = random_resized_crop(image, (8, 8), draws[0], scale=(1.0, 1.0))
+    shrunk, _ = random_resized(image, (8, 8), generators()[0], (1.0, 1.0), (1.0, 1.0))
     assert np.abs(shrunk.astype(float) - 127.5).max() < 25
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("fields", [{"rand_augment": "m9-mstd0.5-inc1"}, {"color_jitter": 0.4}])
+def test_the_same_generator_gives_the_same_image(picture, channels, fields):
+    image = picture(40, 30, channels)
+    augmentation = Augmentation(**fields)
+    for seed in range(20):
+        first, second = (
+            augmentation.pixels(image, (16, 24), np.random.default_rng(seed), MEAN[:channels])
+            for _ in range(2)
+        )
+        assert first[0].shape == (16, 24, channels) and first[0].dtype == np.uint8
+        np.testing.assert_array_equal(first[0], second[0])
+        assert first[1] == second[1]
+
+
+def test_jitter_keeps_the_mean_within_its_factors(picture):
+    image = picture(32, 32) // 2
+    means = [jittered(image, 0.3, random).mean() / image.mean() for random in generators()]
+    assert 0.65 < min(means) < 0.85 and 1.15 < max(means) < 1.35
+    np.testing.assert_array_equal(jittered(image, 0.0, generators()[0]), image)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_read_back_from_json(name):
+    augmentation = Augmentation.of(name)
+    record = json.loads(json.dumps(dataclasses.asdict(augmentation)))
+    assert Augmentation.of(record) == augmentation
+    assert Augmentation.of(augmentation) is augmentation and Augmentation.of(None) is None
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"crop": "centre"}, r"`crop` must be one of .* Received: 'centre'"),
+        ({"scale": (0.5, 0.2)}, r"`scale` .* Received: \(0\.5, 0\.2\)"),
+        ({"scale": (0.5, 1.2)}, "`scale` .* at most 1"),
+        ({"ratio": 1.5}, r"`ratio` .* Received: 1\.5"),
+        ({"flip": 1.5}, r"`flip` must be a number in \[0, 1\]. Received: 1\.5"),
+        ({"erasing": -0.1}, "`erasing` must be"),
+        ({"repeats": 0}, "`repeats` .* Received: 0"),
+        ({"by": "albumentations"}, "`by` must be one of"),
+        ({"rand_augment": "m9-mstd0.5"}, "`rand_augment` must be .* inc1"),
+        ({"rand_augment": "m11-inc1"}, r"`rand_augment` must have m in 0\.\.10"),
+        ({"rand_augment": "m9-w3-inc1"}, "`rand_augment` must be a name such as"),
+        ({"rand_augment": "m9-inc1", "color_jitter": 0.4}, "`color_jitter` must be 0 where"),
+    ],
+)
+def test_a_field_out_of_range_is_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Augmentation(**fields)
+
+
 def test_an_unknown_name_gives_the_nearest():
-    assert augmentation_named(None) is None
-    assert augmentation_named("crop_flip") == Augmentation(crop="shift")
     with pytest.raises(ValueError, match=r"'crop_flop' is unknown\. Did you mean 'crop_flip'"):
-        augmentation_named("crop_flop")
+        Augmentation.of("crop_flop")
+    with pytest.raises(ValueError, match="no 'erase'"):
+        Augmentation.of({"erase": 0.25})
+    with pytest.raises(ValueError, match="rand_augment: expected images of one or three"):
+        PRESETS["rand_augment"].check_channels(4)

@@ -1,0 +1,142 @@
+"""RandAugment, with operations whose strength increases with the magnitude.
+
+Cubuk et al., 2020, with the operations and the random magnitudes of timm's
+"rand-m9-mstd0.5-inc1", which DeiT and its successors train with; written from the
+definitions, with Pillow. `keras.layers.RandAugment` of Keras 3.15 is another augmentation: it
+draws the operations once per batch, not per image, always applies them, has 11 of them
+(neither Invert nor SolarizeAdd), and draws strengths from 0 to a maximum rather than around a
+magnitude.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+Fill = int | tuple[int, ...]
+BICUBIC = Image.Resampling.BICUBIC
+# The magnitude at which an operation is strongest.
+MAXIMUM = 10
+NAME = re.compile(r"(m|mstd|n|p|inc)(\d+\.?\d*|\.\d+)")
+
+
+def _affine(picture: Image.Image, coefficients: tuple[float, ...], fill: Fill) -> Image.Image:
+    return picture.transform(
+        picture.size, Image.Transform.AFFINE, coefficients, BICUBIC, fillcolor=fill
+    )
+
+
+def _solarize_add(picture: Image.Image, add: int) -> Image.Image:
+    table = [min(255, level + add) if level < 128 else level for level in range(256)]
+    return picture.point(table * len(picture.getbands()))
+
+
+def _enhance(enhancer: Callable, picture: Image.Image, x: float) -> Image.Image:
+    return enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
+
+
+# Functions of the picture, its strength x and the colour of pixels beyond the image.
+OPERATIONS: dict[str, Callable[[Image.Image, float, Fill], Image.Image]] = {
+    "AutoContrast": lambda picture, x, fill: ImageOps.autocontrast(picture),
+    "Equalize": lambda picture, x, fill: ImageOps.equalize(picture),
+    "Invert": lambda picture, x, fill: ImageOps.invert(picture),
+    "Posterize": lambda picture, x, fill: ImageOps.posterize(picture, 4 - int(4 * x)),
+    "Solarize": lambda picture, x, fill: ImageOps.solarize(picture, 256 - int(256 * x)),
+    "SolarizeAdd": lambda picture, x, fill: _solarize_add(picture, int(110 * x)),
+    "Rotate": lambda picture, x, fill: picture.rotate(30 * x, BICUBIC, fillcolor=fill),
+    "Color": lambda picture, x, fill: _enhance(ImageEnhance.Color, picture, x),
+    "Contrast": lambda picture, x, fill: _enhance(ImageEnhance.Contrast, picture, x),
+    "Brightness": lambda picture, x, fill: _enhance(ImageEnhance.Brightness, picture, x),
+    "Sharpness": lambda picture, x, fill: _enhance(ImageEnhance.Sharpness, picture, x),
+    "ShearX": lambda picture, x, fill: _affine(picture, (1, 0.3 * x, 0, 0, 1, 0), fill),
+    "ShearY": lambda picture, x, fill: _affine(picture, (1, 0, 0, 0.3 * x, 1, 0), fill),
+    "TranslateX": lambda picture, x, fill: _affine(
+        picture, (1, 0, 0.45 * x * picture.width, 0, 1, 0), fill
+    ),
+    "TranslateY": lambda picture, x, fill: _affine(
+        picture, (1, 0, 0, 0, 1, 0.45 * x * picture.height), fill
+    ),
+}
+NAMES = tuple(OPERATIONS)
+# Operations of two directions: the sign of x is random.
+SIGNED = NAMES[NAMES.index("Rotate") :]
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """A sequence of random operations on an image.
+
+    Each of `operations` operations is drawn uniformly from `OPERATIONS`, with replacement,
+    and applied with a probability, at a strength x = clip(magnitude + std · N(0, 1), 0, 10) / 10
+    and, where it has two directions, in a random one.
+
+    Attributes:
+        magnitude: Mean magnitude, from 0 to 10.
+        std: Standard deviation of the magnitude.
+        operations: Number of operations per image.
+        probability: Probability of each operation.
+    """
+
+    magnitude: float = 9.0
+    std: float = 0.5
+    operations: int = 2
+    probability: float = 0.5
+
+    @classmethod
+    def named(cls, name: str) -> "RandAugment":
+        """Read timm's notation, e.g. "m9-mstd0.5-inc1".
+
+        m is the magnitude, mstd its standard deviation (0 if left out), n the number of
+        operations, p their probability. inc1, the increasing operations, is required.
+
+        Raises:
+            ValueError: if the name has another form, or a number is out of range.
+        """
+        parts = [NAME.fullmatch(part) for part in str(name).removeprefix("rand-").split("-")]
+        given = {part[1]: float(part[2]) for part in parts if part}
+        if len(given) < len(parts) or "m" not in given or given.get("inc") != 1:
+            raise ValueError(
+                '`rand_augment` must be a name such as "m9-mstd0.5-inc1", of m (magnitude), mstd, '
+                f"n, p and inc1. Received: {name!r}."
+            )
+        number = given.get("n", 2)
+        for key, value, low, high in (
+            ("m", given["m"], 0, MAXIMUM),
+            ("n", number, 1, 100),
+            ("p", given.get("p", 0.5), 0, 1),
+        ):
+            if not low <= value <= high:
+                raise ValueError(
+                    f"`rand_augment` must have {key} in {low}..{high}. Received: {name!r}."
+                )
+        return cls(given["m"], given.get("mstd", 0.0), int(number), given.get("p", 0.5))
+
+    def draw(self, random: np.random.Generator) -> list[tuple[str, float]]:
+        """Return the operations to apply to an image, with their strengths x."""
+        drawn = []
+        for index in random.integers(len(NAMES), size=self.operations):
+            if random.random() >= self.probability:
+                continue
+            magnitude = self.magnitude + self.std * random.standard_normal()
+            x = min(max(magnitude, 0.0), MAXIMUM) / MAXIMUM
+            name = NAMES[index]
+            drawn.append((name, -x if name in SIGNED and random.random() < 0.5 else x))
+        return drawn
+
+    def __call__(self, image: np.ndarray, random: np.random.Generator, fill: Fill) -> np.ndarray:
+        """Return the augmented image.
+
+        Args:
+            image: uint8 (height, width, channels), of one or three channels.
+            random: Source of the operations.
+            fill: Level per channel of pixels from beyond the image, in 0..255.
+        """
+        drawn = self.draw(random)
+        if not drawn:
+            return image
+        picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
+        for name, x in drawn:
+            picture = OPERATIONS[name](picture, x, fill)
+        return np.asarray(picture).reshape(image.shape)

@@ -1,0 +1,104 @@
+"""Random crops of an image, and the window of the image that a crop shows."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from keras_vitx.data.preprocessing import resize
+
+ATTEMPTS = 10
+
+
+class Window(NamedTuple):
+    """The window of an image that a training image shows, for targets that follow it.
+
+    The image before the crop is the original for a random resized crop, and otherwise the
+    image at the model's input size (`resize_and_crop`).
+
+    Attributes:
+        top, left: Upper left corner, as a fraction of the height and width of the image
+            before the crop. Negative where the window reaches beyond the image.
+        height, width: Size, as a fraction of the height and width of that image.
+        flip: Whether the window was flipped horizontally after the crop.
+    """
+
+    top: float = 0.0
+    left: float = 0.0
+    height: float = 1.0
+    width: float = 1.0
+    flip: bool = False
+
+
+def random_resized(
+    image: np.ndarray,
+    size: tuple[int, int],
+    random: np.random.Generator,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[np.ndarray, Window]:
+    """Crop a random box and resize it, bicubically with antialiasing.
+
+    Args:
+        image: uint8 (height, width, channels), of any size.
+        size: (height, width) of the result.
+        random: Source of the box.
+        scale, ratio: As in `random_box`.
+
+    Returns:
+        uint8 (*size, channels), and the window.
+    """
+    height, width = image.shape[:2]
+    top, left, rows, columns = random_box(height, width, random, scale, ratio)
+    box = image[top : top + rows, left : left + columns]
+    window = Window(top / height, left / width, rows / height, columns / width)
+    return resize(box, size, Image.Resampling.BICUBIC), window
+
+
+def random_box(
+    height: int,
+    width: int,
+    random: np.random.Generator,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[int, int, int, int]:
+    """Return a random box (top, left, height, width) within an image, in pixels.
+
+    Its area is uniform in `scale`, as a fraction of the image's, and its aspect ratio (width
+    over height) log-uniform in `ratio`; its position is uniform. If ten such boxes all exceed
+    the image, the box is the largest centred one with an aspect ratio in `ratio` (Szegedy et
+    al., 2015, Section 6, as torchvision and timm define it).
+    """
+    for _ in range(ATTEMPTS):
+        area = random.uniform(*scale) * height * width
+        stretch = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        rows, columns = round(math.sqrt(area / stretch)), round(math.sqrt(area * stretch))
+        if 0 < rows <= height and 0 < columns <= width:
+            top, left = random.integers((height - rows + 1, width - columns + 1)).tolist()
+            return top, left, rows, columns
+    rows = min(height, round(width / ratio[0]))
+    columns = min(width, round(height * ratio[1]))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def shifted(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
+    """Shift an image by up to an eighth of its size in each direction.
+
+    The image is padded with a black border of an eighth of its size on each side, and a
+    random window of the original size is cropped.
+
+    Args:
+        image: uint8 (height, width, channels).
+        random: Source of the shift.
+
+    Returns:
+        uint8 of the same shape, and the window.
+    """
+    height, width, channels = image.shape
+    border = height // 8, width // 8
+    padded = np.zeros((height + 2 * border[0], width + 2 * border[1], channels), "uint8")
+    padded[border[0] : border[0] + height, border[1] : border[1] + width] = image
+    top, left = random.integers((2 * border[0] + 1, 2 * border[1] + 1)).tolist()
+    window = Window((top - border[0]) / height, (left - border[1]) / width)
+    return padded[top : top + height, left : left + width], window
