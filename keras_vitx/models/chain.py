@@ -168,31 +168,43 @@ class Chain(keras.Model):
 
         Args:
             x: Images (unused).
-            y: Labels; for a model with several heads (`DistilledHead`, `DenseHead`), also a
-                dictionary of labels, see `SeveralHeads.weighted_loss`.
+            y: Labels; or a dictionary of labels with `"head"`, the labels of the class. For a
+                model with several heads (`DistilledHead`, `DenseHead`), the other names are
+                those of its heads, see `SeveralHeads.weighted_loss`. For a model with one
+                classifier, a loss such as `keras_vitx.training.PerHead` compares its
+                predictions with each of the labels, in training.
             y_pred: Output of `call`.
             sample_weight: `(batch,)`, the weight of each image.
-            training: Whether this is a training pass (unused).
+            training: Whether this is a training pass. In evaluation, only `"head"` counts.
+
+        Raises:
+            ValueError: if a dictionary of labels does not suit the heads or the loss.
         """
         head = self.steps[-1]
-        several = isinstance(head, SeveralHeads)
-        if not (several and isinstance(y_pred, dict) and self.loss is not None):
+        if isinstance(y_pred, dict) and self.loss is not None:
+            total = head.weighted_loss(_as_object(self.loss), y, y_pred, sample_weight)
+        elif training and isinstance(y, dict) and self.loss is not None:
+            loss = _as_object(self.loss)
+            _check_labels(y, loss)
+            total = loss(y, y_pred, self._of_class(sample_weight))
+        else:
             y, sample_weight = self._of_class(y), self._of_class(sample_weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
-        total = head.weighted_loss(_as_object(self.loss), y, y_pred, sample_weight)
         # Regularization losses are added once, not per head.
         for added in self.losses:
             total = total + ops.sum(ops.cast(added, total.dtype))
         return total
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        """Update the metrics; with several heads, on the output of the class token's head."""
+        """Update the metrics, on the labels of the class and the output of its head."""
         values = (self._of_class(value) for value in (y, y_pred, sample_weight))
         return super().compute_metrics(x, *values)
 
     def _of_class(self, values):
         head = self.steps[-1]
-        return head.by_name(values)["head"] if isinstance(head, SeveralHeads) else values
+        if isinstance(head, SeveralHeads):
+            return head.by_name(values)["head"]
+        return values.get("head") if isinstance(values, dict) else values
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the compile config, in a form that every backend can read."""
@@ -236,6 +248,18 @@ def _portable(config: dict[str, Any]) -> dict[str, Any]:
     """
     config = with_public_optimizers(config)
     return {**config, "jit_compile": "auto"} if "jit_compile" in config else config
+
+
+def _check_labels(labels: dict[str, Any], loss: keras.losses.Loss) -> None:
+    """Check that `loss` compares the predictions of one classifier with each of the labels."""
+    losses = getattr(loss, "losses", ())
+    if "head" not in labels or not set(labels) <= set(losses):
+        raise ValueError(
+            "A dictionary of labels for a model with one classifier must have 'head', and the "
+            "loss must be a `keras_vitx.training.PerHead` with a loss for each of the labels. "
+            f"Received: labels {sorted(labels)}, and {type(loss).__name__} with losses for "
+            f"{sorted(losses)}."
+        )
 
 
 def _as_object(loss: Any) -> keras.losses.Loss:

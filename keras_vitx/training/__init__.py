@@ -1,5 +1,7 @@
 """Training: recipes, `fit`, `evaluate` and losses."""
 
+from keras_vitx.training.distillation import Distillation as Distillation
+from keras_vitx.training.distillation import Taught as Taught
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.losses import PerHead as PerHead

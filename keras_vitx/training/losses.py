@@ -59,7 +59,8 @@ class SoftDistillation(keras.losses.Loss):
 
     $\tau^2\, \mathrm{KL}(p_\tau \,\|\, q_\tau)$ with $p_\tau \propto p^{1/\tau}$ the
     teacher's and $q_\tau$ the student's distribution at temperature $\tau$ (Hinton et al.,
-    2015; DeiT, Section 3, with $\tau = 3$).
+    2015; DeiT, Section 3, with $\tau = 3$). DeiT's released code also divides by the number
+    of classes $K$.
 
     Labels: the teacher's probabilities, `(..., K)`. Predictions: the student's logits or
     probabilities, `(..., K)`.
@@ -120,12 +121,20 @@ class PerHead(keras.losses.Loss):
     `PerHead({"head": SmoothedCrossentropy(0.1), "head_dist": SoftDistillation(3.0)},
     weights={"head": 0.9, "head_dist": 0.1})`.
 
-    In evaluation there is a single prediction, and the loss is that of `"head"`.
+    A model with one classifier may be given several labels per image, too: its prediction is
+    compared with each of them, $\sum_i w_i\, \mathrm{loss}_i(y_i, \hat y)$. Without a
+    distillation token, hard distillation (CaiT's $\Upsilon$ models, ConViT's Table 4) is
+    `PerHead({"head": SmoothedCrossentropy(0.1), "teacher": SmoothedCrossentropy()},
+    weights={"head": 0.5, "teacher": 0.5})` with labels `{"head": ..., "teacher": ...}`.
+    `Distillation` makes the labels and the loss of each of these.
+
+    In evaluation the loss is that of `"head"`.
 
     Args:
-        losses: Loss per head, by name, including `"head"`. A head without an entry uses the
-            loss of `"head"`.
-        weights: Weights in the sum of losses, by name, in place of the model's own.
+        losses: Loss per head or label, by name, including `"head"`. A head without an entry
+            uses the loss of `"head"`.
+        weights: Weights in the sum of losses, by name, in place of the model's own. For a
+            model with one classifier they are 1 by default.
 
     Raises:
         ValueError: if `losses` has no `"head"`, or a loss is not a `keras.losses.Loss`.
@@ -151,7 +160,12 @@ class PerHead(keras.losses.Loss):
         self.weights = dict(weights or {})
 
     def call(self, y_true, y_pred):
-        return self.losses["head"].call(y_true, y_pred)
+        if not isinstance(y_true, dict):
+            return self.losses["head"].call(y_true, y_pred)
+        return sum(
+            self.weights.get(name, 1.0) * self.losses[name].call(labels, y_pred)
+            for name, labels in y_true.items()
+        )
 
     def get_config(self):
         losses = {

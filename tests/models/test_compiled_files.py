@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from harness import BACKEND, BACKENDS, FAMILIES, close, numbers, run_python
 
-from keras_vitx.training import SmoothedCrossentropy
+from keras_vitx.training import PerHead, SmoothedCrossentropy, SoftDistillation
 
 IMAGES = numbers((4, 16, 16, 3))
 LABELS = np.array([0, 1, 2, 3])
+TEACHER = np.random.default_rng(0).dirichlet(np.ones(5), 4).astype("float32")
 
 
 def compiled(**arguments):
@@ -16,7 +17,7 @@ def compiled(**arguments):
     model = FAMILIES["CaiT"](drop_path=0.0, depth=1)
     schedule = keras.optimizers.schedules.CosineDecay(1e-2, 10)
     optimizer = keras.optimizers.AdamW(schedule, weight_decay=0.1, global_clipnorm=1.0)
-    loss = SmoothedCrossentropy(0.1)
+    loss = PerHead({"head": SmoothedCrossentropy(0.1), "teacher": SoftDistillation(2.0)})
     model.compile(optimizer, loss, metrics=["accuracy"], **arguments)
     return model
 
@@ -32,7 +33,8 @@ model = keras.saving.load_model(f"{folder}/model.keras")
 data = np.load(f"{folder}/data.npz")
 print(int(keras.ops.convert_to_numpy(model.optimizer.iterations)))
 print(model.jit_compile)
-loss = model.train_on_batch(data["images"], data["labels"])
+labels = {"head": data["labels"], "teacher": data["teacher"]}
+loss = model.train_on_batch(data["images"], labels)
 history = model.fit(data["images"], data["labels"], verbose=0).history
 assert np.isfinite(history["loss"][0]) and "accuracy" in history
 np.savez(f"{folder}/{keras.backend.backend()}.npz", loss[0], *model.get_weights())
@@ -46,8 +48,8 @@ def written(tmp_path_factory):
     model = compiled()
     model.train_on_batch(IMAGES, LABELS)
     model.save(folder / "model.keras")
-    np.savez(folder / "data.npz", images=IMAGES, labels=LABELS)
-    loss = model.train_on_batch(IMAGES, LABELS)[0]
+    np.savez(folder / "data.npz", images=IMAGES, labels=LABELS, teacher=TEACHER)
+    loss = model.train_on_batch(IMAGES, {"head": LABELS, "teacher": TEACHER})[0]
     model.fit(IMAGES, LABELS, verbose=0)
     return folder, loss, model.get_weights()
 
@@ -71,7 +73,7 @@ def test_the_file_names_what_every_backend_has():
     assert config["jit_compile"] == "auto"
     assert config["optimizer"]["module"] == "keras.optimizers"
     assert config["optimizer"]["class_name"] == "AdamW"
-    assert config["loss"]["registered_name"] == "keras_vitx>SmoothedCrossentropy"
+    assert config["loss"]["registered_name"] == "keras_vitx>PerHead"
 
 
 def test_files_of_before():

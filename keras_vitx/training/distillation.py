@@ -1,0 +1,226 @@
+"""Distillation: a teacher's predictions as further labels (DeiT, Section 3)."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import keras
+import numpy as np
+
+from keras_vitx.classifier import Outputs, outputs_of
+from keras_vitx.preprocessing import ModelInput, Preprocessing
+from keras_vitx.training.losses import PerHead, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.training.wrapped import Wrapped
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["hard", "soft"]
+WEIGHTS: dict[str, float] = {"hard": 0.5, "soft": 0.1}
+"""Weight of the teacher's part in the loss, as in DeiT."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    r"""A teacher, and how a student learns from it.
+
+    With $w$ the `weight`, $z$ the outputs of the student, $y$ the label and $t$ the
+    teacher's outputs for the same augmented and mixed image, the loss is
+
+    $$(1 - w)\, \mathrm{CE}(z, y) + w\, \mathrm{CE}(z', \arg\max t) \quad \text{(hard)},
+    \qquad (1 - w)\, \mathrm{CE}(z, y) + w\, \tau^2\, \mathrm{KL}(t_\tau \,\|\, z'_\tau)
+    \quad \text{(soft)}.$$
+
+    Label smoothing applies to the first term only. A student with a distillation token
+    has two heads: $z$ is the output of the class token's, $z'$ that of the distillation
+    token's (DeiT, Section 3; CaiT, Table B.1; CB, Table 6). For other students $z' = z$
+    (CaiT's $\Upsilon$ models; ConViT, Table 4).
+
+    ```python
+    distillation = Distillation(teacher)
+    loss = distillation.loss(model, SmoothedCrossentropy(0.1))
+    model.compile("adamw", loss, metrics=["accuracy"])
+    model.fit(distillation.batches(batches.train, model), validation_data=batches.validation)
+    ```
+
+    Accuracy is measured on the labels, and in evaluation the loss is that of the labels.
+
+    Args:
+        teacher: Any Keras classifier that returns logits or probabilities, of the student's
+            classes. Its attribute `preprocessing` says how its images are prepared: a
+            `keras_vitx.Preprocessing` (models of this package have one), or a function of
+            float32 images `(batch, height, width, channels)` in 0..255, such as
+            `keras.applications.resnet.preprocess_input`. Images are resized to its input.
+        kind: `"hard"`, the teacher's most probable class, or `"soft"`, its probabilities.
+        temperature: $\tau$, above 0; for `"soft"` only.
+        weight: $w$, in [0, 1]; None is 0.5 for `"hard"` and 0.1 for `"soft"`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    teacher: keras.Model
+    kind: Kind = "hard"
+    temperature: float = 3.0
+    weight: float | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.teacher, keras.Model):
+            raise ValueError(f"`teacher` must be a Keras model. Received: {self.teacher!r}.")
+        if self.kind not in WEIGHTS:
+            raise ValueError(f"`kind` must be 'hard' or 'soft'. Received: {self.kind!r}.")
+        if not self.temperature > 0:
+            raise ValueError(f"`temperature` must be above 0. Received: {self.temperature!r}.")
+        if self.weight is None:
+            object.__setattr__(self, "weight", WEIGHTS[self.kind])
+        if not 0 <= self.weight <= 1:
+            raise ValueError(f"`weight` must be in [0, 1]. Received: {self.weight!r}.")
+
+    def loss(self, student: keras.Model, loss: keras.losses.Loss | None = None) -> PerHead:
+        """Return the training loss of `student`.
+
+        Args:
+            student: The model that is trained.
+            loss: The loss of the labels; None is the cross entropy without label smoothing.
+        """
+        from_logits = _outputs("student", student).from_logits
+        hard = SmoothedCrossentropy(from_logits=from_logits)
+        soft = SoftDistillation(self.temperature, from_logits=from_logits)
+        name = _taught_head(student)
+        return PerHead(
+            {"head": loss or hard, name: hard if self.kind == "hard" else soft},
+            {"head": 1 - self.weight, name: self.weight},
+        )
+
+    def batches(self, batches: Iterable, student: keras.Model) -> "Taught":
+        """Return `batches` with the teacher's targets.
+
+        Args:
+            batches: Training batches `(images, labels)` or `(images, labels, weights)`,
+                prepared for the student: a `keras.utils.PyDataset`, or an iterable that can
+                be iterated repeatedly (a `tf.data.Dataset`, a PyTorch `DataLoader`).
+            student: The model that is trained.
+
+        Raises:
+            ValueError: if student and teacher differ in their classes or the channels or the
+                proportions of their images, or one of them has no `preprocessing`.
+        """
+        outputs = _outputs("student", student)
+        name = _taught_head(student)
+        prepare = _preparation(student, self.teacher)
+        try:
+            classes = self.teacher.output_shape[-1]
+        except AttributeError:  # A subclassed model.
+            images = np.zeros((1, *student.input_shape[1:]), "float32")
+            classes = self._answers(prepare(images)).shape[-1]
+        if classes != outputs.classes:
+            raise ValueError(
+                f"teacher: expected the student's {outputs.classes} classes, got a model of "
+                f"{classes} outputs."
+            )
+        if self.kind == "hard":
+            return Taught(batches, name, lambda x: self._answers(prepare(x)).argmax(-1))
+        kind = _outputs("teacher", self.teacher)
+        return Taught(batches, name, lambda x: _probabilities(kind, self._answers(prepare(x))))
+
+    def _answers(self, images: np.ndarray) -> np.ndarray:
+        return np.asarray(self.teacher.predict_on_batch(images), "float32")
+
+
+class Taught(Wrapped):
+    """Batches with a teacher's targets: the labels become `{"head": labels, name: targets}`.
+
+    The teacher sees the images of the batch, so augmented and mixed. The targets are made
+    when a batch is asked for, by the teacher's own `predict_on_batch`, which works in
+    `model.fit` on every backend.
+
+    Args:
+        batches: Batches `(images, labels)` or `(images, labels, weights)`.
+        name: Name of the targets: `"head_dist"` or `"teacher"`.
+        teach: A function from images, float32 `(batch, height, width, channels)`, to
+            targets: integers `(batch,)`, or probabilities `(batch, classes)`.
+    """
+
+    def __init__(self, batches: Iterable, name: str, teach: Callable[[np.ndarray], np.ndarray]):
+        super().__init__(batches)
+        self.name, self.teach = name, teach
+
+    def changed(self, images, labels, index):
+        labels = labels if isinstance(labels, dict) else {"head": labels}
+        return images, {**labels, self.name: self.teach(images)}
+
+
+def _taught_head(student: keras.Model) -> str:
+    """Return the name of the targets of a student: of its distillation head, or `"teacher"`."""
+    if not hasattr(student, "steps"):
+        raise ValueError(
+            "student: expected a model that takes several labels per image, a `Chain` as "
+            f"`keras_vitx.as_chain` returns it, got {type(student).__name__} {student.name!r}."
+        )
+    names = getattr(student.steps[-1], "names", ())
+    if "aux_head" in names:
+        raise ValueError(
+            "student: expected one classifier, or one of the class token and one of the "
+            f"distillation token, got the classifiers {', '.join(names)}."
+        )
+    return "head_dist" if "head_dist" in names else "teacher"
+
+
+def _outputs(who: str, model: keras.Model) -> Outputs:
+    try:
+        outputs = outputs_of(model)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from error
+    if outputs.kind == "sigmoid":
+        raise ValueError(f"{who}: expected logits or a softmax, got a sigmoid.")
+    return outputs
+
+
+def _probabilities(outputs: Outputs, answers: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(outputs.probabilities(answers))
+
+
+def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
+    """Return the function from the student's input to the teacher's."""
+    given = ModelInput.of(student)
+    shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
+    wanted = getattr(teacher, "preprocessing", None)
+    if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, given.channels):
+        raise ValueError(
+            f"teacher: expected images with the student's {given.channels} channels, got a model "
+            f"with inputs of shape {shape}."
+        )
+    size = tuple(side or own for side, own in zip(shape[1:3], given.size, strict=True))
+    if size[0] * given.size[1] != size[1] * given.size[0]:
+        raise ValueError(
+            "teacher: expected images of the student's proportions, (height, width) = "
+            f"{given.size}, got {size}."
+        )
+    if wanted is None:
+        raise ValueError(
+            "teacher: it has no `preprocessing`. Set `teacher.preprocessing` to a "
+            "`keras_vitx.Preprocessing(mean, std)`, or to a function of images in 0..255 such as "
+            "`keras.applications.resnet.preprocess_input`."
+        )
+    if not callable(wanted):
+        wanted = Preprocessing.of(wanted).for_channels(given.channels)
+    own = given.preprocessing
+    resized = size != given.size
+    alike = isinstance(wanted, Preprocessing) and (wanted.mean, wanted.std) == (own.mean, own.std)
+    if resized:
+        log.info("The teacher sees images resized from %s to %s.", given.size, size)
+
+    def prepare(images):
+        if resized:
+            images = keras.ops.image.resize(
+                images, size, "bicubic", antialias=True, data_format="channels_last"
+            )
+        images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
+        if alike:
+            return images
+        pixels = images * np.float32(own.std) + np.float32(own.mean)
+        if isinstance(wanted, Preprocessing):
+            return (pixels - np.float32(wanted.mean)) / np.float32(wanted.std)
+        return wanted(pixels * 255)
+
+    return prepare

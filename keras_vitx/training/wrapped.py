@@ -1,0 +1,89 @@
+"""Batches that change other batches."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class Wrapped(keras.utils.PyDataset):
+    """Batches with other labels or images; a subclass defines `changed`.
+
+    All other attributes are those of the batches inside.
+
+    Args:
+        batches: Batches `(images, labels)` or `(images, labels, weights)`: a
+            `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly. Of the
+            latter, each access returns the next batch, whatever its index.
+    """
+
+    def __init__(self, batches: Iterable):
+        super().__init__(workers=1)
+        self.batches = batches
+        self._turn: Iterator | None = None
+
+    def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
+        """Return the images and the labels of batch `index` as they should be.
+
+        Args:
+            images: float32 `(batch, height, width, channels)`.
+            labels: An array, or a dictionary of arrays.
+            index: Index of the batch in the epoch.
+        """
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches per epoch; None if the batches inside are endless."""
+        if isinstance(self.batches, keras.utils.PyDataset):
+            return self.batches.num_batches
+        try:
+            return len(self.batches)
+        except TypeError:
+            return None
+
+    def __getitem__(self, index: int) -> tuple:
+        images, labels, *weights = keras.tree.map_structure(_as_array, tuple(self._batch(index)))
+        return *self.changed(images, labels, index), *weights
+
+    def __iter__(self):
+        for index in range(len(self)):
+            yield self[index]
+        self.on_epoch_end()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "batches":
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def on_epoch_begin(self) -> None:
+        """Begin an epoch of the batches inside."""
+        if isinstance(self.batches, keras.utils.PyDataset):
+            self.batches.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """End an epoch of the batches inside."""
+        if isinstance(self.batches, keras.utils.PyDataset):
+            self.batches.on_epoch_end()
+
+    def _batch(self, index):
+        if isinstance(self.batches, keras.utils.PyDataset):
+            return self.batches[index]
+        batch = None if self._turn is None else next(self._turn, None)
+        if batch is None:
+            self._turn = iter(self.batches)
+            batch = next(self._turn, None)
+        if batch is None:
+            raise ValueError(
+                "batches: expected an iterable that can be iterated repeatedly, got an empty or "
+                f"exhausted {type(self.batches).__name__}."
+            )
+        return batch
+
+
+def _as_array(value):
+    return value if isinstance(value, np.ndarray) else keras.ops.convert_to_numpy(value)
