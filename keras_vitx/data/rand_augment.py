@@ -33,6 +33,12 @@ def _solarize_add(picture: Image.Image, add: int) -> Image.Image:
     return picture.point(table * len(picture.getbands()))
 
 
+def _posterize(picture: Image.Image, bits: int) -> Image.Image:
+    # `ImageOps.posterize` of Pillow 13 no longer takes 0 bits, a black image.
+    dropped = 2 ** (8 - bits) - 1
+    return picture.point([level & ~dropped for level in range(256)] * len(picture.getbands()))
+
+
 def _enhance(enhancer: Callable, picture: Image.Image, x: float) -> Image.Image:
     return enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
 
@@ -42,7 +48,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, Fill], Image.Image]] = {
     "AutoContrast": lambda picture, x, fill: ImageOps.autocontrast(picture),
     "Equalize": lambda picture, x, fill: ImageOps.equalize(picture),
     "Invert": lambda picture, x, fill: ImageOps.invert(picture),
-    "Posterize": lambda picture, x, fill: ImageOps.posterize(picture, 4 - int(4 * x)),
+    "Posterize": lambda picture, x, fill: _posterize(picture, 4 - int(4 * x)),
     "Solarize": lambda picture, x, fill: ImageOps.solarize(picture, 256 - int(256 * x)),
     "SolarizeAdd": lambda picture, x, fill: _solarize_add(picture, int(110 * x)),
     "Rotate": lambda picture, x, fill: picture.rotate(30 * x, BICUBIC, fillcolor=fill),
