@@ -57,3 +57,70 @@ def with_public_optimizers(config: Any) -> Any:
     if str(config.get("module")).startswith("keras.src.backend.torch.optimizers"):
         config.update(module="keras.optimizers", registered_name=None)
     return config
+
+
+def moving_average(
+    optimizer: keras.optimizers.Optimizer | None,
+) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Return pairs of a trained variable and its moving average; none if none is kept."""
+    # In mixed_float16, Keras wraps the optimizer.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "use_ema", False) or not optimizer.built:
+        return []
+    pairs = zip(
+        optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True
+    )
+    return [(variable, average) for variable, average in pairs if average is not None]
+
+
+# Under PyTorch, Keras makes an optimizer of another class, which updates all variables at
+# once; a subclass of the public class would lose it.
+_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
+
+
+class AdamWByRate(_AdamW):
+    """Keras's AdamW with a factor of the learning rate for each variable.
+
+    Variables of the same factor are updated together, by Keras's own code for the backend.
+
+    Attributes:
+        rate_factors: One factor per variable that the optimizer was built with; None is 1
+            for all.
+    """
+
+    rate_factors: tuple[float, ...] | None = None
+    _factor = 1.0
+
+    def _get_current_learning_rate(self):
+        rate = super()._get_current_learning_rate()
+        return rate if self._factor == 1 else rate * self._factor
+
+    def _apply_weight_decay(self, variables):
+        if self.weight_decay is None:
+            return
+        for factor, places in self._by_factor(variables):
+            decayed = [variables[i] for i in places if self._use_weight_decay(variables[i])]
+            if decayed:
+                self._factor = factor
+                try:
+                    super()._apply_weight_decay(decayed)
+                finally:
+                    self._factor = 1.0
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        for factor, places in self._by_factor(trainable_variables):
+            super()._backend_update_step(
+                [grads[i] for i in places],
+                [trainable_variables[i] for i in places],
+                learning_rate if factor == 1 else learning_rate * factor,
+            )
+
+    def _by_factor(self, variables):
+        """Return each factor and the places of its variables in the list."""
+        if self.rate_factors is None:
+            return [(1.0, range(len(variables)))]
+        places: dict[float, list[int]] = {}
+        for place, variable in enumerate(variables):
+            factor = self.rate_factors[self._get_variable_index(variable)]
+            places.setdefault(factor, []).append(place)
+        return list(places.items())

@@ -92,3 +92,34 @@ def test_private_names_stand_in_one_file():
     found = list(private_names())
     assert [entry for entry in found if "keras_internals.py" in entry], "the search finds nothing"
     assert not [entry for entry in found if "keras_internals.py" not in entry]
+
+
+def built(optimizer):
+    optimizer.build([keras.Variable([1.0]), keras.Variable([2.0])])
+    return optimizer
+
+
+def test_the_moving_average_follows_the_variables():
+    assert keras_internals.moving_average(None) == []
+    assert keras_internals.moving_average(built(keras.optimizers.SGD())) == []
+    optimizer = built(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
+    wrapped = keras.optimizers.LossScaleOptimizer(optimizer)
+    variables = [variable for variable, _ in keras_internals.moving_average(wrapped)]
+    for _ in range(2):
+        optimizer.apply([keras.ops.ones((1,))] * 2, variables)
+    # 1 and 2; less 1: 0 and 1, the first average; less 1 again: -1 and 0.
+    pairs = [[float(v.value[0]) for v in pair] for pair in keras_internals.moving_average(wrapped)]
+    assert pairs == [[-1, -0.5], [0, 0.5]]
+
+
+def test_rates_of_variables():
+    class Doubled(keras_internals.AdamWByRate):
+        rate_factors = (1.0, 2.0)
+
+    optimizer = built(Doubled(0.125, weight_decay=0.5))
+    variables = optimizer._trainable_variables
+    optimizer.apply([keras.ops.zeros((1,))] * 2, variables)
+    assert [float(v.value[0]) for v in variables] == [1 - 0.125 / 2, 2 * (1 - 0.25 / 2)]
+    assert float(optimizer.learning_rate) == 0.125
+    # Keras's class for the backend, which under PyTorch updates all variables at once.
+    assert isinstance(optimizer, type(keras.optimizers.AdamW()))

@@ -7,6 +7,10 @@ from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.losses import PerHead as PerHead
 from keras_vitx.training.losses import SmoothedCrossentropy as SmoothedCrossentropy
 from keras_vitx.training.losses import SoftDistillation as SoftDistillation
+from keras_vitx.training.moving_average import averaged as averaged
+from keras_vitx.training.optimizer import AdamW as AdamW
+from keras_vitx.training.optimizer import make_optimizer as make_optimizer
+from keras_vitx.training.optimizer import make_schedule as make_schedule
 from keras_vitx.training.precision import set_precision as set_precision
 from keras_vitx.training.recipe import Network as Network
 from keras_vitx.training.recipe import Optimizer as Optimizer
@@ -14,4 +18,5 @@ from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipe import Schedule as Schedule
 from keras_vitx.training.recipe import Targets as Targets
 from keras_vitx.training.recipes import list_recipes as list_recipes
+from keras_vitx.training.schedule import WarmupCosine as WarmupCosine
 from keras_vitx.training.sigmoid import SigmoidCrossentropy as SigmoidCrossentropy

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import written_whole
+from keras_vitx.training.moving_average import averaged
 
 
 class CountEpochs(keras.callbacks.Callback):
@@ -58,6 +59,8 @@ class StopAtNonFinite(keras.callbacks.Callback):
 class Validate(keras.callbacks.Callback):
     """Add `val_` entries to the logs of each epoch.
 
+    Where the optimizer keeps a moving average of the weights, the average is measured.
+
     Args:
         measure: A function that returns the loss and the metrics by name.
     """
@@ -67,14 +70,16 @@ class Validate(keras.callbacks.Callback):
         self.measure = measure
 
     def on_epoch_end(self, epoch, logs=None):
-        logs.update({f"val_{name}": value for name, value in self.measure().items()})
+        with averaged(self.model):
+            logs.update({f"val_{name}": value for name, value in self.measure().items()})
 
 
 class KeepBest(keras.callbacks.Callback):
     """Keep the weights that are the result, and write the files of a run after each epoch.
 
     The best epoch is the one with the highest `val_accuracy`; if there is none, with the
-    lowest `val_loss`; without validation, the last one. Ties go to the earlier epoch.
+    lowest `val_loss`; without validation, the last one. Ties go to the earlier epoch. Where
+    the optimizer keeps a moving average of the weights, its values are kept.
 
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
@@ -117,6 +122,10 @@ class KeepBest(keras.callbacks.Callback):
         logs = {name: float(value) for name, value in (logs or {}).items()}
         self.rows.append({"epoch": epoch + 1, **logs})
         self._write_history()
+        with averaged(self.model):
+            self._keep(epoch, logs)
+
+    def _keep(self, epoch, logs):
         values = self._current()
         if not np.isfinite(logs.get("val_loss", 0.0)):
             raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")

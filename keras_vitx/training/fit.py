@@ -15,6 +15,7 @@ from keras_vitx.training.batches import labels_of, opened, steps_of
 from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
 from keras_vitx.training.compiling import compile_for, compiled_by_user
 from keras_vitx.training.head import Head, check_head, match_head
+from keras_vitx.training.optimizer import part_of_batch
 from keras_vitx.training.precision import set_precision
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.run import new_folder, write_run
@@ -112,7 +113,7 @@ def fit(
     batches = opened(
         source,
         model,
-        recipe.schedule.batch_size,
+        part_of_batch(recipe),
         augmentation=recipe.augmentation,
         mixing=recipe.mixing,
         seed=seed,

@@ -1,45 +1,137 @@
 """The optimizer that a recipe asks for."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 
+from keras_vitx.keras_internals import AdamWByRate
+from keras_vitx.training.layer_decay import rate_factors
 from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.schedule import WarmupCosine
 
 # Marks models compiled by a recipe, as opposed to by the user, also in saved files.
 OPTIMIZER = "keras_vitx_recipe"
 
 
-def make_optimizer(
-    model: keras.Model, recipe: Recipe, steps_per_epoch: int
-) -> keras.optimizers.Optimizer:
-    """Return AdamW with warm-up, cosine decay and weight decay of kernels only.
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class AdamW(AdamWByRate):
+    """Keras's AdamW, with weight decay of kernels only and a learning rate per layer.
+
+    Keras has both, but not in saved files (`exclude_from_weight_decay`), or only by one
+    optimizer per layer, which can't clip by the global norm (`MultiOptimizer`).
+
+    Args:
+        learning_rate: As in Keras.
+        weight_decay: Decoupled weight decay of the variables for which `is_decayed`.
+        rate_factors: Factor of the learning rate for each trainable variable, in the order
+            of `model.trainable_variables`, see `layer_decay.rate_factors`. It applies to the
+            decay of the weights as well. None is 1 for all.
+        **kwargs: As in `keras.optimizers.AdamW`.
+
+    Raises:
+        ValueError: when built with another number of variables.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        weight_decay: float = 0.05,
+        rate_factors: Sequence[float] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(learning_rate, weight_decay, **kwargs)
+        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
+
+    def build(self, variables):
+        if not self.built:
+            factors = self.rate_factors
+            if factors is not None and len(factors) != len(variables):
+                raise ValueError(
+                    "`rate_factors` must have one factor per trainable variable, "
+                    f"{len(variables)}. Received: {len(factors)}."
+                )
+            self.exclude_from_weight_decay(var_list=[v for v in variables if not is_decayed(v)])
+        super().build(variables)
+
+    def get_config(self) -> dict[str, Any]:
+        factors = self.rate_factors
+        return {
+            **super().get_config(),
+            "rate_factors": None if factors is None else list(factors),
+        }
+
+
+def make_optimizer(model: keras.Model, recipe: Recipe, steps_per_epoch: int) -> AdamW:
+    """Return the optimizer of a recipe, with its schedule.
 
     Args:
         model: The built model that will be trained.
         recipe: The recipe with its settings.
-        steps_per_epoch: Steps per epoch, for the length of the schedule.
+        steps_per_epoch: Number of batches per epoch, for the length of the schedule. Where
+            the optimizer accumulates gradients, these are the batches of
+            `batch_size / accumulate_steps` images that `model.fit` is given.
+
+    Raises:
+        ValueError: as in `parts_of_batch` and `rate_factors`.
     """
-    times, settings = recipe.schedule, recipe.optimizer
-    warmup = round(times.warmup_epochs * steps_per_epoch)
-    schedule = keras.optimizers.schedules.CosineDecay(
-        initial_learning_rate=times.warmup_learning_rate if warmup else times.peak,
-        decay_steps=max(1, times.epochs * steps_per_epoch - warmup),
-        alpha=min(times.final_learning_rate, times.peak) / times.peak,
-        warmup_target=times.peak if warmup else None,
-        warmup_steps=warmup,
-    )
-    optimizer = keras.optimizers.AdamW(
-        schedule,
-        weight_decay=settings.weight_decay,
+    settings = recipe.optimizer
+    part_of_batch(recipe)
+    parts = settings.accumulate_steps
+    factors = None
+    if settings.layer_decay is not None:
+        factors = rate_factors(model, settings.layer_decay)
+    return AdamW(
+        make_schedule(recipe, steps_per_epoch),
+        settings.weight_decay,
+        factors,
         beta_1=settings.beta_1,
         beta_2=settings.beta_2,
         epsilon=settings.epsilon,
         global_clipnorm=settings.clip_norm,
+        use_ema=settings.ema is not None,
+        # Keras updates the average with every part of a batch.
+        ema_momentum=0.0 if settings.ema is None else settings.ema ** (1 / parts),
+        gradient_accumulation_steps=parts if parts > 1 else None,
         name=OPTIMIZER,
     )
-    optimizer.exclude_from_weight_decay(
-        var_list=[variable for variable in model.trainable_variables if not is_decayed(variable)]
+
+
+def make_schedule(recipe: Recipe, steps_per_epoch: int) -> WarmupCosine:
+    """Return the learning rate of a recipe over the steps of a training run.
+
+    If the learning rate is scaled to a batch so small that it would lie below that at the
+    start or the end of the run, these are lowered to it.
+
+    Args:
+        recipe: The recipe with its settings.
+        steps_per_epoch: As in `make_optimizer`.
+    """
+    times = recipe.schedule
+    end = times.peak if times.decay == "constant" else times.final_learning_rate
+    return WarmupCosine(
+        times.peak,
+        times.epochs * steps_per_epoch,
+        times.warmup_epochs * steps_per_epoch,
+        min(times.warmup_learning_rate, times.peak),
+        min(end, times.peak),
+        recipe.optimizer.accumulate_steps,
     )
-    return optimizer
+
+
+def part_of_batch(recipe: Recipe) -> int:
+    """Return the number of images that are computed at a time.
+
+    Raises:
+        ValueError: if `accumulate_steps` does not divide the batch.
+    """
+    batch, parts = recipe.schedule.batch_size, recipe.optimizer.accumulate_steps
+    if batch % parts:
+        raise ValueError(
+            f"`accumulate_steps` must divide batch_size={batch}, the images per update. "
+            f"Received: {parts}."
+        )
+    return batch // parts
 
 
 def is_decayed(variable: keras.Variable) -> bool:

@@ -4,8 +4,10 @@ import pytest
 from harness import FAMILIES, array, close, randomize
 from keras import ops
 
-from keras_vitx.training.optimizer import is_decayed, make_optimizer
-from keras_vitx.training.recipe import Recipe
+from keras_vitx.training import Recipe
+from keras_vitx.training.layer_decay import rate_factors
+from keras_vitx.training.moving_average import averaged
+from keras_vitx.training.optimizer import AdamW, is_decayed, make_optimizer, part_of_batch
 
 LEFT_OUT = {"bias", "beta", "gamma", "token", "embeddings", "gating_param"}
 
@@ -31,32 +33,179 @@ def test_only_kernels_are_decayed(family):
         close(array(variable.value), old * shrunk, 1e-6, variable.path)
 
 
-@pytest.mark.parametrize("warmup", (0, 1, 2.5))
-def test_schedule(warmup):
-    recipe = Recipe("mine").but(
-        epochs=5,
-        learning_rate=1e-2,
-        final_learning_rate=1e-4,
-        warmup_epochs=warmup,
+def two_layers():
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(3, name="one"), keras.layers.Dense(1, name="two")]
     )
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    rate = make_optimizer(model, recipe, steps_per_epoch=8)._learning_rate
-    peak, end = round(8 * warmup), 40
-    rates = np.array([float(array(rate(step))) for step in range(end + 3)])
-    assert rates[0] == pytest.approx(0.0 if warmup else 1e-2)
-    assert rates[peak] == pytest.approx(1e-2, rel=1e-5)
-    assert rates[end] == pytest.approx(1e-4, rel=1e-4)
-    assert rates[-1] == pytest.approx(1e-4, rel=1e-4)
-    assert rates[(peak + end) // 2] == pytest.approx((1e-2 + 1e-4) / 2, rel=0.1)
-    steps = np.diff(rates)
-    assert (steps[:peak] > 0).all()
-    assert (steps[peak:end] < 0).all()
+    randomize(model)
+    return model
 
 
 def test_numbers_of_the_recipe():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = make_optimizer(model, Recipe("mine").but(weight_decay=0.3, clip_norm=2.0), 4)
+    recipe = Recipe("mine").but(weight_decay=0.3, clip_norm=2.0, ema=0.99, accumulate_steps=2)
+    optimizer = make_optimizer(two_layers(), recipe, 4)
     assert isinstance(optimizer, keras.optimizers.AdamW)
     assert (optimizer.weight_decay, optimizer.global_clipnorm) == (0.3, 2.0)
-    optimizer = make_optimizer(model, Recipe("mine"), 4)
-    assert optimizer.global_clipnorm is None
+    assert (optimizer.use_ema, optimizer.gradient_accumulation_steps) == (True, 2)
+    assert optimizer.ema_momentum**2 == pytest.approx(0.99)
+    plain = make_optimizer(two_layers(), Recipe("mine"), 4)
+    assert (plain.global_clipnorm, plain.use_ema) == (None, False)
+    assert plain.gradient_accumulation_steps is None
+    assert (plain.beta_1, plain.beta_2, plain.epsilon) == (0.9, 0.999, 1e-8)
+
+
+class Reference:
+    """AdamW with everything that a recipe adds, in NumPy."""
+
+    def __init__(self, weights, recipe, factors, decayed, rate):
+        self.weights = [np.array(w) for w in weights]
+        self.recipe, self.factors, self.decayed, self.rate = recipe, factors, decayed, rate
+        self.m = [np.zeros_like(w) for w in weights]
+        self.v = [np.zeros_like(w) for w in weights]
+        self.average = None
+        self.updates = 0
+
+    def update(self, gradients):
+        settings = self.recipe.optimizer
+        norm = np.sqrt(sum((g**2).sum() for g in gradients))
+        clip = min(1, settings.clip_norm / norm) if settings.clip_norm else 1
+        self.updates += 1
+        for i, gradient in enumerate(gradients):
+            rate = self.rate(self.updates - 1) * self.factors[i]
+            if self.decayed[i]:
+                self.weights[i] = self.weights[i] * (1 - rate * settings.weight_decay)
+            b1, b2 = settings.beta_1, settings.beta_2
+            self.m[i] = b1 * self.m[i] + (1 - b1) * clip * gradient
+            self.v[i] = b2 * self.v[i] + (1 - b2) * (clip * gradient) ** 2
+            rate = rate * np.sqrt(1 - b2**self.updates) / (1 - b1**self.updates)
+            self.weights[i] = self.weights[i] - rate * self.m[i] / (
+                np.sqrt(self.v[i]) + settings.epsilon
+            )
+        momentum = settings.ema or 0
+        if self.average is None:
+            self.average = [w.copy() for w in self.weights]
+        self.average = [
+            momentum * a + (1 - momentum) * w
+            for a, w in zip(self.average, self.weights, strict=True)
+        ]
+
+
+BASE = Recipe("mine").but(
+    learning_rate=0.1, warmup_epochs=1, final_learning_rate=0.01, weight_decay=0.2, epsilon=1e-3
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clip_norm": 0.5},
+        {"layer_decay": 0.5},
+        {"layer_decay": 0.5, "clip_norm": 0.5, "ema": 0.7, "accumulate_steps": 2},
+        {"ema": 0.7},
+    ],
+    ids=lambda changes: "-".join(changes) or "plain",
+)
+def test_updates_are_those_of_numpy(changes):
+    """Through `fit`, compiled as the backend compiles it."""
+    recipe = BASE.but(**changes)
+    model = two_layers()
+    parts, updates = recipe.optimizer.accumulate_steps, 5
+    random = np.random.default_rng(0)
+    x = random.normal(size=(updates, parts, 4, 2)).astype("float32")
+    y = random.normal(size=(updates, parts, 4, 1)).astype("float32")
+
+    def rate(update):
+        # Two batches of the optimizer per epoch, one epoch of warm-up from 0.
+        if update < 2:
+            return 0.1 * update / 2
+        return 0.01 + 0.09 * (1 + np.cos(np.pi * update / 20)) / 2
+
+    factors = [0.5, 0.5, 1, 1] if recipe.optimizer.layer_decay else [1] * 4
+    weights = [array(w.value) for w in model.trainable_variables]
+    reference = Reference(weights, recipe, factors, [True, False, True, False], rate)
+    for x_, y_ in zip(x.reshape(updates, -1, 2), y.reshape(updates, -1, 1), strict=True):
+        kernel, bias, kernel2, bias2 = reference.weights
+        hidden = x_ @ kernel + bias
+        error = 2 * (hidden @ kernel2 + bias2 - y_) / len(x_)
+        reference.update(
+            [
+                x_.T @ (error @ kernel2.T),
+                (error @ kernel2.T).sum(0),
+                hidden.T @ error,
+                error.sum(0),
+            ]
+        )
+    model.compile(make_optimizer(model, recipe, 2 * parts), "mse")
+    for x_, y_ in zip(x.reshape(-1, 4, 2), y.reshape(-1, 4, 1), strict=True):
+        model.train_on_batch(x_, y_)
+    if recipe.optimizer.ema:
+        if parts == 1:
+            with averaged(model):
+                compare(model, reference.average)
+        else:  # The last weights enter the average with the next part of a batch.
+            gradients = [ops.zeros(v.shape) for v in model.trainable_variables]
+            for _ in range(parts - 1):
+                model.optimizer.apply(gradients, model.trainable_variables)
+            with averaged(model):
+                compare(model, reference.average)
+    compare(model, reference.weights)
+
+
+def compare(model, weights):
+    for variable, expected in zip(model.trainable_variables, weights, strict=True):
+        close(array(variable.value), expected, 2e-5, variable.path)
+
+
+def test_the_average_of_no_model():
+    model = two_layers()
+    before = model.get_weights()
+    with averaged(model):
+        compare(model, before)
+    model.compile("sgd", "mse")
+    with averaged(model):
+        compare(model, before)
+
+
+@pytest.mark.parametrize("family", ("CaiT", "PiT"))
+def test_rates_fall_toward_the_images(family):
+    model = FAMILIES[family]()
+    by_layer = {}
+    factors = rate_factors(model, 0.5)
+    for variable, factor in zip(model.trainable_variables, factors, strict=True):
+        by_layer.setdefault(variable.path.partition("/")[0], set()).add(factor)
+    assert all(len(factors) == 1 for factors in by_layer.values())
+    in_order = [by_layer[layer.name].pop() for layer in model.steps if layer.name in by_layer]
+    assert in_order == sorted(in_order)
+    blocks = [layer for layer in model.steps if hasattr(layer, "drop_path")]
+    assert in_order[0] == 0.5 ** (len(blocks) + 1)
+    assert in_order[-1] == 1
+    # The same, inside another model.
+    outer = keras.Sequential([model, keras.layers.Dense(2)])
+    assert rate_factors(outer, 0.5)[: len(factors)] == factors
+    assert set(rate_factors(outer, 1)) == {1}
+
+
+def test_saved_and_loaded(tmp_path):
+    """Decay of kernels and rates per layer survive, as does the state."""
+    recipe = BASE.but(layer_decay=0.5, ema=0.7)
+    model = two_layers()
+    model.compile(make_optimizer(model, recipe, 2), "mse")
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    model.train_on_batch(x, y)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.optimizer, AdamW)
+    assert loaded.optimizer.rate_factors == (0.5, 0.5, 1.0, 1.0)
+    for one in (model, loaded):
+        one.train_on_batch(x, y)
+    compare(loaded, [array(v.value) for v in model.trainable_variables])
+    with averaged(model), averaged(loaded):
+        compare(loaded, [array(v.value) for v in model.trainable_variables])
+
+
+def test_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"`accumulate_steps` must divide batch_size=64.*3"):
+        part_of_batch(Recipe("mine").but(accumulate_steps=3))
+    with pytest.raises(ValueError, match=r"`rate_factors` must have one factor per .* 4.* 2"):
+        AdamW(rate_factors=(1.0, 0.5)).build(two_layers().trainable_variables)

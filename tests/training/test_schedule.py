@@ -1,0 +1,82 @@
+import keras
+import numpy as np
+import pytest
+from harness import array
+
+from keras_vitx.training import Recipe, make_schedule
+from keras_vitx.training.schedule import WarmupCosine
+
+
+def rates(recipe, steps_per_epoch, steps):
+    schedule = make_schedule(recipe, steps_per_epoch)
+    return np.array([float(array(schedule(step))) for step in steps])
+
+
+def test_each_epoch_begins_with_timms_rate(timm):
+    import timm.scheduler
+    import torch
+
+    recipe = Recipe("mine").but(
+        epochs=30,
+        learning_rate=1e-3,
+        warmup_epochs=5,
+        warmup_learning_rate=1e-6,
+        final_learning_rate=1e-5,
+        cooldown_epochs=10,
+    )
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1e-3)
+    theirs = timm.scheduler.CosineLRScheduler(
+        optimizer, t_initial=30, lr_min=1e-5, warmup_t=5, warmup_lr_init=1e-6
+    )
+    expected = []
+    for epoch in range(recipe.schedule.all_epochs):
+        theirs.step(epoch)
+        expected.append(optimizer.param_groups[0]["lr"])
+    np.testing.assert_allclose(rates(recipe, 7, range(0, 280, 7)), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("warmup", (0, 1, 2.5))
+def test_between_the_epochs(warmup):
+    recipe = Recipe("mine").but(
+        epochs=5, learning_rate=1e-2, final_learning_rate=1e-4, warmup_epochs=warmup
+    )
+    peak, end = round(8 * warmup), 40
+    found = rates(recipe, 8, range(end + 3))
+    assert found[0] == pytest.approx(0.0 if warmup else 1e-2)
+    cosine = 1e-4 + (1e-2 - 1e-4) * (1 + np.cos(np.pi * np.arange(end) / end)) / 2
+    np.testing.assert_allclose(found[peak:end], cosine[peak:], rtol=1e-4)
+    np.testing.assert_allclose(found[end:], 1e-4, rtol=1e-4)
+    assert (np.diff(found[:peak]) > 0).all()
+
+
+def test_a_constant_rate():
+    recipe = Recipe("mine").but(learning_rate=5e-6, decay="constant", warmup_epochs=0)
+    np.testing.assert_allclose(rates(recipe, 3, range(40)), 5e-6, rtol=1e-5)
+
+
+def test_parts_of_a_batch_share_a_rate():
+    recipe = Recipe("mine").but(warmup_epochs=0, epochs=3)
+    whole = rates(recipe, 4, range(12))
+    in_parts = rates(recipe.but(accumulate_steps=2), 8, range(24))
+    np.testing.assert_allclose(in_parts[::2], whole, rtol=1e-6)
+    np.testing.assert_allclose(in_parts[1::2], whole, rtol=1e-6)
+
+
+def test_a_rate_scaled_below_the_final_one():
+    recipe = Recipe("mine").but(
+        learning_rate=5e-4,
+        base_batch_size=512,
+        batch_size=1,
+        final_learning_rate=1e-5,
+        warmup_learning_rate=1e-6,
+    )
+    np.testing.assert_allclose(rates(recipe, 3, range(40)), 5e-4 / 512, rtol=1e-5)
+
+
+def test_config():
+    schedule = WarmupCosine(1e-3, 100, 10, 1e-6, 1e-5, 2)
+    again = WarmupCosine.from_config(schedule.get_config())
+    assert again.get_config() == schedule.get_config()
+    assert float(array(again(57))) == float(array(schedule(57)))
+    assert keras.saving.get_registered_object("keras_vitx>WarmupCosine") is WarmupCosine
