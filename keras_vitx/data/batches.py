@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.erasing import erase
-from keras_vitx.data.mixing import Mixing, soft_labels
+from keras_vitx.data.mixing import Mixing, check_mixable, soft_labels
 from keras_vitx.data.parts import Part
 from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
 from keras_vitx.data.windows import Window
@@ -139,7 +139,7 @@ class TrainingBatches(Batches):
         if augmentation is not None:
             augmentation.check_channels(facts.channels)
         if self.mixing is not None:
-            soft_labels(part.labels[:1], classes)
+            check_mixable(part.labels, classes)
             if targets is not None and self.mixing.cutmix:
                 raise ValueError(
                     "mixing: CutMix can't mix targets that follow the window of an image. Expected "

@@ -115,21 +115,14 @@ def mixed(values: np.ndarray, share: float) -> np.ndarray:
     return np.float32(share) * values + np.float32(1 - share) * values[::-1]
 
 
-def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
-    """Return labels that can be mixed, float32 (n, classes).
-
-    Args:
-        labels: Integers (n,), one-hot encoded here, or numbers in 0..1, (n, classes). Of two
-            classes 0 and 1 with one output, `classes=1`, they stay (n,).
-        classes: Number of classes; may be None if the labels are (n, classes).
+def check_mixable(labels: np.ndarray, classes: int | None) -> None:
+    """Check that `soft_labels` can convert labels.
 
     Raises:
-        ValueError: if the number of classes of integer labels is unknown, or the labels are
-            regression targets.
+        ValueError: if the number of classes of integer labels is unknown or too small, or the
+            labels are regression targets.
     """
-    labels = np.asarray(labels)
-    whole = labels.dtype.kind in "iub"
-    if whole and labels.ndim == 1:
+    if labels.dtype.kind in "iub" and labels.ndim == 1:
         if classes is None:
             raise ValueError(
                 "mixing: MixUp and CutMix mix the labels of two images, and the number of classes "
@@ -139,15 +132,26 @@ def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
             raise ValueError(
                 f"mixing: expected labels in 0..{max(classes, 2) - 1}, got {labels.max()}."
             )
-        if classes == 1:
-            return labels.astype("float32")
-        return np.eye(classes, dtype="float32")[labels]
-    if labels.ndim != 2 or not ((labels >= 0) & (labels <= 1)).all():
+    elif labels.ndim != 2 or not ((labels >= 0) & (labels <= 1)).all():
         raise ValueError(
             "mixing: expected class labels, integers (n,) or numbers in 0..1 (n, classes), got "
             f"{labels.dtype} {labels.shape}. For regression, use no mixing."
         )
-    return labels.astype("float32")
+
+
+def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
+    """Return labels that can be mixed, float32 (n, classes).
+
+    Args:
+        labels: Integers (n,), which are one-hot encoded, or numbers in 0..1, (n, classes).
+            Labels 0 and 1 of a single output, `classes=1`, stay (n,).
+        classes: Number of classes; may be None if the labels are (n, classes).
+    """
+    if labels.ndim == 2 or classes == 1:
+        return labels.astype("float32")
+    soft = np.zeros((len(labels), classes), "float32")
+    soft[np.arange(len(labels)), labels] = 1
+    return soft
 
 
 def _around(centre: int, length: int, limit: int) -> slice:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from keras_vitx.data import Mixing
-from keras_vitx.data.mixing import soft_labels
+from keras_vitx.data.mixing import check_mixable, soft_labels
 
 pytestmark = pytest.mark.backend_free
 
@@ -40,12 +40,12 @@ def test_an_unmixed_batch_is_unchanged():
 
 
 def test_labels_of_every_kind_become_soft():
-    np.testing.assert_array_equal(soft_labels([2, 0], 3), [[0, 0, 1], [1, 0, 0]])
-    np.testing.assert_array_equal(soft_labels([1, 0], 1), [1, 0])
+    np.testing.assert_array_equal(soft_labels(np.array([2, 0]), 3), [[0, 0, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(soft_labels(np.array([1, 0]), 1), [1, 0])
     multi = np.array([[1, 1, 0], [0, 0, 0]])
     found = soft_labels(multi, None)
     np.testing.assert_array_equal(found, multi)
-    assert found.dtype == soft_labels([1, 0], 1).dtype == np.float32
+    assert found.dtype == soft_labels(np.array([1, 0]), 1).dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_labels_of_every_kind_become_soft():
 )
 def test_labels_that_can_not_be_mixed_are_named(labels, classes, message):
     with pytest.raises(ValueError, match=message):
-        soft_labels(np.array(labels), classes)
+        check_mixable(np.array(labels), classes)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,189 @@
+import logging
+
+import numpy as np
+import pytest
+
+from keras_vitx.data import Augmentation, Mixing, open_source, pipelines
+from keras_vitx.data.batches import TrainingBatches
+from keras_vitx.data.parts import Part, fraction_of
+from keras_vitx.preprocessing import ModelInput
+
+pytestmark = pytest.mark.backend_free
+STRONG = Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25)
+
+
+@pytest.fixture
+def part(picture):
+    return Part(np.stack([picture(20, 24, seed=i) for i in range(24)]), np.arange(24) % 4)
+
+
+@pytest.fixture
+def facts(make_model):
+    return ModelInput.of(make_model((16, 16), classes=4))
+
+
+def arrays(batch):
+    images, labels = batch
+    return [images, *(labels.values() if isinstance(labels, dict) else [labels])]
+
+
+@pytest.mark.parametrize("augmentation", [STRONG, Augmentation(color_jitter=0.4, repeats=3)])
+def test_a_batch_depends_on_seed_epoch_and_index_only(part, facts, augmentation):
+    def batches(seed):
+        return TrainingBatches(part, facts, 8, augmentation, Mixing(), seed, classes=4)
+
+    first = batches(1)
+    expected = {(e, i): first.make(e, i) for e in range(2) for i in range(3)}
+    again = batches(1)
+    for key in reversed(expected):
+        for found, wanted in zip(again.make(*key), expected[key], strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    assert (batches(2).make(0, 0)[0] != expected[0, 0][0]).any()
+    assert (expected[0, 0][0] != expected[1, 0][0]).any()
+
+
+def test_images_are_repeated_in_a_batch_and_augmented_anew(part, facts):
+    batches = TrainingBatches(part, facts, 6, Augmentation(repeats=3))
+    assert len(batches) == 4  # as many images per epoch as without repeats
+    seen = []
+    for index in range(4):
+        images, labels = batches.make(0, index)
+        ids = batches.ids(0, index)
+        assert ids == [ids[0]] * 3 + [ids[3]] * 3
+        assert labels.tolist() == [i % 4 for i in ids]
+        assert (images[0] != images[1]).any() and (images[1] != images[2]).any()
+        seen += ids
+    assert len(set(seen)) == 8
+    assert set(seen) != {i for index in range(4) for i in batches.ids(1, index)}
+
+
+def test_erased_boxes_and_all_channels(picture, make_model):
+    for channels in (1, 3):
+        facts = ModelInput.of(make_model((16, 16), channels=channels, classes=4))
+        grey = Part(np.full((40, 16, 16, channels), 128, "uint8"), np.arange(40) % 4)
+        plain = Augmentation(crop=None, flip=0.0, erasing=0.5)
+        images, _ = TrainingBatches(grey, facts, 40, plain).make(0, 0)
+        level = (128 / 255 - 0.5) / 0.25
+        erased = (np.abs(images - level) > 1e-3).any(axis=(1, 2, 3))
+        assert 10 < erased.sum() < 30
+        assert np.abs(images[erased]).max() > 1.5
+
+
+def test_ids_are_paths_or_indices_in_the_source(pets, make_model, picture):
+    result = pipelines(pets, make_model((16, 16), classes=2), 4, validation_split=0.2, fraction=0.5)
+    opened = open_source(pets, validation_split=0.2)
+    for path in result.train.ids(0, 0):
+        assert path in opened.train.images.paths and path.suffix in (".jpg", ".png", ".PNG")
+    images = np.stack([np.full((16, 16, 3), i, "uint8") for i in range(40)])
+    train = pipelines(
+        (images, np.arange(40) % 2),
+        make_model((16, 16), classes=2, mean=[0] * 3, std=[1] * 3),
+        5,
+        augmentation=None,
+        fraction=0.5,
+    ).train
+    for index in range(len(train)):
+        batch, _ = train.make(0, index)
+        assert train.ids(0, index) == np.rint(batch[:, 0, 0, 0] * 255).astype(int).tolist()
+
+
+def test_a_fraction_of_each_class():
+    labels = np.repeat([0, 1, 2], [60, 30, 1])
+    part = Part(np.arange(91).reshape(-1, 1, 1, 1).astype("uint8"), labels)
+    tenth, half = fraction_of(part, 0.1, 0), fraction_of(part, 0.5, 0)
+    assert np.bincount(tenth.labels).tolist() == [6, 3, 1]
+    assert np.bincount(half.labels).tolist() == [30, 15, 1]
+    assert set(tenth.ids) < set(half.ids) and tenth.ids == sorted(tenth.ids)
+    assert set(fraction_of(part, 0.5, 1).ids) != set(half.ids)
+    assert fraction_of(part, 1.0, 0) is part
+
+
+def test_targets_follow_the_window_and_are_mixed(part, facts):
+    seen = []
+
+    def targets(index, window):
+        seen.append((index, window))
+        return np.float32([window.top, window.left, window.flip])
+
+    batches = TrainingBatches(part, facts, 8, Augmentation(), targets=targets)
+    _, labels = batches.make(0, 1)
+    assert [index for index, _ in seen] == batches.ids(0, 1)
+    np.testing.assert_array_equal(labels["head"], part.labels[batches.positions(0, 1)])
+    expected = [[w.top, w.left, w.flip] for _, w in seen]
+    np.testing.assert_allclose(labels["aux_head"], expected, rtol=1e-6)
+
+    mixing = Mixing(cutmix=0)
+    mixed = TrainingBatches(part, facts, 8, Augmentation(), mixing, classes=4, targets=targets)
+    _, found = mixed.make(0, 1)
+    assert found["head"].shape == (8, 4)
+    share = found["aux_head"][0, 0] / np.float32(expected)[:, 0]
+    random = np.random.default_rng((0, 0, 2))
+    random.integers(2**63, size=8)
+    share, _ = mixing.draw((16, 16), random)
+    wanted = share * np.float32(expected) + (1 - share) * np.float32(expected)[::-1]
+    np.testing.assert_allclose(found["aux_head"], wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"cutmix=0, got 1\.0"):
+        TrainingBatches(part, facts, 8, mixing=Mixing(), classes=4, targets=targets)
+
+
+@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
+def test_an_image_that_goes_bad_after_opening_is_replaced(pets, make_model, caplog, augmentation):
+    model = make_model((16, 16), classes=2)
+    source = open_source(pets, validation_split=0.2)
+    for path in (bad := [pets / "cat" / "3.jpg", pets / "dog" / "deep" / "upper.PNG"]):
+        path.write_bytes(path.read_bytes()[:60])
+    bad = [path for path in bad if path in source.train.images.paths]
+    assert bad
+    train = pipelines(source, model, 4, augmentation=augmentation).train
+    with caplog.at_level(logging.WARNING, "keras_vitx"):
+        batches = [train.make(epoch, index) for epoch in range(2) for index in range(len(train))]
+    assert set(train.unreadable) == set(bad)
+    assert caplog.text.count("is skipped in training") == len(bad)
+    assert all(str(path) in caplog.text for path in bad)
+    for images, labels in batches:
+        assert np.isfinite(images).all() and len(labels) == 4
+    again = pipelines(source, model, 4, augmentation=augmentation).train
+    for found, wanted in zip(again.make(0, 0), batches[0], strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    strict = pipelines(source, model, 4, augmentation=augmentation, strict=True).train
+    with pytest.raises(OSError, match="can't be decoded"):
+        for index in range(len(strict)):
+            strict.make(0, index)
+
+
+def test_a_batch_without_any_readable_image_is_an_error(pets, make_model):
+    source = open_source(pets, validation_split=0)
+    for path in source.train.images.paths:
+        path.write_bytes(b"")
+    train = pipelines(source, make_model((16, 16), classes=2), 4).train
+    with pytest.raises(OSError, match=r"no image of batch 0 can be decoded, such as .*cat"):
+        train.make(0, 0)
+
+
+def test_mixed_labels_are_soft_in_all_parts(part, make_model):
+    validation = part.take(np.arange(9))
+    source = (part[:2], validation[:2])
+    result = pipelines(source, make_model((16, 16), classes=5), 8, mixing={"mixup": 0.2})
+    (_, labels), (_, plain) = result.train[0], result.validation[0]
+    assert labels.shape == plain.shape == (8, 5) and labels.dtype == plain.dtype == np.float32
+    np.testing.assert_allclose(labels.sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(plain, np.eye(5)[validation.labels[:8]])
+    padded = pipelines(source, make_model((16, 16), classes=4), 8, mixing=Mixing(), pad=True)
+    assert [len(y) for _, y, _ in padded.validation] == [8, 8]
+    binary = (part.images, part.labels // 2)
+    _, labels = pipelines(binary, make_model((16, 16), classes=1), 8, mixing=Mixing()).train[0]
+    assert labels.shape == (8,) and set(labels) - {0, 1}
+
+
+def test_what_can_not_be_mixed_is_named_before_the_first_batch(part, facts, make_model):
+    with pytest.raises(ValueError, match="the number of classes of these integer labels"):
+        TrainingBatches(part, facts, 8, mixing=Mixing())
+    targets = np.linspace(-1, 1, 24)
+    with pytest.raises(ValueError, match="For regression, use no mixing"):
+        pipelines((part.images, targets), make_model((16, 16), classes=1), mixing=Mixing())
+    with pytest.raises(ValueError, match="fraction: "):
+        pipelines(part[:2], make_model((16, 16)), fraction=0)
+    alpha = make_model((16, 16), channels=4)
+    images = np.zeros((8, 16, 16, 4), "uint8")
+    with pytest.raises(ValueError, match=r"rand_augment: .* got 4 channels"):
+        pipelines((images, np.arange(8) % 2), alpha, augmentation="rand_augment")
