@@ -124,3 +124,20 @@ class AdamWByRate(_AdamW):
             factor = self.rate_factors[self._get_variable_index(variable)]
             places.setdefault(factor, []).append(place)
         return list(places.items())
+
+
+def build_training(model: keras.Model, batch: Any) -> None:
+    """Create the variables of a compiled model's optimizer, loss and metrics, as `fit` does.
+
+    Args:
+        model: A compiled model.
+        batch: A batch of arrays, (inputs, targets) or (inputs, targets, weights).
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def global_seed_generator() -> keras.random.SeedGenerator:
+    """Return the generator from which `keras.random` draws without a seed."""
+    from keras.src.random.seed_generator import global_seed_generator
+
+    return global_seed_generator()
