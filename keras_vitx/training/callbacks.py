@@ -156,6 +156,15 @@ class KeepBest(keras.callbacks.Callback):
             "validation": measures or None,
         }
 
+    def get_state(self) -> dict[str, Any]:
+        """Return the best epoch, its weights and the history, for a checkpoint."""
+        return {"epoch": self.epoch, "logs": self.logs, "values": self.values, "rows": self.rows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+        self.epoch, self.logs = state["epoch"], state["logs"]
+        self.values, self.rows = state["values"], state["rows"]
+
     def _current(self):
         # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory.
         return [np.array(keras.ops.convert_to_numpy(v.value)) for v in _variables(self.model)]

@@ -1,0 +1,264 @@
+"""`fit` of Keras for long trainings: it can be killed at any moment and continued."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.keras_internals import build_training
+from keras_vitx.training.batches import steps_of
+from keras_vitx.training.checkpoints import Checkpoints
+from keras_vitx.training.rest import Window, from_place
+from keras_vitx.training.saving import Saving
+from keras_vitx.training.state import arrays_of, assign, variables_of
+
+log = logging.getLogger(__name__)
+
+
+def resumable_fit(
+    model: keras.Model,
+    batches: Any,
+    *,
+    epochs: int,
+    folder: str | os.PathLike,
+    save_every: int | None = None,
+    keep: int = 3,
+    resume: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    steps_per_epoch: int | None = None,
+    class_weight: Mapping[int, float] | None = None,
+    verbose: str | int = "auto",
+    facts: Mapping[str, Any] | None = None,
+) -> keras.callbacks.History:
+    """Train a compiled model as `model.fit` does, and save all that the next step depends on.
+
+    A training that was killed continues with `resume=True`, on the same backend with the
+    same numbers, bit for bit, as if it had not been killed, also in the middle of an
+    epoch. That holds for batches that depend on their epoch and index only, as those of
+    `keras_vitx.data`, and on a GPU for kernels that are deterministic.
+
+    Keras's own callbacks fall short of it: `BackupAndRestore` and `ModelCheckpoint`
+    overwrite a file in place, begin the interrupted epoch anew, and leave out the
+    metrics, the random states of the backend and the best weights; `OrbaxCheckpoint`
+    needs JAX's Orbax. `CSVLogger`, `TensorBoard` and `SwapEMAWeights` can be given as
+    callbacks. A callback continues where it was if it has `get_state()`, which returns
+    JSON values and arrays, and `set_state(state)`; others begin anew.
+
+    At SIGTERM and at Ctrl-C, the step is finished and the state saved; then `SystemExit`
+    with code 143, or `KeyboardInterrupt`, is raised.
+
+    Args:
+        model: A compiled model.
+        batches: Batches (inputs, targets) or (inputs, targets, weights): a
+            `keras.utils.PyDataset`, or another iterable that `fit` takes.
+        epochs: Number of the last epoch, counted from 1.
+        folder: Folder of the checkpoints, `step-*.safetensors`.
+        save_every: Steps between two checkpoints; None for one per epoch.
+        keep: Number of checkpoints to keep.
+        resume: Whether to continue from the last checkpoint in `folder`, if there is one.
+        callbacks: As in `fit`. They see the numbers of the whole epoch's steps.
+        steps_per_epoch: As in `fit`.
+        class_weight: As in `fit`.
+        verbose: As in `fit`.
+        facts: Settings, as JSON values, that a continued training must have in common
+            with the one before, such as a recipe.
+
+    Returns:
+        The history of all epochs.
+
+    Raises:
+        ValueError: if `folder` has checkpoints and `resume` is false, or if the model,
+            the optimizer, the number of steps or `facts` differ from those of the
+            checkpoint; the message says in what.
+        OSError: if a checkpoint can't be written or read.
+    """
+    checkpoints = Checkpoints(folder, keep)
+    if save_every is not None and save_every < 1:
+        raise ValueError(f"`save_every` must be at least 1. Received: {save_every}.")
+    if checkpoints.files and not resume:
+        raise ValueError(
+            f"{folder} holds the checkpoints of another training. Give `resume=True` to continue "
+            "it, or another folder."
+        )
+    if steps_per_epoch and hasattr(batches, "set_epoch") and steps_per_epoch < len(batches):
+        # Such batches are shuffled in each epoch, so each epoch can begin with the first one.
+        batches, steps_per_epoch = Window(batches, 0, steps_per_epoch), None
+    steps = steps_per_epoch or _steps_of(batches)
+    build_training(model, _first_of(batches))
+    facts = json.loads(json.dumps({**(facts or {}), "steps": steps, **_facts_of(model)}))
+
+    checkpoints.remove_unfinished()
+    state = checkpoints.read() if resume else None
+    if state is not None:
+        check_same(state["facts"], facts)
+        assign(model, state["arrays"])
+        if state["backend"] != keras.backend.backend():
+            log.warning(
+                "The training began on %s. It continues on %s, but not bit for bit.",
+                state["backend"],
+                keras.backend.backend(),
+            )
+    stateful = [c for c in callbacks if hasattr(c, "get_state") and hasattr(c, "set_state")]
+    saving = Saving(checkpoints, save_every, facts, stateful, state)
+    listed = CallbacksOfAll(
+        [saving, *callbacks],
+        add_history=True,
+        add_progbar=verbose != 0,
+        model=model,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps,
+    )
+    listed.saving = saving
+    settings = {"callbacks": listed, "shuffle": False, "verbose": verbose}
+    if class_weight is not None:
+        settings["class_weight"] = class_weight
+
+    epoch, step = (0, 0) if state is None else (state["epoch"], state["step"])
+    with saving.signals():
+        listed.begin()
+        if state is not None:
+            model.history.epoch = state["history"]["epoch"]
+            model.history.history = state["history"]["logs"]
+            for callback, kept in zip(stateful, state["callbacks"], strict=True):
+                callback.set_state(kept)
+            log.info("The training continues with step %d of epoch %d.", step + 1, epoch + 1)
+        model.stop_training = False
+        if step:
+            place = step if steps_per_epoch is None else epoch * steps + step
+            listed.first_step = step
+            rest = from_place(batches, place, steps - step, steps_per_epoch)
+            model.fit(**rest, initial_epoch=epoch, epochs=epoch + 1, **settings)
+            listed.first_step = 0
+            epoch += 1
+            if epoch < epochs and not model.stop_training:
+                # The end of `fit` has put the moving average in the place of the weights.
+                assign(model, listed.at_epoch_end)
+        if epoch < epochs and not model.stop_training:
+            place = 0 if steps_per_epoch is None else epoch * steps
+            rest = from_place(batches, place, steps, steps_per_epoch)
+            model.fit(**rest, initial_epoch=epoch, epochs=epochs, **settings)
+        listed.end()
+    return model.history
+
+
+class CallbacksOfAll(keras.callbacks.CallbackList):
+    """The callbacks of one training that takes two calls of `fit`.
+
+    The first call trains on the rest of an epoch, from `first_step` on. The callbacks see
+    one beginning, one end, and the steps of whole epochs.
+    """
+
+    saving: Saving
+    first_step = 0
+    last_logs: Mapping[str, float] | None = None
+    at_epoch_end: Mapping[str, np.ndarray] = {}
+
+    def begin(self) -> None:
+        """Begin the training."""
+        super().on_train_begin()
+
+    def end(self) -> None:
+        """End the training."""
+        super().on_train_end(self.last_logs)
+
+    def on_train_begin(self, logs=None):
+        """Do nothing: `begin` does it."""
+
+    def on_train_end(self, logs=None):
+        """Do nothing: `end` does it."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        super().on_train_batch_begin(batch + self.first_step, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch + self.first_step, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.last_logs = logs
+        self.saving.finish_epoch(epoch)
+        if self.first_step:
+            self.at_epoch_end = arrays_of(self.model)
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that the facts of a run are those of its checkpoint.
+
+    Raises:
+        ValueError: if not; the message has the first differences.
+    """
+    found = list(_differences(before, now, ""))
+    if found:
+        lines = [f"{name} was {_short(a)}, is now {_short(b)}" for name, a, b in found[:6]]
+        more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
+        raise ValueError(
+            f"The training can't be resumed, because it is another one: {'; '.join(lines)}{more}."
+        )
+
+
+def data_facts(batches: Any) -> dict[str, Any]:
+    """Return facts that tell two sets of images apart, as JSON values.
+
+    They are empty for batches that are not of `keras_vitx.data`.
+    """
+    part = getattr(batches, "part", None)
+    if part is None:
+        return {}
+    digest = hashlib.sha256(np.ascontiguousarray(part.labels).tobytes())
+    for index in sorted({0, part.size // 2, part.size - 1}):
+        digest.update(np.ascontiguousarray(part.images[index]).tobytes())
+    return {"images": part.size, "contents": digest.hexdigest()[:16]}
+
+
+def _facts_of(model):
+    """Return the structure of the model and its optimizer, as JSON values."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return {
+        "model": _without_names(keras.saving.serialize_keras_object(model)["config"]),
+        "variables": [[list(v.shape), str(v.dtype)] for v in variables_of(model).values()],
+        "optimizer": _without_names(keras.saving.serialize_keras_object(optimizer)["config"]),
+    }
+
+
+def _without_names(config):
+    """Return a config without names, which Keras numbers, and what depends on the backend."""
+    dropped = {"name", "module", "registered_name", "build_config", "inbound_nodes"}
+    dropped |= {"input_layers", "output_layers"}
+    if isinstance(config, dict):
+        return {k: _without_names(v) for k, v in config.items() if k not in dropped}
+    if isinstance(config, (list, tuple)):
+        return [_without_names(v) for v in config]
+    return config
+
+
+def _differences(before, now, name):
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*before, *now]):
+            inside = f"{name}.{key}" if name else str(key)
+            yield from _differences(before.get(key), now.get(key), inside)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, (a, b) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(a, b, f"{name}[{i}]")
+    elif before != now:
+        yield name, before, now
+
+
+def _short(value):
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _steps_of(batches):
+    length = batches.num_batches if isinstance(batches, keras.utils.PyDataset) else None
+    return steps_of(batches) if length is None else length
+
+
+def _first_of(batches):
+    batch = batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
+    return keras.tree.map_structure(np.asarray, tuple(batch))
