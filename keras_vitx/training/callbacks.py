@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_vitx.files import written_whole
 from keras_vitx.training.moving_average import averaged
+from keras_vitx.training.progress import Clock
 
 
 class CountEpochs(keras.callbacks.Callback):
@@ -31,17 +32,26 @@ class CountEpochs(keras.callbacks.Callback):
 class StopAtNonFinite(keras.callbacks.Callback):
     """Stop training at the first step whose loss is NaN or infinite.
 
+    Args:
+        batches: The training batches. If they have `ids(epoch, index)`, the message has the
+            images of the step.
+
+    Attributes:
+        images: The ids of the images of that step: indices in the source, or paths.
+
     Raises:
         FloatingPointError: at the end of the epoch, which is cut short at that step;
-            the message names the step and the epoch.
+            the message names the step, the epoch and the images.
     """
 
     # Keras may call it from another thread, so that steps do not wait for their losses.
     async_safe = True
 
-    def __init__(self):
+    def __init__(self, batches: Any = None):
         super().__init__()
+        self.batches = batches
         self.step = None
+        self.images: list[Any] = []
 
     def on_train_batch_end(self, batch, logs=None):
         # Keras logs the running mean of the epoch: once NaN, it stays NaN.
@@ -50,10 +60,14 @@ class StopAtNonFinite(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.step is not None:
-            raise FloatingPointError(
-                f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
-            )
+        if self.step is None:
+            return
+        said = f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
+        if hasattr(self.batches, "ids"):
+            self.images = [_plain(i) for i in self.batches.ids(epoch, self.step - 1)]
+            shown = ", ".join(map(str, self.images[:8]))
+            said += f" Its images: {shown}{', ...' if len(self.images) > 8 else ''}."
+        raise FloatingPointError(said)
 
 
 class Validate(keras.callbacks.Callback):
@@ -86,6 +100,7 @@ class KeepBest(keras.callbacks.Callback):
         output: Folder for `best.keras` (or `last.keras`) and `history.csv`, each written
             atomically; None writes nothing.
         result: `"best"` keeps the best epoch, `"last"` the last one.
+        clock: Adds the learning rate and the speed to the history.
 
     Attributes:
         epoch: The epoch that is kept, counted from 1; None before the first one ends.
@@ -101,11 +116,13 @@ class KeepBest(keras.callbacks.Callback):
         model: keras.Model,
         output: Path | None = None,
         result: Literal["best", "last"] = "best",
+        clock: Clock | None = None,
     ):
         super().__init__()
         self.set_model(model)
         self.output = output
         self.result = result
+        self.clock = clock
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
         self.values = self._current()
@@ -120,7 +137,7 @@ class KeepBest(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {name: float(value) for name, value in (logs or {}).items()}
-        self.rows.append({"epoch": epoch + 1, **logs})
+        self.rows.append({"epoch": epoch + 1, **logs, **(self.clock.row if self.clock else {})})
         self._write_history()
         with averaged(self.model):
             self._keep(epoch, logs)
@@ -182,6 +199,11 @@ class KeepBest(keras.callbacks.Callback):
                 writer = csv.DictWriter(file, columns)
                 writer.writeheader()
                 writer.writerows(self.rows)
+
+
+def _plain(value):
+    """Return an id as a JSON value."""
+    return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
 
 def _variables(model):

@@ -17,8 +17,10 @@ from keras_vitx.training.compiling import compile_for, compiled_by_user
 from keras_vitx.training.head import Head, check_head, match_head
 from keras_vitx.training.optimizer import part_of_batch
 from keras_vitx.training.precision import set_precision
+from keras_vitx.training.progress import Clock, Progress, verbosity
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.run import new_folder, write_run
+from keras_vitx.training.resumable import data_facts, start_of
+from keras_vitx.training.run import CHECKPOINTS, report_start, run_folder, write_results, write_run
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,9 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_split: float = 0.1,
     output: str | os.PathLike | None = None,
+    save_every: int | None = None,
+    keep: int = 3,
+    resume: bool = False,
     precision: str | None = None,
     seed: int = 0,
     verbose: str | int = "auto",
@@ -57,6 +62,11 @@ def fit(
     After Ctrl-C or any other error, the model has the weights of its best epoch so far
     (or those from before training, if no epoch was finished), and a log line says which.
     The files of the run are written, and the error is raised again.
+
+    With `output`, all that the next step depends on is saved, so that a run that was killed
+    continues with `resume=True`, bit for bit on the same backend (`resumable_fit`). SIGTERM
+    and Ctrl-C wait for the end of the step and for the checkpoint; after SIGTERM, the exit
+    code is 143.
 
     On a CPU, the process keeps freed memory from then on (`keras_vitx.keep_memory`).
 
@@ -85,13 +95,20 @@ def fit(
         steps_per_epoch: Steps per epoch; required for infinite batches.
         validation_split: Fraction of each class of the training images that is held
             out for validation, if the source has no validation part.
-        output: Folder for `best.keras` (the model after its best epoch),
-            `history.csv` (one row per epoch) and `run.json` (settings and results).
-            None writes nothing.
+        output: Folder for `best.keras` (the model after its best epoch; `last.keras` with
+            `result="last"`), `history.csv` (one row per epoch, with the learning rate, the
+            seconds and the images per second), `curves.png` (with matplotlib), `run.json`
+            (settings and results) and `checkpoints/`. None writes nothing.
+        save_every: Steps between two checkpoints; None for one per epoch. One more is
+            written before the first step, so that a disk that is full shows at once.
+        keep: Number of checkpoints to keep.
+        resume: Whether to continue the run in `output`, if there is one: with the same
+            model, recipe and source.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`; None
             leaves the model as it is.
         seed: Seed of the split, the order and the augmentation of the images.
-        verbose: As in `keras.Model.fit`.
+        verbose: As in `keras.Model.fit`; `"auto"` is a progress bar in a terminal, else
+            one line per epoch.
         strict: Whether an image that can't be decoded is an error.
         **changes: Settings of the recipe to change, e.g. `epochs=3`.
 
@@ -100,16 +117,20 @@ def fit(
         loss and metrics on the test images by name, or None.
 
     Raises:
-        ValueError: if the data do not fit the model, or `output` already holds a run.
-        OSError: if the data can't be read.
-        FloatingPointError: if the loss or the weights become NaN or infinite.
+        ValueError: if the data do not fit the model, or `output` already holds a run,
+            or one that `resume` can't continue, because something differs.
+        OSError: if the data can't be read, or a checkpoint can't be written.
+        FloatingPointError: if the loss or the weights become NaN or infinite; the message
+            has the step, the images of its batch and the last good checkpoint.
     """
     backend.keep_memory()
     recipe = recipes.get(recipe).but(**changes)
     check_head(head)
     if loss is None and not compiled_by_user(model):
         outputs_of(model)  # A model without a classifier fails before the data are read.
-    output = None if output is None else new_folder(output)
+    if output is None and (resume or save_every is not None):
+        raise ValueError("`resume` and `save_every` need `output`, the folder of the run.")
+    output = None if output is None else run_folder(output, resume)
     batches = opened(
         source,
         model,
@@ -143,33 +164,49 @@ def fit(
         "validation_images": batches.validation_size,
         "test_images": batches.test_size,
     }
-    ours = [CountEpochs(batches.train), StopAtNonFinite()]
+    clock = Clock(len(labels_of(batches.train)))
+    best = KeepBest(model, output, recipe.result, clock)
+    finite = StopAtNonFinite(batches.train)
+    ours = [CountEpochs(batches.train), clock, finite]
     if batches.validation is not None:
         ours.append(Validate(lambda: measured.measures(batches.validation)))
-    best = KeepBest(model, output, recipe.result)
-    start = time.perf_counter()
+    ours.append(best)
+    verbose = verbosity(verbose)
+    if verbose:
+        ours.append(Progress(clock))
+    start = start_of(
+        model,
+        batches.train,
+        None if output is None else output / CHECKPOINTS,
+        keep,
+        resume,
+        steps_per_epoch=steps_per_epoch,
+        facts={name: run[name] for name in ("recipe", "seed", "precision")}
+        | {"data": data_facts(batches)},
+    )
+    if output is not None:
+        report_start(output, start.state, recipe.schedule.all_epochs)
+        write_run(output, run)
+    begun = time.perf_counter()
     try:
-        history = model.fit(
-            batches.train,
-            epochs=recipe.schedule.all_epochs,
-            steps_per_epoch=steps_per_epoch,
-            class_weight=class_weight,
-            callbacks=[*ours, best, *callbacks],
-            shuffle=False,
-            verbose=verbose,
+        history = start.fit(
+            recipe.schedule.all_epochs, save_every, [*ours, *callbacks], class_weight, verbose
         )
         best.restore()
         history.test = None if batches.test is None else measured.measures(batches.test)
-        run["test"] = history.test
-        return history
+        run |= {"test": history.test, "finished": True}
     except BaseException as error:
         kept = best.restore()
-        run["stopped"] = f"{type(error).__name__}: {error}"
+        if start.checkpoints and start.checkpoints.files:
+            kept += f" The last good checkpoint is {start.checkpoints.files[-1]}."
+        run |= {"stopped": f"{type(error).__name__}: {error}"}
         if isinstance(error, FloatingPointError):
+            run["images"] = finite.images
             raise FloatingPointError(f"{error} {kept}") from error
         log.warning("%s stopped the training. %s", type(error).__name__, kept)
         raise
     finally:
         if output is not None:
-            run |= best.facts() | {"seconds": round(time.perf_counter() - start, 1)}
-            write_run(output, run)
+            run |= best.facts() | {"seconds": round(time.perf_counter() - begun, 1)}
+            write_results(output, run, best.rows)
+    return history

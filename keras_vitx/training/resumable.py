@@ -5,11 +5,13 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_vitx.data import Pipelines
 from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batches import steps_of
 from keras_vitx.training.checkpoints import Checkpoints
@@ -25,7 +27,7 @@ def resumable_fit(
     batches: Any,
     *,
     epochs: int,
-    folder: str | os.PathLike,
+    folder: str | os.PathLike | None,
     save_every: int | None = None,
     keep: int = 3,
     resume: bool = False,
@@ -57,7 +59,7 @@ def resumable_fit(
         batches: Batches (inputs, targets) or (inputs, targets, weights): a
             `keras.utils.PyDataset`, or another iterable that `fit` takes.
         epochs: Number of the last epoch, counted from 1.
-        folder: Folder of the checkpoints, `step-*.safetensors`.
+        folder: Folder of the checkpoints, `step-*.safetensors`; None saves nothing.
         save_every: Steps between two checkpoints; None for one per epoch.
         keep: Number of checkpoints to keep.
         resume: Whether to continue from the last checkpoint in `folder`, if there is one.
@@ -77,10 +79,111 @@ def resumable_fit(
             checkpoint; the message says in what.
         OSError: if a checkpoint can't be written or read.
     """
-    checkpoints = Checkpoints(folder, keep)
-    if save_every is not None and save_every < 1:
-        raise ValueError(f"`save_every` must be at least 1. Received: {save_every}.")
-    if checkpoints.files and not resume:
+    start = start_of(
+        model, batches, folder, keep, resume, steps_per_epoch=steps_per_epoch, facts=facts
+    )
+    return start.fit(epochs, save_every, callbacks, class_weight, verbose)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a training starts: at its beginning, or from a checkpoint.
+
+    Attributes:
+        model: The model, with all variables that training needs.
+        batches: The batches of an epoch.
+        steps: Steps per epoch.
+        steps_per_epoch: That of `fit`.
+        checkpoints: Where the states are written; None for nowhere.
+        facts: What a continued training must have in common with this one.
+        state: The state from which the training continues, or None.
+    """
+
+    model: keras.Model
+    batches: Any
+    steps: int
+    steps_per_epoch: int | None
+    checkpoints: Checkpoints | None = None
+    facts: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
+
+    def fit(
+        self,
+        epochs: int,
+        save_every: int | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        class_weight: Mapping[int, float] | None = None,
+        verbose: str | int = "auto",
+    ) -> keras.callbacks.History:
+        """Train; see `resumable_fit`."""
+        model, state = self.model, self.state
+        settings = {"shuffle": False, "verbose": verbose}
+        if class_weight is not None:
+            settings["class_weight"] = class_weight
+        if self.checkpoints is None:
+            settings |= {"epochs": epochs, "callbacks": list(callbacks)}
+            return model.fit(self.batches, steps_per_epoch=self.steps_per_epoch, **settings)
+        if save_every is not None and save_every < 1:
+            raise ValueError(f"`save_every` must be at least 1. Received: {save_every}.")
+        stateful = {
+            type(callback).__name__: callback
+            for callback in callbacks
+            if hasattr(callback, "get_state") and hasattr(callback, "set_state")
+        }
+        saving = Saving(self.checkpoints, save_every, self.facts, stateful, state)
+        listed = settings["callbacks"] = CallbacksOfAll(
+            [saving, *callbacks],
+            add_history=True,
+            add_progbar=verbose != 0,
+            model=model,
+            verbose=verbose,
+            epochs=epochs,
+            steps=self.steps,
+        )
+        listed.saving = saving
+        epoch, step = (0, 0) if state is None else (state["epoch"], state["step"])
+        with saving.signals():
+            listed.begin()
+            if state is not None:
+                model.history.epoch = state["history"]["epoch"]
+                model.history.history = state["history"]["logs"]
+                for name in stateful.keys() & state["callbacks"].keys():
+                    stateful[name].set_state(state["callbacks"][name])
+            model.stop_training = False
+            if step:
+                listed.first_step = step
+                rest = self._from(epoch, step)
+                model.fit(**rest, initial_epoch=epoch, epochs=epoch + 1, **settings)
+                listed.first_step = 0
+                epoch += 1
+                if epoch < epochs and not model.stop_training:
+                    # The end of `fit` put the moving average in the place of the weights.
+                    assign(model, listed.at_epoch_end)
+            if epoch < epochs and not model.stop_training:
+                rest = self._from(epoch, 0)
+                model.fit(**rest, initial_epoch=epoch, epochs=epochs, **settings)
+            listed.end()
+        return model.history
+
+    def _from(self, epoch, step):
+        whole = self.steps_per_epoch
+        place = step if whole is None else epoch * self.steps + step
+        return from_place(self.batches, place, self.steps - step, whole)
+
+
+def start_of(
+    model: keras.Model,
+    batches: Any,
+    folder: str | os.PathLike | None,
+    keep: int = 3,
+    resume: bool = False,
+    *,
+    steps_per_epoch: int | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Start:
+    """Check and load all that a training starts from; the first part of `resumable_fit`."""
+    checkpoints = None if folder is None else Checkpoints(folder, keep)
+    if checkpoints and checkpoints.files and not resume:
         raise ValueError(
             f"{folder} holds the checkpoints of another training. Give `resume=True` to continue "
             "it, or another folder."
@@ -89,9 +192,10 @@ def resumable_fit(
         # Such batches are shuffled in each epoch, so each epoch can begin with the first one.
         batches, steps_per_epoch = Window(batches, 0, steps_per_epoch), None
     steps = steps_per_epoch or _steps_of(batches)
+    if checkpoints is None:
+        return Start(model, batches, steps, steps_per_epoch)
     build_training(model, _first_of(batches))
     facts = json.loads(json.dumps({**(facts or {}), "steps": steps, **_facts_of(model)}))
-
     checkpoints.remove_unfinished()
     state = checkpoints.read() if resume else None
     if state is not None:
@@ -103,48 +207,7 @@ def resumable_fit(
                 state["backend"],
                 keras.backend.backend(),
             )
-    stateful = [c for c in callbacks if hasattr(c, "get_state") and hasattr(c, "set_state")]
-    saving = Saving(checkpoints, save_every, facts, stateful, state)
-    listed = CallbacksOfAll(
-        [saving, *callbacks],
-        add_history=True,
-        add_progbar=verbose != 0,
-        model=model,
-        verbose=verbose,
-        epochs=epochs,
-        steps=steps,
-    )
-    listed.saving = saving
-    settings = {"callbacks": listed, "shuffle": False, "verbose": verbose}
-    if class_weight is not None:
-        settings["class_weight"] = class_weight
-
-    epoch, step = (0, 0) if state is None else (state["epoch"], state["step"])
-    with saving.signals():
-        listed.begin()
-        if state is not None:
-            model.history.epoch = state["history"]["epoch"]
-            model.history.history = state["history"]["logs"]
-            for callback, kept in zip(stateful, state["callbacks"], strict=True):
-                callback.set_state(kept)
-            log.info("The training continues with step %d of epoch %d.", step + 1, epoch + 1)
-        model.stop_training = False
-        if step:
-            place = step if steps_per_epoch is None else epoch * steps + step
-            listed.first_step = step
-            rest = from_place(batches, place, steps - step, steps_per_epoch)
-            model.fit(**rest, initial_epoch=epoch, epochs=epoch + 1, **settings)
-            listed.first_step = 0
-            epoch += 1
-            if epoch < epochs and not model.stop_training:
-                # The end of `fit` has put the moving average in the place of the weights.
-                assign(model, listed.at_epoch_end)
-        if epoch < epochs and not model.stop_training:
-            place = 0 if steps_per_epoch is None else epoch * steps
-            rest = from_place(batches, place, steps, steps_per_epoch)
-            model.fit(**rest, initial_epoch=epoch, epochs=epochs, **settings)
-        listed.end()
-    return model.history
+    return Start(model, batches, steps, steps_per_epoch, checkpoints, facts, state)
 
 
 class CallbacksOfAll(keras.callbacks.CallbackList):
@@ -202,18 +265,20 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         )
 
 
-def data_facts(batches: Any) -> dict[str, Any]:
-    """Return facts that tell two sets of images apart, as JSON values.
+def data_facts(batches: Pipelines) -> dict[str, Any]:
+    """Return facts that tell two sources apart, as JSON values.
 
     They are empty for batches that are not of `keras_vitx.data`.
     """
-    part = getattr(batches, "part", None)
-    if part is None:
-        return {}
-    digest = hashlib.sha256(np.ascontiguousarray(part.labels).tobytes())
-    for index in sorted({0, part.size // 2, part.size - 1}):
-        digest.update(np.ascontiguousarray(part.images[index]).tobytes())
-    return {"images": part.size, "contents": digest.hexdigest()[:16]}
+    found = {}
+    for name in ("train", "validation"):
+        part = getattr(getattr(batches, name), "part", None)
+        if part is not None:
+            digest = hashlib.sha256(np.ascontiguousarray(part.labels).tobytes())
+            for index in sorted({0, part.size // 2, part.size - 1}):
+                digest.update(np.ascontiguousarray(part.images[index]).tobytes())
+            found[name] = {"images": part.size, "contents": digest.hexdigest()[:16]}
+    return found
 
 
 def _facts_of(model):

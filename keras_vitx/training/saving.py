@@ -4,7 +4,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -40,7 +40,8 @@ class Saving(keras.callbacks.Callback):
         every: Number of steps between two states; None for one per epoch. The states
             before the first step and after the last epoch are always written.
         facts: Facts of the run, written with each state.
-        stateful: Callbacks with `get_state` and `set_state`, whose states are included.
+        stateful: Callbacks with `get_state` and `set_state` by name; their states are
+            included.
         state: The state to restore at the first step; None for a new run.
     """
 
@@ -49,7 +50,7 @@ class Saving(keras.callbacks.Callback):
         checkpoints: Checkpoints,
         every: int | None,
         facts: Mapping[str, Any],
-        stateful: Sequence[Any] = (),
+        stateful: Mapping[str, Any],
         state: Mapping[str, Any] | None = None,
     ):
         super().__init__()
@@ -100,7 +101,7 @@ class Saving(keras.callbacks.Callback):
             "arrays": arrays,
             "random": random_states(),
             "history": {"epoch": self.model.history.epoch, "logs": self.model.history.history},
-            "callbacks": [callback.get_state() for callback in self.stateful],
+            "callbacks": {name: callback.get_state() for name, callback in self.stateful.items()},
         }
         self.checkpoints.write(step, state)
         self.saved = step
@@ -149,5 +150,5 @@ class Saving(keras.callbacks.Callback):
     def _stop_if_asked(self):
         if self.signal:
             files = self.checkpoints.files
-            message = f"The training continues from {files[-1]} with `resume=True`." if files else ""
-            raise KeyboardInterrupt(message) if self.signal == signal.SIGINT else Terminated(message)
+            said = f"The training continues from {files[-1]} with `resume=True`." if files else ""
+            raise KeyboardInterrupt(said) if self.signal == signal.SIGINT else Terminated(said)

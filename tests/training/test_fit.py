@@ -83,7 +83,13 @@ def run(tmp_path_factory):
 
 def test_files_of_a_run(run):
     _, history, output = run
-    assert {path.name for path in output.iterdir()} == {"best.keras", "history.csv", "run.json"}
+    assert {path.name for path in output.iterdir()} == {
+        "best.keras",
+        "checkpoints",
+        "curves.png",
+        "history.csv",
+        "run.json",
+    }
     with (output / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"]
@@ -128,11 +134,12 @@ def test_the_best_weights_are_kept(run):
 
 def test_a_folder_that_holds_a_run_is_refused(run):
     _, _, output = run
-    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    before = {path: path.read_bytes() for path in output.rglob("*.*") if path.is_file()}
     with pytest.raises(ValueError, match="already holds") as error:
         kv.fit(small(), TRAIN, output=output, **SHORT)
     assert str(output) in str(error.value)
-    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    after = {path: path.read_bytes() for path in output.rglob("*.*") if path.is_file()}
+    assert after == before
 
 
 def test_a_seed_repeats_a_run(run):
