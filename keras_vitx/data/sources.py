@@ -8,12 +8,14 @@ from keras_vitx.data.arrays import open_arrays, open_fashion_mnist, open_npz
 from keras_vitx.data.folders import open_folder
 from keras_vitx.data.parts import Part, Source
 from keras_vitx.data.tfds import open_tfds
+from keras_vitx.data.tfrecords import open_tfrecords, shards_of
 
 __all__ = ["Part", "Source", "open_source"]
 
 KINDS = (
     'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, an .npz file, '
-    "or arrays: (images, labels) or ((x_train, y_train), (x_val, y_val))."
+    'TFRecord shards ("data/*.tfrecord"), or arrays: (images, labels) or ((x_train, y_train), '
+    "(x_val, y_val))."
 )
 
 
@@ -44,6 +46,9 @@ def open_source(
             downloaded if necessary;
             a path to an .npz file with x_train and y_train, and optionally x_val
             and y_val, x_test and y_test, and class_names;
+            TFRecord shards: a file, a pattern such as "imagenet/*-of-*", or a
+            folder of files with ".tfrecord" in their names, with the features
+            "image" and "label" or "image/encoded" and "image/class/label";
             arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with
             (x_test, y_test) as an optional third pair. Images are (n, height,
             width) or (n, height, width, channels), uint8 or floats in 0..1.
@@ -75,6 +80,8 @@ def open_source(
     if str(source).startswith("tfds:"):
         return open_tfds(str(source)[len("tfds:") :], validation_split, seed, data_dir)
     path = Path(source).expanduser()
+    if path.suffix != ".npz" and (shards := shards_of(source)):
+        return open_tfrecords(shards, str(source), validation_split, seed)
     if path.is_dir():
         return open_folder(path, validation_split, strict, seed)
     if path.is_file() and path.suffix == ".npz":

@@ -1,0 +1,169 @@
+import io
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_vitx.data import open_source, pipelines
+
+pytestmark = pytest.mark.backend_free
+
+
+def varint(value):
+    value &= 2**64 - 1
+    groups = []
+    while value > 127:
+        groups.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*groups, value])
+
+
+def block(field, data):
+    return varint(field << 3 | 2) + varint(len(data)) + data
+
+
+def example(features, packed=True):
+    """A `tf.train.Example`, of bytes and lists of integers."""
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            feature = block(1, block(1, value))
+        elif packed:
+            feature = block(3, block(1, b"".join(map(varint, value))))
+        else:
+            feature = block(3, b"".join(varint(1 << 3) + varint(v) for v in value))
+        entries += block(1, block(1, name.encode()) + block(2, feature))
+    return block(1, entries)
+
+
+def write(path, records):
+    path.parent.mkdir(exist_ok=True, parents=True)
+    with path.open("wb") as file:
+        for record in records:
+            file.write(struct.pack("<QI", len(record), 0) + record + bytes(4))
+    return path
+
+
+def png(image):
+    data = io.BytesIO()
+    Image.fromarray(image).save(data, "png")
+    return data.getvalue()
+
+
+@pytest.fixture
+def images(picture):
+    return [picture(20 + i, 24, seed=i) for i in range(12)]
+
+
+def test_shards_are_the_images_that_were_written(tmp_path, images, make_model):
+    names = ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001")
+    for part, name in enumerate(names):
+        records = [
+            example({"image": png(images[i]), "label": [i % 3], "file_name": b"x" * 300}, i % 2)
+            for i in range(part * 4, part * 4 + 4)
+        ]
+        write(tmp_path / f"pets-{name.replace('-0', '.tfrecord-0', 1)}", records)
+    (tmp_path / "label.labels.txt").write_text("cat\ndog\nbird\n")
+    for source in (tmp_path, f"{tmp_path}/pets-*.tfrecord*", f"{tmp_path}/pets-*"):
+        opened = open_source(source)
+        assert opened.class_names == ("cat", "dog", "bird") and opened.test is None
+        assert opened.train.labels.tolist() == [i % 3 for i in range(8)]
+        assert opened.validation.labels.tolist() == [2, 0, 1, 2]
+        for part, first in ((opened.train, 0), (opened.validation, 8)):
+            assert len(part.images) == len(part.ids) == part.size
+            for i in range(part.size):
+                np.testing.assert_array_equal(part.images[i], images[first + i])
+    assert "pets-train.tfrecord-00001-of-00002, byte" in opened.train.ids[4]
+    result = pipelines(opened, make_model((16, 16), classes=3), 4, augmentation="rand_augment")
+    batch, labels = result.train[0]
+    assert batch.shape == (4, 16, 16, 3) and labels.shape == (4,)
+
+
+def test_labels_of_imagenet_start_at_one(tmp_path, images):
+    names = "image/encoded", "image/class/label"
+
+    def shard(labels):
+        records = [
+            example(dict(zip(names, (png(image), [label]), strict=True)))
+            for image, label in zip(images, labels, strict=False)
+        ]
+        return write(tmp_path / "a.tfrecord", records)
+
+    opened = open_source(shard([1, 2, 3] * 4), validation_split=0)
+    assert opened.train.labels.tolist() == [0, 1, 2] * 4 and opened.class_names == ("0", "1", "2")
+    opened = open_source(shard([0, 1, 3] * 4), validation_split=0)
+    assert opened.train.labels.tolist() == [0, 1, 3] * 4
+    with pytest.raises(ValueError, match="expected integers"):
+        open_source(shard([-1, 1, 2] * 4))
+    with pytest.raises(ValueError, match="at least two classes"):
+        open_source(shard([5] * 12))
+
+
+def test_a_validation_part_is_split_off(tmp_path, images):
+    records = [example({"image": png(image), "label": [i % 2]}) for i, image in enumerate(images)]
+    opened = open_source(write(tmp_path / "all.tfrecord", records), validation_split=0.3)
+    assert sorted(opened.train.ids + opened.validation.ids) == sorted(
+        open_source(tmp_path, validation_split=0).train.ids
+    )
+    assert np.bincount(opened.validation.labels).tolist() == [2, 2]
+
+
+def test_tensorflow_writes_the_same(tmp_path, images):
+    tf = pytest.importorskip("tensorflow")
+    path = str(tmp_path / "tf.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for i, image in enumerate(images):
+            features = {
+                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[png(image)])),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[300 * (i % 2)])),
+                "area": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5, 2.0])),
+            }
+            record = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(record.SerializeToString())
+    part = open_source(path, validation_split=0).train
+    assert part.labels.tolist() == [0, 300] * 6
+    for found, wanted in zip(part.images, images, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "records, message",
+    [
+        ([example({"pixels": b"", "label": [1]})], "Found the features label, pixels"),
+        ([example({"image": b"", "label": [1, 2]})], "one image and one integer label"),
+        ([example({"image": b"", "label": b"cat"})], "one image and one integer label"),
+        ([], "there are no images in .*bad"),
+    ],
+)
+def test_other_features_are_named(tmp_path, records, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(write(tmp_path / "bad.tfrecord", records))
+
+
+def test_files_that_are_not_tfrecords_are_named(tmp_path, images):
+    record = example({"image": png(images[0]), "label": [1]})
+    path = write(tmp_path / "bad.tfrecord", [record] * 3)
+    whole = path.read_bytes()
+    for data, message in (
+        (whole[:-40], "exceeds the file"),
+        (b"\x1f\x8b" + whole[2:], "compressed"),
+        (whole[:12] + b"\xff" * 30 + whole[42:], "can't be read as TFRecords"),
+        (b"short", "can't be read as TFRecords"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(OSError, match=f"bad.tfrecord .*{message}"):
+            open_source(path)
+    with pytest.raises(ValueError, match="has no training shards, only test"):
+        open_source(write(tmp_path / "x" / "a-test.tfrecord", [record]))
+    with pytest.raises(ValueError, match=r"does not exist\. Expected .*TFRecord shards"):
+        open_source(f"{tmp_path}/none-*.tfrecord")
+
+
+def test_a_damaged_image_is_named(tmp_path, images):
+    record = example({"image": png(images[0])[:60], "label": [1]})
+    good = example({"image": png(images[1]), "label": [0]})
+    part = open_source(write(tmp_path / "a.tfrecord", [good, record]), validation_split=0).train
+    assert part.images[0].shape == images[1].shape
+    with pytest.raises(OSError, match=r"a\.tfrecord, byte \d+: .*decoded"):
+        part.images[1]
