@@ -59,6 +59,16 @@ def with_public_optimizers(config: Any) -> Any:
     return config
 
 
+def replace_seed_generator(
+    layer: keras.layers.Layer, name: str, generator: keras.random.SeedGenerator | None
+) -> None:
+    """Set an attribute of a layer that is built to another seed generator, or to None."""
+    layer._tracker.unlock()
+    layer._tracker.untrack(getattr(layer, name))
+    setattr(layer, name, generator)
+    layer._tracker.lock()
+
+
 def moving_average(
     optimizer: keras.optimizers.Optimizer | None,
 ) -> list[tuple[keras.Variable, keras.Variable]]:

@@ -94,6 +94,18 @@ def test_private_names_stand_in_one_file():
     assert not [entry for entry in found if "keras_internals.py" not in entry]
 
 
+def test_a_seed_generator_of_a_built_layer_is_replaced():
+    layer = keras.layers.Dropout(0.5)
+    layer.build((2, 2))
+    old = layer.seed_generator.state
+    keras_internals.replace_seed_generator(layer, "seed_generator", keras.random.SeedGenerator(3))
+    (new,) = layer.non_trainable_variables
+    assert new is layer.seed_generator.state
+    assert new is not old
+    keras_internals.replace_seed_generator(layer, "seed_generator", None)
+    assert layer.non_trainable_variables == []
+
+
 def built(optimizer):
     optimizer.build([keras.Variable([1.0]), keras.Variable([2.0])])
     return optimizer

@@ -76,6 +76,12 @@ class Block(Layer):
             self.ls1 = LayerScale(layer_scale, scalar_scale, dtype=dtype, name="ls1")
             self.ls2 = LayerScale(layer_scale, scalar_scale, dtype=dtype, name="ls2")
 
+    def set_drop_path(self, rate: float) -> None:
+        """Change the rate of stochastic depth, at any time; see `DropPath.set_rate`."""
+        self.drop_path1.set_rate(rate)
+        self.drop_path2.set_rate(rate)
+        self.drop_path = rate
+
     @property
     def has_maps(self) -> bool:
         """Whether the attention has maps to return."""

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_vitx.keras_internals import replace_seed_generator
 from keras_vitx.layers.base import Layer, register
 
 
@@ -72,6 +73,20 @@ class DropPath(Layer):
         self.rate = rate
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed) if rate else None
+
+    def set_rate(self, rate: float) -> None:
+        """Change the rate, at any time. A compiled training step keeps the old one.
+
+        Raises:
+            ValueError: if `rate` is not in [0, 1).
+        """
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}.")
+        self.rate = rate
+        # As if built with that rate, so that saved files and the loop over depth agree.
+        if bool(rate) != (self.seed_generator is not None):
+            new = keras.random.SeedGenerator(self.seed) if rate else None
+            replace_seed_generator(self, "seed_generator", new)
 
     def call(self, x, training=False):
         if not training or self.seed_generator is None:

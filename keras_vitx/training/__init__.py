@@ -2,12 +2,14 @@
 
 from keras_vitx.training.distillation import Distillation as Distillation
 from keras_vitx.training.distillation import Taught as Taught
+from keras_vitx.training.drop_path import set_drop_path as set_drop_path
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.losses import PerHead as PerHead
 from keras_vitx.training.losses import SmoothedCrossentropy as SmoothedCrossentropy
 from keras_vitx.training.losses import SoftDistillation as SoftDistillation
 from keras_vitx.training.moving_average import averaged as averaged
+from keras_vitx.training.network import set_network as set_network
 from keras_vitx.training.optimizer import AdamW as AdamW
 from keras_vitx.training.optimizer import make_optimizer as make_optimizer
 from keras_vitx.training.optimizer import make_schedule as make_schedule
@@ -20,3 +22,4 @@ from keras_vitx.training.recipe import Targets as Targets
 from keras_vitx.training.recipes import list_recipes as list_recipes
 from keras_vitx.training.schedule import WarmupCosine as WarmupCosine
 from keras_vitx.training.sigmoid import SigmoidCrossentropy as SigmoidCrossentropy
+from keras_vitx.training.similarity import set_similarity as set_similarity

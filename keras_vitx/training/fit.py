@@ -15,6 +15,7 @@ from keras_vitx.training.batches import labels_of, opened, steps_of
 from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
 from keras_vitx.training.compiling import compile_for, compiled_by_user
 from keras_vitx.training.head import Head, check_head, match_head
+from keras_vitx.training.network import set_network
 from keras_vitx.training.optimizer import part_of_batch
 from keras_vitx.training.precision import set_precision
 from keras_vitx.training.progress import Clock, Progress, verbosity
@@ -141,6 +142,7 @@ def fit(
         validation_split=validation_split,
         strict=strict,
     )
+    set_network(model, recipe.network)
     if precision is not None:
         set_precision(model, precision)
     measured = compile_for(

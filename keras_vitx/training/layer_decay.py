@@ -1,8 +1,8 @@
 """Layer-wise decay of the learning rate."""
 
-from collections.abc import Iterator
-
 import keras
+
+from keras_vitx.training.blocks import is_block, layers_of
 
 
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
@@ -21,7 +21,7 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     Returns:
         Factors in the order of `model.trainable_variables`.
     """
-    layers = [layer for layer in _flat(model) if layer.trainable_variables]
+    layers = [layer for layer in layers_of(model) if layer.trainable_variables]
     counts = [layer for layer in layers if is_block(layer)] or layers[1:]
     number, numbers = 0, {}
     for layer in layers:
@@ -32,17 +32,3 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
             numbers.setdefault(id(variable), number + after)
     top = max(numbers.values())
     return tuple(decay ** (top - numbers.get(id(v), top)) for v in model.trainable_variables)
-
-
-def is_block(layer: keras.layers.Layer) -> bool:
-    """Return whether `layer` is a block of the zoo: residual branches with stochastic depth."""
-    return hasattr(layer, "drop_path") and hasattr(layer, "mlp")
-
-
-def _flat(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Return the layers of a model in order; those of nested models in their places."""
-    for layer in model.layers:
-        if isinstance(layer, keras.Model):
-            yield from _flat(layer)
-        else:
-            yield layer

@@ -22,12 +22,17 @@ def averaged(model: keras.Model) -> Iterator[None]:
         model: A compiled model. Between the steps of `fit`, as in the epoch's callbacks.
     """
     pairs = moving_average(getattr(model, "optimizer", None))
-    # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory.
-    own = [np.array(keras.ops.convert_to_numpy(variable.value)) for variable, _ in pairs]
+    own = [_copy(variable) for variable, _ in pairs]
     try:
         for variable, average in pairs:
-            variable.assign(average.value)
+            variable.assign(_copy(average))
         yield
     finally:
         for (variable, _), value in zip(pairs, own, strict=True):
             variable.assign(value)
+
+
+def _copy(variable):
+    # Under PyTorch, `convert_to_numpy` shares the variable's memory; under JAX, an assigned
+    # array would be shared by two variables, of which the next step donates one.
+    return np.array(keras.ops.convert_to_numpy(variable.value))

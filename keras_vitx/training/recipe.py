@@ -159,6 +159,11 @@ class Network:
             remat=Choice((True, False, None)),
             crop_ratio=Range(above=True, optional=True),
         )
+        if self.similarity and self.similarity_depth is None:
+            raise ValueError(
+                "`similarity_depth` must be given with `similarity`. "
+                f"Received: similarity={self.similarity}, similarity_depth=None."
+            )
 
 
 @dataclass(frozen=True)

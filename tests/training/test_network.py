@@ -1,0 +1,135 @@
+"""What a recipe changes in a network that is built already."""
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, FAMILIES, array, blocks, close, numbers, randomize
+from keras import ops
+
+from keras_vitx.training import Network, set_drop_path, set_network, set_similarity
+
+IMAGES = numbers((8, 16, 16, 3))
+
+
+def rates(model):
+    return [block.drop_path for block in blocks(model)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_if_built_with_that_rate(family):
+    built = FAMILIES[family](drop_path=0.4, name="model")
+    changed = FAMILIES[family](drop_path=0.0, name="model")
+    set_drop_path(changed, 0.4, rises=family != "CaiT")
+    assert rates(changed) == rates(built)
+    assert max(rates(changed)) == 0.4
+    assert changed.get_config() == built.get_config()
+    states = [len(model.non_trainable_variables) for model in (built, changed)]
+    assert states[0] == states[1]
+    off = FAMILIES[family](drop_path=0.4, name="model")
+    set_drop_path(off, 0.0)
+    assert off.get_config() == FAMILIES[family](drop_path=0.0, name="model").get_config()
+    assert not any(block.drop_path1.seed_generator for block in blocks(off))
+
+
+def test_class_attention_is_never_dropped():
+    model = FAMILIES["CaiT"](class_depth=2)
+    set_drop_path(model, 0.3, rises=False)
+    assert rates(model) == [0.3] * (len(blocks(model)) - 2) + [0.0] * 2
+
+
+def test_images_are_dropped_in_training_only():
+    model = FAMILIES["ViT"](depth=3, drop_path=0.0)
+    randomize(model)
+    plain, trained = (array(model(IMAGES, training=training)) for training in (False, True))
+    close(trained, plain, 1e-6)
+    set_drop_path(model, 0.9, rises=False)
+    close(array(model(IMAGES, training=False)), plain, 1e-6)
+    assert np.abs(array(model(IMAGES, training=True)) - plain).max() > 1e-3
+
+
+def losses(model):
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return [float(model.train_on_batch(IMAGES, np.arange(8) % 5)) for _ in range(2)]
+
+
+def test_the_loop_over_depth_and_saved_files_keep_the_rates(tmp_path):
+    """The same random numbers, in a loop and without one, and after loading."""
+    model = FAMILIES["ViT"](depth=4, drop_path=0.0)
+    randomize(model)
+    set_drop_path(model, 0.6)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert rates(loaded) == rates(model) == pytest.approx([0, 0.2, 0.4, 0.6])
+    model.scan = False
+    # Files do not hold the states of random generators.
+    states = zip(loaded.non_trainable_variables, model.non_trainable_variables, strict=True)
+    for mine, other in states:
+        mine.assign(np.array(ops.convert_to_numpy(other.value)))
+    found = losses(model)
+    close(losses(loaded), found, 1e-5)
+    plain = keras.saving.load_model(tmp_path / "model.keras")
+    set_drop_path(plain, 0.0)
+    assert abs(losses(plain)[0] - found[0]) > 1e-4
+
+
+def test_similarity():
+    arguments = {"depth": 4, "similarity": 0.3, "similarity_depth": 1, "name": "model"}
+    for family in ("DeepViT", "RefinedViT"):
+        model = FAMILIES[family](**arguments)
+        assert [getattr(block, "similarity", 0) for block in blocks(model)] == [0, 0.3, 0, 0]
+    # A Refined-ViT carries its maps in any case.
+    set_similarity(model, 0.6, 2)
+    assert [getattr(block, "similarity", 0) for block in blocks(model)] == [0, 0.3, 0.3, 0]
+    built = FAMILIES["RefinedViT"](**arguments | {"similarity": 0.6, "similarity_depth": 2})
+    assert model.get_config() == built.get_config()
+    with pytest.raises(ValueError, match=r"`similarity`: 'blocks_1'.*similarity=0\.6"):
+        set_similarity(FAMILIES["DeepViT"](), 0.6, 1)
+    with pytest.raises(ValueError, match=r"`similarity_depth` must be .* 4. Received: 4"):
+        set_similarity(model, 0.6, 4)
+
+
+def test_settings_of_a_recipe():
+    model = FAMILIES["RefinedViT"]()
+    before = model.get_config()
+    set_network(model, Network())
+    assert model.get_config() == before
+    set_network(
+        model,
+        Network(
+            drop_path=0.2,
+            drop_path_rises=False,
+            similarity=0.1,
+            similarity_depth=2,
+            remat=True,
+            crop_ratio=1.25,
+        ),
+    )
+    assert rates(model) == [0.2] * len(blocks(model))
+    assert [getattr(block, "similarity", 0) for block in blocks(model)] == [0, 0.05, 0.05]
+    assert model.remat
+    assert model.preprocessing.crop_ratio == 1.25
+
+
+def test_a_network_that_lacks_them():
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    for name, value in (("drop_path", 0.1), ("remat", True), ("crop_ratio", 1.0)):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            set_network(plain, Network(**{name: value}))
+    with pytest.raises(ValueError, match=r"`drop_path` must be in \[0, 1\)"):
+        set_drop_path(FAMILIES["ViT"](), 1.0)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="only JAX gains from the loop")
+def test_blocks_run_as_one_loop(monkeypatch):
+    from keras_vitx.models import depth
+
+    stretches = []
+    original = depth._run_scanned
+    monkeypatch.setattr(
+        depth, "_run_scanned", lambda units, *a: stretches.append(len(units)) or original(units, *a)
+    )
+    model = FAMILIES["ViT"](depth=4, drop_path=0.0)
+    set_drop_path(model, 0.6)
+    losses(model)
+    # The first block drops nothing.
+    assert set(stretches) == {3}
