@@ -172,15 +172,18 @@ class Targets:
 
     Attributes:
         label_smoothing: Label smoothing, in training only.
+        mix_token: Whether MixToken mixes the patches (`keras_vitx.training.MixToken`), for
+            models with `dense_head=True`.
 
     Raises:
         ValueError: if a value is out of range.
     """
 
     label_smoothing: float = 0.1
+    mix_token: bool = False
 
     def __post_init__(self):
-        check(self, label_smoothing=Range(below=1))
+        check(self, label_smoothing=Range(below=1), mix_token=YES_OR_NO)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ WRONG = {
     "remat": ("yes",),
     "crop_ratio": (0,),
     "label_smoothing": (1.0, -0.1),
+    "mix_token": ("yes",),
     "flip": (1.5,),
     "mixup": (-0.1,),
     "result": ("first",),
@@ -190,3 +191,43 @@ def test_the_smoke_run_has_every_part():
 def test_unknown_recipe():
     with pytest.raises(ValueError, match=r"'finetun'.*'finetune'"):
         training.fit(None, None, "finetun")
+
+
+PAPERS = {
+    "deit": {"epochs": 300, "batch_size": 1024, "warmup_epochs": 5, "drop_path": 0.1, "repeats": 3},
+    "convit_plus": {"epochs": 300, "batch_size": 512},
+    "cait": {"epochs": 400, "batch_size": 1024, "warmup_epochs": 5, "drop_path": None},
+    "deepvit": {"batch_size": 256, "cooldown_epochs": 10, "repeats": 1, "ema": 0.99996},
+    "refiner": {"epochs": 300, "batch_size": 256, "drop_path": 0.1, "mixup": 0.8, "ema": 0.99996},
+    "refiner_advanced": {"batch_size": 512, "cutmix": 0, "mix_token": True, "similarity_depth": 12},
+    "higher_resolution": {"epochs": 30, "batch_size": 512, "weight_decay": 1e-8},
+    "transfer": {"epochs": 1000, "warmup_epochs": 5, "crop_ratio": 0.875},
+}  # fmt: skip
+PEAKS = {
+    "deit": 1e-3,
+    "convit_plus": 4e-4,
+    "cait": 1e-3,
+    "deepvit": 5e-4,
+    "refiner": 5e-4,
+    "refiner_advanced": 5e-4,
+    "higher_resolution": 5e-6,
+    "transfer": 1e-4,
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_recipes_of_the_papers(name):
+    recipe = recipes.get(name)
+    settings = recipe.settings()
+    assert PAPERS[name].items() <= settings.items()
+    assert recipe.schedule.peak == pytest.approx(PEAKS[name])
+    common = {
+        "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "clip_norm": None, "layer_decay": None,
+        "warmup_learning_rate": 1e-6, "final_learning_rate": 1e-5, "label_smoothing": 0.1,
+        "crop": "random_resized", "scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3), "flip": 0.5,
+        "rand_augment": "m9-mstd0.5-inc1", "color_jitter": 0, "erasing": 0.25,
+        "mixup": 0.8, "mixing_probability": 1, "switch": 0.5, "result": "last",
+    }  # fmt: skip
+    assert common.items() <= settings.items()
+    if name != "higher_resolution":
+        assert settings["weight_decay"] == 0.05
