@@ -4,9 +4,11 @@ Keras may rename them in any release. `tests/test_keras_internals.py` has one co
 test per name, so that an incompatible Keras release fails there first.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -42,6 +44,37 @@ def node_of(tensor: keras.KerasTensor) -> Any:
     """
     history = tensor._keras_history
     return history.operation._inbound_nodes[history.node_index]
+
+
+def moments_replaced_by(norm: keras.layers.BatchNormalization, moments: Callable) -> None:
+    """Let `moments(inputs, mask)` compute the mean and the variance in training.
+
+    Not by the argument `synchronized`, which only TensorFlow has, and which a saved model
+    would keep.
+    """
+    norm._moments = moments
+
+
+def has_replaced_moments(norm: keras.layers.BatchNormalization) -> bool:
+    """Return whether `moments_replaced_by` was called for `norm`."""
+    return "_moments" in vars(norm)
+
+
+def restore_moments(norm: keras.layers.BatchNormalization) -> None:
+    """Undo `moments_replaced_by`."""
+    vars(norm).pop("_moments", None)
+
+
+def without_reduction(optimizer: keras.optimizers.Optimizer) -> None:
+    """Under TensorFlow, let `optimizer` take gradients that are already summed over replicas."""
+    optimizer._all_reduce_sum_gradients = list
+
+
+def with_added(model: keras.Model, total: Any, losses: Sequence[Any]) -> Any:
+    """Return a loss plus the losses that layers added, scaled as the mirrored strategies expect."""
+    for loss in losses:
+        total = total + ops.cast(model._aggregate_additional_loss(loss), total.dtype)
+    return total
 
 
 def with_public_optimizers(config: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.keras_internals import remat_mode
+from keras_vitx.keras_internals import has_replaced_moments, remat_mode
 
 BACKEND = keras.backend.backend()
 if BACKEND == "torch":
@@ -315,6 +315,8 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
 def batch_norm(norm: keras.layers.BatchNormalization, x: Any, training: Any = True) -> Any:
     """Apply a batch normalization over axis 1; in training under PyTorch, as one operation."""
     plain = not training or norm.renorm or norm.synchronized or not norm.trainable
+    # On several devices, the statistics are those of the whole batch.
+    plain = plain or has_replaced_moments(norm)
     if torch is None or plain or has_hooks(norm) or x.dtype is not torch.float32:
         return norm(x, training=training)
     mean, variance = x.new_zeros(2, x.shape[1])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import with_public_optimizers
+from keras_vitx.keras_internals import with_added, with_public_optimizers
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
@@ -191,9 +191,7 @@ class Chain(keras.Model):
             y, sample_weight = self._of_class(y), self._of_class(sample_weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         # Regularization losses are added once, not per head.
-        for added in self.losses:
-            total = total + ops.sum(ops.cast(added, total.dtype))
-        return total
+        return with_added(self, total, self.losses)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         """Update the metrics, on the labels of the class and the output of its head."""

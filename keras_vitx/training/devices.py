@@ -1,0 +1,286 @@
+"""Several devices and machines: the choice of the devices of a run.
+
+JAX and TensorFlow have one process per machine, PyTorch one per device:
+
+| backend | engine | processes are started by |
+|---|---|---|
+| JAX | `keras.distribution` | the user, one per machine |
+| TensorFlow | `tf.distribute` (mirrored strategies) | the user, one per machine, with `TF_CONFIG` |
+| PyTorch | `DistributedDataParallel` | `torchrun`, one per device |
+
+Everywhere, `batch_size` counts the images of all devices, so that a recipe means the same on
+any number of them. `replicas.py` has what training and evaluation need beyond the choice.
+"""
+
+import atexit
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from keras_vitx.training.layout import layout_for
+
+Count = int | Literal["all"]
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices in use, as the engine of the backend has them.
+
+    Attributes:
+        count: Number of devices, in all processes.
+        replicas: Number of copies of the model, between which each batch is split; `count`,
+            unless copies are split between devices.
+        processes: Number of processes.
+        process: Index of this process. Process 0 is the chief, which writes the files.
+        shares: Number of parts in which the processes read a batch. 1 if each process reads
+            whole batches, which the engine splits.
+        share: Index of the part of this process.
+    """
+
+    count: int = 1
+    replicas: int = 1
+    processes: int = 1
+    process: int = 0
+    shares: int = 1
+    share: int = 0
+
+
+def use_devices(devices: Count, model_parallel: int = 1) -> Devices:
+    """Use several devices from now on; call it before the model is made.
+
+    ```python
+    kv.training.use_devices(8)
+    model = kv.CaiT_S24(classes=10)
+    kv.fit(model, "photos", "finetune", batch_size=256)  # 32 images per device
+    ```
+
+    Args:
+        devices: Number of devices, in all processes; `"all"` for all there are; 1 to return
+            to one device.
+        model_parallel: Number of devices between which each copy of the model is split, as
+            `layout_for` lays it out (JAX only). It divides `devices`.
+
+    Returns:
+        The devices in use.
+
+    Raises:
+        ValueError: if there are not that many devices, or PyTorch was started as a single
+            process.
+    """
+    if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
+        raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
+    backend = keras.backend.backend()
+    if model_parallel != 1 and backend != "jax":
+        raise ValueError(
+            f"`model_parallel` must be 1 under {backend}: only JAX splits a model between "
+            f"devices. Received: {model_parallel}."
+        )
+    if backend == "jax":
+        _use_jax(devices, model_parallel)
+    elif backend == "tensorflow":
+        _use_tensorflow(devices)
+    elif backend == "torch":
+        _use_torch(devices)
+    elif devices not in (1, "all"):
+        raise ValueError(f"`devices` must be 1 under {backend}. Received: {devices}.")
+    return in_use()
+
+
+def in_use() -> Devices:
+    """Return the devices in use, however they were chosen."""
+    backend = keras.backend.backend()
+    if backend == "jax" and (found := keras.distribution.distribution()) is not None:
+        replicas = found.num_model_replicas
+        processes = found.num_processes
+        return Devices(
+            found.device_mesh.devices.size,
+            replicas,
+            processes,
+            _jax_process(),
+            min(processes, replicas),
+            found.data_shard_id if processes > 1 else 0,
+        )
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        strategy = tf.distribute.get_strategy()
+        count = strategy.num_replicas_in_sync
+        if (cluster := strategy.cluster_resolver) and cluster.task_type is not None:
+            processes = len(cluster.cluster_spec().as_dict().get("worker", ())) or 1
+            return Devices(count, count, processes, cluster.task_id)
+        return Devices(count, count)
+    if backend == "torch":
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            count, rank = distributed.get_world_size(), distributed.get_rank()
+            return Devices(count, count, count, rank, count, rank)
+    return Devices()
+
+
+def is_chief() -> bool:
+    """Return whether this process writes the files of the run."""
+    return in_use().process == 0
+
+
+def check_devices(devices: Count | None, model: keras.Model) -> Devices:
+    """Return the devices in use, after checking them against the argument of `fit`.
+
+    Under PyTorch, processes started by `torchrun` are connected here if they aren't yet.
+
+    Args:
+        devices: The number that the user expects; None for any.
+        model: The model, which must have been made for these devices.
+
+    Raises:
+        ValueError: if another number is in use, or the model was made before it was chosen.
+    """
+    if keras.backend.backend() == "torch" and in_use().count == 1 and _torchrun():
+        use_devices("all" if devices is None else devices)
+    here = in_use()
+    if devices not in (None, "all", here.count):
+        raise ValueError(
+            f"`devices` must be the number in use, {here.count}. Received: {devices}. Call "
+            f"`keras_vitx.training.use_devices({devices})` before the model is made"
+            + (", in processes started by torchrun." if _is_torch() else ".")
+        )
+    for_model = _devices_of(model)
+    if for_model not in (None, here.count):
+        raise ValueError(
+            f"`model` must be made after the devices are chosen: it was made for {for_model}, "
+            f"{here.count} are in use."
+        )
+    return here
+
+
+def check_batch(images: int, here: Devices) -> None:
+    """Check that a batch can be split evenly between the replicas.
+
+    Raises:
+        ValueError: if not.
+    """
+    if images % here.replicas:
+        raise ValueError(
+            f"`batch_size` must be divisible by the number of devices that share a batch, "
+            f"{here.replicas}. Received: a batch of {images} images."
+        )
+
+
+def _use_jax(devices, model_parallel):
+    found = keras.distribution.list_devices()
+    count = _available(devices, found)
+    if not (1 <= model_parallel <= count) or count % model_parallel:
+        raise ValueError(
+            f"`model_parallel` must divide the number of devices, {count}. "
+            f"Received: {model_parallel}."
+        )
+    if count == 1:
+        keras.distribution.set_distribution(None)
+        return
+    # `share_of` splits batches between processes, whatever their source.
+    shards = {"auto_shard_dataset": False}
+    if model_parallel == 1:
+        distribution = keras.distribution.DataParallel(devices=found[:count], **shards)
+    else:
+        shape = (count // model_parallel, model_parallel)
+        mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])
+        distribution = layout_for(mesh, **shards)
+    if distribution.num_processes > 1 and count != len(found):
+        raise ValueError(
+            f"`devices` must be all {len(found)} with several processes. Received: {devices}."
+        )
+    keras.distribution.set_distribution(distribution)
+
+
+def _jax_process():
+    import jax
+
+    return jax.process_index()
+
+
+def _use_tensorflow(devices):
+    import tensorflow as tf
+
+    tf.distribute.experimental_set_strategy(None)
+    if "TF_CONFIG" in os.environ:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        if devices not in ("all", strategy.num_replicas_in_sync):
+            raise ValueError(
+                "`devices` must be 'all' or the number on all machines of TF_CONFIG, "
+                f"{strategy.num_replicas_in_sync}. Received: {devices}."
+            )
+    else:
+        kinds = (tf.config.list_logical_devices(kind) for kind in ("GPU", "CPU"))
+        found = [device.name.removeprefix("/device:") for device in next(filter(None, kinds))]
+        count = _available(devices, found)
+        if count == 1:
+            return
+        strategy = tf.distribute.MirroredStrategy(found[:count])
+    tf.distribute.experimental_set_strategy(strategy)
+
+
+def _use_torch(devices):
+    import torch
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        if not _torchrun():
+            if devices not in (1, "all"):
+                raise ValueError(
+                    "`devices` above 1 needs one process per device under PyTorch: start the "
+                    f"script by `torchrun --nproc-per-node {devices} SCRIPT`. "
+                    f"Received: {devices}, in a single process."
+                )
+            return
+        gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+        if gpus:
+            if local >= gpus:
+                raise ValueError(
+                    f"torchrun started process {local + 1} on a machine with {gpus} GPUs. "
+                    f"Give `--nproc-per-node {gpus}`."
+                )
+            # Keras puts its tensors on the current GPU.
+            torch.cuda.set_device(local)
+        distributed.init_process_group("nccl" if gpus else "gloo")
+        atexit.register(distributed.destroy_process_group)
+    count = distributed.get_world_size()
+    if devices not in ("all", count):
+        raise ValueError(
+            f"`devices` must be the number of processes, {count}. Received: {devices}."
+        )
+
+
+def _available(devices, found):
+    """Return the number of devices to use, or raise if there are fewer."""
+    if devices == "all":
+        return len(found)
+    if devices > len(found):
+        backend = keras.backend.backend()
+        some = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+        raise ValueError(
+            f"`devices` must be at most {len(found)}, as {backend} has {some}. "
+            f"Received: {devices}."
+        )
+    return int(devices)
+
+
+def _torchrun():
+    """Return whether `torchrun` started several processes, of which this is one."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "LOCAL_RANK" in os.environ
+
+
+def _is_torch():
+    return keras.backend.backend() == "torch"
+
+
+def _devices_of(model: Any) -> int | None:
+    """Return the number of devices that hold the model's variables; None if unknown."""
+    backend = keras.backend.backend()
+    if backend == "jax" and model.variables:
+        return len(model.variables[0].value.sharding.device_set)
+    if backend == "tensorflow":
+        return model.distribute_strategy.num_replicas_in_sync
+    return None

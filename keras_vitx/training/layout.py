@@ -1,0 +1,46 @@
+"""The layout of a model that is split between devices (JAX)."""
+
+import keras
+
+# Columns of one product, rows of the next: the products of a pair need one sum over the
+# devices between them (Megatron-LM: Shoeybi et al., 2019, Section 3). Of a fused `qkv`, the
+# parts of a head may lie on different devices, between which XLA moves them.
+COLUMNS = r"(?:.*/)?(?:q|k|v|qk|qkv|fc1)"
+ROWS = r"(?:.*/)?(?:attn/proj|fc2)"
+
+
+class Split(keras.distribution.ModelParallel):
+    """`ModelParallel` in which a variable that cannot be split evenly is copied instead."""
+
+    def get_variable_layout(self, variable):
+        layout = super().get_variable_layout(variable)
+        mesh = self.device_mesh
+        sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+        # Optimizer variables of another shape (the step, a scalar) may carry the path.
+        fits = len(layout.axes) == len(variable.shape) and all(
+            axis is None or size % sizes[axis] == 0
+            for axis, size in zip(layout.axes, variable.shape, strict=True)
+        )
+        return layout if fits else keras.distribution.TensorLayout([None] * len(variable.shape), mesh)
+
+
+def layout_for(
+    mesh: keras.distribution.DeviceMesh, auto_shard_dataset: bool = True
+) -> keras.distribution.ModelParallel:
+    """Return the distribution that splits the models of all families over a mesh.
+
+    The projections to queries, keys and values and the first Dense of each MLP are split by
+    columns, the projections after them by rows; all other variables are copied. It holds
+    for the loop over depth, too, in which each variable has one more axis in front.
+
+    Args:
+        mesh: A mesh with the axes `"batch"`, over which batches are split, and `"model"`.
+        auto_shard_dataset: As in `keras.distribution.ModelParallel`.
+    """
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[f"{COLUMNS}/kernel"] = (None, "model")
+    layouts[f"{COLUMNS}/bias"] = ("model",)
+    layouts[f"{ROWS}/kernel"] = ("model", None)
+    return Split(
+        layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=auto_shard_dataset
+    )

@@ -1,0 +1,304 @@
+"""What training and evaluation need on several devices, beyond what the engines do.
+
+- `share_of`: the images of a batch that this process computes (PyTorch; JAX on several
+  machines).
+- `Replicate`: DistributedDataParallel under PyTorch; gradients summed before they are clipped
+  under TensorFlow; and on both, statistics of the whole batch in BatchNormalization, metrics
+  over the whole batch, and random numbers that differ between replicas.
+
+Under JAX, the compiled step computes the same function of the whole batch on any number of
+devices, so nothing is left to do.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.keras_internals import (
+    moments_replaced_by,
+    restore_moments,
+    sublayers,
+    without_reduction,
+)
+from keras_vitx.training.devices import Devices, check_batch, in_use
+
+# Between the seeds of two replicas. Not small: a seed and a counter are added up.
+APART = 0x5851F42D
+SEED_STATE = "seed_generator_state"
+
+
+def share_of(batches: Any, pad: bool = False) -> Any:
+    """Return the batches of this process, of which each is a share of a whole batch.
+
+    Args:
+        batches: Whole batches, the same in every process: what `fit` of Keras takes.
+        pad: Whether a batch that the devices don't divide is filled with copies of its first
+            image of weight 0, for evaluation.
+
+    Returns:
+        A `keras.utils.PyDataset`; or `batches`, where no process needs a share.
+    """
+    here = in_use()
+    # Mirrored strategies split batches on their own, of any size.
+    if here.replicas == 1 or batches is None or keras.backend.backend() == "tensorflow":
+        return batches
+    return Share(batches, here, pad)
+
+
+class Share(keras.utils.PyDataset):
+    """The rows of each batch that one process computes; see `share_of`."""
+
+    def __init__(self, batches: Any, here: Devices, pad: bool):
+        super().__init__(workers=1)
+        self.batches, self.here, self.pad = batches, here, pad
+        self._iterator: Iterator | None = None
+
+    def __len__(self) -> int:
+        try:
+            return len(self.batches)
+        except TypeError as error:  # Infinite batches.
+            raise NotImplementedError from error
+
+    def __getitem__(self, index: int) -> tuple:
+        batch = tuple(self._whole(index))
+        images = len(keras.tree.flatten(batch[0])[0])
+        if self.pad and images % self.here.replicas:
+            batch = _padded(batch, images, -images % self.here.replicas)
+            images = len(batch[-1])
+        check_batch(images, self.here)
+        size = images // self.here.shares
+        rows = slice(self.here.share * size, (self.here.share + 1) * size)
+        return keras.tree.map_structure(lambda array: array[rows], batch)
+
+    def on_epoch_begin(self) -> None:
+        """Begin an epoch."""
+        if isinstance(self.batches, keras.utils.PyDataset):
+            self.batches.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """End an epoch."""
+        if isinstance(self.batches, keras.utils.PyDataset):
+            self.batches.on_epoch_end()
+
+    def _whole(self, index):
+        if isinstance(self.batches, keras.utils.PyDataset):
+            return self.batches[index]
+        # Keras asks for the batches of an iterable in order.
+        if index == 0 or self._iterator is None:
+            self._iterator = iter(self.batches)
+        return next(self._iterator)
+
+
+def _padded(batch, images, missing):
+    weights = np.ones(images, "float32") if len(batch) < 3 else np.asarray(batch[2])
+    filled = [
+        keras.tree.map_structure(
+            lambda array: np.concatenate([array, np.repeat(np.asarray(array[:1]), missing, 0)]),
+            part,
+        )
+        for part in batch[:2]
+    ]
+    return *filled, np.pad(weights, (0, missing))
+
+
+class Replicate(keras.callbacks.Callback):
+    """Make `fit` and `evaluate` of Keras compute the same on several devices as on one.
+
+    Part of `kv.fit` and `kv.evaluate`. Without them:
+
+    ```python
+    kv.training.use_devices("all")
+    model = kv.CaiT_XXS24(classes=10)
+    model.compile("adamw", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(kv.training.share_of(batches), callbacks=[kv.training.Replicate()])
+    ```
+
+    Place it after callbacks that restore a state when training begins. The metrics must be
+    sums or means over images, as Keras's are.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.engine: Any = None
+
+    def on_train_begin(self, logs=None):
+        self.engine = _engine(self.model)
+        if self.engine is not None:
+            self.engine.begin_training()
+
+    def on_train_end(self, logs=None):
+        if self.engine is not None:
+            self.engine.end_training()
+            self.engine = None
+
+    def on_test_begin(self, logs=None):
+        if (engine := _engine(self.model)) is not None:
+            engine.begin_test()
+
+    def on_test_end(self, logs=None):
+        if (engine := _engine(self.model)) is not None:
+            engine.end_test()
+
+
+def _engine(model):
+    here = in_use()
+    if here.replicas == 1:
+        return None
+    engine = {"torch": _Torch, "tensorflow": _TensorFlow}.get(keras.backend.backend())
+    return engine and engine(model, here)
+
+
+class _Engine:
+    """What a backend does at the begin and the end of training and evaluation."""
+
+    def __init__(self, model: keras.Model, here: Devices):
+        self.model, self.here = model, here
+
+    def begin_training(self):
+        for norm in self.norms:
+            moments_replaced_by(norm, functools.partial(self.moments, norm))
+
+    def end_training(self):
+        for norm in self.norms:
+            restore_moments(norm)
+
+    def begin_test(self):
+        pass
+
+    def end_test(self):
+        pass
+
+    @property
+    def norms(self):
+        """The BatchNormalizations of the model."""
+        layers = sublayers(self.model)
+        return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+
+    @property
+    def seeds(self):
+        """The states of the model's random number generators."""
+        return [v for v in self.model.non_trainable_variables if v.name == SEED_STATE]
+
+    def moments(self, norm, inputs, mask):
+        """Return the mean and the variance of the whole batch, in place of this replica's."""
+        raise NotImplementedError
+
+
+def _apart(state, replica):
+    """Return the state of a generator of the chief as that of another replica."""
+    seed, counter = (int(number) for number in state)
+    return [(seed + replica * APART) % 2**31, counter]
+
+
+def _axes(norm, inputs):
+    """Return the axes of the statistics of a BatchNormalization."""
+    count = len(inputs.shape)
+    return [axis for axis in range(count) if axis != norm.axis % count]
+
+
+class _Torch(_Engine):
+    """A process per device: DistributedDataParallel averages their gradients.
+
+    Keras's own `train_step` runs, with a view of the model whose `__call__` is that of
+    DistributedDataParallel.
+    """
+
+    def begin_training(self):
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        super().begin_training()
+        # It copies all variables from the chief, too. A static graph may have unused variables.
+        parallel = DistributedDataParallel(self.model, static_graph=True)
+        calls = {"__call__": lambda _, *args, **kwargs: parallel(*args, **kwargs)}
+        view = object.__new__(type("Parallel", (type(self.model),), calls))
+        object.__setattr__(view, "__dict__", vars(self.model))
+        for seed in self.seeds:
+            seed.assign(_apart(keras.ops.convert_to_numpy(seed.value), self.here.process))
+        # Keras's dropout without a seed uses PyTorch's own generator.
+        torch.manual_seed((torch.initial_seed() + self.here.process * APART) % 2**63)
+        self.model.train_function = self._over_processes(view.train_step)
+
+    def end_training(self):
+        super().end_training()
+        self.model.train_function = None
+
+    def begin_test(self):
+        import torch
+
+        self.model.test_function = self._over_processes(torch.no_grad()(self.model.test_step))
+
+    def end_test(self):
+        self.model.test_function = None
+
+    def _over_processes(self, step):
+        """Return a function of Keras's steps whose metrics count the images of all processes."""
+        import torch
+        from torch import distributed
+
+        metrics = self.model.metrics
+        variables = [variable for metric in metrics for variable in metric.variables]
+
+        def state():
+            return torch.cat([variable.value.double().flatten() for variable in variables])
+
+        def one_step(data):
+            with torch.no_grad():
+                before = state()
+            step(data[0])
+            with torch.no_grad():
+                added = state() - before
+                distributed.all_reduce(added)
+                values = torch.split(before + added, [v.value.numel() for v in variables])
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(value.reshape(variable.shape))
+            return self.model.get_metrics_result()
+
+        return one_step
+
+    def moments(self, norm, inputs, mask):
+        import torch
+        from torch.distributed.nn.functional import all_reduce
+
+        # From the statistics per process, because a difference of sums of squares is inexact.
+        variance, mean = torch.var_mean(inputs, _axes(norm, inputs), correction=0)
+        own = torch.stack([mean, variance])
+        none = torch.zeros_like(own)
+        rows = [own if i == self.here.process else none for i in range(self.here.count)]
+        means, variances = all_reduce(torch.stack(rows)).unbind(1)
+        return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+
+
+class _TensorFlow(_Engine):
+    """A mirrored strategy: Keras sums the gradients of the replicas, but clips them before."""
+
+    def begin_training(self):
+        import tensorflow as tf
+
+        super().begin_training()
+        strategy = self.model.distribute_strategy
+        for seed in self.seeds:
+            copies = strategy.experimental_local_results(seed.value)
+            first = self.here.process * len(copies)
+            for index, copy in enumerate(copies):
+                copy.assign(_apart(copies[0].numpy(), first + index))
+        optimizer = self.model.optimizer
+        if "apply" in vars(optimizer):
+            return
+        apply = optimizer.apply
+
+        def apply_sums(gradients, trainable_variables=None):
+            given = [gradient for gradient in gradients if gradient is not None]
+            sums = iter(tf.distribute.get_replica_context().all_reduce("SUM", given))
+            gradients = [None if gradient is None else next(sums) for gradient in gradients]
+            return apply(gradients, trainable_variables)
+
+        optimizer.apply = apply_sums
+        # In mixed_float16, Keras wraps the optimizer.
+        without_reduction(getattr(optimizer, "inner_optimizer", optimizer))
+
+    def moments(self, norm, inputs, mask):
+        return keras.ops.moments(inputs, _axes(norm, inputs), synchronized=True)
