@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 import keras_vitx as kv
+from keras_vitx.cli import _devices
 from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Source, Weights
 from keras_vitx.cli._output import new_run
@@ -54,12 +55,16 @@ def main(
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")
     ] = False,
+    devices: _devices.Devices = None,
     backend: Backend = None,
 ) -> None:
     """Train or fine-tune a model and keep the best epoch."""
     import keras
 
-    _check_output(output)
+    _devices.use(devices)
+    chief = kv.training.is_chief()
+    if chief:
+        _check_output(output)
     kv.training.recipes.get(recipe)
     if image_size is not None and not is_size(model):
         raise ValueError(
@@ -77,7 +82,8 @@ def main(
             arguments["input_shape"] = (image_size, image_size, 3)
     network = open_model(model, weights, **arguments)
     _check_classes(network, model, images)
-    output = output or new_run(network.name)
+    if chief:
+        output = output or new_run(network.name)
     kv.fit(
         network,
         images,
@@ -90,7 +96,8 @@ def main(
         batch_size=batch_size,
         learning_rate=learning_rate,
     )
-    typer.echo(f"Best model, history and settings: {output}")
+    if chief:
+        typer.echo(f"Best model, history and settings: {output}")
 
 
 def _check_output(output: Path | None) -> None:

@@ -1,5 +1,7 @@
 """Training: recipes, `fit`, `evaluate` and losses."""
 
+from keras_vitx.training.devices import is_chief as is_chief
+from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.distillation import Distillation as Distillation
 from keras_vitx.training.distillation import Taught as Taught
 from keras_vitx.training.drop_path import set_drop_path as set_drop_path
@@ -20,6 +22,8 @@ from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipe import Schedule as Schedule
 from keras_vitx.training.recipe import Targets as Targets
 from keras_vitx.training.recipes import list_recipes as list_recipes
+from keras_vitx.training.replicas import Replicate as Replicate
+from keras_vitx.training.replicas import share_of as share_of
 from keras_vitx.training.schedule import WarmupCosine as WarmupCosine
 from keras_vitx.training.sigmoid import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.training.similarity import set_similarity as set_similarity

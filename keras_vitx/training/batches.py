@@ -10,6 +10,7 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.data.batches import EvaluationBatches
 from keras_vitx.preprocessing import ModelInput
+from keras_vitx.training.devices import in_use
 
 PartName = Literal["train", "validation", "test"]
 
@@ -78,8 +79,8 @@ def part_of(
 
 
 def on_several_devices() -> bool:
-    """Return whether `keras.distribution` splits each batch between devices, in equal parts."""
-    return keras.distribution.distribution() is not None
+    """Return whether each batch is split between devices, in equal parts."""
+    return in_use().replicas > 1
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:

@@ -170,6 +170,10 @@ def check_batch(images: int, here: Devices) -> None:
 
 
 def _use_jax(devices, model_parallel):
+    import jax
+
+    if "KERAS_DISTRIBUTION_JOB_ADDRESSES" in os.environ and not jax.distributed.is_initialized():
+        keras.distribution.initialize()
     found = keras.distribution.list_devices()
     count = _available(devices, found)
     if not (1 <= model_parallel <= count) or count % model_parallel:
@@ -261,8 +265,7 @@ def _available(devices, found):
         backend = keras.backend.backend()
         some = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
         raise ValueError(
-            f"`devices` must be at most {len(found)}, as {backend} has {some}. "
-            f"Received: {devices}."
+            f"`devices` must be at most {len(found)}, as {backend} has {some}. Received: {devices}."
         )
     return int(devices)
 

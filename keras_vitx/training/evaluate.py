@@ -7,6 +7,7 @@ import keras
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training.batches import PartName, are_numbers, labels_of, part_of
+from keras_vitx.training.replicas import Replicate, share_of
 from keras_vitx.training.task import task_of
 
 # Name of the metric that holds the mean loss per image.
@@ -55,7 +56,8 @@ class Measured(keras.Model):
         # Under TensorFlow, the first `evaluate` does not reset metrics: those shared with the
         # model would continue from its training.
         self.reset()
-        measures = self.evaluate(dataset, verbose=verbose, return_dict=True)
+        shared = share_of(dataset, pad=True)
+        measures = self.evaluate(shared, verbose=verbose, callbacks=[Replicate()], return_dict=True)
         # Keras's own mean loss includes padding.
         measures["loss"] = measures.pop(LOSS)
         return measures

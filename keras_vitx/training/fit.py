@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, opened, steps_of
 from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
 from keras_vitx.training.compiling import compile_for, compiled_by_user
+from keras_vitx.training.devices import Count, check_batch, check_devices, is_chief
 from keras_vitx.training.head import Head, check_head, match_head
 from keras_vitx.training.network import set_network
 from keras_vitx.training.optimizer import part_of_batch
@@ -44,6 +46,7 @@ def fit(
     keep: int = 3,
     resume: bool = False,
     precision: str | None = None,
+    devices: Count | None = None,
     seed: int = 0,
     verbose: str | int = "auto",
     strict: bool = False,
@@ -107,6 +110,9 @@ def fit(
             model, recipe and source.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`; None
             leaves the model as it is.
+        devices: The number of devices that are in use; otherwise it is an error. They are
+            chosen by `kv.training.use_devices` before the model is made; under PyTorch,
+            `torchrun` and this argument are enough. None means those in use.
         seed: Seed of the split, the order and the augmentation of the images.
         verbose: As in `keras.Model.fit`; `"auto"` is a progress bar in a terminal, else
             one line per epoch.
@@ -118,8 +124,9 @@ def fit(
         loss and metrics on the test images by name, or None.
 
     Raises:
-        ValueError: if the data do not fit the model, or `output` already holds a run,
-            or one that `resume` can't continue, because something differs.
+        ValueError: if the data do not fit the model, `devices` are not in use or do not divide
+            a batch, or `output` already holds a run, or one that `resume` can't continue,
+            because something differs.
         OSError: if the data can't be read, or a checkpoint can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite; the message
             has the step, the images of its batch and the last good checkpoint.
@@ -131,7 +138,9 @@ def fit(
         outputs_of(model)  # A model without a classifier fails before the data are read.
     if output is None and (resume or save_every is not None):
         raise ValueError("`resume` and `save_every` need `output`, the folder of the run.")
-    output = None if output is None else run_folder(output, resume)
+    here = check_devices(devices, model)
+    if output is not None:
+        output = run_folder(output, resume) if is_chief() else Path(output)
     batches = opened(
         source,
         model,
@@ -142,6 +151,8 @@ def fit(
         validation_split=validation_split,
         strict=strict,
     )
+    if here.replicas > 1:
+        check_batch(len(labels_of(batches.train)), here)
     set_network(model, recipe.network)
     if precision is not None:
         set_precision(model, precision)
@@ -160,6 +171,7 @@ def fit(
         "head": match_head(model, batches.class_names, head),
         "seed": seed,
         "precision": precision,
+        "devices": here.count,
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
         "train_images": batches.train_size,
@@ -167,13 +179,13 @@ def fit(
         "test_images": batches.test_size,
     }
     clock = Clock(len(labels_of(batches.train)))
-    best = KeepBest(model, output, recipe.result, clock)
+    best = KeepBest(model, output if is_chief() else None, recipe.result, clock)
     finite = StopAtNonFinite(batches.train)
     ours = [CountEpochs(batches.train), clock, finite]
     if batches.validation is not None:
         ours.append(Validate(lambda: measured.measures(batches.validation)))
     ours.append(best)
-    verbose = verbosity(verbose)
+    verbose = verbosity(verbose) if is_chief() else 0
     if verbose:
         ours.append(Progress(clock))
     start = start_of(
@@ -186,7 +198,7 @@ def fit(
         facts={name: run[name] for name in ("recipe", "seed", "precision")}
         | {"data": data_facts(batches)},
     )
-    if output is not None:
+    if output is not None and is_chief():
         report_start(output, start.state, recipe.schedule.all_epochs)
         write_run(output, run)
     begun = time.perf_counter()
@@ -208,7 +220,7 @@ def fit(
         log.warning("%s stopped the training. %s", type(error).__name__, kept)
         raise
     finally:
-        if output is not None:
+        if output is not None and is_chief():
             run |= best.facts() | {"seconds": round(time.perf_counter() - begun, 1)}
             write_results(output, run, best.rows)
     return history

@@ -21,7 +21,9 @@ class Split(keras.distribution.ModelParallel):
             axis is None or size % sizes[axis] == 0
             for axis, size in zip(layout.axes, variable.shape, strict=True)
         )
-        return layout if fits else keras.distribution.TensorLayout([None] * len(variable.shape), mesh)
+        return (
+            layout if fits else keras.distribution.TensorLayout([None] * len(variable.shape), mesh)
+        )
 
 
 def layout_for(
@@ -41,6 +43,4 @@ def layout_for(
     layouts[f"{COLUMNS}/kernel"] = (None, "model")
     layouts[f"{COLUMNS}/bias"] = ("model",)
     layouts[f"{ROWS}/kernel"] = ("model", None)
-    return Split(
-        layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=auto_shard_dataset
-    )
+    return Split(layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=auto_shard_dataset)

@@ -212,8 +212,8 @@ class _Torch(_Engine):
 
         super().begin_training()
         # It copies all variables from the chief, too. A static graph may have unused variables.
-        parallel = DistributedDataParallel(self.model, static_graph=True)
-        calls = {"__call__": lambda _, *args, **kwargs: parallel(*args, **kwargs)}
+        self.parallel = DistributedDataParallel(self.model, static_graph=True)
+        calls = {"__call__": lambda _, *args, **kwargs: self.parallel(*args, **kwargs)}
         view = object.__new__(type("Parallel", (type(self.model),), calls))
         object.__setattr__(view, "__dict__", vars(self.model))
         for seed in self.seeds:
@@ -224,7 +224,7 @@ class _Torch(_Engine):
 
     def end_training(self):
         super().end_training()
-        self.model.train_function = None
+        self.model.train_function = self.parallel = None
 
     def begin_test(self):
         import torch
@@ -261,15 +261,34 @@ class _Torch(_Engine):
 
     def moments(self, norm, inputs, mask):
         import torch
-        from torch.distributed.nn.functional import all_reduce
 
         # From the statistics per process, because a difference of sums of squares is inexact.
         variance, mean = torch.var_mean(inputs, _axes(norm, inputs), correction=0)
         own = torch.stack([mean, variance])
         none = torch.zeros_like(own)
         rows = [own if i == self.here.process else none for i in range(self.here.count)]
-        means, variances = all_reduce(torch.stack(rows)).unbind(1)
+        means, variances = _sum_over_processes()(torch.stack(rows)).unbind(1)
         return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+
+
+@functools.cache
+def _sum_over_processes():
+    """Return a differentiable sum over processes; PyTorch has a deprecated one."""
+    import torch
+    from torch import distributed
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(context, own):
+            total = own.clone()
+            distributed.all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(context, gradient):
+            return Sum.forward(context, gradient)
+
+    return Sum.apply
 
 
 class _TensorFlow(_Engine):
