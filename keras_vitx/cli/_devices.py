@@ -4,7 +4,6 @@ import os
 import sys
 from typing import Annotated
 
-import keras
 import typer
 
 import keras_vitx as kv
@@ -23,6 +22,8 @@ def use(devices: str | None) -> None:
 
     Under PyTorch, this process is replaced by `torchrun` with the same command, once.
     """
+    import keras
+
     if devices is None:
         return
     if devices != "all" and not (devices.isdecimal() and int(devices)):

@@ -1,13 +1,12 @@
 """Train tiny models on given numbers of devices; printed as JSON, for test_devices.py.
 
-    python on_devices.py FAMILIES DEVICES [DEVICES ...]
+    python on_devices.py FOLDER FAMILIES DEVICES [DEVICES ...]
 
 FAMILIES are separated by commas. DEVICES are a count, or COPIESxPARTS for model parallelism.
-The chief prints {family: {devices: {"loss": [...], ...}}} as its last line.
+The chief prints {devices: {family: {"loss": [...], ...}}} as its last line.
 """
 
 import json
-import os
 import sys
 
 import keras
@@ -15,6 +14,7 @@ import numpy as np
 
 import keras_vitx as kv
 
+BACKEND = keras.backend.backend()
 SIZE = {"dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8}
 TASK = {"input_shape": (16, 16, 3), "classes": 4}
 FAMILIES = {
@@ -33,8 +33,14 @@ SOURCE = tuple(
 )
 
 
-def curve(family):
-    """Return the losses and metrics of a few steps, and the weights, summed up."""
+def weights_of(model):
+    """The norm of all weights."""
+    arrays = [keras.ops.convert_to_numpy(v.value) for v in model.trainable_variables]
+    return float(np.sqrt(sum(np.square(array, dtype="float64").sum() for array in arrays)))
+
+
+def curve(family, output):
+    """Return the losses of a few steps of `kv.fit`, and what evaluation counts."""
     keras.utils.set_random_seed(0)
     model = FAMILIES[family]()
     history = kv.fit(
@@ -44,27 +50,85 @@ def curve(family):
         batch_size=16,
         warmup_epochs=0,
         learning_rate=1e-3,
+        output=output,
         verbose=0,
     )
-    weights = [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in model.variables]
-    floats = [array for array in weights if array.dtype.kind == "f"]
-    sums = {"weights": [float(np.square(array).sum()) for array in floats]}
-    return {**history.history, "test": list(history.test.values()), **sums}
+    return {
+        "loss": history.history["loss"],
+        "val_loss": history.history["val_loss"],
+        "test_loss": [history.test["loss"]],
+        "weights": weights_of(model),
+        "images": kv.evaluate(model, SOURCE, "test")["images"],
+    }
 
 
-def main(families, *numbers):
-    found = {family: {} for family in families.split(",")}
+def plain(family):
+    """Return the losses of the same with plain `model.fit`, and the number of distinct seeds."""
+    keras.utils.set_random_seed(0)
+    model = FAMILIES[family]()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    images, labels = SOURCE[0]
+    batches = [(images[:16] / 255.0, labels[:16]), (images[16:] / 255.0, labels[16:])]
+    states = Seeds()
+    history = model.fit(
+        kv.training.share_of(Listed(batches)),
+        epochs=2,
+        verbose=0,
+        callbacks=[kv.training.Replicate(), states],
+    )
+    return {"loss": history.history["loss"], "seeds": states.distinct}
+
+
+class Listed(keras.utils.PyDataset):
+    """Batches in a list."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+class Seeds(keras.callbacks.Callback):
+    """Count the distinct seeds of the first generator, over all replicas."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        value = next(v for v in self.model.non_trainable_variables if "seed" in v.name).value
+        if BACKEND == "torch":
+            from torch import distributed
+
+            found = [value]
+            if distributed.is_initialized():
+                found = [value.new_zeros(2) for _ in range(distributed.get_world_size())]
+                distributed.all_gather(found, value.detach())
+        elif BACKEND == "tensorflow":
+            found = self.model.distribute_strategy.experimental_local_results(value)
+        else:
+            return
+        self.distinct = len({int(seed[0]) for seed in found})
+
+    distinct = None
+
+
+def main(folder, families, *numbers):
+    found = {}
     for number in numbers:
         copies, _, parts = number.partition("x")
         kv.training.use_devices(int(copies) * int(parts or 1), int(parts or 1))
-        for family in found:
-            found[family][number] = curve(family)
+        found[number] = {}
+        for family in families.split(","):
+            output = f"{folder}/{family}-{number}"
+            found[number][family] = plain(family) if family == "CaiT" else curve(family, output)
     if kv.training.is_chief():
         print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    if os.environ["KERAS_BACKEND"] == "tensorflow":
+    if BACKEND == "tensorflow":
         import tensorflow as tf
 
         cpu = tf.config.list_physical_devices("CPU")[0]

@@ -1,0 +1,163 @@
+"""Several devices compute what one computes: eight of JAX, two of TensorFlow and PyTorch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, ROOT
+from training.test_fit import small
+
+import keras_vitx as kv
+from keras_vitx.cli import _devices
+from keras_vitx.training.devices import Devices, check_batch
+from keras_vitx.training.replicas import Share, _apart
+
+SCRIPT = Path(__file__).with_name("on_devices.py")
+RUNS = {
+    # Copies of the model, or copies x parts of each.
+    "jax": [["1", "8", "4x2"]],
+    "tensorflow": [["1", "2"]],
+    "torch": [["1"], ["2"]],
+}
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory):
+    """What the script prints, {devices: {family: curve}}, and the folder of its runs."""
+    folder, found = tmp_path_factory.mktemp("devices"), {}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["XLA_FLAGS"] = (
+        f"{environment.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    )
+    for numbers in RUNS[BACKEND]:
+        start = [sys.executable]
+        if BACKEND == "torch":
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", *numbers]
+        command = [*start, str(SCRIPT), str(folder), "ViT,DeepViT,CaiT", *numbers]
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert process.returncode == 0, process.stderr[-3000:]
+        found |= json.loads(process.stdout.strip().splitlines()[-1])
+    return found, folder
+
+
+@pytest.mark.parametrize("family", ("ViT", "DeepViT"))
+def test_the_curve_of_one_device(curves, family):
+    """Without and with normalized maps; ViT has two heads."""
+    one, *several = (curve[family] for curve in curves[0].values())
+    assert several
+    assert one["loss"][1] < one["loss"][0]
+    for other in several:
+        for name in ("loss", "val_loss", "test_loss"):
+            assert other[name] == pytest.approx(one[name], rel=1e-4)
+        # Adam turns rounding errors of gradients that are zero into steps.
+        assert other["weights"] == pytest.approx(one["weights"], rel=1e-3)
+        assert other["images"] == one["images"] == 11
+
+
+def test_one_process_writes_the_files(curves):
+    names = {f"{family}-{number}" for family in ("ViT", "DeepViT") for number in curves[0]}
+    assert {path.name for path in curves[1].iterdir()} == names
+    for path in curves[1].iterdir():
+        assert {file.name for file in path.iterdir()} == {"best.keras", "history.csv", "run.json"}
+        run = json.loads((path / "run.json").read_text())
+        copies, _, parts = path.name.partition("-")[2].partition("x")
+        assert run["devices"] == int(copies) * int(parts or 1)
+
+
+def test_plain_fit_and_random_numbers(curves):
+    """JAX draws the numbers of the whole batch; elsewhere, each replica draws its own."""
+    one, *several = (curve["CaiT"] for curve in curves[0].values())
+    for other in several:
+        if BACKEND == "jax":
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        else:
+            assert other["loss"] == pytest.approx(one["loss"], rel=0.3)
+            assert (one["seeds"], other["seeds"]) == (1, 2)
+
+
+def test_a_count_that_is_not_there():
+    with pytest.raises(ValueError, match=r"`devices` .*Received: 4096"):
+        kv.training.use_devices(4096)
+    with pytest.raises(ValueError, match="`devices` must be 'all' or at least 1"):
+        kv.training.use_devices(0)
+    with pytest.raises(ValueError, match=r"`devices`.* in use, 1\. Received: 2.*use_devices\(2\)"):
+        kv.fit(small(), "fashion_mnist", devices=2)
+    assert kv.training.use_devices("all").count >= 1
+    kv.training.use_devices(1)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX splits models")
+def test_model_parallel_needs_jax():
+    with pytest.raises(ValueError, match=r"`model_parallel` must be 1 .* Received: 2"):
+        kv.training.use_devices(2, model_parallel=2)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        images = np.arange(6 * (index + 1), dtype="float32")[:, None]
+        return images, {"head": images[:, 0].astype(int)}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("batches", (Batches(), [Batches()[0], Batches()[1]]))
+def test_shares_make_up_the_batch(batches):
+    here = [Devices(count=3, replicas=3, processes=3, shares=3, share=i) for i in range(3)]
+    shares = [Share(batches, each, pad=False) for each in here]
+    for _ in range(2):
+        for index in range(len(shares[0])):
+            images, labels = batches[index]
+            parts = [share[index] for share in shares]
+            assert np.array_equal(np.concatenate([part[0] for part in parts]), images)
+            assert np.array_equal(
+                np.concatenate([part[1]["head"] for part in parts]), labels["head"]
+            )
+
+
+@pytest.mark.backend_free
+def test_batches_that_the_devices_do_not_divide():
+    here = Devices(count=4, replicas=4, processes=4, shares=4, share=3)
+    with pytest.raises(ValueError, match=r"divisible .* 4\. Received: a batch of 6 images"):
+        Share(Batches(), here, pad=False)[0]
+    images, labels, weights = Share(Batches(), here, pad=True)[0]
+    assert (len(images), len(labels["head"]), weights.tolist()) == (2, 2, [0, 0])
+    parts = [Share(Batches(), Devices(4, 4, 4, i, 4, i), pad=True)[0][2].tolist() for i in range(4)]
+    assert parts == [[1, 1], [1, 1], [1, 1], [0, 0]]
+    with pytest.raises(ValueError, match="`batch_size`"):
+        check_batch(10, here)
+    check_batch(12, here)
+
+
+@pytest.mark.backend_free
+def test_seeds_of_replicas():
+    states = {tuple(_apart([2**31 - 5, 7], replica)) for replica in range(64)}
+    assert len(states) == 64
+    assert all(0 <= seed < 2**31 and counter == 7 for seed, counter in states)
+    assert _apart([5, 7], 0) == [5, 7]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="starts processes under PyTorch only")
+def test_the_command_starts_one_process_per_device(monkeypatch):
+    started = []
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
+    monkeypatch.setattr(sys, "argv", ["keras-vitx", "train", "a", "b", "--devices", "2"])
+    monkeypatch.setattr(kv.training, "use_devices", lambda count: None)
+    _devices.use("2")
+    (command,) = started
+    assert "--nproc-per-node=2" in command
+    assert command[command.index("keras_vitx.cli") - 1 :] == ["-m", "keras_vitx.cli", *sys.argv[1:]]
+    with pytest.raises(ValueError, match="`--devices` must be at most 2"):
+        _devices.use("3")
+    with pytest.raises(ValueError, match="`--devices` must be 'all' or at least 1"):
+        _devices.use("none")
