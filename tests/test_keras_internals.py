@@ -3,10 +3,13 @@
 import ast
 
 import keras
-from harness import ROOT
+import numpy as np
+from harness import BACKEND, ROOT
+from keras import ops
 
 from keras_vitx import keras_internals
 from keras_vitx.layers import MLP, Attention, Block
+from keras_vitx.training import replicas
 
 PACKAGE = ROOT / "keras_vitx"
 
@@ -67,6 +70,42 @@ def test_node_of_is_the_call_that_made_a_tensor():
         assert not any(value is not None for value in node.arguments.kwargs.values())
         assert node.input_tensors[0] is images
         assert node.outputs[0] is tensor
+
+
+def test_replaced_moments_are_used_in_training_and_not_saved():
+    norm = keras.layers.BatchNormalization(momentum=0.0)
+    x = np.array([[1.0], [3.0]], "float32")
+    norm(x, training=True)
+    config = norm.get_config()
+    replacement = lambda inputs, mask: (ops.full((1,), 5.0), ops.full((1,), 4.0))  # noqa: E731
+    keras_internals.moments_replaced_by(norm, replacement)
+    assert keras_internals.has_replaced_moments(norm)
+    norm(x, training=True)
+    assert float(norm.moving_mean[0]) == 5 and float(norm.moving_variance[0]) == 4
+    assert norm.get_config() == config
+    keras_internals.restore_moments(norm)
+    assert not keras_internals.has_replaced_moments(norm)
+    norm(x, training=True)
+    assert float(norm.moving_mean[0]) == 2
+
+
+def test_seed_states_are_found_by_name():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
+    assert [v.name for v in model.non_trainable_variables] == [replicas.SEED_STATE]
+
+
+def test_added_losses_are_summed():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    losses = [ops.convert_to_tensor([1.0, 2.0]), ops.convert_to_tensor(4.0)]
+    assert float(keras_internals.with_added(model, ops.convert_to_tensor(0.5), losses)) == 7.5
+
+
+def test_optimizers_reduce_gradients_by_a_method():
+    optimizer = keras.optimizers.SGD()
+    if BACKEND == "tensorflow":
+        assert callable(optimizer._all_reduce_sum_gradients)
+    keras_internals.without_reduction(optimizer)
+    assert optimizer._all_reduce_sum_gradients([(1, 2)]) == [(1, 2)]
 
 
 def private_names():

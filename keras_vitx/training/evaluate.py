@@ -44,7 +44,7 @@ class Measured(keras.Model):
         objects = [mean_loss, *(m for m in metrics if isinstance(m, keras.metrics.Metric))]
         # Closures, because Keras would track metrics in attributes a second time.
         self.reset = lambda: [metric.reset_state() for metric in objects]
-        self.count = lambda: round(float(mean_loss.count))
+        self.count = lambda: round(float(keras.ops.convert_to_numpy(mean_loss.count)))
         self.compile(loss=loss, weighted_metrics=[mean_loss, *metrics])
 
     def call(self, images):

@@ -18,10 +18,12 @@ BACKEND = keras.backend.backend()
 SIZE = {"dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8}
 TASK = {"input_shape": (16, 16, 3), "classes": 4}
 FAMILIES = {
-    "ViT": lambda: kv.ViT(**SIZE, **TASK, distillation_token=True),
+    "ViT": lambda: kv.ViT(**{**SIZE, "depth": 1}, **TASK, distillation_token=True),
     "DeepViT": lambda: kv.DeepViT(**SIZE, **TASK),
     "RefinedViT": lambda: kv.RefinedViT(**SIZE, **TASK, dense_head=True),
-    "CaiT": lambda: kv.CaiT(**SIZE, **TASK, drop_path=0.2, dropout=0.2),
+    "CaiT": lambda: kv.CaiT(
+        **{**SIZE, "depth": 1}, **TASK, class_depth=1, layer_scale=0.5, drop_path=0.2, dropout=0.2
+    ),
 }
 SOURCE = tuple(
     (
@@ -39,6 +41,12 @@ def weights_of(model):
     return float(np.sqrt(sum(np.square(array, dtype="float64").sum() for array in arrays)))
 
 
+def split_of(model):
+    """The number of variables that are split between devices (JAX)."""
+    values = [v.value for v in model.variables] if BACKEND == "jax" else []
+    return sum(not value.sharding.is_fully_replicated for value in values)
+
+
 def curve(family, output):
     """Return the losses of a few steps of `kv.fit`, and what evaluation counts."""
     keras.utils.set_random_seed(0)
@@ -49,7 +57,7 @@ def curve(family, output):
         epochs=2,
         batch_size=16,
         warmup_epochs=0,
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         output=output,
         verbose=0,
     )
@@ -58,6 +66,7 @@ def curve(family, output):
         "val_loss": history.history["val_loss"],
         "test_loss": [history.test["loss"]],
         "weights": weights_of(model),
+        "split": split_of(model),
         "images": kv.evaluate(model, SOURCE, "test")["images"],
     }
 

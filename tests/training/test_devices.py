@@ -9,12 +9,14 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, ROOT
+from harness import BACKEND, ROOT, blocks
+from harness import FAMILIES as FAMILY_MODELS
 from training.test_fit import small
 
 import keras_vitx as kv
 from keras_vitx.cli import _devices
 from keras_vitx.training.devices import Devices, check_batch
+from keras_vitx.training.layout import layout_for
 from keras_vitx.training.replicas import Share, _apart
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
@@ -24,6 +26,11 @@ RUNS = {
     "tensorflow": [["1", "2"]],
     "torch": [["1"], ["2"]],
 }
+
+
+# JAX compiles each of them on each number of devices.
+FAMILIES = ("DeepViT", "CaiT") if BACKEND == "jax" else ("ViT", "DeepViT", "CaiT")
+FITTED = FAMILIES[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,7 @@ def curves(tmp_path_factory):
         start = [sys.executable]
         if BACKEND == "torch":
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", *numbers]
-        command = [*start, str(SCRIPT), str(folder), "ViT,DeepViT,CaiT", *numbers]
+        command = [*start, str(SCRIPT), str(folder), ",".join(FAMILIES), *numbers]
         process = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=300
         )
@@ -47,11 +54,11 @@ def curves(tmp_path_factory):
     return found, folder
 
 
-@pytest.mark.parametrize("family", ("ViT", "DeepViT"))
+@pytest.mark.parametrize("family", FITTED)
 def test_the_curve_of_one_device(curves, family):
     """Without and with normalized maps; ViT has two heads."""
     one, *several = (curve[family] for curve in curves[0].values())
-    assert several
+    assert len(several) == {"jax": 2}.get(BACKEND, 1)
     assert one["loss"][1] < one["loss"][0]
     for other in several:
         for name in ("loss", "val_loss", "test_loss"):
@@ -61,8 +68,33 @@ def test_the_curve_of_one_device(curves, family):
         assert other["images"] == one["images"] == 11
 
 
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX splits models")
+def test_model_parallelism_splits_the_variables(curves):
+    # Per block, the kernels and biases of qkv and fc1, and the kernels of proj and fc2.
+    split = {number: curve["DeepViT"]["split"] for number, curve in curves[0].items()}
+    assert split == {"1": 0, "8": 0, "4x2": 2 * 6}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("family", FAMILY_MODELS)
+def test_the_layout_fits_every_family(family):
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)])
+    layout = layout_for(mesh)
+    model = FAMILY_MODELS[family]()
+    axes = {v.path: layout.get_variable_layout(v).axes for v in model.variables}
+    split = {path for path, named in axes.items() if "model" in named}
+    for block in blocks(model):
+        names = ("mlp/fc1", "mlp/fc2") + (("attn/proj",) if hasattr(block, "attn") else ())
+        for name in names:
+            assert any(f"{block.name}/{name}/kernel" in path for path in split), (block.name, name)
+    assert not any("head" in path or "norm" in path for path in split)
+    uneven = keras.Variable(np.zeros((3, 5)), name="kernel")
+    uneven._path = "cait/blocks_0/mlp/fc1/kernel"
+    assert layout.get_variable_layout(uneven).axes == (None, None)
+
+
 def test_one_process_writes_the_files(curves):
-    names = {f"{family}-{number}" for family in ("ViT", "DeepViT") for number in curves[0]}
+    names = {f"{family}-{number}" for family in FITTED for number in curves[0]}
     assert {path.name for path in curves[1].iterdir()} == names
     for path in curves[1].iterdir():
         assert {file.name for file in path.iterdir()} == {"best.keras", "history.csv", "run.json"}
