@@ -126,6 +126,31 @@ def is_chief() -> bool:
     return in_use().process == 0
 
 
+def highest(number: int) -> int:
+    """Return the highest of the numbers that the processes give; waits for all of them."""
+    here = in_use()
+    if here.processes == 1:
+        return number
+    backend = keras.backend.backend()
+    if backend == "jax":
+        from jax.experimental import multihost_utils
+
+        return int(multihost_utils.process_allgather(np.array(number)).max())
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        strategy = tf.distribute.get_strategy()
+        ours = strategy.run(lambda: tf.one_hot(here.process, here.processes) * number)
+        return int(tf.reduce_max(strategy.reduce("MAX", ours, axis=None)))
+    import torch
+    from torch import distributed
+
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    found = torch.tensor(number, device=device)
+    distributed.all_reduce(found, distributed.ReduceOp.MAX)
+    return int(found)
+
+
 def check_devices(devices: Count | None, model: keras.Model) -> Devices:
     """Return the devices in use, after checking them against the argument of `fit`.
 

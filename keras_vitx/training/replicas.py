@@ -11,7 +11,6 @@ devices, so nothing is left to do.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -24,6 +23,7 @@ from keras_vitx.keras_internals import (
     without_reduction,
 )
 from keras_vitx.training.devices import Devices, check_batch, in_use
+from keras_vitx.training.wrapped import Wrapped
 
 # Between the seeds of two replicas. Not small: a seed and a counter are added up.
 APART = 0x5851F42D
@@ -48,60 +48,34 @@ def share_of(batches: Any, pad: bool = False) -> Any:
     return Share(batches, here, pad)
 
 
-class Share(keras.utils.PyDataset):
+class Share(Wrapped):
     """The rows of each batch that one process computes; see `share_of`."""
 
     def __init__(self, batches: Any, here: Devices, pad: bool):
-        super().__init__(workers=1)
-        self.batches, self.here, self.pad = batches, here, pad
-        self._iterator: Iterator | None = None
-
-    def __len__(self) -> int:
-        try:
-            return len(self.batches)
-        except TypeError as error:  # Infinite batches.
-            raise NotImplementedError from error
+        super().__init__(batches)
+        self.here, self.pad = here, pad
 
     def __getitem__(self, index: int) -> tuple:
-        batch = tuple(self._whole(index))
+        batch = self.inside(index)
         images = len(keras.tree.flatten(batch[0])[0])
-        if self.pad and images % self.here.replicas:
-            batch = _padded(batch, images, -images % self.here.replicas)
-            images = len(batch[-1])
+        missing = -images % self.here.replicas
+        if self.pad and missing:
+            batch = _padded(batch, images, missing)
+            images += missing
         check_batch(images, self.here)
         size = images // self.here.shares
         rows = slice(self.here.share * size, (self.here.share + 1) * size)
         return keras.tree.map_structure(lambda array: array[rows], batch)
 
-    def on_epoch_begin(self) -> None:
-        """Begin an epoch."""
-        if isinstance(self.batches, keras.utils.PyDataset):
-            self.batches.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """End an epoch."""
-        if isinstance(self.batches, keras.utils.PyDataset):
-            self.batches.on_epoch_end()
-
-    def _whole(self, index):
-        if isinstance(self.batches, keras.utils.PyDataset):
-            return self.batches[index]
-        # Keras asks for the batches of an iterable in order.
-        if index == 0 or self._iterator is None:
-            self._iterator = iter(self.batches)
-        return next(self._iterator)
-
 
 def _padded(batch, images, missing):
-    weights = np.ones(images, "float32") if len(batch) < 3 else np.asarray(batch[2])
-    filled = [
-        keras.tree.map_structure(
-            lambda array: np.concatenate([array, np.repeat(np.asarray(array[:1]), missing, 0)]),
-            part,
-        )
-        for part in batch[:2]
-    ]
-    return *filled, np.pad(weights, (0, missing))
+    """Repeat the first image of a batch, with weight 0."""
+    batch = batch if len(batch) > 2 else (*batch, np.ones(images, "float32"))
+    *values, weights = batch
+    repeated = keras.tree.map_structure(
+        lambda array: np.concatenate([array, array[:1].repeat(missing, 0)]), tuple(values)
+    )
+    return *repeated, np.pad(weights, (0, missing))
 
 
 class Replicate(keras.callbacks.Callback):
@@ -116,18 +90,30 @@ class Replicate(keras.callbacks.Callback):
     model.fit(kv.training.share_of(batches), callbacks=[kv.training.Replicate()])
     ```
 
-    Place it after callbacks that restore a state when training begins. The metrics must be
-    sums or means over images, as Keras's are.
+    Place it after callbacks that restore a state. The metrics must be sums or means over
+    images, as Keras's are.
     """
 
     def __init__(self):
         super().__init__()
         self.engine: Any = None
+        self.begun = False
+        self.epoch = 0
 
     def on_train_begin(self, logs=None):
-        self.engine = _engine(self.model)
+        self.engine, self.begun = _engine(self.model), False
         if self.engine is not None:
             self.engine.begin_training()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.engine is not None:
+            if not self.begun:
+                self.engine.spread_seeds()
+                self.begun = True
+            self.engine.begin_step(self.epoch, batch)
 
     def on_train_end(self, logs=None):
         if self.engine is not None:
@@ -165,11 +151,17 @@ class _Engine:
         for norm in self.norms:
             restore_moments(norm)
 
+    def spread_seeds(self):
+        """Let each replica draw its own random numbers; those of the chief don't change."""
+
+    def begin_step(self, epoch: int, step: int):
+        """Begin a step of an epoch."""
+
     def begin_test(self):
-        pass
+        """Begin an evaluation."""
 
     def end_test(self):
-        pass
+        """End an evaluation."""
 
     @property
     def norms(self):
@@ -207,7 +199,6 @@ class _Torch(_Engine):
     """
 
     def begin_training(self):
-        import torch
         from torch.nn.parallel import DistributedDataParallel
 
         super().begin_training()
@@ -216,11 +207,23 @@ class _Torch(_Engine):
         calls = {"__call__": lambda _, *args, **kwargs: self.parallel(*args, **kwargs)}
         view = object.__new__(type("Parallel", (type(self.model),), calls))
         object.__setattr__(view, "__dict__", vars(self.model))
+        self.model.train_function = self._over_processes(view.train_step)
+
+    def spread_seeds(self):
+        import torch
+
+        self.seed = torch.initial_seed()
         for seed in self.seeds:
             seed.assign(_apart(keras.ops.convert_to_numpy(seed.value), self.here.process))
-        # Keras's dropout without a seed uses PyTorch's own generator.
-        torch.manual_seed((torch.initial_seed() + self.here.process * APART) % 2**63)
-        self.model.train_function = self._over_processes(view.train_step)
+
+    def begin_step(self, epoch, step):
+        import torch
+
+        # Keras's dropout without a seed draws from PyTorch's own generator. Only the chief's
+        # is saved, so those of others are functions of the step.
+        if self.here.process:
+            numbers = np.random.SeedSequence((self.seed, epoch, step, self.here.process))
+            torch.manual_seed(int(numbers.generate_state(1)[0]))
 
     def end_training(self):
         super().end_training()
@@ -298,12 +301,6 @@ class _TensorFlow(_Engine):
         import tensorflow as tf
 
         super().begin_training()
-        strategy = self.model.distribute_strategy
-        for seed in self.seeds:
-            copies = strategy.experimental_local_results(seed.value)
-            first = self.here.process * len(copies)
-            for index, copy in enumerate(copies):
-                copy.assign(_apart(copies[0].numpy(), first + index))
         optimizer = self.model.optimizer
         if "apply" in vars(optimizer):
             return
@@ -318,6 +315,14 @@ class _TensorFlow(_Engine):
         optimizer.apply = apply_sums
         # In mixed_float16, Keras wraps the optimizer.
         without_reduction(getattr(optimizer, "inner_optimizer", optimizer))
+
+    def spread_seeds(self):
+        strategy = self.model.distribute_strategy
+        for seed in self.seeds:
+            copies = strategy.experimental_local_results(seed.value)
+            first = self.here.process * len(copies)
+            for index, copy in enumerate(copies):
+                copy.assign(_apart(copies[0].numpy(), first + index))
 
     def moments(self, norm, inputs, mask):
         return keras.ops.moments(inputs, _axes(norm, inputs), synchronized=True)

@@ -15,6 +15,8 @@ from keras_vitx.data import Pipelines
 from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batches import steps_of
 from keras_vitx.training.checkpoints import Checkpoints
+from keras_vitx.training.devices import highest, is_chief
+from keras_vitx.training.replicas import Replicate, share_of
 from keras_vitx.training.rest import Window, from_place
 from keras_vitx.training.saving import Saving
 from keras_vitx.training.state import arrays_of, assign, variables_of
@@ -121,8 +123,10 @@ class Start:
         if class_weight is not None:
             settings["class_weight"] = class_weight
         if self.checkpoints is None:
-            settings |= {"epochs": epochs, "callbacks": list(callbacks)}
-            return model.fit(self.batches, steps_per_epoch=self.steps_per_epoch, **settings)
+            settings |= {"epochs": epochs, "callbacks": [*callbacks, Replicate()]}
+            return model.fit(
+                share_of(self.batches), steps_per_epoch=self.steps_per_epoch, **settings
+            )
         if save_every is not None and save_every < 1:
             raise ValueError(f"`save_every` must be at least 1. Received: {save_every}.")
         stateful = {
@@ -132,7 +136,7 @@ class Start:
         }
         saving = Saving(self.checkpoints, save_every, self.facts, stateful, state)
         listed = settings["callbacks"] = CallbacksOfAll(
-            [saving, *callbacks],
+            [saving, *callbacks, Replicate()],
             add_history=True,
             add_progbar=verbose != 0,
             model=model,
@@ -168,7 +172,8 @@ class Start:
     def _from(self, epoch, step):
         whole = self.steps_per_epoch
         place = step if whole is None else epoch * self.steps + step
-        return from_place(self.batches, place, self.steps - step, whole)
+        rest = from_place(self.batches, place, self.steps - step, whole)
+        return {**rest, "x": share_of(rest["x"])}
 
 
 def start_of(
@@ -196,7 +201,8 @@ def start_of(
         return Start(model, batches, steps, steps_per_epoch)
     build_training(model, _first_of(batches))
     facts = json.loads(json.dumps({**(facts or {}), "steps": steps, **_facts_of(model)}))
-    checkpoints.remove_unfinished()
+    if is_chief():
+        checkpoints.remove_unfinished()
     state = checkpoints.read() if resume else None
     if state is not None:
         check_same(state["facts"], facts)
@@ -207,6 +213,8 @@ def start_of(
                 state["backend"],
                 keras.backend.backend(),
             )
+    # No process writes a checkpoint before all have read theirs.
+    highest(0)
     return Start(model, batches, steps, steps_per_epoch, checkpoints, facts, state)
 
 

@@ -11,11 +11,14 @@ import keras
 import numpy as np
 
 from keras_vitx.training.checkpoints import Checkpoints
+from keras_vitx.training.devices import highest, in_use, is_chief
 from keras_vitx.training.state import arrays_of, assign, random_states, set_random_states
 
 log = logging.getLogger(__name__)
 
 TERMINATED = 128 + signal.SIGTERM
+# Several processes end at the same step: every so many, they ask each other for signals.
+AGREE_EVERY = 10
 
 
 class Terminated(SystemExit):
@@ -31,6 +34,8 @@ class Terminated(SystemExit):
 
 class Saving(keras.callbacks.Callback):
     """Save the state of a training at the beginning of a step, and restore it there.
+
+    Of several processes, the chief writes, and each restores.
 
     At that moment, all other callbacks have done their work for the step before, and the
     iterator over the epoch has drawn its random numbers.
@@ -59,6 +64,8 @@ class Saving(keras.callbacks.Callback):
         self.epoch = 0
         self.saved = None
         self.signal: int | None = None
+        self.asked = 0
+        self.alone = in_use().processes == 1
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
@@ -66,10 +73,12 @@ class Saving(keras.callbacks.Callback):
     # Called by the main thread, even where Keras calls the ends of steps from other threads.
     def on_train_batch_begin(self, batch, logs=None):
         step = self.epoch * self.params["steps"] + batch
+        if self.alone or step % AGREE_EVERY == 0:
+            self.asked = highest(self.signal or 0)
         if self.state is not None:
             self.restore()
             self.state, self.saved = None, step
-        if self._is_due(step, batch) or (self.signal and self.saved != step):
+        if self._is_due(step, batch) or (self.asked and self.saved != step):
             self.save(self.epoch, batch)
         self._stop_if_asked()
 
@@ -81,6 +90,7 @@ class Saving(keras.callbacks.Callback):
         epochs = self.params["epochs"]
         if epoch == epochs - 1 or self.model.stop_training:
             self.save(epochs, 0)
+            self.asked = highest(self.signal or 0)
             self._stop_if_asked()
 
     def save(self, epoch: int, batch: int) -> None:
@@ -103,7 +113,8 @@ class Saving(keras.callbacks.Callback):
             "history": {"epoch": self.model.history.epoch, "logs": self.model.history.history},
             "callbacks": {name: callback.get_state() for name, callback in self.stateful.items()},
         }
-        self.checkpoints.write(step, state)
+        if is_chief():
+            self.checkpoints.write(step, state)
         self.saved = step
 
     def restore(self) -> None:
@@ -148,7 +159,7 @@ class Saving(keras.callbacks.Callback):
         return step >= self.saved + self.every
 
     def _stop_if_asked(self):
-        if self.signal:
+        if self.asked:
             files = self.checkpoints.files
             said = f"The training continues from {files[-1]} with `resume=True`." if files else ""
-            raise KeyboardInterrupt(said) if self.signal == signal.SIGINT else Terminated(said)
+            raise KeyboardInterrupt(said) if self.asked == signal.SIGINT else Terminated(said)

@@ -32,9 +32,10 @@ def arrays_of(model: keras.Model) -> dict[str, np.ndarray]:
     """Return copies of the values of `variables_of(model)`, also between two steps of `fit`."""
     # Under JAX, `fit` holds the values outside of the variables.
     getattr(model, "jax_state_sync", lambda: None)()
-    # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory.
+    # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory. By a tensor,
+    # because the value of a variable on several devices may be none.
     return {
-        name: np.array(keras.ops.convert_to_numpy(variable.value))
+        name: np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
         for name, variable in variables_of(model).items()
     }
 

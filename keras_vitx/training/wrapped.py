@@ -47,8 +47,12 @@ class Wrapped(keras.utils.PyDataset):
             return None
 
     def __getitem__(self, index: int) -> tuple:
-        images, labels, *weights = keras.tree.map_structure(_as_array, tuple(self._batch(index)))
+        images, labels, *weights = self.inside(index)
         return *self.changed(images, labels, index), *weights
+
+    def inside(self, index: int) -> tuple:
+        """Return batch `index` of the batches inside, as arrays."""
+        return keras.tree.map_structure(_as_array, tuple(self._batch(index)))
 
     def __iter__(self):
         for index in range(len(self)):

@@ -65,7 +65,7 @@ def test_the_curve_of_one_device(curves, family):
             assert other[name] == pytest.approx(one[name], rel=1e-4)
         # Adam turns rounding errors of gradients that are zero into steps.
         assert other["weights"] == pytest.approx(one["weights"], rel=1e-3)
-        assert other["images"] == one["images"] == 11
+        assert other["images"] == one["images"] == (11 if family == "DeepViT" else None)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX splits models")
@@ -97,7 +97,10 @@ def test_one_process_writes_the_files(curves):
     names = {f"{family}-{number}" for family in FITTED for number in curves[0]}
     assert {path.name for path in curves[1].iterdir()} == names
     for path in curves[1].iterdir():
-        assert {file.name for file in path.iterdir()} == {"best.keras", "history.csv", "run.json"}
+        files = {file.name for file in path.iterdir()} - {"curves.png"}
+        assert files == {"best.keras", "history.csv", "run.json", "checkpoints"}
+        # Before the first step, after each epoch.
+        assert len(list((path / "checkpoints").iterdir())) == 3
         run = json.loads((path / "run.json").read_text())
         copies, _, parts = path.name.partition("-")[2].partition("x")
         assert run["devices"] == int(copies) * int(parts or 1)
@@ -105,13 +108,15 @@ def test_one_process_writes_the_files(curves):
 
 def test_plain_fit_and_random_numbers(curves):
     """JAX draws the numbers of the whole batch; elsewhere, each replica draws its own."""
-    one, *several = (curve["CaiT"] for curve in curves[0].values())
-    for other in several:
-        if BACKEND == "jax":
+    found = [curve["CaiT"] for curve in curves[0].values() if "CaiT" in curve]
+    if BACKEND == "jax":
+        one, *several = found
+        for other in several:
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
-        else:
-            assert other["loss"] == pytest.approx(one["loss"], rel=0.3)
-            assert (one["seeds"], other["seeds"]) == (1, 2)
+    else:
+        (two,) = found
+        assert np.isfinite(two["loss"]).all()
+        assert two["seeds"] == 2
 
 
 def test_a_count_that_is_not_there():
