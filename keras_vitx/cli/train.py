@@ -10,6 +10,7 @@ from keras_vitx.cli import _devices
 from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Source, Weights
 from keras_vitx.cli._output import new_run
+from keras_vitx.cli._recipe import Changes, RecipeName, Smoke, a_few_images, changes_of
 from keras_vitx.files import check_writable
 
 
@@ -17,7 +18,9 @@ def main(
     model: ModelOrFile,
     source: Source,
     weights: Weights = None,
-    recipe: Annotated[str, typer.Option(help="Recipe: finetune or small_images.")] = "finetune",
+    recipe: RecipeName = "finetune",
+    change: Changes = None,
+    smoke: Smoke = False,
     head: Annotated[
         Literal["match", "keep", "fresh"],
         typer.Option(
@@ -58,14 +61,17 @@ def main(
     devices: _devices.Devices = None,
     backend: Backend = None,
 ) -> None:
-    """Train or fine-tune a model and keep the best epoch."""
+    """Train or fine-tune a model by a recipe."""
     import keras
 
     _devices.use(devices)
     chief = kv.training.is_chief()
     if chief:
         _check_output(output)
-    kv.training.recipes.get(recipe)
+    chosen = kv.training.recipes.get(recipe).but(**changes_of(change))
+    chosen = chosen.but(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    if smoke:
+        chosen = chosen.smoke()
     if image_size is not None and not is_size(model):
         raise ValueError(
             f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
@@ -75,6 +81,8 @@ def main(
     images = kv.data.open_source(
         source, validation_split=validation_split, strict=strict, seed=seed
     )
+    if smoke:
+        images = a_few_images(images, chosen)
     arguments = {}
     if is_size(model):
         arguments["classes"] = len(images.class_names)
@@ -87,17 +95,14 @@ def main(
     kv.fit(
         network,
         images,
-        recipe,
+        chosen,
         head=head,
         output=output,
         precision=precision,
         seed=seed,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
     )
     if chief:
-        typer.echo(f"Best model, history and settings: {output}")
+        typer.echo(f"Model, history and settings: {output}")
 
 
 def _check_output(output: Path | None) -> None:

@@ -1,0 +1,78 @@
+"""Recipes on the command line."""
+
+import json
+
+import pytest
+
+from keras_vitx.cli._recipe import NAMES, changes_of
+from keras_vitx.training import Recipe, list_recipes, recipes
+
+
+def test_values_of_settings():
+    assert changes_of(None) == {}
+    words = [
+        "epochs=3",
+        "mixup=0.2",
+        "clip_norm=none",
+        "scale=0.5,1",
+        "decay = constant",
+        "remat=True",
+    ]
+    assert changes_of(words) == {
+        "epochs": 3,
+        "mixup": 0.2,
+        "clip_norm": None,
+        "scale": (0.5, 1),
+        "decay": "constant",
+        "remat": True,
+    }
+    with pytest.raises(ValueError, match=r"NAME=VALUE.*'mixup'"):
+        changes_of(["mixup"])
+
+
+def test_list_print_and_compare(run, tmp_path):
+    assert list_recipes() == NAMES
+    code, out, err = run("recipes")
+    assert code == 0, err
+    assert all(name in out for name in NAMES)
+    code, out, _ = run("recipes", "--json")
+    assert [row["recipe"] for row in json.loads(out)] == NAMES
+    assert run("recipes", "cait")[1] == f"{recipes.get('cait')}\n"
+    data = json.loads(run("recipes", "cait", "--json")[1])
+    assert Recipe.from_dict(data) == recipes.get("cait")
+
+    (tmp_path / "mine").mkdir()
+    changed = recipes.get("cait").but(mixup=0.2)
+    (tmp_path / "mine" / "run.json").write_text(json.dumps({"recipe": changed.to_dict()}))
+    code, out, _ = run("recipes", "mine", "cait", "--json")
+    assert json.loads(out) == [{"setting": "mixup", "mine": 0.2, "cait": 0.8}]
+    assert "mixup" in run("recipes", "mine", "cait")[1]
+    assert "agree" in run("recipes", "cait", "cait")[1]
+    code, _, err = run("recipes", "cate")
+    assert code == 2
+    assert "'cait'" in err
+
+
+def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
+    code, _, err = run(
+        "train", tiny_file, small_set, "--recipe", "deit", "--smoke", "--output", "out",
+        "--set", "mixup=0.4", "--set", "layer_decay=0.5", "--set", "accumulate_steps=2",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    expected = recipes.get("deit").but(mixup=0.4, layer_decay=0.5, accumulate_steps=2).smoke()
+    assert Recipe.read(tmp_path / "out") == recipes.get(tmp_path / "out") == expected
+    assert [facts[f"{part}_images"] for part in ("train", "validation", "test")] == [24, 4, 8]
+    assert (tmp_path / "out" / "last.keras").exists()
+
+
+def test_settings_that_are_wrong(run, tiny_file, small_set):
+    for word, message in (
+        ("mixap=0.4", "'mixup'"),
+        ("mixup=-1", "`mixup`"),
+        ("mixup=much", "`mixup`"),
+        ("accumulate_steps=3", "`accumulate_steps` must divide"),
+    ):
+        code, _, err = run("train", tiny_file, small_set, "--recipe", "cait", "--set", word)
+        assert code == 2
+        assert message in err
