@@ -1,7 +1,7 @@
 """Input pipelines: batches of training, validation and test images from a source."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
 from keras_vitx.data.mixing import Mixing
 from keras_vitx.data.parts import Part, Source, fraction_of
 from keras_vitx.data.sources import open_source
+from keras_vitx.data.windows import Window
 from keras_vitx.preprocessing import ModelInput
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def pipelines(
     *,
     augmentation: str | Augmentation | Mapping[str, Any] | None = "crop_flip",
     mixing: Mixing | Mapping[str, Any] | None = None,
+    targets: Callable[[Any, Window], np.ndarray] | None = None,
     fraction: float = 1.0,
     seed: int = 0,
     validation_split: float = 0.1,
@@ -85,6 +87,8 @@ def pipelines(
             the evaluation transform.
         mixing: A `Mixing` (MixUp and CutMix), or None. If given, the labels of all parts are
             float32 (batch, classes), as `mixing.soft_labels` makes them.
+        targets: Labels of the patches of training images, which follow their windows, such as
+            `keras_vitx.training.TokenLabels`; see `TrainingBatches`.
         fraction: Fraction of the training images of each class that is used (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `open_source`.
@@ -120,7 +124,15 @@ def pipelines(
         return EvaluationBatches(part, facts, batch_size, pad, soft), part.size
 
     batches = TrainingBatches(
-        train, facts, batch_size, augmentation, mixing, seed, classes=classes, strict=strict
+        train,
+        facts,
+        batch_size,
+        augmentation,
+        mixing,
+        seed,
+        classes=classes,
+        strict=strict,
+        targets=targets,
     )
     validation, validation_size = in_order(source.validation)
     test, test_size = in_order(source.test)

@@ -9,7 +9,7 @@ from keras import ops
 from keras_vitx.keras_internals import with_added, with_public_optimizers
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.heads import SeveralHeads
-from keras_vitx.models import depth
+from keras_vitx.models import depth, mix_token
 from keras_vitx.preprocessing import Preprocessing
 
 
@@ -149,17 +149,34 @@ class Chain(keras.Model):
         in_parts = self._in_train_step if return_parts is None else return_parts
         in_parts = in_parts and training and isinstance(head, SeveralHeads)
         steps = body if in_parts else [*body, head]
-        x, losses = depth.run(steps, images, bool(training), self.scan, self.remat)
-        for loss in losses:
+        how = bool(training), self.scan, self.remat
+        box, losses = mix_token.box_of(self) if training else None, []
+        if box is not None:
+            embedding, steps = mix_token.at_embedding(steps)
+            images, losses = depth.run(embedding, images, *how)
+            images = mix_token.exchanged(images, box)
+        x, added = depth.run(steps, images, *how)
+        for loss in [*losses, *added]:
             # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)
-        return head(x, return_parts=True) if in_parts else x
+        if not in_parts:
+            return x
+        parts = head(x, return_parts=True)
+        if box is not None and "aux_head" in parts:
+            parts["aux_head"] = mix_token.exchanged(parts["aux_head"], box)
+        return parts
 
-    def train_step(self, *args, **kwargs):
-        """Run a step of `fit` or `train_on_batch`, in which `call` returns one output per head."""
+    def train_step(self, *args):
+        """Run a step of `fit` or `train_on_batch`.
+
+        In it, `call` returns one output per head, and MixToken exchanges patches if the labels
+        have a box (`keras_vitx.training.MixToken`).
+        """
         self._in_train_step = True
         try:
-            return super().train_step(*args, **kwargs)
+            # The batch is the last argument; under JAX, the state comes before it.
+            with mix_token.mixing(self, args[-1]):
+                return super().train_step(*args)
         finally:
             self._in_train_step = False
 
@@ -180,23 +197,36 @@ class Chain(keras.Model):
         Raises:
             ValueError: if a dictionary of labels does not suit the heads or the loss.
         """
-        head = self.steps[-1]
-        if isinstance(y_pred, dict) and self.loss is not None:
-            total = head.weighted_loss(_as_object(self.loss), y, y_pred, sample_weight)
-        elif training and isinstance(y, dict) and self.loss is not None:
-            loss = _as_object(self.loss)
-            _check_labels(y, loss)
-            total = loss(y, y_pred, self._of_class(sample_weight))
-        else:
+        y, box = mix_token.separate(y)
+        several = isinstance(y_pred, dict) or (
+            training and (isinstance(y, dict) or box is not None)
+        )
+        if not several or self.loss is None:
             y, sample_weight = self._of_class(y), self._of_class(sample_weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
+        if box is None:
+            total = self._compare(y, y_pred, sample_weight)
+        else:
+            total = mix_token.mixed_loss(self._compare, y, y_pred, sample_weight, box)
         # Regularization losses are added once, not per head.
         return with_added(self, total, self.losses)
 
+    def _compare(self, y, y_pred, sample_weight):
+        """Return the compiled loss of the outputs of all heads, or of one output and all labels."""
+        loss = _as_object(self.loss)
+        if isinstance(y_pred, dict):
+            return self.steps[-1].weighted_loss(loss, y, y_pred, sample_weight)
+        if isinstance(y, dict):
+            _check_labels(y, loss)
+        return loss(y, y_pred, self._of_class(sample_weight))
+
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         """Update the metrics, on the labels of the class and the output of its head."""
-        values = (self._of_class(value) for value in (y, y_pred, sample_weight))
-        return super().compute_metrics(x, *values)
+        y, box = mix_token.separate(y)
+        y = self._of_class(y)
+        if box is not None and mix_token.box_of(self) is not None:
+            y = mix_token.main_labels(y, box)
+        return super().compute_metrics(x, y, self._of_class(y_pred), self._of_class(sample_weight))
 
     def _of_class(self, values):
         head = self.steps[-1]

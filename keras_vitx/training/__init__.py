@@ -10,6 +10,7 @@ from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.losses import PerHead as PerHead
 from keras_vitx.training.losses import SmoothedCrossentropy as SmoothedCrossentropy
 from keras_vitx.training.losses import SoftDistillation as SoftDistillation
+from keras_vitx.training.mix_token import MixToken as MixToken
 from keras_vitx.training.moving_average import averaged as averaged
 from keras_vitx.training.network import set_network as set_network
 from keras_vitx.training.optimizer import AdamW as AdamW
@@ -27,3 +28,4 @@ from keras_vitx.training.replicas import share_of as share_of
 from keras_vitx.training.schedule import WarmupCosine as WarmupCosine
 from keras_vitx.training.sigmoid import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.training.similarity import set_similarity as set_similarity
+from keras_vitx.training.token_labels import TokenLabels as TokenLabels

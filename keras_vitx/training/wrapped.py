@@ -22,6 +22,18 @@ class Wrapped(keras.utils.PyDataset):
         super().__init__(workers=1)
         self.batches = batches
         self._turn: Iterator | None = None
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch: of the batches inside, or counted here if they don't."""
+        return getattr(self.batches, "epoch", self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the current epoch."""
+        self._epoch = epoch
+        if hasattr(self.batches, "set_epoch"):
+            self.batches.set_epoch(epoch)
 
     def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
         """Return the images and the labels of batch `index` as they should be.
@@ -71,6 +83,7 @@ class Wrapped(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         """End an epoch of the batches inside."""
+        self._epoch += 1
         if isinstance(self.batches, keras.utils.PyDataset):
             self.batches.on_epoch_end()
 

@@ -1,0 +1,176 @@
+"""Token labels: targets for each patch of an image, which follow its augmentation."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.data.windows import Window
+
+
+class TokenLabels:
+    """Labels of the patches of each image, made beforehand by another network.
+
+    Token labeling (Jiang et al., 2021), as in Refined-ViT's advanced recipe. An image has a
+    grid of labels. A training image shows a window of it, and each patch of the window gets
+    the labels at its place: the average of bilinear samples within the patch, as RoIAlign
+    computes it (He et al., 2017), flipped along with the image.
+
+    ```python
+    model = kv.RefinedViT_S(dense_head=True)
+    token_labels = TokenLabels(np.load("labels.npy", mmap_mode="r"), model)
+    batches = kv.data.pipelines("photos", model, targets=token_labels)
+    model.compile("adamw", SmoothedCrossentropy(0.1), metrics=["accuracy"])
+    model.fit(MixToken(batches.train, model), validation_data=batches.validation)
+    ```
+
+    The targets take `4 * patches * classes` bytes per image of a batch.
+
+    Args:
+        labels: The grids of labels of all images: an array `(images, rows, columns,
+            classes)`; or a pair `(scores, classes)` of arrays `(images, rows, columns, k)`
+            with the k highest scores and their classes; indexed as the source (before its
+            split). Or a mapping from the path of an image file, as a source of files has it
+            in `ids`, to its grid or pair.
+        model: The model that is trained: a `Chain` with a dense head.
+        from_logits: Whether the scores are logits, whose softmax is taken after the window is
+            sampled (as released; logits beyond the k highest are 0), rather than
+            probabilities (of which the rest is divided among the other classes).
+        relabel_size: Side of a grid on which the window is sampled before it is sampled again
+            on the grid of the model, 24 in the released fine-tuning at 448. None samples it
+            once.
+
+    Raises:
+        ValueError: if the model has no dense head, or the shapes of the labels do not fit.
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray | tuple[np.ndarray, np.ndarray] | Mapping[str, Any],
+        model: keras.Model,
+        from_logits: bool = False,
+        relabel_size: int | None = None,
+    ):
+        steps = getattr(model, "steps", ())
+        if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
+            raise ValueError(
+                "model: token labels train the patches' classifier of a dense head "
+                f"(dense_head=True), which {type(model).__name__} {model.name!r} does not have."
+            )
+        if relabel_size is not None and (not isinstance(relabel_size, int) or relabel_size < 1):
+            raise ValueError(
+                f"`relabel_size` must be a positive integer or None. Received: {relabel_size!r}."
+            )
+        self.labels, self.from_logits, self.relabel_size = labels, from_logits, relabel_size
+        self.grid, self.classes = model.grid, model.output_shape[-1]
+        if not isinstance(labels, Mapping):
+            _check_shapes(labels, 4, self.classes)
+
+    def __call__(self, image: Any, window: Window) -> np.ndarray:
+        """Return the targets of a training image, float32 `(patches, classes)`.
+
+        Args:
+            image: Id of the image: its index in the source, or its path.
+            window: The window of the image that is seen.
+        """
+        grid = self._grid_of(image)
+        if self.relabel_size is not None:
+            grid = sampled(grid, window._replace(flip=False), (self.relabel_size,) * 2)
+            window = Window(flip=window.flip)
+        targets = sampled(grid, window, self.grid).reshape(-1, self.classes)
+        if self.from_logits:
+            targets = np.exp(targets - targets.max(-1, keepdims=True))
+            targets /= targets.sum(-1, keepdims=True)
+        return targets
+
+    def check(self, images: Iterable[Any]) -> None:
+        """Check that there are labels of each of the images.
+
+        Args:
+            images: Ids of the images.
+
+        Raises:
+            ValueError: if one has no labels.
+        """
+        for image in images:
+            self._place(image)
+
+    def _place(self, image):
+        """Return the key of an image in the mapping, or its index in the arrays."""
+        if isinstance(self.labels, Mapping):
+            place = image if image in self.labels else str(image)
+            if place not in self.labels:
+                raise ValueError(f"token labels: there are none for the image {image}.")
+            return place
+        count = len(self.labels[0] if isinstance(self.labels, tuple) else self.labels)
+        if not isinstance(image, (int, np.integer)) or image >= count:
+            raise ValueError(
+                f"token labels: there are {count} grids, and none for the image {image}. Files "
+                "need a mapping from their paths."
+            )
+        return image
+
+    def _grid_of(self, image) -> np.ndarray:
+        """Return the labels of an image, float32 `(rows, columns, classes)`."""
+        place = self._place(image)
+        if isinstance(self.labels, tuple):
+            found = tuple(array[place] for array in self.labels)
+        else:
+            found = self.labels[place]
+        if isinstance(self.labels, Mapping):
+            _check_shapes(found, 3, self.classes)
+        if not isinstance(found, tuple):
+            return np.asarray(found, "float32")
+        scores, classes = np.asarray(found[0], "float32"), np.asarray(found[1], "int64")
+        rest = np.zeros(scores.shape[:2], "float32")
+        if not self.from_logits and self.classes > scores.shape[-1]:
+            rest = (1 - scores.sum(-1)) / (self.classes - scores.shape[-1])
+        grid = np.repeat(rest[..., None], self.classes, -1)
+        np.put_along_axis(grid, classes, scores, -1)
+        return grid
+
+
+def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:
+    """Sample a window of a grid on another grid, as RoIAlign.
+
+    Each cell of the result is the mean of bilinear samples at equal distances of at most one
+    cell of `grid`. Beyond its outermost centres, the grid continues unchanged.
+
+    Args:
+        grid: `(rows, columns, channels)`.
+        window: The window, in fractions of the grid.
+        size: Rows and columns of the result.
+
+    Returns:
+        float32 `(*size, channels)`, flipped if the window is.
+    """
+    rows = _weights(window.top, window.height, len(grid), size[0])
+    columns = _weights(window.left, window.width, grid.shape[1], size[1])
+    result = np.einsum("ai,ijk,bj->abk", rows, grid, columns, optimize=True)
+    return result[:, ::-1] if window.flip else result
+
+
+def _weights(start: float, length: float, cells: int, size: int) -> np.ndarray:
+    """Return the weight of each cell of an axis in each of the samples, `(size, cells)`."""
+    samples = max(math.ceil(length * cells / size), 1)
+    places = start + (np.arange(size * samples) + 0.5) * (length / (size * samples))
+    # The centre of cell i is at (i + 1/2) / cells.
+    places = np.clip(places * cells - 0.5, 0, cells - 1)
+    weights = np.maximum(1 - np.abs(places[:, None] - np.arange(cells)), 0)
+    return weights.reshape(size, samples, cells).mean(1).astype("float32")
+
+
+def _check_shapes(labels: Any, axes: int, classes: int) -> None:
+    """Check an array or a pair of arrays, of all images (4 axes) or of one (3)."""
+    pair = isinstance(labels, tuple) and len(labels) == 2
+    shapes = [np.shape(array) for array in (labels if pair else (labels,))]
+    fits = len(set(shapes)) == 1 and len(shapes[0]) == axes and 0 not in shapes[0]
+    last = shapes[0][-1] if fits else 0
+    if not fits or not (last <= classes if pair else last == classes):
+        raise ValueError(
+            f"token labels: expected {'(images, ' if axes == 4 else '('}rows, columns, {classes}), "
+            "or a pair of scores and classes, with at most that many on the last axis. Got "
+            f"{' and '.join(map(str, shapes))}."
+        )

@@ -1,0 +1,259 @@
+"""MixToken, against the exchange written out in NumPy."""
+
+import keras
+import numpy as np
+import pytest
+from harness import array, close, numbers
+
+from keras_vitx.layers import (
+    MLP,
+    Attention,
+    Block,
+    ClassToken,
+    ContextBroadcasting,
+    DenseHead,
+    DistilledHead,
+    PatchEmbedding,
+    TokenPooling,
+)
+from keras_vitx.models import Chain
+from keras_vitx.training import MixToken, SmoothedCrossentropy
+
+CLASSES, SMOOTHING = 4, 0.1
+BOX = np.array([[False, True, False], [False, True, False]])
+EYE = np.eye(CLASSES)
+
+
+def toy(head="dense"):
+    """A chain whose patches meet in their mean only."""
+    keras.utils.set_random_seed(0)
+    tokens = [ClassToken(2 if head == "token" else 1, name="tokens")]
+    heads = {
+        "dense": lambda: [DenseHead(CLASSES, "softmax", name="head")],
+        "token": lambda: [DistilledHead(CLASSES, "softmax", name="head")],
+        "one": lambda: [
+            TokenPooling("avg", name="pool"),
+            keras.layers.Dense(CLASSES, "softmax", name="head"),
+        ],
+    }
+    layers = [
+        PatchEmbedding(6, 4, name="stem"),
+        *tokens,
+        ContextBroadcasting(name="mean"),
+        *heads[head](),
+    ]
+    return Chain(layers, (8, 12, 3))
+
+
+def batch_of(count, soft=False):
+    random = np.random.default_rng(count)
+    integers = random.integers(0, CLASSES, count)
+    return numbers((count, 8, 12, 3)), EYE[integers].astype("float32") if soft else integers
+
+
+def in_box(box, count):
+    return np.tile(box.reshape(-1), (count, 1))
+
+
+def exchange(patches, box):
+    """Patch by patch, as the paper has it."""
+    out = patches.copy()
+    for image in range(len(patches)):
+        for patch in np.flatnonzero(box):
+            out[image, patch] = patches[len(patches) - 1 - image, patch]
+    return out
+
+
+def outputs_of(model, images, box):
+    """The outputs of all heads, with those of the patches exchanged back."""
+    stem, *rest, head = model.steps
+    x = exchange(array(stem(images)), box)
+    for layer in rest:
+        x = array(layer(x))
+    if not hasattr(head, "names"):
+        return {"head": array(head(x))}
+    parts = {name: array(part) for name, part in head(x, return_parts=True).items()}
+    if "aux_head" in parts:
+        parts["aux_head"] = exchange(parts["aux_head"], box)
+    return parts
+
+
+def entropy(targets, outputs):
+    targets = (1 - SMOOTHING) * targets + SMOOTHING / CLASSES
+    return -(targets * np.log(outputs)).sum(-1)
+
+
+def mixed(labels, box):
+    return (1 - box.mean()) * labels + box.mean() * labels[::-1]
+
+
+WEIGHTS = {
+    "dense": {"head": 1.0, "aux_head": 0.5},
+    "token": {"head": 0.5, "head_dist": 0.5},
+    "one": {"head": 1.0},
+}
+
+
+@pytest.mark.parametrize("count,labels", ((5, "integers"), (1, "soft"), (4, "patches")))
+@pytest.mark.parametrize("head", WEIGHTS)
+def test_loss_and_gradients(head, count, labels):
+    """The loss of a step, and the gradients of the classifiers' biases, in closed form."""
+    if labels == "patches" and head != "dense":
+        pytest.skip("only a dense head has labels of patches")
+    model = toy(head)
+    images, given = batch_of(count, labels == "soft")
+    targets = mixed(given if labels == "soft" else EYE[given], BOX)
+    own = np.repeat((given if labels == "soft" else EYE[given])[:, None], 6, 1)
+    y = {"head": given, "mix_token": in_box(BOX, count)}
+    if labels == "patches":
+        own = np.random.default_rng(7).dirichlet(np.ones(CLASSES), (count, 6)).astype("float32")
+        y["aux_head"] = own
+
+    outputs = outputs_of(model, images, BOX)
+    expected, slopes = 0.0, {}
+    for name, output in outputs.items():
+        target = own if name == "aux_head" else targets
+        weight = WEIGHTS[head][name]
+        expected += weight * entropy(target, output).mean()
+        smooth = (1 - SMOOTHING) * target + SMOOTHING / CLASSES
+        slopes[name] = weight * (output - smooth).reshape(-1, CLASSES).mean(0)
+
+    layer = model.get_layer("head")
+    model.compile(keras.optimizers.SGD(1.0), SmoothedCrossentropy(SMOOTHING), metrics=["accuracy"])
+    if labels == "soft":
+        model.compile(keras.optimizers.SGD(1.0), SmoothedCrossentropy(SMOOTHING))
+    logs = model.train_on_batch(images, y, return_dict=True)
+    close(logs["loss"], expected)
+    for name, slope in slopes.items():
+        dense = layer if head == "one" else getattr(layer, name)
+        close(-array(dense.bias.value), slope, 1e-4)
+
+
+@pytest.mark.parametrize("head", ("dense", "one"))
+def test_sample_weights_and_accuracy(head):
+    """The image in the larger part counts as the right one."""
+    model, count = toy(head), 5
+    images, given = batch_of(count)
+    weights = np.array([1.0, 0.5, 2.0, 0.0, 1.5], "float32")
+    for box in (BOX, ~BOX):
+        outputs = outputs_of(model, images, box)
+        expected = (weights * entropy(mixed(EYE[given], box), outputs["head"])).mean()
+        if head == "dense":
+            own = entropy(EYE[given][:, None], outputs["aux_head"]).mean(-1)
+            expected += 0.5 * (weights * own).mean()
+        model.compile(
+            keras.optimizers.SGD(0.0), SmoothedCrossentropy(SMOOTHING), metrics=["accuracy"]
+        )
+        y = {"head": given, "mix_token": in_box(box, count)}
+        logs = model.train_on_batch(images, y, weights, return_dict=True)
+        close(logs["loss"], expected)
+        seen = given if box.mean() <= 0.5 else given[::-1]
+        assert logs["accuracy"] == pytest.approx((outputs["head"].argmax(-1) == seen).mean())
+        # Nothing is exchanged in evaluation.
+        prediction = array(model(images))
+        logs = model.test_on_batch(images, y, return_dict=True)
+        close(logs["loss"], entropy(EYE[given], prediction).mean())
+        assert logs["accuracy"] == pytest.approx((prediction.argmax(-1) == given).mean())
+
+
+class Given(keras.utils.PyDataset):
+    """Images told apart by their brightness, in batches of odd size."""
+
+    def __init__(self, count=15):
+        super().__init__()
+        self.labels = np.arange(count) % CLASSES
+        self.images = numbers((count, 8, 12, 3), scale=0.1)
+        self.images += (self.labels - 1.5)[:, None, None, None]
+
+    def __len__(self):
+        return len(self.labels) // 5
+
+    def __getitem__(self, index):
+        part = slice(5 * index, 5 * index + 5)
+        return self.images[part], self.labels[part]
+
+
+def test_fit_learns_and_leaves_no_trace():
+    model, given = toy(), Given()
+    config, paths = model.get_config(), [variable.path for variable in model.variables]
+    model.compile(keras.optimizers.Adam(0.05), SmoothedCrossentropy(), metrics=["accuracy"])
+    whole = given.images, given.labels
+    model.fit(MixToken(given, model), validation_data=whole, epochs=60, shuffle=False, verbose=0)
+    assert model.evaluate(*whole, verbose=0)[1] == 1
+    assert model.get_config() == config
+    assert [variable.path for variable in model.variables] == paths
+    # Outside of a step, training mode exchanges nothing either.
+    parts = model(given.images, training=True, return_parts=True)
+    for name, expected in outputs_of(model, given.images, np.zeros(6, bool)).items():
+        close(array(parts[name]), expected)
+
+
+@pytest.mark.parametrize("how", ("listed", "remat"))
+def test_the_loop_over_depth(how):
+    """Under JAX, the first of the two runs its equal blocks as a loop."""
+    images, labels = batch_of(3)
+    y = {"head": labels, "mix_token": in_box(BOX, 3)}
+    losses, weights = [], None
+    for changed in (False, True):
+        keras.utils.set_random_seed(0)
+        blocks = [Block(Attention(2), MLP(2), name=f"blocks_{i}") for i in range(3)]
+        stem, tokens, _, head = toy().steps
+        layers = [type(one).from_config(one.get_config()) for one in (stem, tokens, head)]
+        model = Chain(
+            [*layers[:2], *blocks, layers[2]],
+            (8, 12, 3),
+            scan=not (changed and how == "listed"),
+            remat=changed and how == "remat",
+        )
+        weights = weights or model.get_weights()
+        model.set_weights(weights)
+        model.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())
+        losses.append([model.train_on_batch(images, y, return_dict=True)["loss"] for _ in "12"])
+    assert losses[0][0] != losses[0][1]
+    close(losses[1], losses[0], 1e-4)
+
+
+@pytest.mark.backend_free
+def test_boxes_depend_on_seed_epoch_and_index():
+    given, grid = Given(50), (10, 14)
+    model = Chain([PatchEmbedding(6, 4)], (40, 56, 3))
+    boxes = {}
+    for seed in (0, 1):
+        for epoch in (0, 1):
+            batches = MixToken(given, model, seed=seed)
+            batches.set_epoch(epoch)
+            for index in range(len(batches)):
+                images, labels = batches[index]
+                np.testing.assert_array_equal(images, given[index][0])
+                np.testing.assert_array_equal(labels["head"], given[index][1])
+                assert labels["mix_token"].shape == (5, 140) and labels["mix_token"].dtype == bool
+                assert (labels["mix_token"] == labels["mix_token"][:1]).all()
+                boxes[seed, epoch, index] = labels["mix_token"][0]
+                np.testing.assert_array_equal(batches[index][1]["mix_token"], labels["mix_token"])
+    of_epochs = {
+        np.stack([boxes[s, e, i] for i in range(10)]).tobytes() for s in (0, 1) for e in (0, 1)
+    }
+    assert len(of_epochs) == 4
+    for box in boxes.values():
+        box = box.reshape(grid)
+        # A box is the product of a range of rows and a range of columns.
+        assert (box == box.any(1)[:, None] & box.any(0)).all()
+    areas = [box.mean() for box in boxes.values()]
+    assert min(areas) < 0.1 and max(areas) > 0.6 and 0.25 < np.mean(areas) < 0.5
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    "make,message",
+    (
+        (lambda: MixToken(Given(), toy(), alpha=0), "`alpha` must be above 0"),
+        (lambda: MixToken(Given(), keras.Sequential(name="mine")), "Sequential 'mine'"),
+        (
+            lambda: MixToken(Given(), Chain([keras.layers.Flatten()], (8, 12, 3))),
+            "after the patch embedding",
+        ),
+    ),
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

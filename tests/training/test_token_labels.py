@@ -1,0 +1,178 @@
+"""Token labels follow the augmentation of their image."""
+
+import keras
+import numpy as np
+import pytest
+from harness import array
+
+import keras_vitx as kv
+from keras_vitx.data.augmentation import Augmentation
+from keras_vitx.data.windows import Window
+from keras_vitx.layers import ClassToken, DenseHead, PatchEmbedding
+from keras_vitx.models import Chain
+from keras_vitx.training import MixToken, SmoothedCrossentropy, TokenLabels
+from keras_vitx.training.token_labels import sampled
+
+CLASSES = 3
+RANDOM = np.random.default_rng(0)
+GRIDS = RANDOM.dirichlet(np.ones(CLASSES), (5, 4, 4)).astype("float32")
+
+
+def model_of(size=(16, 16)):
+    keras.utils.set_random_seed(0)
+    layers = [
+        PatchEmbedding(6, 4, name="stem"),
+        ClassToken(name="token"),
+        DenseHead(CLASSES, "softmax", name="head"),
+    ]
+    return Chain(layers, (*size, 3), preprocessing=kv.Preprocessing((0.5,) * 3, (0.5,) * 3))
+
+
+def bilinear(grid, y, x):
+    """The value at (y, x), where the centre of cell (i, j) is at (i + 1/2, j + 1/2)."""
+    y, x = (min(max(v - 0.5, 0), n - 1) for v, n in zip((y, x), grid.shape, strict=False))
+    i, j = int(y), int(x)
+    below, right = min(i + 1, len(grid) - 1), min(j + 1, grid.shape[1] - 1)
+    top = (1 - (x - j)) * grid[i, j] + (x - j) * grid[i, right]
+    bottom = (1 - (x - j)) * grid[below, j] + (x - j) * grid[below, right]
+    return (1 - (y - i)) * top + (y - i) * bottom
+
+
+WINDOWS = {
+    "whole": Window(),
+    "part": Window(0.1, 0.3, 0.5, 0.6),
+    "tiny": Window(0.4, 0.2, 0.1, 0.05),
+    "shifted": Window(-0.125, 0.0625),
+}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("flip", (False, True))
+@pytest.mark.parametrize("size", ((2, 3), (4, 4), (7, 5)))
+def test_sampling(name, flip, size):
+    """RoIAlign, sample by sample."""
+    grid, window = RANDOM.random((4, 6, 2)), WINDOWS[name]
+    expected = np.zeros((*size, 2))
+    height, width = window.height * 4 / size[0], window.width * 6 / size[1]
+    for a in range(size[0]):
+        for b in range(size[1]):
+            counts = [max(int(np.ceil(side)), 1) for side in (height, width)]
+            samples = [
+                bilinear(
+                    grid,
+                    window.top * 4 + (a + (i + 0.5) / counts[0]) * height,
+                    window.left * 6 + (b + (j + 0.5) / counts[1]) * width,
+                )
+                for i in range(counts[0])
+                for j in range(counts[1])
+            ]
+            expected[a, size[1] - 1 - b if flip else b] = np.mean(samples, 0)
+    np.testing.assert_allclose(sampled(grid, window._replace(flip=flip), size), expected, atol=1e-6)
+
+
+@pytest.mark.backend_free
+def test_the_whole_image_on_its_own_grid():
+    labels = TokenLabels(GRIDS, model_of())
+    np.testing.assert_allclose(labels(3, Window()), GRIDS[3].reshape(16, CLASSES), atol=1e-6)
+    flipped = labels(3, Window(flip=True))
+    np.testing.assert_allclose(flipped, GRIDS[3][:, ::-1].reshape(16, CLASSES), atol=1e-6)
+    np.testing.assert_allclose(labels(1, WINDOWS["part"]).sum(-1), 1, atol=1e-6)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("from_logits", (False, True))
+def test_the_highest_scores(from_logits):
+    scores = RANDOM.uniform(0.2, 0.5, (5, 4, 4, 2)).astype("float32")
+    classes = np.argsort(RANDOM.random((5, 4, 4, CLASSES)), -1)[..., :2]
+    dense = np.zeros((5, 4, 4, CLASSES), "float32")
+    dense[...] = 0 if from_logits else 1 - scores.sum(-1, keepdims=True)
+    np.put_along_axis(dense, classes, scores, -1)
+    given = TokenLabels((scores, classes), model_of(), from_logits)
+    expected = sampled(dense[2], WINDOWS["part"], (4, 4)).reshape(16, CLASSES)
+    if from_logits:
+        expected = np.exp(expected) / np.exp(expected).sum(-1, keepdims=True)
+    np.testing.assert_allclose(given(2, WINDOWS["part"]), expected, atol=1e-6)
+    np.testing.assert_allclose(given(2, Window()).sum(-1), 1, atol=1e-6)
+    by_path = TokenLabels({"a/2.jpg": (scores[2], classes[2])}, model_of(), from_logits)
+    np.testing.assert_array_equal(by_path("a/2.jpg", Window()), given(2, Window()))
+
+
+@pytest.mark.backend_free
+def test_relabel_size():
+    """Fine-tuning at another resolution: labels on a grid of 3, patches on one of 5."""
+    model, window = model_of((20, 20)), WINDOWS["part"]._replace(flip=True)
+    found = TokenLabels(GRIDS, model, relabel_size=3)(1, window)
+    between = sampled(GRIDS[1], window, (3, 3))
+    np.testing.assert_allclose(
+        found, sampled(between, Window(), (5, 5)).reshape(25, CLASSES), atol=1e-6
+    )
+
+
+@pytest.mark.backend_free
+def test_the_labels_of_an_image_stay_with_it():
+    """Each class is a colour: every patch of a training image is labelled by its colour."""
+    blocks = RANDOM.integers(0, CLASSES, (12, 4, 4))
+    images = (255 * np.eye(CLASSES)[blocks]).astype("uint8").repeat(4, 1).repeat(4, 2)
+    model = model_of()
+    labels = TokenLabels(np.eye(CLASSES, dtype="float32")[blocks], model)
+    for crop, least in (("random_resized", 0.9), ("shift", 0.75)):
+        batches = kv.data.pipelines(
+            (images, np.arange(12) % CLASSES),
+            model,
+            8,
+            augmentation=Augmentation(crop, scale=(0.3, 1.0)),
+            targets=labels,
+        )
+        seen, given = batches.train[0]
+        assert given["aux_head"].shape == (8, 16, CLASSES)
+        assert given["head"].shape == (8,)
+        colours = seen.reshape(8, 4, 4, 4, 4, 3).mean((2, 4)).reshape(8, 16, 3)
+        sure = given["aux_head"].max(-1) > 0.75
+        agree = colours.argmax(-1) == given["aux_head"].argmax(-1)
+        assert sure.mean() > 0.3
+        assert agree[sure].mean() > least, crop
+        assert agree.mean() > 0.7
+
+
+@pytest.mark.parametrize("mixed", (False, True))
+def test_the_patches_learn_their_labels(mixed):
+    blocks = RANDOM.integers(0, CLASSES, (24, 4, 4))
+    images = (255 * np.eye(CLASSES)[blocks]).astype("uint8").repeat(4, 1).repeat(4, 2)
+    model = model_of()
+    targets = TokenLabels(np.eye(CLASSES, dtype="float32")[blocks], model)
+    batches = kv.data.pipelines(
+        (images, np.arange(24) % CLASSES), model, 9, augmentation=None, targets=targets
+    )
+    train = MixToken(batches.train, model) if mixed else batches.train
+    model.compile(keras.optimizers.Adam(0.05), SmoothedCrossentropy(), metrics=["accuracy"])
+    history = model.fit(train, validation_data=batches.validation, epochs=60, verbose=0).history
+    assert np.isfinite(history["val_loss"]).all()
+    seen, given = batches.train[0]
+    parts = model(seen, training=True, return_parts=True)
+    found = array(parts["aux_head"]).argmax(-1)
+    assert (found == given["aux_head"].argmax(-1)).mean() == 1
+
+
+WRONG = {
+    "head": (
+        lambda: TokenLabels(GRIDS, kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3))),
+        "dense_head=True",
+    ),
+    "classes": (lambda: TokenLabels(GRIDS[..., :2], model_of()), r"columns, 3\).*\(5, 4, 4, 2\)"),
+    "axes": (lambda: TokenLabels(GRIDS[0], model_of()), r"\(4, 4, 3\)"),
+    "pair": (lambda: TokenLabels((GRIDS, GRIDS[:4]), model_of()), "and"),
+    "index": (lambda: TokenLabels(GRIDS, model_of())(5, Window()), "5 grids, and none .* 5"),
+    "check": (lambda: TokenLabels(GRIDS, model_of()).check([4, 5]), "5 grids, and none .* 5"),
+    "path": (lambda: TokenLabels({}, model_of())("a.jpg", Window()), "a.jpg"),
+    "file": (lambda: TokenLabels(GRIDS, model_of())("a.jpg", Window()), "mapping"),
+    "size": (lambda: TokenLabels(GRIDS, model_of(), relabel_size=0), "`relabel_size`"),
+}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case):
+    make, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        make()
