@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.erasing import erase
+from keras_vitx.data.keras_cv import KerasCV
 from keras_vitx.data.mixing import Mixing, check_mixable, soft_labels
 from keras_vitx.data.parts import Part
 from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
@@ -136,8 +137,13 @@ class TrainingBatches(Batches):
         self.classes, self.strict, self.targets = classes, strict, targets
         self.batch_size = min(batch_size, part.size)
         self.unreadable: dict[Any, OSError] = {}
+        self.keras_cv = None
         if augmentation is not None:
             augmentation.check_channels(facts.channels)
+            if augmentation.by == "keras_cv":
+                if targets is not None:
+                    raise ValueError('augmentation: targets need by="pillow", got "keras_cv".')
+                self.keras_cv = KerasCV(augmentation, facts.size)
         if self.mixing is not None:
             check_mixable(part.labels, classes)
             if targets is not None and self.mixing.cutmix:
@@ -187,7 +193,12 @@ class TrainingBatches(Batches):
             else:
                 windows[i] = self._augmented(image, batch[i], np.random.default_rng(seeds[i]))
 
-        _in_threads(fill, len(positions))
+        if self.keras_cv is None:
+            _in_threads(fill, len(positions))
+        else:
+            self.keras_cv.start(int(seeds[0] % 2**31))
+            for i in range(len(positions)):
+                fill(i)
         read = [i for i, window in enumerate(windows) if window is not None]
         if not read:
             raise OSError(
@@ -209,15 +220,16 @@ class TrainingBatches(Batches):
 
     def _augmented(self, image: np.ndarray, out: np.ndarray, random: np.random.Generator) -> Window:
         """Write the augmented and normalized image to `out`, and return its window."""
-        window = Window()
-        preprocessing = self.facts.preprocessing
-        if self.augmentation is not None:
-            image, window = self.augmentation.pixels(
-                image, self.facts.size, random, preprocessing.mean
-            )
+        augmentation, preprocessing = self.augmentation, self.facts.preprocessing
+        if augmentation is None:
+            out[:] = normalize(image, preprocessing)
+            return Window()
+        if self.keras_cv is not None:
+            out[:] = self.keras_cv.erase(normalize(self.keras_cv.pixels(image), preprocessing))
+            return Window()
+        image, window = augmentation.pixels(image, self.facts.size, random, preprocessing.mean)
         out[:] = normalize(image, preprocessing)
-        if self.augmentation is not None and self.augmentation.erasing:
-            erase(out, self.augmentation.erasing, random)
+        erase(out, augmentation.erasing, random)
         return window
 
     def _failed(self, position: int, error: OSError) -> None:

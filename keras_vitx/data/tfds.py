@@ -75,7 +75,7 @@ def open_tfds(
             f"features image and label, got {builder.info.features!r}."
         )
     if not builder.is_prepared():
-        _keep_tensorflow_off_the_gpu()
+        keep_tensorflow_off_the_gpu()
         builder.download_and_prepare()
 
     # `tfds.testing.mock_data` has no splits.
@@ -135,7 +135,7 @@ def _read(tfds, builder, split: str, classes: int) -> Part | None:
         try:
             examples = builder.as_data_source(split=split, decoders=encoded)
         except NotImplementedError:  # a format without random access
-            _keep_tensorflow_off_the_gpu()
+            keep_tensorflow_off_the_gpu()
             dataset = builder.as_dataset(split=split, decoders=encoded)
             examples = [
                 {key: example[key] for key in ("image", "label")}
@@ -151,7 +151,7 @@ def _read(tfds, builder, split: str, classes: int) -> Part | None:
     return Part(EncodedImages(examples, np.arange(len(labels)), name), labels)
 
 
-def _keep_tensorflow_off_the_gpu() -> None:
+def keep_tensorflow_off_the_gpu() -> None:
     """Keep TensorFlow from reserving GPU memory when Keras runs on another backend."""
     if keras.backend.backend() == "tensorflow":
         return
