@@ -2,6 +2,7 @@
 
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.files import FileBatch, batches_of_files
+from keras_vitx.data.grain import Examples, grain_batches
 from keras_vitx.data.mixing import Mixing
 from keras_vitx.data.pipelines import Pipelines, pipelines
 from keras_vitx.data.predictions import decode_predictions
@@ -10,6 +11,7 @@ from keras_vitx.data.sources import Source, open_source
 
 __all__ = [
     "Augmentation",
+    "Examples",
     "FileBatch",
     "Mixing",
     "Pipelines",
@@ -17,6 +19,7 @@ __all__ = [
     "batches_of_files",
     "decode_image",
     "decode_predictions",
+    "grain_batches",
     "open_source",
     "pipelines",
     "preprocess_input",

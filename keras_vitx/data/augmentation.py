@@ -17,8 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageEnhance
 
+from keras_vitx.data.erasing import erase
+from keras_vitx.data.preprocessing import normalize
 from keras_vitx.data.rand_augment import RandAugment
 from keras_vitx.data.windows import Window, random_resized, shifted
+from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest
 
 Crop = Literal["random_resized", "shift"]
@@ -143,6 +146,29 @@ class Augmentation:
         if self.color_jitter:
             image = jittered(image, self.color_jitter, random)
         return image, window
+
+
+def augmented(
+    image: np.ndarray,
+    augmentation: Augmentation | None,
+    facts: ModelInput,
+    random: np.random.Generator,
+) -> tuple[np.ndarray, Window]:
+    """Return an augmented and normalized image, the input of a model, and its window.
+
+    Args:
+        image: uint8 (height, width, channels), as in `Augmentation.pixels`.
+        augmentation: The augmentation; None only normalizes.
+        facts: The size and preprocessing of the model.
+        random: Source of all random numbers.
+    """
+    preprocessing = facts.preprocessing
+    if augmentation is None:
+        return normalize(image, preprocessing), Window()
+    pixels, window = augmentation.pixels(image, facts.size, random, preprocessing.mean)
+    image = normalize(pixels, preprocessing)
+    erase(image, augmentation.erasing, random)
+    return image, window
 
 
 def jittered(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:

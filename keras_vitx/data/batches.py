@@ -11,8 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.erasing import erase
+from keras_vitx.data.augmentation import Augmentation, augmented
 from keras_vitx.data.keras_cv import KerasCV
 from keras_vitx.data.mixing import Mixing, check_mixable, soft_labels
 from keras_vitx.data.parts import Part
@@ -220,16 +219,11 @@ class TrainingBatches(Batches):
 
     def _augmented(self, image: np.ndarray, out: np.ndarray, random: np.random.Generator) -> Window:
         """Write the augmented and normalized image to `out`, and return its window."""
-        augmentation, preprocessing = self.augmentation, self.facts.preprocessing
-        if augmentation is None:
-            out[:] = normalize(image, preprocessing)
-            return Window()
         if self.keras_cv is not None:
-            out[:] = self.keras_cv.erase(normalize(self.keras_cv.pixels(image), preprocessing))
-            return Window()
-        image, window = augmentation.pixels(image, self.facts.size, random, preprocessing.mean)
-        out[:] = normalize(image, preprocessing)
-        erase(out, augmentation.erasing, random)
+            pixels = normalize(self.keras_cv.pixels(image), self.facts.preprocessing)
+            out[:], window = self.keras_cv.erase(pixels), Window()
+        else:
+            out[:], window = augmented(image, self.augmentation, self.facts, random)
         return window
 
     def _failed(self, position: int, error: OSError) -> None:

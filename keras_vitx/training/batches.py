@@ -1,6 +1,7 @@
 """Batches for training and evaluation: opened from a source, or supplied by the user."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -115,8 +116,11 @@ def steps_of(batches: Any) -> int:
         ValueError: if it is unknown, as for infinite batches.
     """
     try:
-        return len(batches)
+        steps = len(batches)
     except TypeError as error:
         raise ValueError(
             f"source: the number of batches is unknown ({error}). Give `steps_per_epoch`."
         ) from error
+    if steps == sys.maxsize:  # how Grain says it
+        raise ValueError("source: the batches are endless. Give `steps_per_epoch`.")
+    return steps
