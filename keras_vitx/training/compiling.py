@@ -8,7 +8,9 @@ import keras
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.keras_internals import compile_arguments
+from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.evaluate import Measured
+from keras_vitx.training.losses import PerHead
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.task import task_of
@@ -32,6 +34,7 @@ def compile_for(
     optimizer: str | keras.optimizers.Optimizer | None = None,
     loss: Any = None,
     metrics: Sequence[Any] | None = None,
+    distillation: Distillation | None = None,
 ) -> Measured:
     """Compile `model` and return the `Measured` for validation, without label smoothing.
 
@@ -44,6 +47,7 @@ def compile_for(
         steps: Steps per epoch.
         labels: A function that returns the labels of a batch; called if there is no loss.
         optimizer, loss, metrics: As in `fit`.
+        distillation: The distillation, if any, which adds the teacher's part to the loss.
 
     Raises:
         ValueError: as in `outputs_of` and `task_of`.
@@ -64,6 +68,8 @@ def compile_for(
         plain_loss, given["loss"] = task.loss(), task.loss(recipe.targets.label_smoothing)
         if "metrics" not in chosen:
             given["metrics"] = task.metrics()
+    if distillation is not None and not isinstance(plain_loss, PerHead):
+        given["loss"] = distillation.loss(model, given.get("loss", plain_loss))
     if "optimizer" not in chosen:
         given["optimizer"] = make_optimizer(model, recipe, steps)
     if given:

@@ -24,6 +24,7 @@ from keras_vitx.training.progress import Clock, Progress, verbosity
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resumable import data_facts, start_of
 from keras_vitx.training.run import CHECKPOINTS, report_start, run_folder, write_results, write_run
+from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ def fit(
     source: Any,
     recipe: str | Recipe = "finetune",
     *,
+    teacher: keras.Model | None = None,
+    token_labels: Any = None,
     head: Head = "match",
     optimizer: str | keras.optimizers.Optimizer | None = None,
     loss: Any = None,
@@ -85,6 +88,10 @@ def fit(
             or a PyTorch `DataLoader`. For validation batches of your own, give
             `data.Pipelines(train=..., validation=...)`.
         recipe: Name of a recipe, or a `Recipe`.
+        teacher: A Keras classifier whose predictions are further labels, by the recipe's
+            `distillation`: see `keras_vitx.training.Distillation`.
+        token_labels: Labels of the patches of each image, for models with a dense head: a
+            `keras_vitx.training.TokenLabels`, or the labels that it takes.
         head: How a trained head is treated. `"match"` compares the class names of
             model and data: if they are the same in another order, the head is
             permuted; if they differ, it is reinitialized. `"keep"` leaves it as it is,
@@ -138,6 +145,8 @@ def fit(
         outputs_of(model)  # A model without a classifier fails before the data are read.
     if output is None and (resume or save_every is not None):
         raise ValueError("`resume` and `save_every` need `output`, the folder of the run.")
+    distillation = distillation_of(recipe.targets, teacher)
+    token_labels = token_labels_of(token_labels, model, source)
     here = check_devices(devices, model)
     if output is not None:
         output = run_folder(output, resume) if is_chief() else Path(output)
@@ -147,10 +156,12 @@ def fit(
         part_of_batch(recipe),
         augmentation=recipe.augmentation,
         mixing=recipe.mixing,
+        targets=token_labels,
         seed=seed,
         validation_split=validation_split,
         strict=strict,
     )
+    batches = with_targets(batches, model, recipe.targets, distillation, class_weight, seed)
     if here.replicas > 1:
         check_batch(len(labels_of(batches.train)), here)
     set_network(model, recipe.network)
@@ -164,9 +175,11 @@ def fit(
         optimizer,
         loss,
         metrics,
+        distillation,
     )
     run = {
         "model": model.name,
+        "teacher": None if teacher is None else teacher.name,
         "recipe": recipe.to_dict(),
         "head": match_head(model, batches.class_names, head),
         "seed": seed,

@@ -172,8 +172,13 @@ class Targets:
 
     Attributes:
         label_smoothing: Label smoothing, in training only.
-        mix_token: Whether MixToken mixes the patches (`keras_vitx.training.MixToken`), for
-            models with `dense_head=True`.
+        mix_token: Whether MixToken mixes the patches (`keras_vitx.training.MixToken`).
+        distillation: `"hard"` or `"soft"`, how the teacher that `fit` is given is imitated
+            (`keras_vitx.training.Distillation`). None is `"hard"` with a teacher, and needs
+            none.
+        temperature: Temperature of soft distillation.
+        distillation_weight: Weight of the teacher's part in the loss; None is 0.5 for
+            `"hard"` and 0.1 for `"soft"`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -181,9 +186,23 @@ class Targets:
 
     label_smoothing: float = 0.1
     mix_token: bool = False
+    distillation: Literal["hard", "soft"] | None = None
+    temperature: float = 3.0
+    distillation_weight: float | None = None
 
     def __post_init__(self):
-        check(self, label_smoothing=Range(below=1), mix_token=YES_OR_NO)
+        check(
+            self,
+            label_smoothing=Range(below=1),
+            mix_token=YES_OR_NO,
+            distillation=Choice(("hard", "soft", None)),
+            temperature=Range(above=True),
+            distillation_weight=Range(optional=True),
+        )
+        if self.distillation_weight is not None and self.distillation_weight > 1:
+            raise ValueError(
+                f"`distillation_weight` must be at most 1. Received: {self.distillation_weight}."
+            )
 
 
 @dataclass(frozen=True)
