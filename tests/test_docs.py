@@ -1,4 +1,4 @@
-"""Every call in docs/ablations.md is valid."""
+"""Every call in docs/ablations.md is valid, and the blocks of all other pages run."""
 
 import ast
 import inspect
@@ -21,7 +21,8 @@ from keras_vitx.models import build
 
 pytestmark = pytest.mark.backend_free
 
-ABLATIONS = (Path(__file__).parents[1] / "docs" / "ablations.md").read_text()
+PAGE = Path(__file__).parents[1] / "docs" / "ablations.md"
+ABLATIONS = PAGE.read_text()
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in ABLATIONS.splitlines()
@@ -149,6 +150,19 @@ def assert_agrees(count, stated):
 
 def decimals(number):
     return len(number.partition(".")[2])
+
+
+PAGES = sorted(set((Path(__file__).parents[1] / "docs").glob("*.md")) - {PAGE})
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    """In order, with the names of the blocks before."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": page.stem}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(compile(block, f"docs/{page.name}", "exec"), names)
 
 
 def test_blocks_run():
