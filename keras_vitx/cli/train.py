@@ -21,6 +21,12 @@ def main(
     recipe: RecipeName = "finetune",
     change: Changes = None,
     smoke: Smoke = False,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="A model whose predictions are learned, too: a .keras file, a folder or hf://..."
+        ),
+    ] = None,
     head: Annotated[
         Literal["match", "keep", "fresh"],
         typer.Option(
@@ -89,6 +95,13 @@ def main(
         if image_size is not None:
             arguments["input_shape"] = (image_size, image_size, 3)
     network = open_model(model, weights, **arguments)
+    tutor = None
+    if teacher is not None:
+        if is_size(teacher):
+            raise ValueError(
+                f"`--teacher` must be a trained model. Received: the size {teacher!r}."
+            )
+        tutor = open_model(teacher)
     _check_classes(network, model, images)
     if chief:
         output = output or new_run(network.name)
@@ -96,6 +109,7 @@ def main(
         network,
         images,
         chosen,
+        teacher=tutor,
         head=head,
         output=output,
         precision=precision,
