@@ -381,6 +381,10 @@ FAMILIES: dict[str, Callable[..., keras.Model]] = {
     "Mixer": tiny(kv.Mixer),
 }
 """A tiny model of each family."""
+FAMILIES_HERE = tuple(FAMILIES) if BACKEND == "torch" else ("CaiT", "ConViT", "RefinedViT", "PiT")
+"""Families for tests that are slow to compile: all of them on PyTorch, elsewhere those with layers
+of their own. (ViT, DeepViT, CB-ViT and Mixer are made of simpler or of the same operations.)
+"""
 
 
 def blocks(model):

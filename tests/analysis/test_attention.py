@@ -3,7 +3,7 @@ import weakref
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array, blocks, numbers, randomize
+from harness import FAMILIES, FAMILIES_HERE, array, blocks, numbers, randomize
 from keras import ops
 
 import keras_vitx as kv
@@ -49,7 +49,7 @@ def test_scores_come_block_by_block(model, images):
     assert all(maps.dtype == np.float32 for _, maps in scores)
 
 
-with_attention = pytest.mark.parametrize("family", [f for f in FAMILIES if f != "Mixer"])
+with_attention = pytest.mark.parametrize("family", [f for f in FAMILIES_HERE if f != "Mixer"])
 SMALL = numbers((2, 16, 16, 3))
 
 

@@ -8,6 +8,8 @@ from keras_vitx.export import verify
 from keras_vitx.export.verify import batches_for
 from keras_vitx.layers import ImagePreprocessing
 
+# Exports from each backend are compared in test_export_saved_model.py.
+pytestmark = pytest.mark.backend_free
 process = importlib.import_module("keras_vitx.export.process")
 
 

@@ -276,6 +276,7 @@ def test_arguments_go_before_the_recipe():
     assert [logs["val_loss"] for logs in seen] == history["val_loss"]
 
 
+@pytest.mark.backend_free  # the losses are tested on each backend
 def test_labels_of_all_forms():
     images, labels = TRAIN
     several = np.stack([labels, 1 - labels, np.zeros_like(labels)], 1)

@@ -6,11 +6,12 @@ import re
 import shutil
 import warnings
 import zipfile
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array, close, numbers, precision, randomize, run_python
+from harness import BACKEND, FAMILIES, array, close, numbers, precision, randomize, run_python
 from PIL import Image
 
 import keras_vitx as kv
@@ -57,7 +58,8 @@ def adapted(how):
         dense.enable_lora(2)
         dense.lora_kernel_b.assign(numbers(dense.lora_kernel_b.shape))
     else:
-        with warnings.catch_warnings():
+        # Keras runs the garbage collector after each layer, which takes half a second.
+        with warnings.catch_warnings(), mock.patch("gc.collect"):
             # Keras warns about each layer that it can't quantize.
             warnings.simplefilter("ignore")
             model.quantize(how)
@@ -96,62 +98,74 @@ MODELS = {
     "int8": lambda: adapted("int8"),
 }
 IN_KERAS_FORMAT = {"crossed", "lora", "int8"}
+MODELS_HERE = tuple(MODELS) if BACKEND == "torch" else ("RefinedViT", "mixed", "lora", "int8")
+"""Models that are saved on this backend: one of each format and precision, and all on PyTorch."""
+
+
+class Folders:
+    """Models saved to folders, each when it is first needed."""
+
+    def __init__(self, root):
+        self.root = root
+        self.expected = {}
+        """Outputs and facts by name of the model."""
+
+    def __getitem__(self, name):
+        if name not in self.expected:
+            model = MODELS[name]()
+            if name not in IN_KERAS_FORMAT:
+                randomize(model, 0.3)
+            if name not in ("no head", "pooled"):
+                model.class_names = NAMES
+            model.preprocessing = PREPROCESSING
+            self.expected[name] = outputs(model), facts(model)
+            kv.save(model, self.root / name)
+        return self.root / name
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Every model, saved to a folder, with its outputs."""
-    root = tmp_path_factory.mktemp("models")
-    expected = {}
-    for name, make in MODELS.items():
-        model = make()
-        if name not in IN_KERAS_FORMAT:
-            randomize(model, 0.3)
-        if name not in ("no head", "pooled"):
-            model.class_names = NAMES
-        model.preprocessing = PREPROCESSING
-        expected[name] = outputs(model), facts(model)
-        kv.save(model, root / name)
-    return root, expected
+    return Folders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def folder(folders, tmp_path):
     """A copy of a saved model, for tests that damage it."""
-    return shutil.copytree(folders[0] / "CaiT", tmp_path / "spoilt")
+    return shutil.copytree(folders["CaiT"], tmp_path / "spoilt")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS_HERE)
 def test_comes_back(folders, name):
-    root, expected = folders
+    folder = folders[name]
     weights = "model.weights.h5" if name in IN_KERAS_FORMAT else "model.safetensors"
-    assert {path.name for path in (root / name).iterdir()} == {"README.md", "config.json", weights}
-    model = kv.load(root / name)
-    close(outputs(model), expected[name][0], 1e-6)
-    assert facts(model) == expected[name][1]
+    assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", weights}
+    model = kv.load(folder)
+    close(outputs(model), folders.expected[name][0], 1e-6)
+    assert facts(model) == folders.expected[name][1]
 
 
 FRESH = """
 import pathlib, sys
 import keras_vitx as kv
 import keras, numpy as np
-images, root = np.load(sys.argv[1]), pathlib.Path(sys.argv[2])
-for folder in root.iterdir():
-    outputs = keras.ops.cast(kv.load(str(folder))(images, training=False), "float32")
-    np.save(f"{sys.argv[3]}/{folder.name}.npy", keras.ops.convert_to_numpy(outputs))
+images, target, *folders = sys.argv[1:]
+images = np.load(images)
+for folder in folders:
+    outputs = keras.ops.cast(kv.load(folder)(images, training=False), "float32")
+    name = pathlib.Path(folder).name
+    np.save(f"{target}/{name}.npy", keras.ops.convert_to_numpy(outputs))
 """
 
 
 def test_comes_back_in_a_fresh_process(folders, tmp_path):
-    root, expected = folders
     np.save(tmp_path / "images.npy", IMAGES)
-    run_python(FRESH, tmp_path / "images.npy", root, tmp_path)
-    for name in MODELS:
-        close(np.load(tmp_path / f"{name}.npy"), expected[name][0], 1e-6, name)
+    run_python(FRESH, tmp_path / "images.npy", tmp_path, *(folders[name] for name in MODELS_HERE))
+    for name in MODELS_HERE:
+        close(np.load(tmp_path / f"{name}.npy"), folders.expected[name][0], 1e-6, name)
 
 
 def test_lora_goes_on(folders):
-    model = kv.load(folders[0] / "lora")
+    model = kv.load(folders["lora"])
     model.compile("sgd", "sparse_categorical_crossentropy")
     dense = model.get_layer("blocks_0").attention.qkv
     before = [np.array(array(v)) for v in (dense._kernel, dense.lora_kernel_b)]
@@ -160,6 +174,7 @@ def test_lora_goes_on(folders):
     assert np.abs(array(dense.lora_kernel_b) - before[1]).max() > 0
 
 
+@pytest.mark.backend_free
 def test_how_a_model_was_compiled_stays_behind(tmp_path):
     model = FAMILIES["Mixer"]()
     model.compile("adam", loss=lambda y, p: keras.ops.mean(p))
@@ -167,6 +182,7 @@ def test_how_a_model_was_compiled_stays_behind(tmp_path):
     assert not kv.load(tmp_path / "model").compiled
 
 
+@pytest.mark.backend_free
 def test_the_card(tmp_path):
     from huggingface_hub import ModelCard
 
@@ -203,19 +219,21 @@ def test_the_card(tmp_path):
     assert config["library_version"] == kv.__version__
 
 
+@pytest.mark.backend_free
 def test_a_card_without_facts(folders):
     from huggingface_hub import ModelCard
 
-    card = ModelCard.load(folders[0] / "no head" / "README.md")
+    card = ModelCard.load(folders["no head"] / "README.md")
     data = card.data.to_dict()
     assert not {"license", "datasets", "metrics", "model-index"} & set(data)
     assert data["pipeline_tag"] == "image-feature-extraction"
     assert card.text.count("not stated") == 3
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("name", ["CaiT", "no head"])
 def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name):
-    folder = folders[0] / name
+    folder = folders[name]
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.zeros((20, 30, 3), "uint8")).save("photo.jpg")
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
@@ -225,6 +243,7 @@ def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name)
     assert ("'a'" in capsys.readouterr().out) == (name == "CaiT")
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -246,6 +265,7 @@ def test_wrong_arguments_write_nothing(tmp_path, monkeypatch, arguments, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend_free
 def test_nothing_is_replaced_unasked(tmp_path):
     model = FAMILIES["Mixer"]()
     folder = tmp_path / "model"
@@ -263,6 +283,7 @@ def test_nothing_is_replaced_unasked(tmp_path):
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.backend_free
 def test_what_is_no_model_stays(tmp_path):
     folder = tmp_path / "model"
     kv.save(adapted("lora"), folder)
@@ -279,6 +300,7 @@ def test_what_is_no_model_stays(tmp_path):
     assert (folder / "link" / "README.md").read_text() == "precious"
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_failed_write_leaves_what_stood_there(tmp_path, monkeypatch, exists):
     from keras_vitx.models import folders
@@ -312,6 +334,7 @@ def entry(module, name, config=None, **more):
     return {"module": module, "class_name": name, "config": config or {}, **more}
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("intruder", "name"),
     [
@@ -354,6 +377,7 @@ def test_a_config_with_other_objects_is_refused(folder, intruder, name, place):
     assert "neither of keras_vitx nor" in str(error.value)
 
 
+@pytest.mark.backend_free
 def test_objects_of_your_own(tmp_path):
     from huggingface_hub import ModelCard
 
@@ -389,6 +413,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_told(folder, damage):
     DAMAGES[damage](folder)
@@ -397,24 +422,27 @@ def test_damage_is_told(folder, damage):
     assert len(str(error.value)) < 700
 
 
+@pytest.mark.backend_free
 def test_weights_of_another_model(folders, folder):
     kv.save(FAMILIES["CaiT"](classes=7), folder, overwrite=True)
-    shutil.copyfile(folders[0] / "CaiT" / "model.safetensors", folder / "model.safetensors")
+    shutil.copyfile(folders["CaiT"] / "model.safetensors", folder / "model.safetensors")
     with pytest.raises(ValueError, match="5 classes"):
         kv.load(folder)
-    shutil.copyfile(folders[0] / "ViT" / "model.safetensors", folder / "model.safetensors")
+    shutil.copyfile(folders["ViT"] / "model.safetensors", folder / "model.safetensors")
     with pytest.raises(ValueError, match="doesn't fit"):
         kv.load(folder)
 
 
+@pytest.mark.backend_free
 def test_damaged_keras_weights(folders, tmp_path):
-    folder = shutil.copytree(folders[0] / "int8", tmp_path / "spoilt")
+    folder = shutil.copytree(folders["int8"], tmp_path / "spoilt")
     content = (folder / "model.weights.h5").read_bytes()
     (folder / "model.weights.h5").write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"model\.weights\.h5"):
         kv.load(folder)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 def test_missing_files_are_named(folder, file):
     (folder / file).unlink()
@@ -422,6 +450,7 @@ def test_missing_files_are_named(folder, file):
         kv.load(folder)
 
 
+@pytest.mark.backend_free
 def test_no_folder(tmp_path):
     with pytest.raises(NotADirectoryError, match="absent"):
         kv.load(tmp_path / "absent")
@@ -445,17 +474,18 @@ def hub(tmp_path, monkeypatch):
     return put
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("name", ["CaiT", "int8"])
 def test_from_the_hub(hub, folders, name):
-    root, expected = folders
-    hub("someone/model", root / name)
+    hub("someone/model", folders[name])
     for revision in ("", "@main", "@0123456789abcdef0123456789abcdef01234567"):
         model = kv.load(f"hf://someone/model{revision}")
-        close(outputs(model), expected[name][0], 1e-6)
+        close(outputs(model), folders.expected[name][0], 1e-6)
     with pytest.raises(OSError, match="someone/model@v2"):
         kv.load("hf://someone/model@v2")
 
 
+@pytest.mark.backend_free
 def test_a_source_of_the_catalogue(hub, tmp_path):
     expected = kv.ViT_Ti(distillation_token=True)
     (tmp_path / "theirs").mkdir()
@@ -468,6 +498,7 @@ def test_a_source_of_the_catalogue(hub, tmp_path):
     )
 
 
+@pytest.mark.backend_free
 def test_a_source_with_many_classes(hub, tmp_path):
     expected = kv.ViT_Ti(classes=21843)
     (tmp_path / "theirs").mkdir()
@@ -479,6 +510,7 @@ def test_a_source_with_many_classes(hub, tmp_path):
     )
 
 
+@pytest.mark.backend_free
 def test_a_repository_of_others(hub, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "config.json").write_text('{"architecture": "resnet18"}')
@@ -491,15 +523,16 @@ def test_a_repository_of_others(hub, tmp_path):
         kv.load("hf://timm")
 
 
+@pytest.mark.backend_free
 def test_a_folder_as_weights(folders, monkeypatch, caplog):
-    root, expected = folders
-    monkeypatch.chdir(root)
+    monkeypatch.chdir(folders["CaiT"].parent)
     model = FAMILIES["CaiT"](weights="CaiT")
-    close(outputs(model), expected["CaiT"][0], 1e-6)
+    close(outputs(model), folders.expected["CaiT"][0], 1e-6)
     assert (model.class_names, model.preprocessing) == (NAMES, PREPROCESSING)
     assert not caplog.records
 
 
+@pytest.mark.backend_free
 def test_a_folder_in_keras_format_as_weights(tmp_path):
     def make(**arguments):
         return FAMILIES["CaiT"](
@@ -517,17 +550,17 @@ def test_a_folder_in_keras_format_as_weights(tmp_path):
     assert loaded.class_names == NAMES
 
 
+@pytest.mark.backend_free
 def test_a_folder_as_weights_is_strict(folders, folder, caplog):
-    root, _ = folders
     fewer = FAMILIES["CaiT"](weights=folder, classes=3)
     assert fewer.class_names is None and fewer.preprocessing == PREPROCESSING
     assert "except the head's" in caplog.text
     whole = kv.load(folder)
     np.testing.assert_array_equal(array(fewer.weights[0]), array(whole.weights[0]))
     with pytest.raises(ValueError, match="doesn't fit"):
-        FAMILIES["CaiT"](weights=root / "ViT")
+        FAMILIES["CaiT"](weights=folders["ViT"])
     with pytest.raises(ValueError, match=r"(?s)weights=.*not floating-point"):
-        FAMILIES["CaiT"](weights=root / "int8")
+        FAMILIES["CaiT"](weights=folders["int8"])
     edit(folder, lambda content: content["model"]["config"].update(class_names=["a"]))
     with pytest.raises(ValueError, match="names 1 classes"):
         FAMILIES["CaiT"](weights=folder)
@@ -541,6 +574,7 @@ def test_a_folder_as_weights_is_strict(folders, folder, caplog):
         FAMILIES["CaiT"](weights=folder)
 
 
+@pytest.mark.backend_free
 def test_a_keras_file_without_mean_is_told(tmp_path):
     path, other = tmp_path / "m.keras", tmp_path / "other.keras"
     FAMILIES["CaiT"]().save(path)
@@ -565,6 +599,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.backend_free
 def test_a_keras_file_with_a_class_that_nobody_imported(tmp_path):
     path = tmp_path / "mine.keras"
     model = FAMILIES["ViT"](attention=lambda i: Attention(2, on_weights=[Doubled()]))

@@ -123,6 +123,7 @@ def peers(timm):
     }
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("name", ["cait", "convit", "deit"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_to_timm_and_back(timm, tmp_path, name, suffix):
