@@ -237,6 +237,9 @@ class TrainingBatches(Batches):
 class EvaluationBatches(Batches):
     """Images in order, with the evaluation transform; the last batch may be smaller.
 
+    An image that can't be decoded raises: measures of other images than those asked for would
+    not be comparable.
+
     Args:
         part: The images and their labels.
         facts: The size, channels and preprocessing of the model.

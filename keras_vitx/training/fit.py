@@ -44,6 +44,7 @@ def fit(
     class_weight: Mapping[int, float] | None = None,
     steps_per_epoch: int | None = None,
     validation_split: float = 0.1,
+    fraction: float = 1.0,
     output: str | os.PathLike | None = None,
     save_every: int | None = None,
     keep: int = 3,
@@ -106,6 +107,8 @@ def fit(
         steps_per_epoch: Steps per epoch; required for infinite batches.
         validation_split: Fraction of each class of the training images that is held
             out for validation, if the source has no validation part.
+        fraction: Fraction of the training images of each class that is used, as in ConViT's
+            Table 2, whose epochs are divided by it.
         output: Folder for `best.keras` (the model after its best epoch; `last.keras` with
             `result="last"`), `history.csv` (one row per epoch, with the learning rate, the
             seconds and the images per second), `curves.png` (with matplotlib), `run.json`
@@ -159,6 +162,7 @@ def fit(
         targets=token_labels,
         seed=seed,
         validation_split=validation_split,
+        fraction=fraction,
         strict=strict,
     )
     batches = with_targets(batches, model, recipe.targets, distillation, class_weight, seed)
@@ -183,6 +187,7 @@ def fit(
         "recipe": recipe.to_dict(),
         "head": match_head(model, batches.class_names, head),
         "seed": seed,
+        "fraction": fraction,
         "precision": precision,
         "devices": here.count,
         "backend": keras.backend.backend(),

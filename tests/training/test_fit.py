@@ -402,3 +402,12 @@ for (images, labels), measured in (
 def test_each_image_counts_once_on_several_devices(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     run_python(DATA_PARALLEL)
+
+
+def test_mixed_images_and_a_fraction_of_them(tmp_path):
+    options = SHORT | {"augmentation": "rand_augment", "mixing": kv.data.Mixing()}
+    kv.fit(small(), (TRAIN, VALIDATION), fraction=0.5, output=tmp_path, **options | {"epochs": 1})
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["train_images"], run["validation_images"], run["fraction"]) == (24, 14, 0.5)
+    assert run["recipe"]["mixing"]["cutmix"] == 1.0
+    assert run["chosen_by"] == "val_accuracy"
