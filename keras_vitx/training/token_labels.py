@@ -75,15 +75,23 @@ class TokenLabels:
             image: Id of the image: its index in the source, or its path.
             window: The window of the image that is seen.
         """
-        grid = self._grid_of(image)
+        grid, classes = self._grid_of(image)
         if self.relabel_size is not None:
             grid = sampled(grid, window._replace(flip=False), (self.relabel_size,) * 2)
             window = Window(flip=window.flip)
-        targets = sampled(grid, window, self.grid).reshape(-1, self.classes)
+        targets = sampled(grid, window, self.grid).reshape(-1, grid.shape[-1])
+        # How many classes each of the channels is.
+        counts = np.ones(grid.shape[-1], "float32")
+        if classes is not None:
+            counts[-1] = self.classes - len(classes)
         if self.from_logits:
             targets = np.exp(targets - targets.max(-1, keepdims=True))
-            targets /= targets.sum(-1, keepdims=True)
-        return targets
+            targets /= (targets @ counts)[:, None]
+        if classes is None:
+            return targets
+        every = np.repeat(targets[:, -1:], self.classes, -1)
+        every[:, classes] = targets[:, :-1]
+        return every
 
     def check(self, images: Iterable[Any]) -> None:
         """Check that there are labels of each of the images.
@@ -112,8 +120,12 @@ class TokenLabels:
             )
         return image
 
-    def _grid_of(self, image) -> np.ndarray:
-        """Return the labels of an image, float32 `(rows, columns, classes)`."""
+    def _grid_of(self, image) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the labels of an image, float32 `(rows, columns, channels)`, and their classes.
+
+        Without classes, each channel is a class. Otherwise there is one channel more, with the
+        score of each class that is not among the k highest anywhere in the image.
+        """
         place = self._place(image)
         if isinstance(self.labels, tuple):
             found = tuple(array[place] for array in self.labels)
@@ -122,14 +134,15 @@ class TokenLabels:
         if isinstance(self.labels, Mapping):
             _check_shapes(found, 3, self.classes)
         if not isinstance(found, tuple):
-            return np.asarray(found, "float32")
-        scores, classes = np.asarray(found[0], "float32"), np.asarray(found[1], "int64")
+            return np.asarray(found, "float32"), None
+        scores, highest = np.asarray(found[0], "float32"), np.asarray(found[1], "int64")
         rest = np.zeros(scores.shape[:2], "float32")
         if not self.from_logits and self.classes > scores.shape[-1]:
             rest = (1 - scores.sum(-1)) / (self.classes - scores.shape[-1])
-        grid = np.repeat(rest[..., None], self.classes, -1)
-        np.put_along_axis(grid, classes, scores, -1)
-        return grid
+        classes, channels = np.unique(highest, return_inverse=True)
+        grid = np.repeat(rest[..., None], len(classes) + 1, -1)
+        np.put_along_axis(grid, channels.reshape(highest.shape), scores, -1)
+        return grid, classes
 
 
 def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:

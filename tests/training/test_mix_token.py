@@ -176,9 +176,9 @@ class Given(keras.utils.PyDataset):
 def test_fit_learns_and_leaves_no_trace():
     model, given = toy(), Given()
     config, paths = model.get_config(), [variable.path for variable in model.variables]
-    model.compile(keras.optimizers.Adam(0.05), SmoothedCrossentropy(), metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(0.2), SmoothedCrossentropy(), metrics=["accuracy"])
     whole = given.images, given.labels
-    model.fit(MixToken(given, model), validation_data=whole, epochs=60, shuffle=False, verbose=0)
+    model.fit(MixToken(given, model), validation_data=whole, epochs=20, shuffle=False, verbose=0)
     assert model.evaluate(*whole, verbose=0)[1] == 1
     assert model.get_config() == config
     assert [variable.path for variable in model.variables] == paths
