@@ -11,12 +11,14 @@ from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Source, Weights
 from keras_vitx.cli._output import new_run
 from keras_vitx.cli._recipe import Changes, RecipeName, Smoke, a_few_images, changes_of
+from keras_vitx.cli._resume import Keep, Resume, SaveEvery, recorder, resumed
 from keras_vitx.files import check_writable
 
 
 def main(
-    model: ModelOrFile,
-    source: Source,
+    context: typer.Context,
+    model: ModelOrFile = None,
+    source: Source = None,
     weights: Weights = None,
     recipe: RecipeName = "finetune",
     change: Changes = None,
@@ -60,6 +62,9 @@ def main(
         Path | None,
         typer.Option(help="Folder for the results. Default: a new one under runs/."),
     ] = None,
+    resume: Resume = None,
+    save_every: SaveEvery = None,
+    keep: Keep = 3,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.", min=0)] = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")
@@ -68,11 +73,18 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Train or fine-tune a model by a recipe."""
+    if context is not None and resume is not None:
+        if kv.training.run.is_finished(resume):
+            typer.echo(f"The run in {resume} is finished.")
+            return None
+        return main(None, **resumed(context, resume))
+    if model is None or source is None:
+        raise typer.BadParameter("MODEL and SOURCE are required, or --resume.")
     import keras
 
     _devices.use(devices)
     chief = kv.training.is_chief()
-    if chief:
+    if chief and resume is None:
         _check_output(output)
     chosen = kv.training.recipes.get(recipe).but(**changes_of(change))
     chosen = chosen.but(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
@@ -105,16 +117,26 @@ def main(
     _check_classes(network, model, images)
     if chief:
         output = output or new_run(network.name)
-    kv.fit(
-        network,
-        images,
-        chosen,
-        teacher=tutor,
-        head=head,
-        output=output,
-        precision=precision,
-        seed=seed,
-    )
+    output = resume or output
+    try:
+        kv.fit(
+            network,
+            images,
+            chosen,
+            teacher=tutor,
+            head=head,
+            output=output,
+            save_every=save_every if output else None,
+            keep=keep,
+            resume=resume is not None,
+            callbacks=[recorder(context, output)] if chief and resume is None else [],
+            precision=precision,
+            seed=seed,
+        )
+    except (SystemExit, KeyboardInterrupt):
+        if chief:
+            typer.echo(f"To continue: keras-vitx train --resume {output}", err=True)
+        raise
     if chief:
         typer.echo(f"Model, history and settings: {output}")
 

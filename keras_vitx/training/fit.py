@@ -230,7 +230,7 @@ def fit(
     except BaseException as error:
         kept = best.restore()
         if start.checkpoints and start.checkpoints.files:
-            kept += f" The last good checkpoint is {start.checkpoints.files[-1]}."
+            kept += f" `resume=True` continues from {start.checkpoints.files[-1]}."
         run |= {"stopped": f"{type(error).__name__}: {error}"}
         if isinstance(error, FloatingPointError):
             run["images"] = finite.images

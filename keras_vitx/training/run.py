@@ -47,6 +47,11 @@ def read_run(output: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def is_finished(output: Path) -> bool:
+    """Return whether the folder holds a run that was trained to its end."""
+    return bool(read_run(output).get("finished"))
+
+
 def report_start(output: Path, state: Mapping[str, Any] | None, epochs: int) -> None:
     """Log from where the training of a run continues, if it does."""
     if state is None:

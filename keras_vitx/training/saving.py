@@ -161,5 +161,5 @@ class Saving(keras.callbacks.Callback):
     def _stop_if_asked(self):
         if self.asked:
             files = self.checkpoints.files
-            said = f"The training continues from {files[-1]} with `resume=True`." if files else ""
+            said = f"The state is saved in {files[-1]}." if files else "No state is saved."
             raise KeyboardInterrupt(said) if self.asked == signal.SIGINT else Terminated(said)
