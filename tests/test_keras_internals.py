@@ -108,6 +108,23 @@ def test_optimizers_reduce_gradients_by_a_method():
     assert optimizer._all_reduce_sum_gradients([(1, 2)]) == [(1, 2)]
 
 
+def test_build_training_makes_all_variables_of_training():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    keras_internals.build_training(model, (np.zeros((3, 2)), np.zeros((3, 1))))
+    optimizer, metrics = len(model.optimizer.variables), len(model.metrics_variables)
+    assert optimizer == 6 and metrics == 4
+    model.fit(np.zeros((3, 2)), np.zeros((3, 1)), verbose=0)
+    assert (len(model.optimizer.variables), len(model.metrics_variables)) == (6, 4)
+
+
+def test_the_global_seed_generator_is_the_one_that_is_drawn_from():
+    state = keras_internals.global_seed_generator().state
+    before = keras.ops.convert_to_numpy(state.value).copy()
+    keras.random.normal((2,))
+    assert (keras.ops.convert_to_numpy(state.value) != before).any()
+
+
 def private_names():
     """Each (file, line, name) of a private attribute that isn't our own."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

@@ -25,6 +25,7 @@ from keras_vitx.training.recipe import Targets as Targets
 from keras_vitx.training.recipes import list_recipes as list_recipes
 from keras_vitx.training.replicas import Replicate as Replicate
 from keras_vitx.training.replicas import share_of as share_of
+from keras_vitx.training.resumable import resumable_fit as resumable_fit
 from keras_vitx.training.schedule import WarmupCosine as WarmupCosine
 from keras_vitx.training.sigmoid import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.training.similarity import set_similarity as set_similarity

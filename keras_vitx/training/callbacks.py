@@ -11,6 +11,7 @@ import numpy as np
 from keras_vitx.files import written_whole
 from keras_vitx.training.moving_average import averaged
 from keras_vitx.training.progress import Clock
+from keras_vitx.training.state import random_states_kept
 
 
 class CountEpochs(keras.callbacks.Callback):
@@ -74,6 +75,7 @@ class Validate(keras.callbacks.Callback):
     """Add `val_` entries to the logs of each epoch.
 
     Where the optimizer keeps a moving average of the weights, the average is measured.
+    Random numbers that are drawn in validation have no effect on training.
 
     Args:
         measure: A function that returns the loss and the metrics by name.
@@ -84,7 +86,7 @@ class Validate(keras.callbacks.Callback):
         self.measure = measure
 
     def on_epoch_end(self, epoch, logs=None):
-        with averaged(self.model):
+        with averaged(self.model), random_states_kept():
             logs.update({f"val_{name}": value for name, value in self.measure().items()})
 
 

@@ -57,7 +57,7 @@ def from_place(batches: Any, place: int, steps: int, steps_per_epoch: int | None
     """
     if not place:
         return {"x": batches, "steps_per_epoch": steps_per_epoch}
-    if isinstance(batches, keras.utils.PyDataset):
+    if _by_index(batches):
         if steps_per_epoch is None:
             return {"x": Window(batches, place, steps), "steps_per_epoch": None}
         return {"x": Window(batches, place), "steps_per_epoch": steps}
@@ -67,11 +67,26 @@ def from_place(batches: Any, place: int, steps: int, steps_per_epoch: int | None
         place,
         type(batches).__name__,
     )
-    if hasattr(batches, "skip"):  # `tf.data`
+    if hasattr(batches, "skip") and not isinstance(batches, keras.utils.PyDataset):  # `tf.data`
         return {"x": batches.skip(place), "steps_per_epoch": steps}
     return {"x": _after(batches, place), "steps_per_epoch": steps}
 
 
+def _by_index(batches):
+    """Return whether batch i can be had without those before it; not if wrapped iterables."""
+    inside = getattr(batches, "batches", None)
+    return isinstance(batches, keras.utils.PyDataset) and (inside is None or _by_index(inside))
+
+
 def _after(batches, place):
+    """Generate the batches after a place, then all of them again and again."""
+    if hasattr(batches, "__len__"):
+        place %= len(batches)
     # A generator, because Keras accepts no other iterator.
-    yield from itertools.islice(batches, place, None)
+    for batch in itertools.chain(itertools.islice(batches, place, None), _endless(batches)):
+        yield tuple(batch) if isinstance(batch, list) else batch
+
+
+def _endless(batches):
+    while True:
+        yield from batches

@@ -1,8 +1,9 @@
 """The state of a training: every number that the next step depends on."""
 
+import contextlib
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -52,10 +53,12 @@ def random_states() -> dict[str, Any]:
     They are those of `random`, of `numpy.random` and of Keras; under PyTorch also its
     own, from which a `Dropout` without a seed draws.
     """
+    # First, because Keras draws the seed of a new generator from `random`.
+    generator = global_seed_generator()
     states = {
         "python": random.getstate(),
         "numpy": [*np.random.get_state()],
-        "keras": np.array(keras.ops.convert_to_numpy(global_seed_generator().state.value)),
+        "keras": np.array(keras.ops.convert_to_numpy(generator.state.value)),
     }
     if keras.backend.backend() == "torch":
         import torch
@@ -67,10 +70,11 @@ def random_states() -> dict[str, Any]:
 
 def set_random_states(states: Mapping[str, Any]) -> None:
     """Set the states that `random_states` returned, those of PyTorch only under PyTorch."""
+    # First, because Keras draws the seed of a new generator from `random`.
+    global_seed_generator().state.assign(states["keras"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(states["numpy"]))
-    global_seed_generator().state.assign(states["keras"])
     if keras.backend.backend() == "torch" and "torch" in states:
         import torch
 
@@ -83,3 +87,13 @@ def set_random_states(states: Mapping[str, Any]) -> None:
                 len(states["cuda"]),
                 torch.cuda.device_count(),
             )
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Set the random states back at the end, so that the body has no effect on training."""
+    states = random_states()
+    try:
+        yield
+    finally:
+        set_random_states(states)

@@ -1,0 +1,348 @@
+"""A training that was stopped continues as if it had not been, bit for bit."""
+
+import csv
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND
+
+import keras_vitx as kv
+from keras_vitx.training import resumable_fit
+from keras_vitx.training.checkpoints import Checkpoints, read_state
+from keras_vitx.training.rest import Window, from_place
+
+random = np.random.default_rng(0)
+SOURCE = random.integers(0, 255, (52, 8, 8, 1)).astype("uint8"), np.arange(52) % 3
+SETTINGS = {
+    "epochs": 3,
+    "batch_size": 8,
+    "warmup_epochs": 0,
+    "learning_rate": 1e-2,
+    "clip_norm": 1.0,
+    "ema": 0.9,
+    "mixup": 0.2,
+    "validation_split": 0.2,
+    "verbose": 0,
+}
+STEPS = 5
+
+
+def network(seed=0, **arguments):
+    """A network with dropout, stochastic depth and seed generators."""
+    keras.utils.set_random_seed(seed)
+    arguments = {"dim": 8, "depth": 2, "num_heads": 2, "dropout": 0.2, **arguments}
+    return kv.ViT(patch_size=4, input_shape=(8, 8, 1), classes=3, drop_path=0.2, **arguments)
+
+
+class Stop(keras.callbacks.Callback):
+    """Stop before a step, counted from the beginning of the training."""
+
+    def __init__(self, step, how):
+        super().__init__()
+        self.step, self.how = step, how
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.epoch * STEPS + batch == self.step:
+            self.how()
+
+
+def fail():
+    raise RuntimeError("killed")
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run(output, precision, seed=0, stop=None, **arguments):
+    callbacks = [] if stop is None else [Stop(*stop)]
+    arguments = {**SETTINGS, "save_every": 2, "callbacks": callbacks, **arguments}
+    return kv.fit(network(seed), SOURCE, output=output, precision=precision, **arguments)
+
+
+def same(one, other, where=""):
+    """Compare nested values bit for bit, without times."""
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one.keys() - {"seconds", "images_per_second"}:
+            same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            same(a, b, f"{where}/{i}")
+    else:
+        np.testing.assert_array_equal(one, other, err_msg=where)
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16"])
+def test_a_stopped_run_continues_bit_for_bit(precision, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    whole = run(tmp_path / "whole", precision)
+    # In the middle of an epoch, after a checkpoint that is one step old; then at its first step.
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "parts", precision, stop=(8, fail))
+    with pytest.raises(SystemExit) as stopped:
+        # Another seed of the network: nothing may depend on its first weights.
+        run(tmp_path / "parts", precision, seed=1, resume=True, stop=(2 * STEPS, terminate))
+    assert stopped.value.code == 143
+    assert "step-000000011" in str(stopped.value)
+    parts = run(tmp_path / "parts", precision, seed=2, resume=True)
+    assert "continues with step 4 of epoch 2" in caplog.text
+    assert "continues with step 2 of epoch 3" in caplog.text
+
+    same(whole.history, parts.history)
+    assert (parts.epoch, whole.test) == ([0, 1, 2], parts.test)
+    files = [sorted((tmp_path / name / "checkpoints").iterdir()) for name in ("whole", "parts")]
+    assert files[0][-1].name == files[1][-1].name == "step-000000015.safetensors"
+    assert len(files[1]) == 3
+    states = [read_state(paths[-1]) for paths in files]
+    same(states[0], states[1])
+    # The moving average and the random states are there, and the run has used them.
+    first, last = (read_state(path) for path in (files[0][0], files[0][-1]))
+    assert any(not np.array_equal(a, last["arrays"][n]) for n, a in first["arrays"].items())
+    rows = [list(csv.DictReader((tmp_path / n / "history.csv").open())) for n in ("whole", "parts")]
+    assert [row["learning_rate"] for row in rows[0]] == [row["learning_rate"] for row in rows[1]]
+    assert float(rows[0][0]["images_per_second"]) > 0
+
+    caplog.clear()
+    again = run(tmp_path / "parts", precision, resume=True)
+    assert "is finished" in caplog.text
+    same(again.history, whole.history)
+    assert again.test == whole.test
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run that was stopped in its second epoch."""
+    output = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(RuntimeError):
+        run(output, None, stop=(7, fail))
+    return output
+
+
+@pytest.mark.backend_free
+def test_another_run_is_not_resumed(stopped, tmp_path):
+    images, labels = SOURCE
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+
+    def resume(model=None, source=SOURCE, **changes):
+        kv.fit(
+            model or network(), source, output=stopped, resume=True, save_every=2,
+            **{**SETTINGS, **changes},
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match=r"learning_rate was 0.01, is now 0.02"):
+        resume(learning_rate=0.02)
+    with pytest.raises(ValueError, match=r"seed was 0, is now 1"):
+        resume(seed=1)
+    with pytest.raises(ValueError, match=r"num_heads was 2, is now 4"):
+        resume(network(num_heads=4))
+    with pytest.raises(ValueError, match=r"variables"):
+        resume(network(dim=16))
+    with pytest.raises(ValueError, match=r"data.train.contents"):
+        resume(source=(255 - images, labels))
+    with pytest.raises(ValueError, match=r"data.train.images was 42, is now"):
+        resume(source=(images[:48], labels[:48]))
+    with pytest.raises(ValueError, match="`resume=True`"):
+        run(stopped, None)
+    with pytest.raises(ValueError, match="need `output`"):
+        run(None, None)
+    with pytest.raises(ValueError, match="no checkpoints"):
+        (tmp_path / "history.csv").touch()
+        run(tmp_path, None, resume=True)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.backend_free
+def test_a_broken_file_gives_way_to_the_one_before(stopped, tmp_path, caplog):
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(stopped / "checkpoints", folder)
+    last = sorted(folder.iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:1000])
+    (folder / ".unfinished-x").mkdir()
+    assert Checkpoints(folder).read()["step"] == 4
+    assert last.name in caplog.text
+    Checkpoints(folder).remove_unfinished()
+    assert not list(folder.glob(".*"))
+    for path in folder.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(OSError, match="No checkpoint"):
+        Checkpoints(folder).read()
+
+
+@pytest.mark.backend_free
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    state = {"value": np.arange(5), "nested": [{"x": np.float32(2)}, None, "text"]}
+    good = checkpoints.write(3, state)
+    assert read_state(good)["nested"] == [{"x": 2.0}, None, "text"]
+    before = good.read_bytes()
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("keras_vitx.training.checkpoints.save_file", full)
+        with pytest.raises(OSError, match=r"step 4 can't be written: .*No space.*step-000000003"):
+            checkpoints.write(4, state)
+    usage = shutil.disk_usage(tmp_path)._replace(free=10)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(OSError, match=r"bytes needed, 10 free.*step-000000003") as error:
+            checkpoints.write(4, state)
+    assert error.value.errno == errno.ENOSPC
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+    assert good.read_bytes() == before
+    checkpoints.write(4, state)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000004.safetensors"]
+
+
+@pytest.mark.backend_free
+def test_a_full_disk_shows_before_the_first_step(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("keras_vitx.training.checkpoints.save_file", full)
+    model = network()
+    before = model.get_weights()
+    with pytest.raises(OSError, match="step 0 can't be written"):
+        kv.fit(model, SOURCE, output=tmp_path, **SETTINGS)
+    same(before, model.get_weights())
+
+
+def poison(model):
+    """Return a callback that spoils the weights before step 4 of epoch 2."""
+    return Stop(STEPS + 3, lambda: model.get_layer("head").bias.assign([np.nan, 0, 0]))
+
+
+@pytest.mark.backend_free
+def test_the_step_and_the_images_of_a_loss_that_is_not_finite(tmp_path):
+    images = []
+    batches = kv.data.pipelines(SOURCE, network(), 8, validation_split=0.2).train
+    images = [int(i) for i in batches.ids(1, 3)]
+    model = network()
+    # Under JAX, weights are not in the variables during an epoch, but PyTorch will do.
+    with pytest.raises(FloatingPointError, match=r"step 4 of epoch 2\. Its images: ") as error:
+        kv.fit(model, SOURCE, output=tmp_path, save_every=2, callbacks=[poison(model)], **SETTINGS)
+    assert ", ".join(map(str, images[:8])) in str(error.value)
+    assert "continues from" in str(error.value) and "step-000000008" in str(error.value)
+    assert "weights of epoch 1" in str(error.value)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["images"] == images
+    assert all(np.isfinite(a).all() for a in read_state_of(tmp_path)["arrays"].values())
+
+
+def read_state_of(output):
+    return Checkpoints(output / "checkpoints").read()
+
+
+class Numbers(keras.utils.PyDataset):
+    def __init__(self, count=6):
+        super().__init__()
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        random = np.random.default_rng(index)
+        return random.normal(size=(4, 3)), random.normal(size=(4, 1))
+
+
+@pytest.mark.backend_free
+def test_windows_begin_again_after_the_last_batch():
+    assert [len(Numbers()), Window(Numbers(), 4, 2).num_batches] == [6, 2]
+    first, second = Window(Numbers(), 4)[1], Window(Numbers(), 4)[2]
+    np.testing.assert_array_equal(first[0], Numbers()[5][0])
+    np.testing.assert_array_equal(second[0], Numbers()[0][0])
+    rest = from_place([Numbers()[i] for i in range(6)], 4, 2, None)
+    np.testing.assert_array_equal(next(rest["x"])[0], Numbers()[4][0])
+    assert rest["steps_per_epoch"] == 2
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("steps_per_epoch", [None, 3])
+@pytest.mark.parametrize("kind", [Numbers, lambda: [Numbers()[i] for i in range(6)]])
+def test_the_users_own_batches_and_callbacks(kind, steps_per_epoch, tmp_path):
+    """With `model.compile` and callbacks of Keras; `Heard` hears of each step once."""
+    if kind is not Numbers and BACKEND != "torch":
+        pytest.skip("a DataLoader is PyTorch's")
+
+    class Heard(keras.callbacks.Callback):
+        events = []
+
+        def on_train_begin(self, logs=None):
+            self.events.append("begin")
+
+        def on_train_end(self, logs=None):
+            self.events.append("end")
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.events.append(f"epoch {epoch}")
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.events.append(batch)
+
+    def fit(name, resume=False, stop=None):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(4),
+                # PyTorch's random numbers depend on how often Keras begins with a DataLoader.
+                keras.layers.Dropout(0.5 if kind is Numbers else 0.0),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        batches = kind()
+        if kind is not Numbers:
+            import torch
+
+            batches = torch.utils.data.DataLoader(batches, batch_size=None)
+        Heard.events = []
+        callbacks = [Heard(), *([] if stop is None else [stop])]
+        resumable_fit(
+            model, batches, epochs=3, folder=tmp_path / name, save_every=1, resume=resume,
+            callbacks=callbacks, steps_per_epoch=steps_per_epoch, verbose=0,
+        )  # fmt: skip
+        return model.get_weights()
+
+    steps = steps_per_epoch or 6
+    whole = fit("whole")
+    everything = Heard.events
+    with pytest.raises(RuntimeError):
+        stop = Stop(0, fail)
+        stop.on_train_batch_begin = lambda batch, logs=None: (
+            fail() if (stop.epoch, batch) == (1, 2) else None
+        )
+        fit("parts", stop=stop)
+    before = Heard.events
+    same(whole, fit("parts", resume=True))
+    assert before + Heard.events[1:] == everything
+    assert everything[-2:] == ["epoch 2", "end"] and everything.count(steps - 1) == 3
+
+
+def test_a_run_of_another_backend(stopped, tmp_path, caplog):
+    """It continues, but says that it isn't bit for bit."""
+    shutil.copytree(stopped, tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    state = checkpoints.read()
+    for name in ("torch", "cuda"):
+        state["random"].pop(name, None)
+    checkpoints.write(9, {**state, "backend": "another", "step": 4})
+    with caplog.at_level(logging.INFO):
+        history = run(tmp_path / "run", None, resume=True)
+    assert "began on another" in caplog.text and "not bit for bit" in caplog.text
+    assert len(history.history["loss"]) == 3
