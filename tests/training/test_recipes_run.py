@@ -1,0 +1,90 @@
+"""`fit` by recipes: every recipe in short, the moving average, which epoch is the result."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, FAMILIES, array, blocks
+
+import keras_vitx as kv
+from keras_vitx.training import Recipe, averaged, list_recipes, recipes
+
+LABELS = np.arange(24) % 5
+IMAGES = np.random.default_rng(0).integers(0, 256, (24, 20, 24, 3)).astype("uint8")
+SOURCE = (IMAGES, LABELS), (IMAGES[:7], LABELS[:7]), (IMAGES[:4], LABELS[:4])
+# JAX compiles each for seconds.
+TRIED = list_recipes() if BACKEND == "torch" else ["deit", "refiner_advanced", "small_images"]
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_short_trial(name, tmp_path):
+    recipe = recipes.get(name).smoke()
+    arguments = {"drop_path": 0.0, "name": "model"}
+    if recipe.network.similarity:
+        recipe, arguments = recipe.but(similarity_depth=1), arguments | {"dense_head": True}
+        model = FAMILIES["RefinedViT"](**arguments)
+    else:
+        model = FAMILIES["CaiT"](**arguments)
+    before = model.get_weights()
+    history = kv.fit(model, SOURCE, recipe, output=tmp_path, verbose=0)
+    epochs = 3 if recipe.schedule.cooldown_epochs else 2
+    assert len(history.history["loss"]) == epochs
+    assert np.isfinite(history.history["loss"] + history.history["val_loss"]).all()
+    assert {"loss", "accuracy"} <= set(history.test)
+    assert any(np.abs(a - b).max() > 0 for a, b in zip(before, model.get_weights(), strict=True))
+    assert Recipe.read(tmp_path) == recipe
+    saved = keras.saving.load_model(tmp_path / f"{recipe.result}.keras")
+    rate = recipe.network.drop_path or 0.0
+    assert max(block.drop_path for block in blocks(saved)) == pytest.approx(rate)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert recipe.result == "best" or facts["best_epoch"] == epochs
+    for one, other in zip(saved.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(array(one.value), array(other.value), err_msg=one.path)
+
+
+class Watch(keras.callbacks.Callback):
+    """Record, per epoch, the current weights, their average, and the entries of the log."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        with averaged(self.model):
+            mean = [array(v.value).copy() for v in self.model.trainable_variables]
+        own = [array(v.value).copy() for v in self.model.trainable_variables]
+        self.epochs.append((own, mean, logs["val_loss"]))
+
+
+@pytest.mark.parametrize("result", ("best", "last"))
+def test_the_average_is_measured_and_kept(result, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((6, 6, 3)), keras.layers.Flatten(), keras.layers.Dense(5, "softmax")]
+    )
+    model.preprocessing = kv.Preprocessing((0.5,) * 3, (0.5,) * 3)
+    # The rate is so high that the loss rises after the first epochs.
+    recipe = Recipe("mine", augmentation=None, result=result).but(
+        epochs=4, batch_size=8, learning_rate=0.3, warmup_epochs=0, ema=0.8
+    )
+    watch = Watch()
+    history = kv.fit(model, SOURCE, recipe, output=tmp_path, callbacks=[watch], verbose=0)
+    validation = kv.data.pipelines(SOURCE, model, 8).validation
+    for (own, mean, val_loss), logged in zip(
+        watch.epochs, history.history["val_loss"], strict=True
+    ):
+        assert val_loss == logged
+        assert max(np.abs(a - b).max() for a, b in zip(own, mean, strict=True)) > 1e-3
+        model.set_weights(mean)
+        assert kv.evaluate(model, validation)["loss"] == pytest.approx(logged, rel=1e-4)
+    chosen = int(np.argmin(history.history["val_loss"])) if result == "best" else 3
+    if result == "best":
+        chosen = int(np.argmax(history.history["val_accuracy"]))
+    saved = keras.saving.load_model(tmp_path / f"{result}.keras")
+    for found, expected in zip(saved.get_weights(), watch.epochs[chosen][1], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    # Training continues from the average, in the weights and in the optimizer.
+    with averaged(saved):
+        for found, expected in zip(saved.get_weights(), watch.epochs[chosen][1], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
