@@ -1,5 +1,7 @@
 """`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
 
+import math
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -14,6 +16,7 @@ from keras_vitx.cli._models import (
 )
 from keras_vitx.cli._options import Backend, Json, ModelOrFile, Source, Weights
 from keras_vitx.cli._output import show, show_json
+from keras_vitx.files import check_writable
 
 
 def main(
@@ -27,6 +30,17 @@ def main(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
+    crop_ratio: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Fraction of the resized image that is cropped; above 1, it is padded. Repeat the "
+            "option to compare several. Default: that of the model."
+        ),
+    ] = None,
+    confusion: Annotated[
+        Path | None, typer.Option(help="Picture of which classes are taken for which.")
+    ] = None,
+    per_class: Annotated[Path | None, typer.Option(help="CSV with one row per class.")] = None,
     validation_split: Annotated[
         float, typer.Option(help="The value given to `train`, for the same validation images.")
     ] = 0.1,
@@ -40,6 +54,7 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Measure loss and accuracy of a model on labelled images."""
+    _check(crop_ratio, confusion, per_class)
     kv.keep_memory()
     if weights is None and is_size(model):
         weights = only_sensible_weights(model)
@@ -49,17 +64,46 @@ def main(
         network.preprocessing = preprocessing_of(network)
     if getattr(network, "class_names", None) is None:
         network.class_names = class_names_of(network)
-    measures = kv.evaluate(
-        network,
-        source,
-        part,
-        batch_size=batch_size,
-        validation_split=validation_split,
-        seed=seed,
-        strict=strict,
-    )
+    rows = []
+    for ratio in crop_ratio or [None]:
+        measures = kv.evaluate(
+            network,
+            source,
+            part,
+            batch_size=batch_size,
+            validation_split=validation_split,
+            seed=seed,
+            strict=strict,
+            crop_ratio=ratio,
+            confusion=bool(confusion or per_class),
+        )
+        counts, names = measures.pop("confusion", None), measures.pop("class_names", None)
+        rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
+    if confusion:
+        kv.analysis.plot_confusion(counts, names, confusion)
+    if per_class:
+        kv.training.write_per_class(counts, names, per_class)
     if json:
-        show_json(measures)
+        show_json(rows if len(rows) > 1 else rows[0])
     else:
-        formats = {name: "{:.4f}".format for name, v in measures.items() if isinstance(v, float)}
-        show([measures], formats=formats)
+        formats = {name: _rounded for name, v in rows[0].items() if isinstance(v, float)}
+        formats |= {"images_per_second": lambda value: "" if value is None else f"{value:.1f}"}
+        show(rows, formats=formats)
+
+
+def _check(crop_ratio: list[float] | None, *paths: Path | None) -> None:
+    for ratio in crop_ratio or ():
+        if not 0 < ratio < math.inf:
+            raise ValueError(f"`--crop-ratio` must be above 0. Received: {ratio}.")
+    written = [path for path in paths if path is not None]
+    if written and len(crop_ratio or ()) > 1:
+        raise ValueError(
+            "`--confusion` and `--per-class` describe one evaluation: give one `--crop-ratio`. "
+            f"Received: {crop_ratio}."
+        )
+    for path in written:
+        check_writable(path)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.4f}"

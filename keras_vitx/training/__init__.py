@@ -1,5 +1,8 @@
 """Training: recipes, `fit`, `evaluate` and losses."""
 
+from keras_vitx.training.confusion import Confusion as Confusion
+from keras_vitx.training.confusion import per_class as per_class
+from keras_vitx.training.confusion import write_per_class as write_per_class
 from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.distillation import Distillation as Distillation

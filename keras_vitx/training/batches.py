@@ -47,7 +47,12 @@ def opened(source: Any, model: keras.Model, batch_size: int, **arguments: Any) -
 
 
 def part_of(
-    source: Any, model: keras.Model, part: PartName | None, batch_size: int, **arguments: Any
+    source: Any,
+    model: keras.Model,
+    part: PartName | None,
+    batch_size: int,
+    crop_ratio: float | None = None,
+    **arguments: Any,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a part, its images as batches in fixed order, and the class names.
 
@@ -57,11 +62,16 @@ def part_of(
         part: Name of the part; None is the first of test, validation and train that
             the source has. The user's own batches have no parts.
         batch_size: Images per batch of a source.
+        crop_ratio: Replaces that of the model's preprocessing.
         **arguments: Further arguments of `data.open_source`.
 
     Raises:
-        ValueError: if the source does not have that part.
+        ValueError: if the source does not have that part, or batches can't be cropped.
     """
+    if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
+        raise ValueError(
+            f"`crop_ratio` must be None for batches, which are cropped. Received: {crop_ratio!r}."
+        )
     if is_batches(source):
         if part is not None:
             raise ValueError(f"`part` must be None for batches of your own. Received: {part!r}.")
@@ -75,7 +85,11 @@ def part_of(
     part = part or present[0]
     found = getattr(source, part)
     if isinstance(source, data.Source):
-        found = EvaluationBatches(found, ModelInput.of(model), batch_size, pad=on_several_devices())
+        facts = ModelInput.of(model)
+        if crop_ratio is not None:
+            preprocessing = facts.preprocessing.but(crop_ratio=crop_ratio)
+            facts = ModelInput(facts.input_shape, preprocessing)
+        found = EvaluationBatches(found, facts, batch_size, pad=on_several_devices())
     return part, found, source.class_names
 
 

@@ -1,5 +1,6 @@
 """Evaluate a model on labelled images."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import keras
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training.batches import PartName, are_numbers, labels_of, part_of
+from keras_vitx.training.confusion import Confusion
 from keras_vitx.training.replicas import Replicate, share_of
 from keras_vitx.training.task import task_of
 
@@ -51,13 +53,19 @@ class Measured(keras.Model):
         outputs = self.model(images, training=False)
         return outputs if self.order is None else keras.ops.take(outputs, self.order, axis=-1)
 
-    def measures(self, dataset: Any, verbose: str | int = 0) -> dict[str, float]:
+    def measures(
+        self,
+        dataset: Any,
+        verbose: str | int = 0,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ) -> dict[str, float]:
         """Return the mean loss and the metrics over `dataset`, by name."""
         # Under TensorFlow, the first `evaluate` does not reset metrics: those shared with the
         # model would continue from its training.
         self.reset()
         shared = share_of(dataset, pad=True)
-        measures = self.evaluate(shared, verbose=verbose, callbacks=[Replicate()], return_dict=True)
+        callbacks = [Replicate(), *callbacks]
+        measures = self.evaluate(shared, verbose=verbose, callbacks=callbacks, return_dict=True)
         # Keras's own mean loss includes padding.
         measures["loss"] = measures.pop(LOSS)
         return measures
@@ -77,6 +85,8 @@ def evaluate(
     validation_split: float = 0.1,
     seed: int = 0,
     strict: bool = False,
+    crop_ratio: float | None = None,
+    confusion: bool = False,
     verbose: str | int = 0,
 ) -> dict[str, Any]:
     """Evaluate `model` on labelled images, without changing the model.
@@ -100,16 +110,24 @@ def evaluate(
             With 0, the training part of an unsplit source has all its images.
         seed: The value given to `fit`, for the same reason.
         strict: Whether an image that can't be decoded is an error.
+        crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
+        confusion: Whether to count which classes are taken for which.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
         A dictionary of `"part"`, the evaluated part (`"batches"` for your own);
-        `"images"`, the number of images; `"loss"`; and the metrics by name, of
+        `"images"`, the number of images; `"images_per_second"`, from the second batch on,
+        None for fewer than three batches; `"loss"`; and the metrics by name, of
         `"accuracy"`, `"top_5_accuracy"`, `"binary_accuracy"` and
-        `"mean_absolute_error"`.
+        `"mean_absolute_error"`. With `confusion`, also `"class_accuracy"`, the mean of the
+        accuracies of the classes; `"confusion"`, the counts (classes, classes) of the
+        predicted classes (columns) of the images of each class (rows); and
+        `"class_names"`, the names of both. `keras_vitx.training.per_class` and
+        `keras_vitx.analysis.plot_confusion` show them.
 
     Raises:
-        ValueError: if the model has no classifier, or the data do not fit it.
+        ValueError: if the model has no classifier, the data do not fit it, `confusion` is
+            asked of a task without classes, or `crop_ratio` of your own batches.
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
@@ -118,15 +136,60 @@ def evaluate(
         model,
         part,
         batch_size,
+        crop_ratio,
         validation_split=validation_split,
         seed=seed,
         strict=strict,
     )
     task = task_of(outputs, labels_of(batches))
     order = _order(getattr(model, "class_names", None), class_names)
-    measured = Measured(model, task.loss(), task.metrics(top_5=True), order)
-    measures = measured.measures(batches, verbose)
-    return {"part": part, "images": measured.images, **measures}
+    metrics = task.metrics(top_5=True)
+    counts = Confusion(max(outputs.classes, 2)) if confusion else None
+    if counts is not None:
+        if task.kind not in ("classes", "distributions", "binary"):
+            raise ValueError(f"`confusion` needs one class per image. The task is {task.kind}.")
+        metrics.append(counts)
+    measured, speed = Measured(model, task.loss(), metrics, order), Speed()
+    measures = measured.measures(batches, verbose, [speed])
+    facts = {"part": part, "images": measured.images, "images_per_second": speed.result(batches)}
+    if counts is not None:
+        names = _names(model, class_names, order, counts.classes)
+        measures |= {"confusion": counts.matrix, "class_names": names}
+    return {**facts, **measures}
+
+
+class Speed(keras.callbacks.Callback):
+    """Measure images per second, without the first batch, in which Keras compiles."""
+
+    def on_test_begin(self, logs=None):
+        self.times = []
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.times.append(time.perf_counter())
+
+    def result(self, batches: Any) -> float | None:
+        """Return the images per second of full batches; None for fewer than three batches."""
+        # The last batch may be smaller, and is compiled anew.
+        if len(self.times) < 3:
+            return None
+        seconds = self.times[-2] - self.times[0]
+        return len(labels_of(batches)) * (len(self.times) - 2) / seconds
+
+
+def _names(
+    model: keras.Model,
+    labels: Sequence[str] | None,
+    order: Sequence[int] | None,
+    classes: int,
+) -> tuple[str, ...]:
+    """Return the names of the classes in the order of the labels."""
+    outputs = getattr(model, "class_names", None)
+    if order is not None:
+        return tuple(outputs[i] for i in order)
+    for names in (labels, outputs):
+        if names is not None and len(names) == classes and not are_numbers(names):
+            return tuple(names)
+    return tuple(map(str, range(classes)))
 
 
 def _order(outputs: Sequence[str] | None, labels: Sequence[str] | None) -> list[int] | None:

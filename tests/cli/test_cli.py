@@ -29,6 +29,7 @@ def test_every_verb_and_option_has_a_help_text():
         "info",
         "list",
         "predict",
+        "recipes",
         "train",
     ]
     for verb in group.commands.values():
@@ -176,6 +177,31 @@ def test_evaluate(run, tiny_file, small_set):
     assert f"{expected['loss']:.4f}" in table
     code, _, err = run("evaluate", tiny_file, "no/such/folder")
     assert code == 2 and "no/such/folder" in err
+
+
+def test_evaluate_by_class_and_crop(run, tiny_file, small_set, tmp_path):
+    code, out, err = run(
+        "evaluate", tiny_file, small_set, "--json", "--crop-ratio", 0.9,
+        "--confusion", "classes.png", "--per-class", "classes.csv",
+    )  # fmt: skip
+    assert code == 0, err
+    measures = json.loads(out)
+    assert measures["crop_ratio"] == 0.9
+    assert 0 <= measures["class_accuracy"] <= 1
+    lines = (tmp_path / "classes.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in lines[1:]] == [["dark", "8"], ["bright", "8"]]
+    assert (tmp_path / "classes.png").read_bytes().startswith(b"\x89PNG")
+    _, out, _ = run(
+        "evaluate", tiny_file, small_set, "--json", "--crop-ratio", 1, "--crop-ratio", 1.1
+    )
+    assert [row["crop_ratio"] for row in json.loads(out)] == [1, 1.1]
+    for words, message in (
+        (("--crop-ratio", 0), "`--crop-ratio`"),
+        (("--crop-ratio", 1, "--crop-ratio", 2, "--per-class", "a.csv"), "one `--crop-ratio`"),
+        (("--confusion", small_set / "picture.png"), "is not a folder"),
+    ):
+        code, _, err = run("evaluate", tiny_file, small_set, *words)
+        assert code == 2 and message in err, err
 
 
 def test_train_takes_a_file_as_it_is(run, tiny_file):

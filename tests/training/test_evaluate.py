@@ -47,7 +47,7 @@ def test_parts():
         assert found["loss"] == pytest.approx(crossentropy(model, images, labels), rel=1e-4)
         hits = model.predict(ready(images), verbose=0).argmax(-1) == labels
         assert found["accuracy"] == pytest.approx(hits.mean())
-    assert set(found) == {"part", "images", "loss", "accuracy"}
+    assert set(found) == {"part", "images", "images_per_second", "loss", "accuracy"}
     assert kv.evaluate(model, TRAIN)["part"] == "validation"
     assert kv.evaluate(model, TRAIN, validation_split=0)["images"] == len(TRAIN[1])
     with pytest.raises(ValueError, match="'test'"):
@@ -82,7 +82,8 @@ def test_labels_go_by_name(tmp_path):
     model = small(8)
     model.class_names = NAMES
     expected = kv.evaluate(model, (images, labels), validation_split=0)
-    assert set(expected) == {"part", "images", "loss", "accuracy", "top_5_accuracy"}
+    names = {"part", "images", "images_per_second", "loss", "accuracy", "top_5_accuracy"}
+    assert set(expected) == names
     outputs = model.predict(ready(images), verbose=0)
     among = (np.argsort(-outputs, -1)[:, :5] == labels[:, None]).any(-1)
     assert expected["top_5_accuracy"] == pytest.approx(among.mean())
@@ -114,3 +115,74 @@ def test_several_labels_and_numbers():
     error = model.predict(ready(images), verbose=0)[:, 0] - values
     assert found["loss"] == pytest.approx((error**2).mean(), rel=1e-4)
     assert found["mean_absolute_error"] == pytest.approx(np.abs(error).mean(), rel=1e-4)
+
+
+def test_confusion(tmp_path):
+    """Counts of the labels' classes, whatever the order of the outputs."""
+    names = ("left", "right", "up")
+    model = small(3)
+    images, labels = classes_of(30, 3)
+    outputs = model.predict(ready(images), verbose=0).argmax(-1)
+    expected = np.zeros((3, 3), "int64")
+    np.add.at(expected, (labels, outputs), 1)
+    found = kv.evaluate(model, Batched(images, labels, size=8), confusion=True)
+    np.testing.assert_array_equal(found["confusion"], expected)
+    assert found["class_names"] == ("0", "1", "2")
+    assert found["class_accuracy"] == pytest.approx(np.mean(np.diag(expected) / 10))
+    one_hot = np.eye(3, dtype="float32")[labels]
+    soft = kv.evaluate(model, Batched(images, one_hot, size=8), confusion=True)
+    np.testing.assert_array_equal(soft["confusion"], expected)
+
+    model.class_names = names
+    path = named(images[labels != 1], labels[labels != 1] // 2, ("left", "up"), tmp_path / "s.npz")
+    found = kv.evaluate(model, path, "train", validation_split=0, confusion=True)
+    assert found["class_names"] == ("left", "up", "right")
+    order = [0, 2, 1]
+    np.testing.assert_array_equal(found["confusion"][:2], expected[np.ix_([0, 2], order)])
+    assert not found["confusion"][2].any()
+
+    rows = kv.training.per_class(found["confusion"], found["class_names"])
+    assert [(row["class"], row["images"]) for row in rows] == [("left", 10), ("up", 10)]
+    assert rows[0]["accuracy"] == expected[0, 0] / 10
+    kv.training.write_per_class(found["confusion"], found["class_names"], tmp_path / "rows.csv")
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert lines[0] == "class,images,accuracy,precision,taken for"
+    assert lines[1].startswith("left,10,")
+    with pytest.raises(ValueError, match="one class per image"):
+        kv.evaluate(small(1, None), (images, labels / 7), confusion=True)
+
+
+def test_confusion_of_one_output():
+    model = small(1, "sigmoid")
+    images, labels = TRAIN
+    found = kv.evaluate(model, Batched(images, labels), confusion=True)
+    hits = (model.predict(ready(images), verbose=0)[:, 0] > 0.5) == labels
+    assert found["confusion"].sum() == 48
+    assert np.trace(found["confusion"]) == hits.sum()
+
+
+def test_rows_per_class():
+    matrix = np.array([[3, 1, 0], [0, 0, 0], [0, 0, 2]])
+    assert kv.training.per_class(matrix, ("a", "b", "c")) == [
+        {"class": "a", "images": 4, "accuracy": 0.75, "precision": 1.0, "taken for": "b"},
+        {"class": "c", "images": 2, "accuracy": 1.0, "precision": 1.0, "taken for": None},
+    ]
+
+
+def test_crop_ratio():
+    model, (images, labels) = small(), TRAIN
+    before = model.preprocessing
+    found = kv.evaluate(model, (TRAIN, VALIDATION), "train", crop_ratio=0.5)
+    model.preprocessing = {**before, "crop_ratio": 0.5}
+    expected = kv.evaluate(model, (TRAIN, VALIDATION), "train")
+    model.preprocessing = before
+    assert found["loss"] == expected["loss"]
+    assert found["loss"] != kv.evaluate(model, (TRAIN, VALIDATION), "train")["loss"]
+    with pytest.raises(ValueError, match="`crop_ratio`"):
+        kv.evaluate(model, Batched(images, labels), crop_ratio=0.5)
+
+
+def test_images_per_second():
+    model = small()
+    assert kv.evaluate(model, Batched(*TRAIN, size=30))["images_per_second"] is None
+    assert kv.evaluate(model, Batched(*TRAIN, size=8))["images_per_second"] > 0
