@@ -183,7 +183,7 @@ class TrainingBatches(Batches):
         windows: list[Window | None] = [None] * len(positions)
 
         def fill(i: int) -> None:
-            if self.part.id(positions[i]) in self.unreadable:
+            if self.unreadable and self.part.id(positions[i]) in self.unreadable:
                 return
             try:
                 image = images[positions[i]]

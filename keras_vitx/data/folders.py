@@ -34,6 +34,10 @@ class ImageFiles(Sequence):
         """Return the images at `indices`."""
         return ImageFiles([self.paths[index] for index in indices])
 
+    def id(self, index: int) -> Path:
+        """Return the path of an image."""
+        return self.paths[index]
+
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3). Raises OSError if the file can't be decoded."""
         return decode_image(self.paths[index])
@@ -111,8 +115,7 @@ def _open_part(folder: Path, names: list[str], strict: bool, skipped: list[Path]
             else:
                 skipped.append(path)
     labels = np.array([label for _, label in good], "int32")
-    paths = [path for path, _ in good]
-    return Part(ImageFiles(paths), labels, paths)
+    return Part(ImageFiles([path for path, _ in good]), labels)
 
 
 def _image_files(folder: Path) -> list[Path]:

@@ -24,13 +24,13 @@ class Part(NamedTuple):
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
             float32 (n,) or (n, targets): regression targets.
-        ids: What names each image in messages: its path, or its index in the source; None for
-            0, 1, 2, ...
+        ids: The id of each image of an array, (n,): its index in the source. None for
+            0, 1, 2, ..., and for images with a method `id` of their own.
     """
 
     images: Sequence[np.ndarray]
     labels: np.ndarray
-    ids: Sequence[Any] | None = None
+    ids: np.ndarray | None = None
 
     @property
     def size(self) -> int:
@@ -39,13 +39,16 @@ class Part(NamedTuple):
 
     def take(self, indices: np.ndarray) -> "Part":
         """Return the images and labels at `indices`."""
-        array = isinstance(self.images, np.ndarray)
-        images = self.images[indices] if array else self.images.take(indices)
-        return Part(images, self.labels[indices], [self.id(index) for index in indices])
+        if not isinstance(self.images, np.ndarray):
+            return Part(self.images.take(indices), self.labels[indices])
+        ids = np.arange(self.size) if self.ids is None else self.ids
+        return Part(self.images[indices], self.labels[indices], ids[indices])
 
     def id(self, index: int) -> Any:
-        """Return the id of an image."""
-        return int(index) if self.ids is None else self.ids[index]
+        """Return what names an image in messages: its path, or its index in the source."""
+        if hasattr(self.images, "id"):
+            return self.images.id(index)
+        return int(index if self.ids is None else self.ids[index])
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 Cubuk et al., 2020, with the operations and the random magnitudes of timm's
 "rand-m9-mstd0.5-inc1", which DeiT and its successors train with; written from the
-definitions, with Pillow. `keras.layers.RandAugment` of Keras 3.15 is another augmentation: it
-draws the operations once per batch, not per image, always applies them, has 11 of them
-(neither Invert nor SolarizeAdd), and draws strengths from 0 to a maximum rather than around a
-magnitude.
+definitions, with Pillow. Rotations, shears and translations are bicubic, as timm's are next to
+a bicubic crop. `keras.layers.RandAugment` of Keras 3.15 is another augmentation: it draws the
+operations once per batch, not per image, always applies them, has 11 of them (neither Invert
+nor SolarizeAdd), and draws strengths from 0 to a maximum rather than around a magnitude.
 """
 
 import re

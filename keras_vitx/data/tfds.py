@@ -37,6 +37,10 @@ class EncodedImages(Sequence):
         """Return the images at `indices`."""
         return EncodedImages(self.examples, self.indices[indices], self.name)
 
+    def id(self, index: int) -> int:
+        """Return the index of an image in its split."""
+        return int(self.indices[index])
+
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3). Raises OSError if the image can't be decoded."""
         example = int(self.indices[index])

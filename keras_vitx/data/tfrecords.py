@@ -47,6 +47,11 @@ class RecordImages(Sequence):
         """Return the images at `indices`."""
         return RecordImages(self.shards, self.index[indices])
 
+    def id(self, index: int) -> str:
+        """Return the file of an image and its position in bytes."""
+        shard, position, _ = self.index[index].tolist()
+        return f"{self.shards[shard]}, byte {position}"
+
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3). Raises OSError if the image can't be decoded."""
         shard, position, length = self.index[index].tolist()
@@ -56,7 +61,7 @@ class RecordImages(Sequence):
         try:
             return decode_image(io.BytesIO(data))
         except OSError as error:
-            raise OSError(f"{self.shards[shard]}, byte {position}: {error}") from error
+            raise OSError(f"{self.id(index)}: {error}") from error
 
 
 def shards_of(source: str) -> list[Path]:
@@ -105,8 +110,7 @@ def open_tfrecords(shards: Sequence[Path], name: str, validation_split: float, s
     opened = {}
     for part, (images, labels, _) in parts.items():
         labels = checked_labels(labels - from_one, len(images), classes, f"labels of {name}")
-        ids = [f"{images.shards[shard]}, byte {at}" for shard, at, _ in images.index.tolist()]
-        opened[part] = Part(images, labels, ids)
+        opened[part] = Part(images, labels)
     if len(np.unique(opened["train"].labels)) < 2:
         raise ValueError(f"source: expected at least two classes in {name}, found one.")
     names = names or tuple(

@@ -264,6 +264,7 @@ def test_keras_trains_on_the_batches_of_each_epoch(arrays, monkeypatch, steps_pe
 
 
 WITHOUT_TENSORFLOW = """
+import importlib.util
 import sys
 sys.modules["tensorflow"] = None
 import numpy as np
@@ -281,6 +282,12 @@ for source, augmentation in (
         augmentation=augmentation,
     )
     assert np.isfinite(history.history["val_loss"]).all()
+if importlib.util.find_spec("grain"):
+    batches = kv.data.grain_batches(sys.argv[1], model(), 8)
+    history = kv.fit(
+        model(), batches, epochs=1, warmup_epochs=0, steps_per_epoch=2, verbose=0
+    )
+    assert np.isfinite(history.history["loss"]).all()
 print(*sorted(name for name in sys.modules if name.startswith("tensorflow")))
 """
 

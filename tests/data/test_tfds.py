@@ -55,7 +55,9 @@ def built(tmp_path, splits, features=None, file_format="array_record", unlabelle
 
 
 def contents(part):
-    return sorted((image.tobytes(), int(label)) for image, label in zip(*part, strict=True))
+    return sorted(
+        (image.tobytes(), int(label)) for image, label in zip(part.images, part.labels, strict=True)
+    )
 
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
