@@ -141,6 +141,8 @@ class Taught(Wrapped):
             targets: integers `(batch,)`, or probabilities `(batch, classes)`.
     """
 
+    by_image = True
+
     def __init__(self, batches: Iterable, name: str, teach: Callable[[np.ndarray], np.ndarray]):
         super().__init__(batches)
         self.name, self.teach = name, teach

@@ -28,7 +28,8 @@ class MixToken(Wrapped):
     model.fit(MixToken(batches.train, model), validation_data=batches.validation)
     ```
 
-    In training, accuracy is measured on the labels of the larger part.
+    In training, accuracy is measured on the labels of the larger part. On several devices of
+    PyTorch or TensorFlow, images are exchanged among those of one device.
 
     Args:
         batches: Batches `(images, labels)` or `(images, labels, weights)`, prepared for the
@@ -41,6 +42,8 @@ class MixToken(Wrapped):
     Raises:
         ValueError: if the model has no patch embedding, or `alpha` is out of range.
     """
+
+    by_image = True
 
     def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
         super().__init__(batches)

@@ -45,6 +45,9 @@ def share_of(batches: Any, pad: bool = False) -> Any:
     # Mirrored strategies split batches on their own, of any size.
     if here.replicas == 1 or batches is None or keras.backend.backend() == "tensorflow":
         return batches
+    if isinstance(batches, Wrapped) and batches.by_image:
+        # A teacher is asked about the images of this process only.
+        return batches.around(share_of(batches.batches, pad))
     return Share(batches, here, pad)
 
 

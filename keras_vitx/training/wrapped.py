@@ -1,5 +1,6 @@
 """Batches that change other batches."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,7 +17,13 @@ class Wrapped(keras.utils.PyDataset):
         batches: Batches `(images, labels)` or `(images, labels, weights)`: a
             `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly. Of the
             latter, each access returns the next batch, whatever its index.
+
+    Attributes:
+        by_image: Whether `changed` may be given a share of a batch, because it treats each
+            image alone.
     """
+
+    by_image = False
 
     def __init__(self, batches: Iterable):
         super().__init__(workers=1)
@@ -44,6 +51,12 @@ class Wrapped(keras.utils.PyDataset):
             index: Index of the batch in the epoch.
         """
         raise NotImplementedError
+
+    def around(self, batches: Iterable) -> "Wrapped":
+        """Return the same around other batches."""
+        twin = copy.copy(self)
+        twin.batches = batches
+        return twin
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -6,7 +6,9 @@ from harness import BACKEND, array, close, numbers
 import keras_vitx as kv
 from keras_vitx.layers import DenseHead, DistilledHead
 from keras_vitx.models import Chain
-from keras_vitx.training import Distillation, SmoothedCrossentropy, Taught
+from keras_vitx.training import Distillation, SmoothedCrossentropy, Taught, replicas
+from keras_vitx.training.devices import Devices
+from keras_vitx.training.replicas import share_of
 
 SHAPE = (2, 4, 3)
 SMOOTHING, TAU = 0.1, 3.0
@@ -201,6 +203,22 @@ def test_iterables_come_in_turn():
         _ = [exhausted[index] for index in range(3)]
     endless = Distillation(teacher_of()).batches(map(abs, loader), student_of())
     assert endless.num_batches is None
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's strategies split batches")
+def test_a_process_asks_the_teacher_about_its_own_images(monkeypatch):
+    here = Devices(count=3, replicas=3, processes=3, process=1, shares=3, share=1)
+    monkeypatch.setattr(replicas, "in_use", lambda: here)
+    student, asked = student_of(), []
+    batches = Distillation(teacher_of()).batches(Given(SOFT), student)
+    teach = batches.teach
+    batches.teach = lambda images: asked.append(len(images)) or teach(images)
+    images, labels = share_of(batches)[1]
+    assert asked == [1]
+    np.testing.assert_array_equal(images, IMAGES[4:5])
+    np.testing.assert_array_equal(labels["head"], SOFT[4:5])
+    np.testing.assert_array_equal(labels["teacher"], batches[1][1]["teacher"][1:2])
+    assert len(share_of(batches)) == 2 and asked == [1, 3]
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="needs PyTorch")
