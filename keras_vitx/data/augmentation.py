@@ -106,10 +106,12 @@ class Augmentation:
 
     def check_channels(self, channels: int) -> None:
         """Raise a ValueError if images of that many channels can't be augmented."""
-        if channels not in (1, 3) and (self.rand_augment is not None or self.color_jitter):
+        possible = (1, 3) if self.by == "pillow" else (3,)
+        if channels not in possible and (self.rand_augment is not None or self.color_jitter):
             name = "rand_augment" if self.rand_augment is not None else "color_jitter"
             raise ValueError(
-                f"{name}: expected images of one or three channels, got {channels} channels."
+                f"{name}: expected images of {' or '.join(map(str, possible))} channels with "
+                f"by={self.by!r}, got {channels} channels."
             )
 
     def pixels(

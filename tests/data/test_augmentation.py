@@ -125,5 +125,12 @@ def test_an_unknown_name_gives_the_nearest():
         Augmentation.of("crop_flop")
     with pytest.raises(ValueError, match="no 'erase'"):
         Augmentation.of({"erase": 0.25})
-    with pytest.raises(ValueError, match="rand_augment: expected images of one or three"):
+
+
+def test_images_of_other_channels_are_named():
+    PRESETS["rand_augment"].check_channels(1)
+    PRESETS["crop_flip"].check_channels(4)
+    with pytest.raises(ValueError, match=r"rand_augment: expected images of 1 or 3 .* got 4"):
         PRESETS["rand_augment"].check_channels(4)
+    with pytest.raises(ValueError, match=r"rand_augment: expected images of 3 .*keras_cv.* got 1"):
+        PRESETS["keras_cv"].check_channels(1)
