@@ -70,6 +70,27 @@ def without_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._all_reduce_sum_gradients = list
 
 
+def repair_several_workers() -> None:
+    """Repair `fit` and `evaluate` of Keras under TensorFlow's `MultiWorkerMirroredStrategy`.
+
+    Before the first step, Keras 3.15 averages a batch over the replicas, only to learn its
+    shapes; on several workers, TensorFlow can't. One replica's part has the same shapes.
+    """
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    def build(self, iterator=None, data_batch=None):
+        strategy = self.distribute_strategy
+        if iterator is not None:
+            _, _, batches = next(iter(iterator))
+            data_batch = keras.tree.map_structure(
+                lambda part: strategy.experimental_local_results(part)[0], next(batches)
+            )
+        with strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
+
+    TensorFlowTrainer._maybe_symbolic_build = build
+
+
 def with_added(model: keras.Model, total: Any, losses: Sequence[Any]) -> Any:
     """Return a loss plus the losses that layers added, scaled as the mirrored strategies expect."""
     for loss in losses:

@@ -11,18 +11,21 @@ import harness
 import keras
 import numpy as np
 import pytest
+from examples_runner import few_images
 from harness import BACKEND, gradients, numbers, randomize
 from keras import ops
 from models.test_sizes import COUNTS
 
 import keras_vitx as kv
 from keras_vitx import layers
+from keras_vitx.data import sources
 from keras_vitx.models import build
 
 pytestmark = pytest.mark.backend_free
 
 PAGE = Path(__file__).parents[1] / "docs" / "ablations.md"
 ABLATIONS = PAGE.read_text()
+DEVICES = PAGE.with_name("devices.md").read_text()
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in ABLATIONS.splitlines()
@@ -173,3 +176,12 @@ def test_blocks_run():
     fixed = [block.ls1 for block in names["again"].steps if isinstance(block, layers.Block)]
     assert len(fixed) == 6
     assert not any(scale.trainable_variables for scale in fixed)
+
+
+def test_blocks_about_devices_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "open_fashion_mnist", few_images)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", DEVICES, flags=re.DOTALL):
+        exec(compile(ast.parse(block), "docs/devices.md", "exec"), names)
+    assert (tmp_path / "model.keras").exists()

@@ -1,9 +1,11 @@
 """Contract tests of the private names of Keras that the package uses; it uses no others."""
 
 import ast
+import inspect
 
 import keras
 import numpy as np
+import pytest
 from harness import BACKEND, ROOT
 from keras import ops
 
@@ -123,6 +125,20 @@ def test_the_global_seed_generator_is_the_one_that_is_drawn_from():
     before = keras.ops.convert_to_numpy(state.value).copy()
     keras.random.normal((2,))
     assert (keras.ops.convert_to_numpy(state.value) != before).any()
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow's strategies")
+def test_fit_builds_a_model_by_a_method(monkeypatch):
+    """Of which training/test_devices.py shows what the repaired one does."""
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    before = TensorFlowTrainer._maybe_symbolic_build
+    assert list(inspect.signature(before).parameters) == ["self", "iterator", "data_batch"]
+    monkeypatch.setattr(TensorFlowTrainer, "_maybe_symbolic_build", before)
+    keras_internals.repair_several_workers()
+    assert TensorFlowTrainer._maybe_symbolic_build is not before
+    after = TensorFlowTrainer._maybe_symbolic_build
+    assert inspect.signature(after) == inspect.signature(before)
 
 
 def private_names():

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import written_whole
+from keras_vitx.training.devices import alone
 from keras_vitx.training.moving_average import averaged
 from keras_vitx.training.progress import Clock
 from keras_vitx.training.state import random_states_kept
@@ -153,7 +154,7 @@ class KeepBest(keras.callbacks.Callback):
         if self._is_best(logs):
             self.epoch, self.logs, self.values = epoch + 1, logs, values
             if self.output is not None:
-                with written_whole(self.output / f"{self.result}.keras") as path:
+                with written_whole(self.output / f"{self.result}.keras") as path, alone():
                     self.model.save(path)
 
     def restore(self) -> str:

@@ -13,13 +13,16 @@ any number of them. `replicas.py` has what training and evaluation need beyond t
 """
 
 import atexit
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
+from keras_vitx.keras_internals import repair_several_workers
 from keras_vitx.training.layout import layout_for
 
 Count = int | Literal["all"]
@@ -126,6 +129,33 @@ def is_chief() -> bool:
     return in_use().process == 0
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Return a context in which one process can save a model.
+
+    Keras makes variables when it saves. Under JAX and TensorFlow, all processes make the
+    variables of a distribution together.
+    """
+    backend = keras.backend.backend()
+    if in_use().processes == 1 or backend == "torch":
+        yield
+        return
+    if backend == "jax":
+        current, set_current = (
+            keras.distribution.distribution(),
+            keras.distribution.set_distribution,
+        )
+    else:
+        import tensorflow as tf
+
+        current, set_current = tf.distribute.get_strategy(), tf.distribute.experimental_set_strategy
+    set_current(None)
+    try:
+        yield
+    finally:
+        set_current(current)
+
+
 def highest(number: int) -> int:
     """Return the highest of the numbers that the processes give; waits for all of them."""
     here = in_use()
@@ -140,8 +170,10 @@ def highest(number: int) -> int:
         import tensorflow as tf
 
         strategy = tf.distribute.get_strategy()
-        ours = strategy.run(lambda: tf.one_hot(here.process, here.processes) * number)
-        return int(tf.reduce_max(strategy.reduce("MAX", ours, axis=None)))
+        # Of the reductions, a strategy has sums and means only.
+        each = number * here.processes / here.count
+        numbers = strategy.run(lambda: tf.one_hot(here.process, here.processes, each))
+        return round(float(tf.reduce_max(strategy.reduce("SUM", numbers, axis=None))))
     import torch
     from torch import distributed
 
@@ -217,9 +249,15 @@ def _use_jax(devices, model_parallel):
         shape = (count // model_parallel, model_parallel)
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])
         distribution = layout_for(mesh, **shards)
-    if distribution.num_processes > 1 and count != len(found):
+    processes = distribution.num_processes
+    if processes > 1 and count != len(found):
         raise ValueError(
             f"`devices` must be all {len(found)} with several processes. Received: {devices}."
+        )
+    if (count // processes) % model_parallel:
+        raise ValueError(
+            f"`model_parallel` must divide the devices of one process, {count // processes}, so "
+            f"that each process holds whole copies. Received: {model_parallel}."
         )
     keras.distribution.set_distribution(distribution)
 
@@ -236,6 +274,7 @@ def _use_tensorflow(devices):
     tf.distribute.experimental_set_strategy(None)
     if "TF_CONFIG" in os.environ:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        repair_several_workers()
         if devices not in ("all", strategy.num_replicas_in_sync):
             raise ValueError(
                 "`devices` must be 'all' or the number on all machines of TF_CONFIG, "

@@ -304,6 +304,8 @@ class _TensorFlow(_Engine):
         import tensorflow as tf
 
         super().begin_training()
+        if self.here.processes > 1:
+            self.model.train_function = self._over_workers(self.model.train_step)
         optimizer = self.model.optimizer
         if "apply" in vars(optimizer):
             return
@@ -318,6 +320,32 @@ class _TensorFlow(_Engine):
         optimizer.apply = apply_sums
         # In mixed_float16, Keras wraps the optimizer.
         without_reduction(getattr(optimizer, "inner_optimizer", optimizer))
+
+    def end_training(self):
+        super().end_training()
+        if self.here.processes > 1:
+            self.model.train_function = None
+
+    def begin_test(self):
+        if self.here.processes > 1:
+            self.model.test_function = self._over_workers(self.model.test_step)
+
+    def end_test(self):
+        if self.here.processes > 1:
+            self.model.test_function = None
+
+    def _over_workers(self, step):
+        """Return a function of Keras's steps; Keras's own can't average the logs of workers."""
+        import tensorflow as tf
+
+        strategy = self.model.distribute_strategy
+
+        @tf.function
+        def one_step(batches):
+            logs = strategy.run(step, args=(next(batches),))
+            return {name: strategy.reduce("MEAN", log, axis=None) for name, log in logs.items()}
+
+        return one_step
 
     def spread_seeds(self):
         strategy = self.model.distribute_strategy

@@ -7,6 +7,7 @@ The chief prints {devices: {family: {"loss": [...], ...}}} as its last line.
 """
 
 import json
+import os
 import sys
 
 import keras
@@ -140,7 +141,7 @@ def main(folder, families, *numbers):
 
 
 if __name__ == "__main__":
-    if BACKEND == "tensorflow":
+    if BACKEND == "tensorflow" and "TF_CONFIG" not in os.environ:
         import tensorflow as tf
 
         cpu = tf.config.list_physical_devices("CPU")[0]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,19 +29,20 @@ RUNS = {
 }
 
 
-# JAX compiles each of them on each number of devices.
-FAMILIES = ("DeepViT", "CaiT") if BACKEND == "jax" else ("ViT", "DeepViT", "CaiT")
+# JAX and TensorFlow compile each of them on each number of devices.
+FAMILIES = ("ViT", "DeepViT", "CaiT") if BACKEND == "torch" else ("DeepViT", "CaiT")
 FITTED = FAMILIES[:-1]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory):
     """What the script prints, {devices: {family: curve}}, and the folder of its runs."""
     folder, found = tmp_path_factory.mktemp("devices"), {}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment["XLA_FLAGS"] = (
-        f"{environment.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    )
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    environment = {**ENVIRONMENT, "XLA_FLAGS": flags}
     for numbers in RUNS[BACKEND]:
         start = [sys.executable]
         if BACKEND == "torch":
@@ -66,6 +68,42 @@ def test_the_curve_of_one_device(curves, family):
         # Adam turns rounding errors of gradients that are zero into steps.
         assert other["weights"] == pytest.approx(one["weights"], rel=1e-3)
         assert other["images"] == one["images"] == (11 if family == "DeepViT" else None)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's way to several machines")
+def test_several_workers(tmp_path):
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("localhost", 0))
+        workers = [f"localhost:{one.getsockname()[1]}" for one in (first, second)]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "ViT"]
+    processes = [
+        subprocess.Popen(
+            [*command, "2"],
+            env={
+                **ENVIRONMENT,
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+                ),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    one = subprocess.run([*command, "1"], env=ENVIRONMENT, capture_output=True, text=True)
+    try:
+        (out, error), (silent, _) = (process.communicate(timeout=300) for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[0].returncode == 0, error[-3000:]
+    assert not silent
+    one, two = (json.loads(text.splitlines()[-1]) for text in (one.stdout, out))
+    for name in ("loss", "val_loss", "test_loss"):
+        assert two["2"]["ViT"][name] == pytest.approx(one["1"]["ViT"][name], rel=1e-4)
+    assert (tmp_path / "ViT-2" / "best.keras").exists()
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX splits models")
