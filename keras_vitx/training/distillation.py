@@ -108,15 +108,14 @@ class Distillation:
         outputs = _outputs("student", student)
         name = _taught_head(student)
         prepare = _preparation(student, self.teacher)
-        try:
-            classes = self.teacher.output_shape[-1]
-        except AttributeError:  # A subclassed model.
+        shape = getattr(self.teacher, "output_shape", None)
+        if shape is None:  # A subclassed model.
             images = np.zeros((1, *student.input_shape[1:]), "float32")
-            classes = self._answers(prepare(images)).shape[-1]
-        if classes != outputs.classes:
+            shape = self._answers(prepare(images)).shape
+        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != outputs.classes:
             raise ValueError(
-                f"teacher: expected the student's {outputs.classes} classes, got a model of "
-                f"{classes} outputs."
+                f"teacher: expected one output (batch, {outputs.classes}), for the student's "
+                f"{outputs.classes} classes, got {shape}."
             )
         if self.kind == "hard":
             return Taught(batches, name, lambda x: self._answers(prepare(x)).argmax(-1))
