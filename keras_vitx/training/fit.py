@@ -13,7 +13,7 @@ from keras_vitx import backend
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, opened, steps_of
-from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
+from keras_vitx.training.callbacks import KeepBest, StopAtNonFinite, Validate
 from keras_vitx.training.compiling import compile_for, compiled_by_user
 from keras_vitx.training.devices import Count, check_batch, check_devices, is_chief
 from keras_vitx.training.head import Head, check_head, match_head
@@ -199,7 +199,7 @@ def fit(
     clock = Clock(len(labels_of(batches.train)))
     best = KeepBest(model, output if is_chief() else None, recipe.result, clock)
     finite = StopAtNonFinite(batches.train)
-    ours = [CountEpochs(batches.train), clock, finite]
+    ours = [clock, finite]
     if batches.validation is not None:
         ours.append(Validate(lambda: measured.measures(batches.validation)))
     ours.append(best)

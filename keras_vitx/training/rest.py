@@ -12,6 +12,8 @@ log = logging.getLogger(__name__)
 class Window(keras.utils.PyDataset):
     """A range of the batches of a `PyDataset`, which begins again after its last batch.
 
+    All other attributes are those of the batches inside.
+
     Args:
         batches: The batches. Batch i must not depend on the batches before it.
         start: Index of the first batch.
@@ -32,6 +34,11 @@ class Window(keras.utils.PyDataset):
         index += self.start
         length = self.batches.num_batches
         return self.batches[index if length is None else index % length]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "batches":
+            raise AttributeError(name)
+        return getattr(self.batches, name)
 
     def on_epoch_begin(self) -> None:
         """Pass on the beginning of an epoch."""

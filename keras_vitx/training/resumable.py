@@ -15,6 +15,7 @@ import numpy as np
 from keras_vitx.data import Pipelines
 from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batches import steps_of
+from keras_vitx.training.callbacks import CountEpochs
 from keras_vitx.training.checkpoints import Checkpoints
 from keras_vitx.training.devices import highest, is_chief
 from keras_vitx.training.replicas import Replicate, share_of
@@ -120,6 +121,8 @@ class Start:
     ) -> keras.callbacks.History:
         """Train; see `resumable_fit`."""
         model, state = self.model, self.state
+        if hasattr(self.batches, "set_epoch"):
+            callbacks = [CountEpochs(self.batches), *callbacks]
         settings = {"shuffle": False, "verbose": verbose}
         if class_weight is not None:
             settings["class_weight"] = class_weight

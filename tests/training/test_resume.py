@@ -334,6 +334,7 @@ def test_the_users_own_batches_and_callbacks(kind, steps_per_epoch, tmp_path):
     assert everything[-2:] == ["epoch 2", "end"] and everything.count(steps - 1) == 3
 
 
+@pytest.mark.backend_free
 def test_a_run_of_another_backend(stopped, tmp_path, caplog):
     """It continues, but says that it isn't bit for bit."""
     shutil.copytree(stopped, tmp_path / "run")
@@ -346,3 +347,27 @@ def test_a_run_of_another_backend(stopped, tmp_path, caplog):
         history = run(tmp_path / "run", None, resume=True)
     assert "began on another" in caplog.text and "not bit for bit" in caplog.text
     assert len(history.history["loss"]) == 3
+
+
+@pytest.mark.backend_free
+def test_the_loggers_of_keras(tmp_path):
+    """A file of `CSVLogger` has each epoch once."""
+
+    def fit(stop=None, **arguments):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        loggers = [
+            keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True),
+            *([] if stop is None else [stop]),
+        ]
+        resumable_fit(
+            model, Numbers(5), epochs=3, folder=tmp_path / "checkpoints", save_every=2,
+            callbacks=loggers, verbose=0, **arguments,
+        )  # fmt: skip
+
+    with pytest.raises(RuntimeError):
+        fit(Stop(8, fail))
+    fit(resume=True)
+    rows = list(csv.DictReader((tmp_path / "log.csv").open()))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
