@@ -1,7 +1,8 @@
 """Sources and training batches for Grain, which needs no TensorFlow.
 
 Grain also makes batches in several processes, past Python's global interpreter lock:
-`grain_batches(...).mp_prefetch(grain.MultiprocessingOptions(num_workers=8))`.
+`grain_batches(...).mp_prefetch(grain.MultiprocessingOptions(num_workers=8))`. Each process then
+has every eighth image of the order, so that batches depend on the number of processes.
 """
 
 import os
