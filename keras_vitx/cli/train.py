@@ -58,6 +58,9 @@ def main(
             "validation part."
         ),
     ] = 0.1,
+    fraction: Annotated[
+        float, typer.Option(help="Fraction of each class of the training images that is used.")
+    ] = 1.0,
     output: Annotated[
         Path | None,
         typer.Option(help="Folder for the results. Default: a new one under runs/."),
@@ -132,6 +135,8 @@ def main(
             callbacks=[recorder(context, output)] if chief and resume is None else [],
             precision=precision,
             seed=seed,
+            fraction=fraction,
+            strict=strict,
         )
     except (SystemExit, KeyboardInterrupt):
         if chief:

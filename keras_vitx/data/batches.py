@@ -201,7 +201,7 @@ class TrainingBatches(Batches):
         read = [i for i, window in enumerate(windows) if window is not None]
         if not read:
             raise OSError(
-                f"no image of batch {index} can be decoded, such as {self.ids(epoch, 0)[0]}"
+                f"no image of batch {index} can be decoded, such as {self.ids(epoch, index)[0]}"
             )
         if len(read) < len(positions):
             taken = [i if windows[i] else read[i % len(read)] for i in range(len(positions))]

@@ -42,9 +42,11 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     code, _, err = run(
         "train", tiny_file, small_set, "--teacher", "out/best.keras", "--set", "temperature=2",
         "--set", "distillation=soft", "--batch-size", 16, "--epochs", 1, "--output", "taught",
+        "--fraction", 0.5,
     )  # fmt: skip
     assert code == 0, err
     settings = json.loads((tmp_path / "taught" / "run.json").read_text())
+    assert settings["fraction"] == 0.5
     assert settings["teacher"] and settings["recipe"]["targets"]["temperature"] == 2
     code, _, err = run("train", tiny_file, small_set, "--teacher", "CaiT_Mini")
     assert code == 2 and "--teacher" in err
