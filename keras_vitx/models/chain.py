@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import with_added, with_public_optimizers
+from keras_vitx.keras_internals import compile_arguments, with_added, with_public_optimizers
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth, mix_token
@@ -195,7 +195,8 @@ class Chain(keras.Model):
             training: Whether this is a training pass. In evaluation, only `"head"` counts.
 
         Raises:
-            ValueError: if a dictionary of labels does not suit the heads or the loss.
+            ValueError: if a dictionary of labels does not suit the heads or the loss, or the
+                model was compiled with `loss_weights`.
         """
         y, box = mix_token.separate(y)
         several = isinstance(y_pred, dict) or (
@@ -204,6 +205,7 @@ class Chain(keras.Model):
         if not several or self.loss is None:
             y, sample_weight = self._of_class(y), self._of_class(sample_weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
+        _check_no_weights(compile_arguments(self).get("loss_weights"))
         if box is None:
             total = self._compare(y, y_pred, sample_weight)
         else:
@@ -287,6 +289,16 @@ def _check_labels(labels: dict[str, Any], loss: keras.losses.Loss) -> None:
             "loss must be a `keras_vitx.training.PerHead` with a loss for each of the labels. "
             f"Received: labels {sorted(labels)}, and {type(loss).__name__} with losses for "
             f"{sorted(losses)}."
+        )
+
+
+def _check_no_weights(weights: Any) -> None:
+    """Raise a ValueError for `loss_weights`, which Keras applies to outputs, not to heads."""
+    if weights is not None:
+        raise ValueError(
+            "`loss_weights` must be None where a model is trained on several predictions or labels. "
+            'Give loss=keras_vitx.training.PerHead({"head": loss}, weights={...}). '
+            f"Received: {weights!r}."
         )
 
 

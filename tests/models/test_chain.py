@@ -270,3 +270,17 @@ def test_several_losses():
     model.compile("sgd", {"head": "mse", "head_dist": "mse"})
     with pytest.raises(ValueError, match="PerHead"):
         model.compute_loss(y=CLASS, y_pred=model(IMAGES, training=True, return_parts=True))
+
+
+def test_weights_of_losses_are_not_ignored():
+    model = tiny(DistilledHead)
+    model.compile("sgd", "sparse_categorical_crossentropy", loss_weights=[2.0])
+    with pytest.raises(ValueError, match=r"`loss_weights`.*PerHead.*2\.0"):
+        model.train_on_batch(IMAGES, CLASS)
+
+
+def test_an_unknown_loss():
+    model = tiny(DistilledHead)
+    model.compile(keras.optimizers.SGD(0.0), "crossentropy")
+    with pytest.raises(ValueError, match="crossentropy"):
+        model.train_on_batch(IMAGES, CLASS)
