@@ -5,7 +5,7 @@
 The first student has a distillation token, whose head learns the teacher's most probable class
 (DeiT's hard distillation). The second has none, and learns the teacher's probabilities. The
 teacher sees the same augmented and mixed images, prepared as it needs them.
-Takes a few minutes on two cores.
+Takes about two minutes on two cores.
 """
 
 import keras

@@ -45,7 +45,7 @@ def separate(labels: Any) -> tuple[Any, Any]:
     """Return the labels without the box, and the box or None."""
     if not isinstance(labels, dict) or BOX not in labels:
         return labels, None
-    rest = {name: label for name, label in labels.items() if name != BOX}
+    rest = _without(labels, BOX)
     return rest["head"] if list(rest) == ["head"] else rest, labels[BOX]
 
 
@@ -88,13 +88,13 @@ def mixed_loss(compare: Callable, labels: Any, outputs: Any, weights: Any, box: 
     share = _share(box)
     weights = ops.ones_like(share) if weights is None else weights
     one, other = _times(weights, 1 - share), _times(weights, share)
-    reverse = keras.tree.map_structure(lambda label: ops.flip(label, axis=0), labels)
-    if not isinstance(outputs, dict):
-        return compare(labels, outputs, one) + compare(reverse, outputs, other)
-    patches = {name: part for name, part in outputs.items() if name == "aux_head"}
-    classes = {name: part for name, part in outputs.items() if name != "aux_head"}
-    total = compare(labels, classes, one) + compare(reverse, classes, other)
-    return total + compare(labels, patches, weights) if patches else total
+    of_images = _without(labels, "aux_head")
+    reverse = keras.tree.map_structure(lambda label: ops.flip(label, axis=0), of_images)
+    classes = _without(outputs, "aux_head")
+    total = compare(of_images, classes, one) + compare(reverse, classes, other)
+    if isinstance(outputs, dict) and "aux_head" in outputs:
+        total = total + compare(labels, {"aux_head": outputs["aux_head"]}, weights)
+    return total
 
 
 def main_labels(labels: Any, box: Any) -> Any:
@@ -106,6 +106,13 @@ def main_labels(labels: Any, box: Any) -> Any:
         return ops.where(ops.expand_dims(main, axes), label, ops.flip(label, axis=0))
 
     return keras.tree.map_structure(chosen, labels)
+
+
+def _without(values, name):
+    """Return a dictionary without one of its names; other values are returned unchanged."""
+    if not isinstance(values, dict):
+        return values
+    return {key: value for key, value in values.items() if key != name}
 
 
 def _times(weights, factors):
