@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-EPOCHS, STEPS = 8, 25
+EPOCHS, STEPS = 5, 20
 SAVE_EVERY = 4
 # Time of a step beyond its own, so that an epoch lasts some seconds.
-PAUSE = 0.1
+PAUSE = 0.05
 
 
 def train(folder: Path) -> None:
@@ -112,7 +112,8 @@ def main() -> None:
                 break
             files = sorted((parts / "run" / "checkpoints").glob("step-*"))
             step = int(files[-1].stem.removeprefix("step-"))
-            print(f"| {kill + 1} | {seconds:.2f} | {step // STEPS + 1}, {step % STEPS + 1} |")
+            row = f"| {kill + 1} | {seconds:.2f} | {step // STEPS + 1}, {step % STEPS + 1} |"
+            print(row, flush=True)
         life(parts, None)
         one, other = results(whole), results(parts)
         assert one.keys() == other.keys()

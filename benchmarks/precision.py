@@ -1,0 +1,81 @@
+"""Train a tiny model of each family in mixed precision, beside float32.
+
+    KERAS_BACKEND=torch python benchmarks/precision.py
+
+All runs see the same batches of the shipped Fashion-MNIST sample and begin with the same
+weights. The loss is the mean over the last 50 of 200 steps; a run fails if one loss is not
+finite, or this mean differs by more than 2 % from float32's.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_vitx as kv
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from harness import FAMILIES, PRECISIONS
+
+LAST = 50
+TOLERANCE = 0.02
+
+
+class Losses(keras.callbacks.Callback):
+    """Collect the loss of each step, from the running mean that Keras logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.means: list[float] = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.means.append(logs["loss"])
+
+    @property
+    def each(self) -> np.ndarray:
+        sums = np.array(self.means, "float64") * np.arange(1, len(self.means) + 1)
+        return np.diff(sums, prepend=0.0)
+
+
+def losses_of(family: str, precision: str, steps: int, batch_size: int) -> np.ndarray:
+    """Return the loss of each step of a training."""
+    keras.utils.set_random_seed(0)
+    model = FAMILIES[family](classes=10)
+    batches = kv.data.pipelines("fashion_mnist", model, batch_size, augmentation=None).train
+    kv.training.set_precision(model, precision)
+    model.compile(keras.optimizers.AdamW(1e-3), "sparse_categorical_crossentropy")
+    losses = Losses()
+    batches = [batches[i % len(batches)] for i in range(steps)]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    model.fit(images, labels, batch_size, shuffle=False, verbose=0, callbacks=[losses])
+    return losses.each
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=16, help="images per step")
+    arguments = parser.parse_args()
+    print(f"{keras.backend.backend()}, {arguments.steps} steps of {arguments.batch} images")
+    print("| family | float32 | mixed_bfloat16 | mixed_float16 |")
+    print("|---|---|---|---|")
+    failed = []
+    for family in arguments.families:
+        cells, base = [], None
+        for precision in PRECISIONS:
+            losses = losses_of(family, precision, arguments.steps, arguments.batch)
+            mean = losses[-LAST:].mean()
+            base = mean if base is None else base
+            cells.append(f"{mean:.4f} ({mean / base - 1:+.2%})")
+            if not np.isfinite(losses).all() or abs(mean / base - 1) > TOLERANCE:
+                failed.append(f"{family} in {precision}")
+        print(f"| {family} | {' | '.join(cells)} |", flush=True)
+    print("failed: " + ", ".join(failed) if failed else "all finite, and within 2 %")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
