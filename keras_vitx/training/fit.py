@@ -23,7 +23,14 @@ from keras_vitx.training.precision import set_precision
 from keras_vitx.training.progress import Clock, Progress, verbosity
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resumable import data_facts, start_of
-from keras_vitx.training.run import CHECKPOINTS, report_start, run_folder, write_results, write_run
+from keras_vitx.training.run import (
+    CHECKPOINTS,
+    read_run,
+    report_start,
+    run_folder,
+    write_results,
+    write_run,
+)
 from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
 
 log = logging.getLogger(__name__)
@@ -218,6 +225,7 @@ def fit(
     )
     if output is not None and is_chief():
         report_start(output, start.state, recipe.schedule.all_epochs)
+        run["seconds"] = read_run(output).get("seconds", 0.0)
         write_run(output, run)
     begun = time.perf_counter()
     try:
@@ -239,6 +247,7 @@ def fit(
         raise
     finally:
         if output is not None and is_chief():
-            run |= best.facts() | {"seconds": round(time.perf_counter() - begun, 1)}
+            run |= best.facts()
+            run["seconds"] = round(run["seconds"] + time.perf_counter() - begun, 1)
             write_results(output, run, best.rows)
     return history

@@ -2,11 +2,15 @@
 
 import csv
 import json
+import os
+import signal
 
 import keras
 import numpy as np
 import pytest
 from PIL import Image
+
+import keras_vitx as kv
 
 
 def test_train_then_predict(run, tiny_file, small_set, tmp_path):
@@ -50,3 +54,36 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     assert settings["teacher"] and settings["recipe"]["targets"]["temperature"] == 2
     code, _, err = run("train", tiny_file, small_set, "--teacher", "CaiT_Mini")
     assert code == 2 and "--teacher" in err
+
+
+@pytest.mark.backend_free
+def test_a_stopped_run_is_resumed(run, tiny_file, small_set, tmp_path, monkeypatch):
+    class Terminate(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    fit = kv.fit
+    words = "train", tiny_file, small_set, "--epochs", 2, "--batch-size", 16
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            kv, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, Terminate()], **k)
+        )
+        code, _, err = run(*words, "--output", "out", "--head", "keep")
+    assert code == 143
+    assert "train --resume out" in err
+    files = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")}
+    code, _, err = run("train", "--resume", "out", "--batch-size", 8)
+    assert code == 2 and "batch_size was 16, is now 8" in err
+    code, _, err = run("train", tiny_file, "fashion_mnist", "--resume", "out")
+    assert code == 2 and "small.npz" in err and "'fashion_mnist'" in err
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")} == files
+    code, _, err = run("train", "--resume", "out")
+    assert code == 0, err
+    assert len(list(csv.DictReader((tmp_path / "out" / "history.csv").open()))) == 2
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["finished"]
+    code, out, _ = run("train", "--resume", "out")
+    assert code == 0 and "is finished" in out
+    code, _, err = run("train", "--resume", "nowhere")
+    assert code == 2 and "nowhere" in err
+    code, _, err = run("train", tiny_file)
+    assert code == 2 and "--resume" in err

@@ -22,8 +22,6 @@ import numpy as np
 
 EPOCHS, STEPS = 5, 20
 SAVE_EVERY = 4
-# Time of a step beyond its own, so that an epoch lasts some seconds.
-PAUSE = 0.05
 
 
 def train(folder: Path) -> None:
@@ -32,10 +30,10 @@ def train(folder: Path) -> None:
 
     import keras_vitx as kv
 
-    class Pause(keras.callbacks.Callback):
+    class Count(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            (folder / "alive").touch()
-            time.sleep(PAUSE)
+            with (folder / "steps").open("a") as file:
+                file.write(".")
 
     keras.utils.set_random_seed(0)
     images = np.random.default_rng(0).integers(0, 255, (STEPS * 8, 16, 16, 3)).astype("uint8")
@@ -47,20 +45,21 @@ def train(folder: Path) -> None:
         model, (images, np.arange(len(images)) % 4), epochs=EPOCHS, batch_size=8,
         validation_split=0, warmup_epochs=1, ema=0.9, mixup=0.5, cutmix=0.5, clip_norm=1.0,
         augmentation="random_resized_crop", precision="mixed_float16", output=folder / "run",
-        save_every=SAVE_EVERY, resume=True, callbacks=[Pause()], verbose=0,
+        save_every=SAVE_EVERY, resume=True, callbacks=[Count()], verbose=0,
     )  # fmt: skip
 
 
-def life(folder: Path, seconds: float | None) -> bool:
-    """Run a process, and kill it so long after its first step; return whether it finished."""
-    (folder / "alive").unlink(missing_ok=True)
+def life(folder: Path, steps: int | None = None, wait: float = 0.0) -> bool:
+    """Run a process, and kill it some time after a step; return whether it finished."""
+    counted = folder / "steps"
+    counted.write_text("")
     with (folder / "log").open("a") as log:
         command = [sys.executable, __file__, "--train", str(folder)]
         process = subprocess.Popen(command, stdout=log, stderr=log)
-        if seconds is not None:
-            while not (folder / "alive").exists() and process.poll() is None:
-                time.sleep(0.01)
-            time.sleep(seconds)
+        if steps is not None:
+            while counted.stat().st_size < steps and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(wait)
             process.kill()
         code = process.wait()
     if code not in (0, -signal.SIGKILL):
@@ -100,21 +99,20 @@ def main() -> None:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
         whole.mkdir()
         parts.mkdir()
-        life(whole, None)
-        print("| kill | seconds after the first step | last checkpoint: epoch, step |")
+        life(whole)
+        print("| kill | after | last checkpoint |")
         print("|---|---|---|")
-        # On average, all lives but the last take nine tenths of the steps.
-        longest = 2 * 0.9 * EPOCHS * STEPS * PAUSE / arguments.kills
         for kill in range(arguments.kills):
-            seconds = moments.uniform(0, longest)
-            if life(parts, seconds):
+            # On average, the lives together take less than all steps.
+            steps = moments.randint(1, round(1.8 * EPOCHS * STEPS / arguments.kills))
+            wait = moments.uniform(0, 0.1)
+            if life(parts, steps, wait):
                 print(f"finished before kill {kill + 1}")
                 break
-            files = sorted((parts / "run" / "checkpoints").glob("step-*"))
-            step = int(files[-1].stem.removeprefix("step-"))
-            row = f"| {kill + 1} | {seconds:.2f} | {step // STEPS + 1}, {step % STEPS + 1} |"
-            print(row, flush=True)
-        life(parts, None)
+            last = int(sorted((parts / "run" / "checkpoints").glob("step-*"))[-1].stem[5:])
+            where = f"epoch {last // STEPS + 1}, step {last % STEPS + 1}"
+            print(f"| {kill + 1} | {steps} steps and {wait:.3f} s | {where} |", flush=True)
+        life(parts)
         one, other = results(whole), results(parts)
         assert one.keys() == other.keys()
         differ = [name for name in one if not np.array_equal(one[name], other[name])]
