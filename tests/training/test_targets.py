@@ -87,6 +87,7 @@ def test_a_recipe_that_distils(head, name, tmp_path):
     assert measured["loss"] == pytest.approx(history["val_loss"][best], rel=1e-4)
 
 
+@pytest.mark.backend_free
 def test_a_student_becomes_its_teacher():
     model, teacher = student_of(), teacher_of()
     images = kv.preprocess_input(IMAGES, model)
@@ -141,6 +142,7 @@ def test_a_distillation_that_was_killed_continues(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("mix_token", (False, True))
 def test_token_labels(mix_token):
     model = student_of("dense")
