@@ -303,9 +303,15 @@ def _facts_of(model):
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     return {
         "model": _without_names(keras.saving.serialize_keras_object(model)["config"]),
-        "variables": [[list(v.shape), str(v.dtype)] for v in variables_of(model).values()],
+        "variables": [[list(v.shape), _kind(v)] for v in variables_of(model).values()],
         "optimizer": _without_names(keras.saving.serialize_keras_object(optimizer)["config"]),
     }
+
+
+def _kind(variable):
+    """Return the dtype of a variable; the width of integers depends on the backend."""
+    dtype = str(variable.dtype)
+    return "int" if "int" in dtype else dtype
 
 
 def _without_names(config):

@@ -137,7 +137,7 @@ class Saving(keras.callbacks.Callback):
             self.signal = number
             # The second one acts at once.
             for each, handler in before.items():
-                signal.signal(each, handler)
+                signal.signal(each, handler or signal.SIG_DFL)
             log.warning(
                 "%s: the training ends after this step. Once more: at once.",
                 signal.Signals(number).name,
@@ -149,7 +149,8 @@ class Saving(keras.callbacks.Callback):
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # None stands for a handler that isn't Python's.
+                signal.signal(number, handler or signal.SIG_DFL)
 
     def _is_due(self, step, batch):
         if self.saved is None:

@@ -340,6 +340,8 @@ def test_a_run_of_another_backend(stopped, tmp_path, caplog):
     shutil.copytree(stopped, tmp_path / "run")
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     state = checkpoints.read()
+    # Backends count and seed with integers of other widths.
+    assert {kind for _, kind in state["facts"]["variables"]} == {"float32", "int"}
     for name in ("torch", "cuda"):
         state["random"].pop(name, None)
     checkpoints.write(9, {**state, "backend": "another", "step": 4})
