@@ -1,5 +1,9 @@
 """Training: recipes, `fit`, `evaluate` and losses."""
 
+from keras_vitx.training.callbacks import CountEpochs as CountEpochs
+from keras_vitx.training.callbacks import KeepBest as KeepBest
+from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
+from keras_vitx.training.callbacks import Validate as Validate
 from keras_vitx.training.confusion import Confusion as Confusion
 from keras_vitx.training.confusion import per_class as per_class
 from keras_vitx.training.confusion import write_per_class as write_per_class
@@ -8,6 +12,7 @@ from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.distillation import Distillation as Distillation
 from keras_vitx.training.distillation import Taught as Taught
 from keras_vitx.training.drop_path import set_drop_path as set_drop_path
+from keras_vitx.training.evaluate import Measured as Measured
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.losses import PerHead as PerHead

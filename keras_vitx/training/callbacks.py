@@ -1,6 +1,7 @@
 """The callbacks of `fit`."""
 
 import csv
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -101,7 +102,7 @@ class KeepBest(keras.callbacks.Callback):
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
         output: Folder for `best.keras` (or `last.keras`) and `history.csv`, each written
-            atomically; None writes nothing.
+            atomically; made if it is not there. None writes nothing.
         result: `"best"` keeps the best epoch, `"last"` the last one.
         clock: Adds the learning rate and the speed to the history.
 
@@ -117,13 +118,13 @@ class KeepBest(keras.callbacks.Callback):
     def __init__(
         self,
         model: keras.Model,
-        output: Path | None = None,
+        output: str | os.PathLike | None = None,
         result: Literal["best", "last"] = "best",
         clock: Clock | None = None,
     ):
         super().__init__()
         self.set_model(model)
-        self.output = output
+        self.output = None if output is None else Path(output)
         self.result = result
         self.clock = clock
         self.epoch: int | None = None
@@ -197,6 +198,7 @@ class KeepBest(keras.callbacks.Callback):
 
     def _write_history(self):
         if self.output is not None:
+            self.output.mkdir(parents=True, exist_ok=True)
             with written_whole(self.output / "history.csv") as path, path.open("w") as file:
                 columns = dict.fromkeys(key for row in self.rows for key in row)
                 writer = csv.DictWriter(file, columns)

@@ -1,0 +1,48 @@
+"""docs/training.md: its table, and its lines in place of `kv.fit`."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from examples_runner import few_images
+from harness import BACKEND, ROOT, array
+
+import keras_vitx as kv
+from keras_vitx.data import sources
+from keras_vitx.training import list_recipes, recipes
+
+PAGE = (ROOT / "docs" / "training.md").read_text()
+ROWS = re.findall(r"^\| `(\w+)` \| .* \| ([\d+ ]+), (\d+), ([\de.-]+) \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.backend_free
+def test_the_table_has_the_recipes():
+    assert sorted(name for name, *_ in ROWS) == list_recipes()
+    for name, epochs, batch, rate in ROWS:
+        schedule = recipes.get(name).schedule
+        assert sum(map(int, epochs.split("+"))) == schedule.all_epochs
+        assert int(batch) == schedule.batch_size
+        assert float(rate) == pytest.approx(schedule.peak)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the lines are the same on every backend")
+def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "open_fashion_mnist", few_images)
+    names = {"__name__": "training"}
+    first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(first, "docs/training.md", "exec"), names)
+    # A few images fill no batch of 100.
+    names["recipe"] = names["recipe"].but(batch_size=16, epochs=2)
+    keras.utils.set_random_seed(0)
+    exec(compile(second, "docs/training.md", "exec"), names)
+
+    keras.utils.set_random_seed(0)
+    model = kv.ViT(dim=16, depth=2, num_heads=2, patch_size=8, input_shape=(32, 32, 3), classes=10)
+    history = kv.fit(model, "fashion_mnist", names["recipe"], output="runs/fit", verbose=0)
+    for one, other in zip(model.weights, names["model"].weights, strict=True):
+        np.testing.assert_allclose(array(one.value), array(other.value), atol=1e-6)
+    assert history.test == names["plain"].measures(names["batches"].test)
+    for name in ("history.csv", "best.keras"):
+        assert (tmp_path / "runs" / "mine" / name).exists()
