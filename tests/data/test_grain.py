@@ -87,6 +87,6 @@ def test_fit_takes_batches_of_grain(source):
     with pytest.raises(ValueError, match=r"endless\. Give `steps_per_epoch`"):
         kv.fit(model, own.repeat(), epochs=1, warmup_epochs=0)
     loader = grain.DataLoader(data_source=own, sampler=grain.samplers.SequentialSampler(2))
-    for dataset in (batches, own, loader):
+    for dataset in (own, loader):
         history = model.fit(dataset, steps_per_epoch=2, shuffle=False, verbose=0)
         assert np.isfinite(history.history["loss"]).all()
