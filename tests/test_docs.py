@@ -25,7 +25,6 @@ pytestmark = pytest.mark.backend_free
 
 PAGE = Path(__file__).parents[1] / "docs" / "ablations.md"
 ABLATIONS = PAGE.read_text()
-DEVICES = PAGE.with_name("devices.md").read_text()
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in ABLATIONS.splitlines()
@@ -161,8 +160,9 @@ PAGES = sorted(set((Path(__file__).parents[1] / "docs").glob("*.md")) - {PAGE})
 @pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
-    """In order, with the names of the blocks before."""
+    """In order, with the names of the blocks before, on a few images of the sample."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "open_fashion_mnist", few_images)
     names = {"__name__": page.stem}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         exec(compile(block, f"docs/{page.name}", "exec"), names)
@@ -176,12 +176,3 @@ def test_blocks_run():
     fixed = [block.ls1 for block in names["again"].steps if isinstance(block, layers.Block)]
     assert len(fixed) == 6
     assert not any(scale.trainable_variables for scale in fixed)
-
-
-def test_blocks_about_devices_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sources, "open_fashion_mnist", few_images)
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", DEVICES, flags=re.DOTALL):
-        exec(compile(ast.parse(block), "docs/devices.md", "exec"), names)
-    assert (tmp_path / "model.keras").exists()
