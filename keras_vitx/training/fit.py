@@ -9,13 +9,14 @@ from typing import Any
 
 import keras
 
-from keras_vitx import backend
+from keras_vitx import backend, data
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, opened, steps_of
 from keras_vitx.training.callbacks import KeepBest, StopAtNonFinite, Validate
 from keras_vitx.training.compiling import compile_for, compiled_by_user
 from keras_vitx.training.devices import Count, check_batch, check_devices, is_chief
+from keras_vitx.training.evaluate import Measured
 from keras_vitx.training.head import Head, check_head, match_head
 from keras_vitx.training.network import set_network
 from keras_vitx.training.optimizer import part_of_batch
@@ -63,7 +64,12 @@ def fit(
     strict: bool = False,
     **changes: Any,
 ) -> keras.callbacks.History:
-    """Train `model` in place and restore the weights of its best epoch.
+    """Train `model` in place by a recipe, and restore the weights that are its result.
+
+    That is the last epoch, or the best one, as the recipe says (`result`). Where the recipe
+    keeps a moving average of the weights (`ema`), the average is validated and is the result.
+    Everything used here is public: `docs/training.md` has the lines of plain `model.fit` that
+    this function stands for.
 
     The best epoch is the one with the highest accuracy on the validation images; if
     accuracy is not among the metrics, with the lowest validation loss; without
@@ -94,8 +100,10 @@ def fit(
             batches `(images, labels)` or `(images, labels, weights)`, already
             preprocessed for the model: a `tf.data.Dataset`, a `keras.utils.PyDataset`
             or a PyTorch `DataLoader`. For validation batches of your own, give
-            `data.Pipelines(train=..., validation=...)`.
-        recipe: Name of a recipe, or a `Recipe`.
+            `data.Pipelines(train=..., validation=...)`. The recipe's augmentation, mixing and
+            batch size do not change your own batches; give their size as `batch_size` (times
+            `accumulate_steps`) if the recipe's learning rate depends on it.
+        recipe: Name of a recipe, the folder of a run, or a `Recipe`.
         teacher: A Keras classifier whose predictions are further labels, by the recipe's
             `distillation`: see `keras_vitx.training.Distillation`.
         token_labels: Labels of the patches of each image, for models with a dense head: a
@@ -134,7 +142,7 @@ def fit(
         verbose: As in `keras.Model.fit`; `"auto"` is a progress bar in a terminal, else
             one line per epoch.
         strict: Whether an image that can't be decoded is an error.
-        **changes: Settings of the recipe to change, e.g. `epochs=3`.
+        **changes: Settings of the recipe to change, e.g. `epochs=3`; see `Recipe.but`.
 
     Returns:
         The history, as `keras.Model.fit` returns it. Its attribute `test` holds the
@@ -150,6 +158,7 @@ def fit(
     """
     backend.keep_memory()
     recipe = recipes.get(recipe).but(**changes)
+    at_once = part_of_batch(recipe)
     check_head(head)
     if loss is None and not compiled_by_user(model):
         outputs_of(model)  # A model without a classifier fails before the data are read.
@@ -163,7 +172,7 @@ def fit(
     batches = opened(
         source,
         model,
-        part_of_batch(recipe),
+        at_once,
         augmentation=recipe.augmentation,
         mixing=recipe.mixing,
         targets=token_labels,
@@ -197,22 +206,19 @@ def fit(
         "fraction": fraction,
         "precision": precision,
         "devices": here.count,
-        "backend": keras.backend.backend(),
-        "keras": keras.__version__,
-        "train_images": batches.train_size,
-        "validation_images": batches.validation_size,
-        "test_images": batches.test_size,
+        **_surroundings(batches),
     }
     clock = Clock(len(labels_of(batches.train)))
     best = KeepBest(model, output if is_chief() else None, recipe.result, clock)
     finite = StopAtNonFinite(batches.train)
-    ours = [clock, finite]
-    if batches.validation is not None:
-        ours.append(Validate(lambda: measured.measures(batches.validation)))
-    ours.append(best)
     verbose = verbosity(verbose) if is_chief() else 0
-    if verbose:
-        ours.append(Progress(clock))
+    ours = [
+        clock,
+        finite,
+        *_validation(measured, batches),
+        best,
+        *([Progress(clock)] if verbose else []),
+    ]
     start = start_of(
         model,
         batches.train,
@@ -251,3 +257,20 @@ def fit(
             run["seconds"] = round(run["seconds"] + time.perf_counter() - begun, 1)
             write_results(output, run, best.rows)
     return history
+
+
+def _surroundings(batches: data.Pipelines) -> dict[str, Any]:
+    """Return what a run was made with, for its record."""
+    return {
+        "backend": keras.backend.backend(),
+        "keras": keras.__version__,
+        "train_images": batches.train_size,
+        "validation_images": batches.validation_size,
+        "test_images": batches.test_size,
+    }
+
+
+def _validation(measured: Measured, batches: data.Pipelines) -> list[keras.callbacks.Callback]:
+    if batches.validation is None:
+        return []
+    return [Validate(lambda: measured.measures(batches.validation))]
