@@ -1,5 +1,6 @@
 """Batches for training and evaluation: opened from a source, or supplied by the user."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from keras_vitx.data.batches import EvaluationBatches
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.devices import in_use
 
+log = logging.getLogger(__name__)
 PartName = Literal["train", "validation", "test"]
 
 
@@ -28,11 +30,21 @@ def opened(source: Any, model: keras.Model, batch_size: int, **arguments: Any) -
         **arguments: Further arguments of `data.pipelines`.
 
     Raises:
-        ValueError: if the number of classes of the source is not that of the model's outputs.
+        ValueError: if the number of classes of the source is not that of the model's outputs, or
+            a fraction of the user's own batches is asked for.
     """
-    if isinstance(source, data.Pipelines):
-        return source
-    if is_batches(source):
+    if isinstance(source, data.Pipelines) or is_batches(source):
+        if arguments.get("fraction", 1.0) != 1.0:
+            raise ValueError(
+                f"fraction: batches are used whole. Expected 1.0, got {arguments['fraction']}."
+            )
+        if isinstance(source, data.Pipelines):
+            return source
+        if arguments.get("mixing") is not None:
+            log.warning(
+                "Batches of your own are used as they are, without the augmentation and the mixing "
+                "of the recipe."
+            )
         return data.Pipelines(source)
     batches = data.pipelines(source, model, batch_size, pad=on_several_devices(), **arguments)
     names, outputs = batches.class_names, model.output_shape[-1]

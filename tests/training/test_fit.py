@@ -411,3 +411,10 @@ def test_mixed_images_and_a_fraction_of_them(tmp_path):
     assert (run["train_images"], run["validation_images"], run["fraction"]) == (24, 14, 0.5)
     assert run["recipe"]["mixing"]["cutmix"] == 1.0
     assert run["chosen_by"] == "val_accuracy"
+
+
+def test_own_batches_are_neither_mixed_nor_cut(caplog):
+    kv.fit(small(), Batched(*TRAIN), mixing=kv.data.Mixing(), **SHORT | {"epochs": 1})
+    assert "without the augmentation and the mixing of the recipe" in caplog.text
+    with pytest.raises(ValueError, match=r"fraction: batches are used whole.* got 0\.5"):
+        kv.fit(small(), Batched(*TRAIN), fraction=0.5, **SHORT)
