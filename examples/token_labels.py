@@ -4,7 +4,7 @@
 
 A convolutional network labels each place of an image beforehand: its classifier is applied
 before the pooling, as in ReLabel. The labels then follow the augmentation of their image.
-Takes a few minutes on two cores.
+Takes about two minutes on two cores.
 """
 
 import keras
