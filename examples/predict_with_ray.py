@@ -65,14 +65,15 @@ options = parser.parse_args()
 
 folder = Path(options.source)
 if folder.is_dir():
-    paths = sorted(str(p) for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
-    data, source = ray.data.from_items([{"id": path} for path in paths]), None
+    ids = sorted(str(p) for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    source = None
 else:
-    data, source = ray.data.range(part_of(options.source).size), options.source
-data.map_batches(
+    ids, source = range(part_of(options.source).size), options.source
+ray.data.from_items([{"id": id} for id in ids]).map_batches(
     Features,
     fn_constructor_args=(source, options.model, options.weights),
     compute=ray.data.ActorPoolStrategy(size=options.workers),
     batch_size=options.batch_size,
+    num_cpus=0.5,  # The other half reads and writes.
     num_gpus=options.gpus or None,
 ).write_parquet(options.output)

@@ -14,6 +14,7 @@ any number of them. `replicas.py` has what training and evaluation need beyond t
 
 import atexit
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -286,8 +287,16 @@ def _use_tensorflow(devices):
         count = _available(devices, found)
         if count == 1:
             return
-        strategy = tf.distribute.MirroredStrategy(found[:count])
+        strategy = _mirrored(tuple(found[:count]))
     tf.distribute.experimental_set_strategy(strategy)
+
+
+@functools.cache
+def _mirrored(devices):
+    """Return one strategy per set of devices: two would mix up each other's sums."""
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(list(devices))
 
 
 def _use_torch(devices):

@@ -356,4 +356,12 @@ class _TensorFlow(_Engine):
                 copy.assign(_apart(copies[0].numpy(), first + index))
 
     def moments(self, norm, inputs, mask):
-        return keras.ops.moments(inputs, _axes(norm, inputs), synchronized=True)
+        import tensorflow as tf
+
+        # Keras's synchronized moments are E(x²) - E(x)², of which rounding leaves little where
+        # the variance is small, as that of attention maps is.
+        mean_of_all = functools.partial(tf.distribute.get_replica_context().all_reduce, "MEAN")
+        axes = _axes(norm, inputs)
+        mean = mean_of_all(tf.reduce_mean(inputs, axes, keepdims=True))
+        variance = mean_of_all(tf.reduce_mean(tf.square(inputs - mean), axes))
+        return tf.squeeze(mean, axes), variance

@@ -16,7 +16,7 @@ import numpy as np
 import keras_vitx as kv
 
 BACKEND = keras.backend.backend()
-SIZE = {"dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8}
+SIZE = {"dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
 TASK = {"input_shape": (16, 16, 3), "classes": 4}
 FAMILIES = {
     "ViT": lambda: kv.ViT(**{**SIZE, "depth": 1}, **TASK, distillation_token=True),
