@@ -7,6 +7,8 @@ import pytest
 from keras_vitx.cli._recipe import NAMES, changes_of
 from keras_vitx.training import Recipe, list_recipes, recipes
 
+pytestmark = pytest.mark.backend_free
+
 
 def test_values_of_settings():
     assert changes_of(None) == {}

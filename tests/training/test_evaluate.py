@@ -161,6 +161,7 @@ def test_confusion_of_one_output():
     assert np.trace(found["confusion"]) == hits.sum()
 
 
+@pytest.mark.backend_free
 def test_rows_per_class():
     matrix = np.array([[3, 1, 0], [0, 0, 0], [0, 0, 2]])
     assert kv.training.per_class(matrix, ("a", "b", "c")) == [
@@ -169,6 +170,7 @@ def test_rows_per_class():
     ]
 
 
+@pytest.mark.backend_free
 def test_crop_ratio():
     model, (images, labels) = small(), TRAIN
     before = model.preprocessing
@@ -182,6 +184,7 @@ def test_crop_ratio():
         kv.evaluate(model, Batched(images, labels), crop_ratio=0.5)
 
 
+@pytest.mark.backend_free
 def test_images_per_second():
     model = small()
     assert kv.evaluate(model, Batched(*TRAIN, size=30))["images_per_second"] is None

@@ -15,6 +15,7 @@ def rates(model):
     return [block.drop_path for block in blocks(model)]
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("family", FAMILIES)
 def test_as_if_built_with_that_rate(family):
     built = FAMILIES[family](drop_path=0.4, name="model")
@@ -31,6 +32,7 @@ def test_as_if_built_with_that_rate(family):
     assert not any(block.drop_path1.seed_generator for block in blocks(off))
 
 
+@pytest.mark.backend_free
 def test_class_attention_is_never_dropped():
     model = FAMILIES["CaiT"](class_depth=2)
     set_drop_path(model, 0.3, rises=False)
@@ -72,6 +74,7 @@ def test_the_loop_over_depth_and_saved_files_keep_the_rates(tmp_path):
     assert abs(losses(plain)[0] - found[0]) > 1e-4
 
 
+@pytest.mark.backend_free
 def test_similarity():
     arguments = {"depth": 4, "similarity": 0.3, "similarity_depth": 1, "name": "model"}
     for family in ("DeepViT", "RefinedViT"):
@@ -88,6 +91,7 @@ def test_similarity():
         set_similarity(model, 0.6, 4)
 
 
+@pytest.mark.backend_free
 def test_settings_of_a_recipe():
     model = FAMILIES["RefinedViT"]()
     before = model.get_config()
@@ -110,6 +114,7 @@ def test_settings_of_a_recipe():
     assert model.preprocessing.crop_ratio == 1.25
 
 
+@pytest.mark.backend_free
 def test_a_network_that_lacks_them():
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     for name, value in (("drop_path", 0.1), ("remat", True), ("crop_ratio", 1.0)):

@@ -41,6 +41,7 @@ def two_layers():
     return model
 
 
+@pytest.mark.backend_free
 def test_numbers_of_the_recipe():
     recipe = Recipe("mine").but(weight_decay=0.3, clip_norm=2.0, ema=0.99, accumulate_steps=2)
     optimizer = make_optimizer(two_layers(), recipe, 4)
@@ -157,6 +158,7 @@ def compare(model, weights):
         close(array(variable.value), expected, 2e-5, variable.path)
 
 
+@pytest.mark.backend_free
 def test_the_average_of_no_model():
     model = two_layers()
     before = model.get_weights()
@@ -167,6 +169,7 @@ def test_the_average_of_no_model():
         compare(model, before)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("family", ("CaiT", "PiT"))
 def test_rates_fall_toward_the_images(family):
     model = FAMILIES[family]()
@@ -204,6 +207,7 @@ def test_saved_and_loaded(tmp_path):
         compare(loaded, [array(v.value) for v in model.trainable_variables])
 
 
+@pytest.mark.backend_free
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match=r"`accumulate_steps` must divide batch_size=64.*3"):
         part_of_batch(Recipe("mine").but(accumulate_steps=3))

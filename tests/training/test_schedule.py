@@ -12,6 +12,7 @@ def rates(recipe, steps_per_epoch, steps):
     return np.array([float(array(schedule(step))) for step in steps])
 
 
+@pytest.mark.backend_free
 def test_each_epoch_begins_with_timms_rate(timm):
     import timm.scheduler
     import torch
@@ -50,6 +51,7 @@ def test_between_the_epochs(warmup):
     assert (np.diff(found[:peak]) > 0).all()
 
 
+@pytest.mark.backend_free
 def test_a_constant_rate():
     recipe = Recipe("mine").but(learning_rate=5e-6, decay="constant", warmup_epochs=0)
     np.testing.assert_allclose(rates(recipe, 3, range(40)), 5e-6, rtol=1e-5)
@@ -63,6 +65,7 @@ def test_parts_of_a_batch_share_a_rate():
     np.testing.assert_allclose(in_parts[1::2], whole, rtol=1e-6)
 
 
+@pytest.mark.backend_free
 def test_a_rate_scaled_below_the_final_one():
     recipe = Recipe("mine").but(
         learning_rate=5e-4,
