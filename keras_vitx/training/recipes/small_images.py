@@ -1,9 +1,10 @@
-"""Train from random weights on images of 32 x 32; made the shipped checkpoints.
+"""Train from random weights on images of 32 x 32.
 
     keras-vitx train CaiT_Mini cifar10.npz --recipe small_images
 
-`weights/README.md` has the measured accuracies and training times. Settings of this package,
-not of a paper: DeiT's regularization made lighter, for small images and networks.
+Settings of this package, not of a paper: DeiT's regularization made lighter, for small images
+and networks. `weights/README.md` has the accuracies of the shipped checkpoints, and says with
+which settings they were trained.
 """
 
 from keras_vitx.data.augmentation import Augmentation
