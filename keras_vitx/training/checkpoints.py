@@ -74,9 +74,9 @@ class Checkpoints:
             good = self.files
             raise OSError(
                 getattr(error, "errno", None) or errno.EIO,
-                f"The checkpoint of step {step} can't be written: {error}. "
+                f"The checkpoint of step {step} can't be written to {self.folder}: "
+                f"{getattr(error, 'strerror', None) or error}. "
                 + (f"The last good one is {good[-1]}." if good else "There is no earlier one."),
-                str(self.folder),
             ) from error
         for old in self.files[: -self.keep]:
             old.unlink()
