@@ -1,5 +1,6 @@
 """The optimizer that a recipe asks for."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from keras_vitx.keras_internals import AdamWByRate
 from keras_vitx.training.layer_decay import rate_factors
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.schedule import WarmupCosine
+
+log = logging.getLogger(__name__)
 
 # Marks models compiled by a recipe, as opposed to by the user, also in saved files.
 OPTIMIZER = "keras_vitx_recipe"
@@ -73,11 +76,13 @@ def make_optimizer(model: keras.Model, recipe: Recipe, steps_per_epoch: int) -> 
             `batch_size / accumulate_steps` images that `model.fit` is given.
 
     Raises:
-        ValueError: as in `parts_of_batch` and `rate_factors`.
+        ValueError: as in `part_of_batch`.
     """
     settings = recipe.optimizer
     part_of_batch(recipe)
     parts = settings.accumulate_steps
+    if settings.ema is not None:
+        _check_length(settings.ema, recipe.schedule.all_epochs * steps_per_epoch / parts)
     factors = None
     if settings.layer_decay is not None:
         factors = rate_factors(model, settings.layer_decay)
@@ -132,6 +137,19 @@ def part_of_batch(recipe: Recipe) -> int:
             f"Received: {parts}."
         )
     return batch // parts
+
+
+def _check_length(momentum: float, updates: float) -> None:
+    """Log a warning if a moving average would mostly hold the weights of the start."""
+    window = 1 / (1 - momentum)
+    if updates < 3 * window:
+        log.warning(
+            "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
+            "%.0f: its result will be close to the first weights. Give a smaller `ema`, or None.",
+            momentum,
+            window,
+            updates,
+        )
 
 
 def is_decayed(variable: keras.Variable) -> bool:

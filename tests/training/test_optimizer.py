@@ -213,3 +213,12 @@ def test_what_does_not_fit():
         part_of_batch(Recipe("mine").but(accumulate_steps=3))
     with pytest.raises(ValueError, match=r"`rate_factors` must have one factor per .* 4.* 2"):
         AdamW(rate_factors=(1.0, 0.5)).build(two_layers().trainable_variables)
+
+
+@pytest.mark.backend_free
+def test_an_average_of_the_first_weights_only(caplog):
+    recipe = Recipe("mine").but(epochs=10, ema=0.99)
+    make_optimizer(two_layers(), recipe, steps_per_epoch=30)
+    assert "ema" not in caplog.text
+    make_optimizer(two_layers(), recipe, steps_per_epoch=29)
+    assert "(ema=0.99) spans about 100 updates, but the run has 290" in caplog.text
