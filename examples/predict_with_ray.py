@@ -38,7 +38,7 @@ class Features:
 
     def of_part(self, batch):
         images = [self.part.images[i] for i in batch["id"]]
-        images = np.stack([kv.preprocess_input(image, self.model) for image in images])
+        images = np.concatenate([kv.preprocess_input(image, self.model) for image in images])
         features = np.asarray(self.model.predict_on_batch(images))
         labels = self.part.labels[batch["id"]]
         return {"id": batch["id"], "label": list(labels), "features": list(features)}
