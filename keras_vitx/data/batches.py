@@ -47,7 +47,7 @@ class Batches(keras.utils.PyDataset):
         self.epoch = 0
         self._lock = threading.Lock()
         self._maker = ThreadPoolExecutor(1, "batches")
-        self._made: dict[tuple[int, int], Future] = {}
+        self._made: dict[tuple[int, ...], Future] = {}
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
@@ -58,16 +58,25 @@ class Batches(keras.utils.PyDataset):
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        return self.get(index)
+
+    def get(self, index: int, *share: int) -> tuple[np.ndarray, ...]:
+        """Return batch `index` of the current epoch, or a share of it.
+
+        Args:
+            index: Index of the batch.
+            *share: Further arguments of `make`.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
             made, self._made = self._made, {}
             for ahead in range(index, min(index + AHEAD + 1, len(self))):
-                key = self.epoch, ahead
+                key = self.epoch, ahead, *share
                 self._made[key] = made.pop(key, None) or self._maker.submit(self.make, *key)
             for future in made.values():
                 future.cancel()
-            batch = self._made.pop((self.epoch, index))
+            batch = self._made.pop((self.epoch, index, *share))
         return batch.result()
 
     def __iter__(self):
@@ -174,11 +183,24 @@ class TrainingBatches(Batches):
         crop_ratio = 1.0 if crop == "shift" else self.facts.preprocessing.crop_ratio
         return at_size(self.part, self.facts, crop_ratio, self._failed)
 
-    def make(self, epoch: int, index: int) -> tuple[np.ndarray, Any]:
+    def make(
+        self, epoch: int, index: int, share: int = 0, shares: int = 1
+    ) -> tuple[np.ndarray, Any]:
+        """Return batch `index` of an epoch, or the images of one of several shares of it.
+
+        Args:
+            epoch: The epoch.
+            index: Index of the batch.
+            share: Index of the share; see `share_of_batch`.
+            shares: Number of shares.
+        """
         positions, images = self.positions(epoch, index), self.images
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
         seeds = random.integers(2**63, size=len(positions))
+        if shares > 1:
+            own = share_of_batch(len(positions), share, shares)
+            positions, seeds = positions[own], seeds[own]
         batch = np.empty((len(positions), *self.facts.size, self.facts.channels), "float32")
         windows: list[Window | None] = [None] * len(positions)
 
@@ -285,6 +307,24 @@ class EvaluationBatches(Batches):
             np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
             for array in (images, labels, weights)
         )
+
+
+def share_of_batch(count: int, share: int, shares: int) -> np.ndarray:
+    """Return the indices of the images of a share of a batch, in ascending order.
+
+    If the shares have an even number of images, the one with image i has image
+    `count - 1 - i`, too, with which `Mixing` mixes it.
+
+    Args:
+        count: Number of images in the batch, a multiple of `shares`.
+        share: Index of the share.
+        shares: Number of shares.
+    """
+    size = count // shares
+    if size % 2:
+        return np.arange(share * size, (share + 1) * size)
+    first = np.arange(share * size // 2, (share + 1) * size // 2)
+    return np.concatenate([first, count - 1 - first[::-1]])
 
 
 class Originals(Sequence):

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vitx.data.batches import TrainingBatches, share_of_batch
 from keras_vitx.keras_internals import (
     moments_replaced_by,
     restore_moments,
@@ -59,15 +60,26 @@ class Share(Wrapped):
         self.here, self.pad = here, pad
 
     def __getitem__(self, index: int) -> tuple:
+        here, batches = self.here, self.batches
+        # Under JAX, whose random numbers are those of the batch, its images keep their order.
+        by_pairs = keras.backend.backend() == "torch"
+        if by_pairs and isinstance(batches, TrainingBatches):
+            check_batch(batches.batch_size, here)
+            if batches.batch_size // here.shares % 2 == 0:  # Only these images are made.
+                return batches.get(index, here.share, here.shares)
         batch = self.inside(index)
         images = len(keras.tree.flatten(batch[0])[0])
-        missing = -images % self.here.replicas
+        missing = -images % here.replicas
         if self.pad and missing:
             batch = _padded(batch, images, missing)
             images += missing
-        check_batch(images, self.here)
-        size = images // self.here.shares
-        rows = slice(self.here.share * size, (self.here.share + 1) * size)
+        check_batch(images, here)
+        size = images // here.shares
+        rows = (
+            share_of_batch(images, here.share, here.shares)
+            if by_pairs
+            else slice(here.share * size, (here.share + 1) * size)
+        )
         return keras.tree.map_structure(lambda array: array[rows], batch)
 
 

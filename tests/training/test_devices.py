@@ -16,6 +16,7 @@ from training.test_fit import small
 
 import keras_vitx as kv
 from keras_vitx.cli import _devices
+from keras_vitx.data.batches import share_of_batch
 from keras_vitx.training.devices import Devices, check_batch
 from keras_vitx.training.layout import layout_for
 from keras_vitx.training.replicas import Share, _apart
@@ -192,10 +193,11 @@ def test_shares_make_up_the_batch(batches):
         for index in range(len(shares[0])):
             images, labels = batches[index]
             parts = [share[index] for share in shares]
-            assert np.array_equal(np.concatenate([part[0] for part in parts]), images)
-            assert np.array_equal(
-                np.concatenate([part[1]["head"] for part in parts]), labels["head"]
-            )
+            together = np.concatenate([part[0] for part in parts])
+            assert np.array_equal(np.sort(together, axis=0), images)
+            found = np.concatenate([part[1]["head"] for part in parts])
+            assert np.array_equal(found, together[:, 0])
+            assert len({len(part[0]) for part in parts}) == 1 and len(labels["head"]) == len(found)
 
 
 @pytest.mark.backend_free
@@ -204,12 +206,30 @@ def test_batches_that_the_devices_do_not_divide():
     with pytest.raises(ValueError, match=r"divisible .* 4\. Received: a batch of 6 images"):
         Share(Batches(), here, pad=False)[0]
     images, labels, weights = Share(Batches(), here, pad=True)[0]
-    assert (len(images), len(labels["head"]), weights.tolist()) == (2, 2, [0, 0])
-    parts = [Share(Batches(), Devices(4, 4, 4, i, 4, i), pad=True)[0][2].tolist() for i in range(4)]
-    assert parts == [[1, 1], [1, 1], [1, 1], [0, 0]]
+    assert len(images) == len(labels["head"]) == len(weights) == 2
+    parts = [Share(Batches(), Devices(4, 4, 4, i, 4, i), pad=True)[0] for i in range(4)]
+    kept = np.concatenate([part[0][part[2] == 1] for part in parts])
+    assert sorted(kept[:, 0]) == list(range(6))
+    assert sum(part[2].sum() for part in parts) == 6
     with pytest.raises(ValueError, match="`batch_size`"):
         check_batch(10, here)
     check_batch(12, here)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("mixing", (None, {"mixup": 0.0}, {"cutmix": 0.0}))
+def test_a_process_makes_its_images_only(mixing):
+    random = np.random.default_rng(0)
+    source = random.integers(0, 256, (20, 4, 4, 1), "uint8"), np.arange(20) % 2
+    train = kv.data.pipelines(source, small(), 8, mixing=mixing, validation_split=0).train
+    images, labels = train[1]
+    shares = [train.get(1, share, 2) for share in range(2)]
+    assert [len(share[0]) for share in shares] == [4, 4]
+    rows = [share_of_batch(8, share, 2) for share in range(2)]
+    assert sorted(np.concatenate(rows)) == list(range(8))
+    for own, (images_of_share, labels_of_share) in zip(rows, shares, strict=True):
+        assert np.array_equal(images[own], images_of_share)
+        assert np.array_equal(labels[own], labels_of_share)
 
 
 @pytest.mark.backend_free
