@@ -1,5 +1,6 @@
 """The option `--devices`."""
 
+import logging
 import os
 import sys
 from typing import Annotated
@@ -36,6 +37,8 @@ def use(devices: str | None) -> None:
             command = [sys.executable, *launch, "-m", "keras_vitx.cli", *sys.argv[1:]]
             os.execv(sys.executable, command)
     kv.training.use_devices(count)
+    if not kv.training.is_chief():
+        logging.getLogger("keras_vitx").setLevel(logging.ERROR)
 
 
 def _processes(count):
