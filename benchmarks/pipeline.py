@@ -24,8 +24,8 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.data import batches as batches_module
-from keras_vitx.data.parts import Part, Source
-from keras_vitx.data.tfds import EncodedImages
+from keras_vitx.data.sources.parts import Part, Source
+from keras_vitx.data.sources.tfds import EncodedImages
 
 HEIGHT, WIDTH = 375, 500
 PASSES = 2

@@ -85,7 +85,7 @@ def test_a_wrong_arrow_would_be_found(tmp_path):
     file = tmp_path / "x.py"
     file.write_text(
         "def f():\n    from keras_vitx.models import CaiT\n"
-        "    from keras_vitx import models, text\n    import keras_vitx.data.arrays\n"
+        "    from keras_vitx import models, text\n    import keras_vitx.data.sources.arrays\n"
         "    import keras_vitx\n    from keras_vitx import CaiT\n"
     )
     assert [part for _, part in parts_imported(file)] == [
@@ -120,7 +120,7 @@ def test_only_plots_import_matplotlib():
         for _, module, _ in imports(path)
         if module.split(".")[0] == "matplotlib"
     }
-    assert users <= {"analysis/plots.py", "training/curves.py"}
+    assert users <= {"analysis/plots.py", "training/runs/curves.py"}
 
 
 LOADED = """

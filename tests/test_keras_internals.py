@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_vitx import keras_internals
 from keras_vitx.layers import MLP, Attention, Block
-from keras_vitx.training import replicas
+from keras_vitx.training.devices import replicas
 
 PACKAGE = ROOT / "keras_vitx"
 

@@ -77,7 +77,7 @@ def main(
 ) -> None:
     """Train or fine-tune a model by a recipe."""
     if context is not None and resume is not None:
-        if kv.training.run.is_finished(resume):
+        if kv.training.runs.folder.is_finished(resume):
             typer.echo(f"The run in {resume} is finished.")
             return None
         return main(None, **resumed(context, resume))

@@ -12,11 +12,11 @@ import keras
 import numpy as np
 
 from keras_vitx.data.augmentation import Augmentation, augmented
-from keras_vitx.data.keras_cv import KerasCV
-from keras_vitx.data.mixing import Mixing, check_mixable, soft_labels
-from keras_vitx.data.parts import Part
+from keras_vitx.data.augmentation.keras_cv import KerasCV
+from keras_vitx.data.augmentation.mixing import Mixing, check_mixable, soft_labels
+from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
-from keras_vitx.data.windows import Window
+from keras_vitx.data.sources.parts import Part
 from keras_vitx.preprocessing import ModelInput
 
 log = logging.getLogger(__name__)

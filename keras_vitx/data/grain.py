@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from keras_vitx.data.augmentation import Augmentation, augmented
-from keras_vitx.data.mixing import Mixing, check_mixable, soft_labels
-from keras_vitx.data.parts import Part, Source
+from keras_vitx.data.augmentation.mixing import Mixing, check_mixable, soft_labels
 from keras_vitx.data.preprocessing import fit_to_model, with_channels
 from keras_vitx.data.sources import open_source
+from keras_vitx.data.sources.parts import Part, Source
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import needs_extra
 

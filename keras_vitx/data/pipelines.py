@@ -10,11 +10,11 @@ import keras
 import numpy as np
 
 from keras_vitx.data.augmentation import Augmentation
+from keras_vitx.data.augmentation.mixing import Mixing
+from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
-from keras_vitx.data.mixing import Mixing
-from keras_vitx.data.parts import Part, Source, fraction_of
 from keras_vitx.data.sources import open_source
-from keras_vitx.data.windows import Window
+from keras_vitx.data.sources.parts import Part, Source, fraction_of
 from keras_vitx.preprocessing import ModelInput
 
 log = logging.getLogger(__name__)

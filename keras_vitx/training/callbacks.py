@@ -11,9 +11,9 @@ import numpy as np
 
 from keras_vitx.files import written_whole
 from keras_vitx.training.devices import alone
-from keras_vitx.training.moving_average import averaged
-from keras_vitx.training.progress import Clock
-from keras_vitx.training.state import random_states_kept
+from keras_vitx.training.optimizer.moving_average import averaged
+from keras_vitx.training.runs.progress import Clock
+from keras_vitx.training.runs.state import random_states_kept
 
 
 class CountEpochs(keras.callbacks.Callback):

@@ -8,11 +8,11 @@ import keras
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.keras_internals import compile_arguments
-from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.evaluate import Measured
-from keras_vitx.training.losses import PerHead
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.targets.distillation import Distillation
+from keras_vitx.training.targets.losses import PerHead
 from keras_vitx.training.task import task_of
 
 log = logging.getLogger(__name__)

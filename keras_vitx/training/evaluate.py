@@ -9,7 +9,7 @@ import keras
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training.batches import PartName, are_numbers, labels_of, part_of
 from keras_vitx.training.confusion import Confusion
-from keras_vitx.training.replicas import Replicate, share_of
+from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.task import task_of
 
 # Name of the metric that holds the mean loss per image.

@@ -21,10 +21,8 @@ from keras_vitx.training.head import Head, check_head, match_head
 from keras_vitx.training.network import set_network
 from keras_vitx.training.optimizer import part_of_batch
 from keras_vitx.training.precision import set_precision
-from keras_vitx.training.progress import Clock, Progress, verbosity
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resumable import data_facts, start_of
-from keras_vitx.training.run import (
+from keras_vitx.training.runs.folder import (
     CHECKPOINTS,
     read_run,
     report_start,
@@ -32,6 +30,8 @@ from keras_vitx.training.run import (
     write_results,
     write_run,
 )
+from keras_vitx.training.runs.progress import Clock, Progress, verbosity
+from keras_vitx.training.runs.resumable import data_facts, start_of
 from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
 
 log = logging.getLogger(__name__)

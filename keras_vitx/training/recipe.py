@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.mixing import Mixing
+from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.text import nearest
 from keras_vitx.training.ranges import YES_OR_NO, Choice, Range, check
 

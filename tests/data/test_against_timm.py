@@ -9,10 +9,10 @@ from PIL import Image, ImageOps
 
 from keras_vitx.data import Mixing
 from keras_vitx.data.augmentation import PRESETS, jittered
-from keras_vitx.data.erasing import erase
+from keras_vitx.data.augmentation.erasing import erase
+from keras_vitx.data.augmentation.rand_augment import OPERATIONS, SIGNED, RandAugment
+from keras_vitx.data.augmentation.windows import random_box
 from keras_vitx.data.preprocessing import normalize
-from keras_vitx.data.rand_augment import OPERATIONS, SIGNED, RandAugment
-from keras_vitx.data.windows import random_box
 from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 pytestmark = pytest.mark.backend_free

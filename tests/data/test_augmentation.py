@@ -7,8 +7,8 @@ from PIL import Image
 
 from keras_vitx.data import Augmentation
 from keras_vitx.data.augmentation import PRESETS, jittered
+from keras_vitx.data.augmentation.windows import Window, random_resized, shifted
 from keras_vitx.data.preprocessing import resize
-from keras_vitx.data.windows import Window, random_resized, shifted
 
 pytestmark = pytest.mark.backend_free
 MEAN = (0.485, 0.456, 0.406)

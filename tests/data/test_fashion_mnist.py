@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_vitx.data import open_source
-from keras_vitx.data.arrays import FASHION_MNIST
+from keras_vitx.data.sources.arrays import FASHION_MNIST
 
 pytestmark = pytest.mark.backend_free
 

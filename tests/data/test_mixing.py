@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from keras_vitx.data import Mixing
-from keras_vitx.data.mixing import check_mixable, soft_labels
+from keras_vitx.data.augmentation.mixing import check_mixable, soft_labels
 
 pytestmark = pytest.mark.backend_free
 

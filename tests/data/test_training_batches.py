@@ -5,7 +5,7 @@ import pytest
 
 from keras_vitx.data import Augmentation, Mixing, open_source, pipelines
 from keras_vitx.data.batches import TrainingBatches
-from keras_vitx.data.parts import Part, fraction_of
+from keras_vitx.data.sources.parts import Part, fraction_of
 from keras_vitx.preprocessing import ModelInput
 
 pytestmark = pytest.mark.backend_free

@@ -18,8 +18,8 @@ import keras_vitx as kv
 from keras_vitx.cli import _devices
 from keras_vitx.data.batches import share_of_batch
 from keras_vitx.training.devices import Devices, check_batch
-from keras_vitx.training.layout import layout_for
-from keras_vitx.training.replicas import Share, _apart
+from keras_vitx.training.devices.layout import layout_for
+from keras_vitx.training.devices.replicas import Share, _apart
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 RUNS = {

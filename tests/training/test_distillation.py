@@ -6,9 +6,9 @@ from harness import BACKEND, array, close, numbers
 import keras_vitx as kv
 from keras_vitx.layers import DenseHead, DistilledHead
 from keras_vitx.models import Chain
-from keras_vitx.training import Distillation, SmoothedCrossentropy, Taught, replicas
-from keras_vitx.training.devices import Devices
-from keras_vitx.training.replicas import share_of
+from keras_vitx.training import Distillation, SmoothedCrossentropy, Taught
+from keras_vitx.training.devices import Devices, replicas
+from keras_vitx.training.devices.replicas import share_of
 
 SHAPE = (2, 4, 3)
 SMOOTHING, TAU = 0.1, 3.0

@@ -5,9 +5,9 @@ from harness import BACKEND, FAMILIES, array, close, randomize
 from keras import ops
 
 from keras_vitx.training import Recipe
-from keras_vitx.training.layer_decay import rate_factors
-from keras_vitx.training.moving_average import averaged
 from keras_vitx.training.optimizer import AdamW, is_decayed, make_optimizer, part_of_batch
+from keras_vitx.training.optimizer.layer_decay import rate_factors
+from keras_vitx.training.optimizer.moving_average import averaged
 
 LEFT_OUT = {"bias", "beta", "gamma", "token", "embeddings", "gating_param"}
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vitx.training.curves import draw_curves
-from keras_vitx.training.progress import Clock, Progress, verbosity
+from keras_vitx.training.runs.curves import draw_curves
+from keras_vitx.training.runs.progress import Clock, Progress, verbosity
 
 pytestmark = pytest.mark.backend_free
 

@@ -15,8 +15,8 @@ from harness import BACKEND
 
 import keras_vitx as kv
 from keras_vitx.training import resumable_fit
-from keras_vitx.training.checkpoints import Checkpoints, read_state
-from keras_vitx.training.rest import Window, from_place
+from keras_vitx.training.runs.checkpoints import Checkpoints, read_state
+from keras_vitx.training.runs.rest import Window, from_place
 
 random = np.random.default_rng(0)
 SOURCE = random.integers(0, 255, (52, 8, 8, 1)).astype("uint8"), np.arange(52) % 3
@@ -187,7 +187,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("keras_vitx.training.checkpoints.save_file", full)
+        patched.setattr("keras_vitx.training.runs.checkpoints.save_file", full)
         with pytest.raises(OSError, match=r"step 4 can't be written.*: No space.*step-000000003"):
             checkpoints.write(4, state)
     usage = shutil.disk_usage(tmp_path)._replace(free=10)
@@ -207,7 +207,7 @@ def test_a_full_disk_shows_before_the_first_step(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("keras_vitx.training.checkpoints.save_file", full)
+    monkeypatch.setattr("keras_vitx.training.runs.checkpoints.save_file", full)
     model = network()
     before = model.get_weights()
     with pytest.raises(OSError, match="step 0 can't be written"):

@@ -7,11 +7,11 @@ from harness import array
 
 import keras_vitx as kv
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.windows import Window
+from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.layers import ClassToken, DenseHead, PatchEmbedding
 from keras_vitx.models import Chain
 from keras_vitx.training import MixToken, SmoothedCrossentropy, TokenLabels
-from keras_vitx.training.token_labels import sampled
+from keras_vitx.training.targets.token_labels import sampled
 
 CLASSES = 3
 RANDOM = np.random.default_rng(0)

@@ -23,7 +23,7 @@ epoch, and one epoch late. Repeated augmentation needs 3 epochs to see every ima
 """
 
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.mixing import Mixing
+from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.training.recipe import Network, Optimizer, Recipe, Schedule, Targets
 
 RECIPE = Recipe(

@@ -8,7 +8,7 @@ which settings they were trained.
 """
 
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.mixing import Mixing
+from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.training.recipe import Network, Optimizer, Recipe, Schedule
 
 RECIPE = Recipe(

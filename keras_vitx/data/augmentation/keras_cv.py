@@ -19,9 +19,9 @@ import math
 import numpy as np
 
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.erasing import AREA
-from keras_vitx.data.rand_augment import MAXIMUM, RandAugment
-from keras_vitx.data.tfds import keep_tensorflow_off_the_gpu
+from keras_vitx.data.augmentation.erasing import AREA
+from keras_vitx.data.augmentation.rand_augment import MAXIMUM, RandAugment
+from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
 from keras_vitx.text import needs_extra
 
 

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_vitx.training.blocks import is_block, layers_of
+from keras_vitx.training.network.blocks import is_block, layers_of
 
 
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 
 from keras_vitx.keras_internals import repair_several_workers
-from keras_vitx.training.layout import layout_for
+from keras_vitx.training.devices.layout import layout_for
 
 Count = int | Literal["all"]
 

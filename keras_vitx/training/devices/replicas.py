@@ -24,7 +24,7 @@ from keras_vitx.keras_internals import (
     without_reduction,
 )
 from keras_vitx.training.devices import Devices, check_batch, in_use
-from keras_vitx.training.wrapped import Wrapped
+from keras_vitx.training.targets.wrapped import Wrapped
 
 # Between the seeds of two replicas. Not small: a seed and a counter are added up.
 APART = 0x5851F42D

@@ -7,10 +7,10 @@ import keras
 
 from keras_vitx.data import Pipelines
 from keras_vitx.training.batches import are_numbers, is_batches
-from keras_vitx.training.distillation import Distillation
-from keras_vitx.training.mix_token import MixToken
 from keras_vitx.training.recipe import Targets
-from keras_vitx.training.token_labels import TokenLabels
+from keras_vitx.training.targets.distillation import Distillation
+from keras_vitx.training.targets.mix_token import MixToken
+from keras_vitx.training.targets.token_labels import TokenLabels
 
 
 def distillation_of(targets: Targets, teacher: keras.Model | None) -> Distillation | None:

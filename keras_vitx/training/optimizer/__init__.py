@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from keras_vitx.keras_internals import AdamWByRate
-from keras_vitx.training.layer_decay import rate_factors
+from keras_vitx.training.optimizer.layer_decay import rate_factors
+from keras_vitx.training.optimizer.schedule import WarmupCosine
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.schedule import WarmupCosine
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import keras
 import numpy as np
 
-from keras_vitx.data.mixing import Mixing
-from keras_vitx.training.wrapped import Wrapped
+from keras_vitx.data.augmentation.mixing import Mixing
+from keras_vitx.training.targets.wrapped import Wrapped
 
 
 class MixToken(Wrapped):
@@ -20,7 +20,7 @@ class MixToken(Wrapped):
 
     The box is of the grid's proportions and of area $1 - \lambda$ with $\lambda \sim
     \mathrm{Beta}(\alpha, \alpha)$, around a uniform centre and clipped at the border, as in
-    `keras_vitx.data.mixing.Mixing`. It depends on the seed, the epoch and the index of the
+    `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the
     batch, and is passed with the labels:
 
     ```python

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from keras_vitx.data.erasing import erase
+from keras_vitx.data.augmentation.erasing import erase
+from keras_vitx.data.augmentation.rand_augment import RandAugment
+from keras_vitx.data.augmentation.windows import Window, random_resized, shifted
 from keras_vitx.data.preprocessing import normalize
-from keras_vitx.data.rand_augment import RandAugment
-from keras_vitx.data.windows import Window, random_resized, shifted
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.data.windows import Window
+from keras_vitx.data.augmentation.windows import Window
 
 
 class TokenLabels:

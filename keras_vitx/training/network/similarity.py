@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_vitx.training.blocks import is_block, layers_of
+from keras_vitx.training.network.blocks import is_block, layers_of
 
 
 def set_similarity(model: keras.Model, weight: float, depth: int) -> None:

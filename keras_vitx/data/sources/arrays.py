@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.data.parts import Part, Source, checked_labels, number_of_classes, set_aside
 from keras_vitx.data.preprocessing import as_uint8
+from keras_vitx.data.sources.parts import Part, Source, checked_labels, number_of_classes, set_aside
 
-FASHION_MNIST = Path(__file__).parent / "fashion_mnist" / "sample.npz"
+FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
 PARTS = {"train": "training", "val": "validation", "test": "test"}
 
 

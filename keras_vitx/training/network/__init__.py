@@ -3,9 +3,9 @@
 import keras
 
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.training.drop_path import set_drop_path
+from keras_vitx.training.network.drop_path import set_drop_path
+from keras_vitx.training.network.similarity import set_similarity
 from keras_vitx.training.recipe import Network
-from keras_vitx.training.similarity import set_similarity
 
 
 def set_network(model: keras.Model, settings: Network) -> None:

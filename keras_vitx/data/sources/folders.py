@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.data.parts import Part, Source, set_aside
 from keras_vitx.data.preprocessing import check_image, decode_image
+from keras_vitx.data.sources.parts import Part, Source, set_aside
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 # The part of the source that a folder holds, by folder name.

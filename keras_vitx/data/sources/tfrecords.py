@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.data.parts import Part, Source, checked_labels, set_aside
 from keras_vitx.data.preprocessing import decode_image
+from keras_vitx.data.sources.parts import Part, Source, checked_labels, set_aside
 
 # Image and label: in ImageNet's shards, and as tensorflow-datasets writes them.
 FEATURES = (("image/encoded", "image/class/label"), ("image", "label"))

@@ -4,11 +4,11 @@ import os
 from numbers import Real
 from pathlib import Path
 
-from keras_vitx.data.arrays import open_arrays, open_fashion_mnist, open_npz
-from keras_vitx.data.folders import open_folder
-from keras_vitx.data.parts import Part, Source
-from keras_vitx.data.tfds import open_tfds
-from keras_vitx.data.tfrecords import open_tfrecords, shards_of
+from keras_vitx.data.sources.arrays import open_arrays, open_fashion_mnist, open_npz
+from keras_vitx.data.sources.folders import open_folder
+from keras_vitx.data.sources.parts import Part, Source
+from keras_vitx.data.sources.tfds import open_tfds
+from keras_vitx.data.sources.tfrecords import open_tfrecords, shards_of
 
 __all__ = ["Part", "Source", "open_source"]
 

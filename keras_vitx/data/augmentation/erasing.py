@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from keras_vitx.data.windows import ATTEMPTS
+from keras_vitx.data.augmentation.windows import ATTEMPTS
 
 # The box, as a fraction of the image area, and its aspect ratio (height over width).
 AREA = (0.02, 1 / 3)

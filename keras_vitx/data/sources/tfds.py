@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.data.parts import Part, Source, checked_labels, set_aside
 from keras_vitx.data.preprocessing import decode_image
+from keras_vitx.data.sources.parts import Part, Source, checked_labels, set_aside
 from keras_vitx.text import nearest, needs_extra
 
 log = logging.getLogger(__name__)

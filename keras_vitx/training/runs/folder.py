@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vitx.files import written_whole
-from keras_vitx.training.curves import draw_curves
+from keras_vitx.training.runs.curves import draw_curves
 
 log = logging.getLogger(__name__)
 

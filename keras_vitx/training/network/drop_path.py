@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from keras_vitx.training.blocks import is_block, layers_of, updates_class_tokens_only
+from keras_vitx.training.network.blocks import is_block, layers_of, updates_class_tokens_only
 
 
 def set_drop_path(model: keras.Model, rate: float, rises: bool = True) -> None:
