@@ -12,25 +12,30 @@ BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-newest lint constraints clean $(BACKENDS:%=test-%)
+.PHONY: demo test test-newest test-backend-free lint constraints clean $(BACKENDS:%=test-%)
 
 demo: .venv/demo
 	.venv/bin/keras-vitx demo --backend $(BACKEND)
 
-# One process per backend, one thread per process, as many processes in parallel as there are
-# cores: with models this small, more threads would only contend. A backend that collects no tests fails.
-# Backend-free tests run once, with PyTorch, which starts fastest.
+# One process per backend, and one for the tests that need none (with PyTorch, which starts
+# fastest); as many processes in parallel as there are cores, one thread each: with models this
+# small, more threads would only contend. A backend that collects no tests fails.
 test: .venv/test
-	@$(MAKE) --no-print-directory --keep-going --jobs=$$(nproc) --output-sync=target $(BACKENDS:%=test-%)
+	@$(MAKE) --no-print-directory --keep-going --jobs=$$(nproc) --output-sync=target \
+	$(BACKENDS:%=test-%) test-backend-free
 
 # Parity is tested as users' code is compiled; tests/conftest.py has the flags of the others.
 GOLDEN = tests/models/test_golden.py
-test-jax test-tensorflow: MARKS = -m "not backend_free"
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q
 
 $(BACKENDS:%=test-%): test-%: .venv/test
 	@echo "== $*"
-	@OMP_NUM_THREADS=1 KERAS_BACKEND=$* .venv/bin/python -m pytest -q $(MARKS) --ignore=$(GOLDEN) tests
-	@XLA_FLAGS= OMP_NUM_THREADS=1 KERAS_BACKEND=$* .venv/bin/python -m pytest -q $(GOLDEN)
+	@KERAS_BACKEND=$* $(PYTEST) -m "not backend_free" --ignore=$(GOLDEN) tests
+	@KERAS_BACKEND=$* XLA_FLAGS= $(PYTEST) -m "not backend_free" $(GOLDEN)
+
+test-backend-free: .venv/test
+	@echo "== backend-free"
+	@KERAS_BACKEND=torch $(PYTEST) -m backend_free tests
 
 # Tests what the package relies on against the latest Keras and backends.
 test-newest:
