@@ -33,7 +33,7 @@ Smoke = Annotated[
 SMOKE_STEPS = 3
 
 
-def changes_of(words: Sequence[str] | None) -> dict[str, Any]:
+def changes_of(words: Sequence[str] | None, option: str = "--set") -> dict[str, Any]:
     """Return settings by name from texts such as `mixup=0.2`.
 
     Values are numbers, `true`, `false`, `none`, several numbers separated by commas, or
@@ -46,7 +46,7 @@ def changes_of(words: Sequence[str] | None) -> dict[str, Any]:
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"`--set` takes NAME=VALUE, such as mixup=0.2. Received: {word!r}.")
+            raise ValueError(f"`{option}` takes NAME=VALUE. Received: {word!r}.")
         changes[name.strip()] = _value(value.strip())
     return changes
 

@@ -20,6 +20,14 @@ def main(
     model: ModelOrFile = None,
     source: Source = None,
     weights: Weights = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="NAME=VALUE",
+            help="Argument of a size, such as dense_head=true or drop_path=0.2; may be repeated.",
+        ),
+    ] = None,
     recipe: RecipeName = "finetune",
     change: Changes = None,
     smoke: Smoke = False,
@@ -98,18 +106,23 @@ def main(
             f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
             f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {image_size}`."
         )
+    arguments = changes_of(argument, "--with")
+    if arguments and not is_size(model):
+        raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
     keras.utils.set_random_seed(seed)
     images = kv.data.open_source(
         source, validation_split=validation_split, strict=strict, seed=seed
     )
     if smoke:
         images = a_few_images(images, chosen)
-    arguments = {}
     if is_size(model):
         arguments["classes"] = len(images.class_names)
         if image_size is not None:
             arguments["input_shape"] = (image_size, image_size, 3)
-    network = open_model(model, weights, **arguments)
+    try:
+        network = open_model(model, weights, **arguments)
+    except TypeError as error:
+        raise ValueError(f"`--with`: {error}") from None
     tutor = None
     if teacher is not None:
         if is_size(teacher):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import keras_vitx as kv
 from keras_vitx.cli._recipe import NAMES, changes_of
 from keras_vitx.training import Recipe, list_recipes, recipes
 
@@ -66,6 +67,23 @@ def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
     assert Recipe.read(tmp_path / "out") == recipes.get(tmp_path / "out") == expected
     assert [facts[f"{part}_images"] for part in ("train", "validation", "test")] == [24, 4, 8]
     assert (tmp_path / "out" / "last.keras").exists()
+
+
+def test_arguments_of_a_size(run, tiny_file, small_set, tmp_path):
+    size = ["train", "CaiT_Mini", small_set, "--with", "dim=16", "--with", "depth=1"]
+    code, _, err = run(*size, "--with", "num_heads=2", "--smoke", "--output", "out")
+    assert code == 0, err
+    model = kv.load(tmp_path / "out" / "best.keras")
+    assert model.get_layer("patch_embed").output.shape[-1] == 16
+    for arguments, message in (
+        ([*size, "--with", "heads=2"], "heads"),
+        ([*size, "--with", "num_heads"], "`--with` takes NAME=VALUE"),
+        (["train", tiny_file, small_set, "--with", "depth=1"], "is built already"),
+    ):
+        code, _, err = run(*arguments, "--output", "other")
+        assert code == 2
+        assert message in err
+    assert not (tmp_path / "other").exists()
 
 
 def test_settings_that_are_wrong(run, tiny_file, small_set):

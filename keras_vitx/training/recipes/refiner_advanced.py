@@ -1,6 +1,6 @@
 """Refiner's advanced recipe, with token labels, from random weights on ImageNet.
 
-    keras-vitx train RefinedViT_S imagenet --recipe refiner_advanced
+    keras-vitx train RefinedViT_S imagenet --with dense_head=true --recipe refiner_advanced
 
 `RefinedViT_S`, `RefinedViT_M` and `RefinedViT_L` reach 83.6, 84.6 and 84.9 (Refiner, Table 7;
 8 V100), made with `dense_head=True` and trained with labels per patch, which an NFNet-F6 made
