@@ -1,0 +1,1 @@
+"""Long runs: the folder of a run, checkpoints, resuming, progress."""
