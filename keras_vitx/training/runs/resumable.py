@@ -16,9 +16,9 @@ from keras_vitx.data import Pipelines
 from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batches import steps_of
 from keras_vitx.training.callbacks import CountEpochs
-from keras_vitx.training.runs.checkpoints import Checkpoints
 from keras_vitx.training.devices import highest, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
+from keras_vitx.training.runs.checkpoints import Checkpoints
 from keras_vitx.training.runs.rest import Window, from_place
 from keras_vitx.training.runs.saving import Saving
 from keras_vitx.training.runs.state import arrays_of, assign, variables_of

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.training.runs.checkpoints import Checkpoints
 from keras_vitx.training.devices import highest, in_use, is_chief
+from keras_vitx.training.runs.checkpoints import Checkpoints
 from keras_vitx.training.runs.state import arrays_of, assign, random_states, set_random_states
 
 log = logging.getLogger(__name__)
