@@ -97,6 +97,8 @@ def reloading(tmp_path_factory):
     return reloading
 
 
+# On each backend, the files of every family's models are (tests/models/test_model_contract.py).
+@pytest.mark.backend_free
 @every_layer
 def test_files_in_a_fresh_process(name, reloading):
     reloading.check(name)
