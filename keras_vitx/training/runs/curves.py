@@ -42,6 +42,7 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) ->
                 axis.plot(*zip(*points, strict=True), ".-", label=label)
         axis.set_title(name.replace("_", " "))
         axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         if f"val_{name}" in columns:
             axis.legend()
     path = Path(path)
