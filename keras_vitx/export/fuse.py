@@ -40,7 +40,8 @@ def fuse(model: keras.Model) -> keras.Model:
         model: A `Chain`.
 
     Raises:
-        ValueError: if `model` is not a `Chain`, or has LoRA or quantized layers.
+        ValueError: if `model` is not a `Chain`, or has LoRA or quantized layers, or
+            if its variables can't be told apart or placed.
     """
     if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
         raise ValueError(
@@ -53,6 +54,9 @@ def fuse(model: keras.Model) -> keras.Model:
                 "`model` must have neither LoRA nor quantized layers. "
                 f"Received: {model.name!r}, whose layer {layer.path!r} has."
             )
+    paths = [variable.path for variable in model.weights]
+    if len(set(paths)) < len(paths):
+        raise ValueError(f"`model` has several variables of one path: {model.name!r}.")
     config = model.get_config()
     values = {
         variable.path: keras.ops.convert_to_numpy(variable).copy() for variable in model.weights
@@ -75,10 +79,12 @@ def fuse(model: keras.Model) -> keras.Model:
             arguments.update({name: 0.0 for name in RATES if name in arguments})
     classes = {_kind(layer): type(layer) for layer in sublayers(model)}
     fused = type(model).from_config(config, custom_objects=classes)
-    if sorted(values) != sorted(variable.path for variable in fused.weights):
+    # By order, since the names of unnamed children of custom layers differ between instances.
+    kept = [variable for variable in model.weights if variable.path in values]
+    if [(v.name, v.shape) for v in kept] != [(v.name, v.shape) for v in fused.weights]:
         raise ValueError(f"`model` has variables that can't be placed: {model.name!r}.")
-    for variable in fused.weights:
-        variable.assign(values[variable.path])
+    for variable, before in zip(fused.weights, kept, strict=True):
+        variable.assign(values[before.path])
     return fused
 
 

@@ -25,6 +25,26 @@ def test_same_outputs(name, tmp_path):
     close(array(loaded(images, training=False)), expected, 1e-5)
 
 
+class Custom(keras.layers.Layer):
+    """An attention with a child without a name."""
+
+    def build(self, input_shape):
+        self.inner = keras.layers.Dense(input_shape[-1])
+        self.inner.build(input_shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def test_custom_attention_stays():
+    model = FAMILIES["ViT"](layer_scale=0.5, attention=lambda index: Custom())
+    randomize(model)
+    images = numbers((2, *model.input_shape[1:]))
+    fused = kv.fuse(model)
+    assert len(fused.weights) == len(model.weights)
+    close(array(fused(images)), array(model(images)), 1e-5)
+
+
 def test_errors():
     images = keras.Input((8, 8, 3))
     with pytest.raises(ValueError, match="`model` must be a model of keras_vitx"):
