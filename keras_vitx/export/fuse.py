@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_vitx.keras_internals import sublayers
 
+# Layers by their registered names, because `export` imports none; a subclass has its own.
 BLOCKS = {f"keras_vitx>{name}" for name in ("Block", "ClassBlock", "CarryingBlock")}
 LAST = {
     "keras_vitx>MLP": "fc2",
