@@ -42,9 +42,6 @@ CaiT_M24 = _variant("CaiT_M24", CaiT, dim=768, depth=24, num_heads=16, layer_sca
 CaiT_M36 = _variant("CaiT_M36", CaiT, dim=768, depth=36, num_heads=16, layer_scale=1e-6, drop_path=0.3)
 CaiT_M48 = _variant("CaiT_M48", CaiT, dim=768, depth=48, num_heads=16, layer_scale=1e-6, drop_path=0.4)
 
-# Not in the paper: for 32 x 32 images, the size of the shipped checkpoint.
-CaiT_Mini = _variant("CaiT_Mini", CaiT, input_shape=(32, 32, 3), classes=10, dim=96, depth=4, num_heads=4, patch_size=4, layer_scale=0.1)
-
 # ConViT, Table 1.
 ConViT_Ti = _variant("ConViT_Ti", ConViT, dim=192, depth=12, num_heads=4, drop_path=0.1)
 ConViT_S = _variant("ConViT_S", ConViT, dim=432, depth=12, num_heads=9, drop_path=0.1)
@@ -82,3 +79,13 @@ CBPiT_B = _variant("CBPiT_B", PiT, dims=(256, 512, 1024), depths=(3, 6, 4), num_
 Mixer_S16 = _variant("Mixer_S16", Mixer, dim=512, depth=8, drop_path=0.1)
 Mixer_B16 = _variant("Mixer_B16", Mixer, dim=768, depth=12, drop_path=0.1)
 CBMixer_S16 = _variant("CBMixer_S16", Mixer, dim=512, depth=8, context_broadcast=True, drop_path=0.1)
+
+# Not in the papers: small networks of about one size for 32 x 32 images, those of the shipped
+# checkpoints.
+_MINI = dict(input_shape=(32, 32, 3), classes=10, dim=96, num_heads=4, patch_size=4)
+ViT_Mini = _variant("ViT_Mini", ViT, depth=6, **_MINI)
+CaiT_Mini = _variant("CaiT_Mini", CaiT, depth=4, layer_scale=0.1, **_MINI)
+ConViT_Mini = _variant("ConViT_Mini", ConViT, depth=6, local_depth=5, **_MINI)
+DeepViT_Mini = _variant("DeepViT_Mini", DeepViT, depth=6, mlp_ratio=4.0, **_MINI)
+RefinedViT_Mini = _variant("RefinedViT_Mini", RefinedViT, depth=6, mlp_ratio=4.0, layer_scale=0.1, conv_stem=False, **_MINI)
+CBViT_Mini = _variant("CBViT_Mini", CBViT, depth=6, **_MINI)

@@ -55,9 +55,16 @@ COUNTS = {
     "CaiT_M24": 185_850_088,
     "CaiT_M36": 270_929_512,
     "CaiT_M48": 356_008_936,
+    "ViT_Mini": 683_242,
     "CaiT_Mini": 684_458,
+    "ConViT_Mini": 681_518,
+    "DeepViT_Mini": 683_410,
+    "RefinedViT_Mini": 628_750,
+    "CBViT_Mini": 683_242,
 }
-"""Parameters of the public implementations by default, without running statistics."""
+"""Parameters of the public implementations by default, without running statistics.
+
+The Mini sizes are this package's own."""
 
 
 def count(name, **arguments):
