@@ -53,7 +53,7 @@ def only_sensible_weights(model: str) -> str:
     entries = kv.weights.checkpoints_of(model)
     if not entries:
         raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
-    return "imagenet" if any(entry.classes == 1000 for entry in entries) else entries[0].name
+    return "imagenet" if any(entry.dataset == "imagenet" for entry in entries) else entries[0].name
 
 
 def class_names_of(network) -> list[str] | None:

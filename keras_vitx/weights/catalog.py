@@ -8,6 +8,8 @@ from keras_vitx.preprocessing import HALVES, IMAGENET_COLOURS, Preprocessing
 from keras_vitx.text import nearest
 
 IMAGENET = "imagenet"
+IMAGENET_21K = "imagenet-21k"
+CIFAR10 = "cifar10"
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Checkpoint:
     """One published weights file and the facts needed to use it.
 
     Attributes:
-        name: The name accepted by `weights=`.
+        name: A unique name, accepted by `weights=`.
         constructor: Name of the constructor whose models it fits, such as "CaiT_XXS24".
         image_size: Side of the square training images, in pixels.
         top1: Published top-1 accuracy on the dataset's test images, in percent; None
@@ -29,6 +31,8 @@ class Checkpoint:
         url: URL of the authors' original file (PyTorch or NumPy), if any.
         sha256: SHA-256 of `file`, or a prefix of it; None if unknown.
         classes: Number of classes of the head.
+        dataset: The data whose classes the head has; `weights=dataset` selects the
+            checkpoint of a size.
         preprocessing: Preprocessing of the images.
         licence: SPDX identifier in lower case; None if no licence is stated.
         distilled: Whether it was trained with a teacher.
@@ -50,6 +54,7 @@ class Checkpoint:
     url: str | None = None
     sha256: str | None = None
     classes: int = 1000
+    dataset: str = IMAGENET
     preprocessing: Preprocessing = IMAGENET_COLOURS
     licence: str | None = "apache-2.0"
     distilled: bool = False
@@ -134,6 +139,7 @@ def _augreg(size: str, image_size: int, tag: str, *accuracies: float) -> Checkpo
         image_size,
         *accuracies,
         classes=1000 if accuracies else 21843,
+        dataset=IMAGENET if accuracies else IMAGENET_21K,
         preprocessing=HALVES.but(crop_ratio=0.9 if image_size == 224 else 1.0),
     )
 
@@ -146,6 +152,7 @@ def _mixer(tag: str, classes: int, *accuracies: float) -> Checkpoint:
         224,
         *accuracies,
         classes=classes,
+        dataset=IMAGENET if classes == 1000 else IMAGENET_21K,
         preprocessing=miil if tag.startswith("miil") else HALVES.but(crop_ratio=0.875),
     )
 
@@ -159,6 +166,23 @@ def _deepvit(size: str, top1: float, key: str) -> Checkpoint:
     name = f"deepvit_{size.lower()}"
     preprocessing = HALVES.but(crop_ratio=0.9)
     return _on_a_drive(name, f"DeepViT_{size}", 224, top1, key, preprocessing=preprocessing)
+
+
+def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_COLOURS) -> Checkpoint:
+    return Checkpoint(
+        f"{size.lower()}_cifar10",
+        size,
+        32,
+        top1,
+        source=f"package:{size.lower()}_cifar10.safetensors",
+        classes=10,
+        dataset=CIFAR10,
+        preprocessing=preprocessing,
+        class_names=(
+            *("airplane", "automobile", "bird", "cat", "deer"),
+            *("dog", "frog", "horse", "ship", "truck"),
+        ),
+    )
 
 
 CHECKPOINTS = (
@@ -219,19 +243,10 @@ CHECKPOINTS = (
         # Refiner, Section 4.4: receptive field calibration.
         preprocessing=HALVES.but(crop_ratio=1.13),
     ),
-    Checkpoint(
-        "cifar10",
-        "CaiT_Mini",
-        32,
-        71.35,
-        source="package:cait_mini_cifar10.safetensors",
-        classes=10,
-        class_names=(
-            *("airplane", "automobile", "bird", "cat", "deer"),
-            *("dog", "frog", "horse", "ship", "truck"),
-        ),
-    ),
+    _cifar10("CaiT_Mini", 71.35),
 )
+
+DATASETS = {checkpoint.dataset for checkpoint in CHECKPOINTS}
 
 
 def checkpoints_of(constructor: str | None) -> tuple[Checkpoint, ...]:
@@ -248,8 +263,8 @@ def find(
     """Return the checkpoint that `weights=name` refers to.
 
     Args:
-        name: A checkpoint's name, or "imagenet" for the constructor's ImageNet
-            checkpoint with the nearest resolution.
+        name: A checkpoint's name; or a dataset's, "imagenet", "imagenet-21k" or "cifar10",
+            for the constructor's checkpoint with the nearest resolution.
         constructor: Name of the constructor of the model; None for any.
         image_size: Side or (height, width) of the model's images, in pixels.
             None selects the smallest resolution.
@@ -261,20 +276,20 @@ def find(
             has no such checkpoint.
     """
     mine = checkpoints_of(constructor)
-    entries = [c for c in mine if c.classes == 1000 and c.distillation_token == distillation_token]
+    usable = [c for c in mine if c.distillation_token == distillation_token]
     token = " with distillation_token=True" if distillation_token else ""
-    if name == IMAGENET:
+    if name in DATASETS:
         if constructor is None:
             raise ValueError(
-                'weights="imagenet" needs the constructor of a size; name a checkpoint: '
-                + ", ".join(c.name for c in CHECKPOINTS if c.classes == 1000)
+                f"weights={name!r} needs the constructor of a size; name a checkpoint: "
+                + ", ".join(c.name for c in CHECKPOINTS if c.dataset == name)
                 + "."
             )
+        entries = [c for c in usable if c.dataset == name]
         if entries:
             return min(entries, key=lambda c: abs(c.image_size - _side(image_size)))
         raise ValueError(
-            f'weights="imagenet": {constructor}{token} has no public ImageNet checkpoint. '
-            f"{_offer(mine)}"
+            f"weights={name!r}: {constructor}{token} has no public checkpoint of it. {_offer(mine)}"
         )
     for checkpoint in CHECKPOINTS:
         if checkpoint.name == name:
@@ -289,7 +304,7 @@ def find(
                     f"got {distillation_token}."
                 )
             return checkpoint
-    names = [c.name for c in mine] + [IMAGENET] * bool(entries)
+    names = [c.name for c in mine] + sorted({c.dataset for c in usable})
     hint = nearest(name, names) if mine else _offer(mine)
     of = f" of {constructor}" if constructor else ""
     raise ValueError(f"weights={name!r} is neither a file nor a known checkpoint{of}. {hint}")

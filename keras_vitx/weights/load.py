@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_vitx.weights.catalog import CHECKPOINTS, IMAGENET, Checkpoint, find
+from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import convert
 from keras_vitx.weights.description import Description
 from keras_vitx.weights.hub import SCHEME, download, parse, shipped, verified
@@ -77,7 +77,7 @@ def resolve(
     if text.startswith(SCHEME):
         return _on_the_hub(text)
     # A folder named "imagenet" must not shadow the name.
-    known = text == IMAGENET or any(text == c.name for c in CHECKPOINTS)
+    known = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
     if isinstance(weights, os.PathLike) or (not known and _is_path(text)):
         return _existing(text)
     checkpoint = find(text, constructor, image_size, distillation_token)

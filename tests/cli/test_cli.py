@@ -274,7 +274,7 @@ def test_long_names_are_whole_in_a_pipe(run, monkeypatch):
         (("train", "CaiT_Mini", "fashion_mnist", "--recipe", "fintune"), "Did you mean 'finetune'"),
         (("train", "CaiT_Mini", "fashion_mnist", "--epochs", "0"), "epochs"),
         (("train", "CaiT_Mini", "fashion_mnist", "--weights", "cifar"), "Did you mean 'cifar10'"),
-        (("export", "CaiT_XS36", "out", "--weights", "imagenet"), "no public ImageNet checkpoint"),
+        (("export", "CaiT_XS36", "out", "--weights", "imagenet"), "no public checkpoint of it"),
     ],
 )
 def test_bad_input_is_one_line(run, words, said):

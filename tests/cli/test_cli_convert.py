@@ -208,7 +208,7 @@ def test_list_of_checkpoints(run):
     _, out, _ = run("list", "--weights", "cait_s36*")
     assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
     _, out, _ = run("list", "--weights", "CaiT_Mini")
-    assert " cifar10 " in out and "fb_dist_in1k" not in out
+    assert " cait_mini_cifar10 " in out and "fb_dist_in1k" not in out
 
 
 def test_list_of_no_checkpoints(run):

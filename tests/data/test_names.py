@@ -29,7 +29,7 @@ def test_images_are_made_ready_by_a_name(picture):
     image = picture(50, 60)
     by_size = kv.preprocess_input(image, "CaiT_Mini")
     np.testing.assert_array_equal(by_size, kv.preprocess_input(image, kv.CaiT_Mini()))
-    np.testing.assert_array_equal(by_size, kv.preprocess_input(image, "cifar10"))
+    np.testing.assert_array_equal(by_size, kv.preprocess_input(image, "cait_mini_cifar10"))
     for checkpoint in checkpoints_of(None):
         side = checkpoint.image_size
         batch = kv.preprocess_input(image, checkpoint.name)

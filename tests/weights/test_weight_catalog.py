@@ -25,7 +25,7 @@ def test_ten_public_cait_checkpoints_and_a_shipped_one():
 
 def test_shipped_checkpoint_names_its_classes():
     (checkpoint,) = checkpoints_of("CaiT_Mini")
-    assert checkpoint.name == "cifar10"
+    assert checkpoint is find("cifar10", "CaiT_Mini")
     assert len(checkpoint.class_names) == checkpoint.classes == 10
 
 
@@ -44,7 +44,7 @@ def test_find_by_name():
 
 @pytest.mark.parametrize("constructor", ["CaiT_XS36", "CaiT_S48", "CaiT_M24"])
 def test_sizes_without_public_checkpoint_say_so(constructor):
-    with pytest.raises(ValueError, match=f"{constructor} has no public.*No checkpoint"):
+    with pytest.raises(ValueError, match=f"{constructor} has no public .*No checkpoint"):
         resolve("imagenet", constructor)
 
 
@@ -54,8 +54,10 @@ def test_sizes_without_public_checkpoint_say_so(constructor):
         ("imagnet", "CaiT_XXS24", "Did you mean 'imagenet'"),
         ("cait_xxs24_225.fb_dist_in1k", "CaiT_XXS24", "'cait_xxs24_224.fb_dist_in1k'"),
         ("cait_s36_384.fb_dist_in1k", "CaiT_XXS24", "checkpoint of CaiT_S36, not of CaiT_XXS24"),
-        ("imagenet", "CaiT_Mini", "It has: cifar10"),
+        ("imagenet", "CaiT_Mini", "It has: cait_mini_cifar10"),
         ("imagenet", None, "needs the constructor"),
+        ("cifar10", None, "name a checkpoint: "),
+        ("cifar10", "CaiT_S24", "has no public checkpoint of it"),
         (3, None, "not 3"),
     ],
 )

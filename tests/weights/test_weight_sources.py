@@ -384,7 +384,7 @@ def test_a_shipped_checkpoint_names_the_classes(tmp_path, monkeypatch, golden_fi
     monkeypatch.setattr(hub, "__file__", str(tmp_path / "keras_vitx" / "weights" / "hub.py"))
     (tmp_path / "weights").mkdir()
     shutil.copyfile(golden_file, tmp_path / "weights" / "cait_mini_cifar10.safetensors")
-    model = tiny(weights="cifar10")
-    assert tuple(model.class_names) == catalog.find("cifar10", None).class_names
+    model = tiny(weights="cait_mini_cifar10")
+    assert tuple(model.class_names) == catalog.find("cifar10", "CaiT_Mini").class_names
     assert model.preprocessing.std == (0.229, 0.224, 0.225)
-    assert tiny(weights="cifar10", classes=3).class_names is None
+    assert tiny(weights="cait_mini_cifar10", classes=3).class_names is None
