@@ -97,8 +97,10 @@ def main(
     chief = kv.training.is_chief()
     if chief and resume is None:
         _check_output(output)
-    chosen = kv.training.recipes.get(recipe).but(**changes_of(change))
-    chosen = chosen.but(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    options = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    options = {name: value for name, value in options.items() if value is not None}
+    # All at once: `epochs` scales the warm-up unless that is set, too.
+    chosen = kv.training.recipes.get(recipe).but(**(changes_of(change) | options))
     if smoke:
         chosen = chosen.smoke()
     if image_size is not None and not is_size(model):

@@ -60,10 +60,12 @@ def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
     code, _, err = run(
         "train", tiny_file, small_set, "--recipe", "deit", "--smoke", "--output", "out",
         "--set", "mixup=0.4", "--set", "layer_decay=0.5", "--set", "accumulate_steps=2",
+        "--epochs", "30", "--set", "warmup_epochs=0.25",
     )  # fmt: skip
     assert code == 0, err
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
-    expected = recipes.get("deit").but(mixup=0.4, layer_decay=0.5, accumulate_steps=2).smoke()
+    changes = dict(mixup=0.4, layer_decay=0.5, accumulate_steps=2, epochs=30, warmup_epochs=0.25)
+    expected = recipes.get("deit").but(**changes).smoke()
     assert Recipe.read(tmp_path / "out") == recipes.get(tmp_path / "out") == expected
     assert [facts[f"{part}_images"] for part in ("train", "validation", "test")] == [24, 4, 8]
     assert (tmp_path / "out" / "last.keras").exists()
