@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import attention, has_fused_attention, linear
+from keras_vitx.layers.fast import attention, has_fused_attention, linear, softmax
 from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
 
 
@@ -121,7 +121,7 @@ class Attention(Layer):
 
     def softmax(self, logits):
         """Apply the softmax over the keys, in float32."""
-        return ops.cast(ops.softmax(ops.cast(logits, "float32")), self.compute_dtype)
+        return ops.cast(softmax(logits), self.compute_dtype)
 
     def aggregate(self, maps, value, training=False):
         """Multiply the maps with the values, `(batch, queries, heads, size)`."""

@@ -269,8 +269,7 @@ def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         if on_cpu(query) and query.dtype is torch.bfloat16:
             logits = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(2, 3))
-            # It computes in float32 and rounds the result.
-            return torch.matmul(torch.softmax(logits, dim=-1), value).transpose(1, 2)
+            return torch.matmul(softmax(logits), value).transpose(1, 2)
         y = torch.nn.functional.scaled_dot_product_attention(query, key, value)
         return y.transpose(1, 2)
     if not on_cpu(query) or keras.backend.standardize_dtype(query.dtype) != "float32":
@@ -287,6 +286,17 @@ def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
         sums = keras.ops.sum(weights, axis=-1, keepdims=True)
         y = keras.ops.matmul(weights, value) / sums
     return keras.ops.transpose(y, (0, 2, 1, 3))
+
+
+def softmax(logits: Any) -> Any:
+    """Apply the softmax over the last axis in float32, and round the result to `logits.dtype`.
+
+    PyTorch's operation does so for half precision without copies in float32.
+    """
+    if torch is not None:
+        return torch.softmax(logits, dim=-1)
+    y = keras.ops.softmax(keras.ops.cast(logits, "float32"))
+    return keras.ops.cast(y, logits.dtype)
 
 
 def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) -> Any:

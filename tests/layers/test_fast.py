@@ -116,17 +116,23 @@ def test_relu6():
     close(array(fast.relu6(ops.convert_to_tensor(x.copy()))), np.clip(x, 0, 6), 0)
 
 
-@pytest.mark.parametrize("trainable", [True, False])
-def test_batch_norm(trainable):
+@pytest.mark.parametrize(
+    ("trainable", "policy"), [(True, "float32"), (False, "float32"), (True, "mixed_bfloat16")]
+)
+def test_batch_norm(trainable, policy):
     fast_one, plain = (
-        keras.layers.BatchNormalization(axis=1, momentum=0.9, trainable=trainable) for _ in "ab"
+        keras.layers.BatchNormalization(axis=1, momentum=0.9, trainable=trainable, dtype=policy)
+        for _ in "ab"
     )
-    x = ops.convert_to_tensor(numbers((3, 4, 5, 2)) * 3 + 1)
+    x = ops.cast(numbers((3, 4, 5, 2)) * 3 + 1, policy.removeprefix("mixed_"))
     for norm in (fast_one, plain):
         norm.build(x.shape)
         for seed, variable in enumerate(norm.variables):
             variable.assign(1 + numbers(variable.shape, seed) ** 2)
-    close(array(fast.batch_norm(fast_one, x)), array(plain(x, training=True)), 1e-6)
+    y, expected = fast.batch_norm(fast_one, x), plain(x, training=True)
+    assert y.dtype == expected.dtype
+    y, expected = (array(ops.cast(each, "float32")) for each in (y, expected))
+    close(y, expected, 1e-6 if policy == "float32" else 4e-3)
     for one, other in zip(fast_one.variables, plain.variables, strict=True):
         close(array(one), array(other), 1e-6)
 
@@ -196,6 +202,27 @@ def test_attention(keys, training):
     logits = np.einsum("bqhs,bkhs->bhqk", query, key) / 2
     found = fast.attention(*map(ops.convert_to_tensor, given), training)
     close(array(found), np.einsum("bhqk,bkhs->bqhs", softmax(logits), value), 1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_in_bfloat16(training):
+    given = [ops.cast(numbers((2, 5, 3, 4), seed), "bfloat16") for seed in range(3)]
+    query, key, value = (array(ops.cast(part, "float32")) for part in given)
+    maps = softmax(np.einsum("bqhs,bkhs->bhqk", query, key) / 2)
+    found = ops.cast(fast.attention(*given, training), "float32")
+    close(array(found), np.einsum("bhqk,bkhs->bqhs", maps, value), 1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_softmax(dtype):
+    logits = ops.cast(numbers((3, 40)) * 8, dtype)
+    found = fast.softmax(logits)
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+    # Exact before its result is rounded.
+    rounded = array(
+        ops.cast(ops.cast(softmax(array(ops.cast(logits, "float32"))), dtype), "float32")
+    )
+    close(array(ops.cast(found, "float32")), rounded, 1e-6 if dtype == "float32" else 4e-3)
 
 
 @pytest.mark.parametrize("training", [True, False])
