@@ -22,7 +22,7 @@ ARROWS = {
     "data": set(),
     "training": {"data"},
     "export": {"data"},
-    "analysis": {"data"},
+    "analysis": {"data", "layers"},
     "cli": {"layers", "weights", "models", "data", "training", "export", "analysis"},
     "api": {"layers", "weights", "models", "data", "training", "export", "analysis"},
     "files": set(),

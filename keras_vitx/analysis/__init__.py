@@ -1,4 +1,5 @@
-"""Analysis of trained models: attention maps and saliency."""
+"""Analysis of trained models: what each block computes, measures of it, and figures."""
 
 from keras_vitx.analysis.attention import attention_scores, class_attention, saliency
 from keras_vitx.analysis.plots import plot_class_attention, plot_confusion
+from keras_vitx.analysis.trace import BlockTrace, trace

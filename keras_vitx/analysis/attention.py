@@ -1,4 +1,4 @@
-"""Attention maps, computed by walking the list of blocks from outside of the model."""
+"""Attention maps of all blocks, those of the class token, and saliency."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.backend import without_gradients
+from keras_vitx.analysis.trace import blocks_of, trace
 
 
 def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -26,35 +26,20 @@ def attention_scores(model: keras.Model, images: Any) -> Iterator[tuple[str, np.
         `(batch, heads, queries, keys)`. Blocks without attention are skipped.
 
     Raises:
-        ValueError: if the model is not a `Chain`, or has no attention.
+        ValueError: as in `trace`, and if the model has no attention.
     """
-    if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
-        name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
-        raise ValueError(
-            f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}"
-            f"{name}. keras_vitx.as_chain converts a model that was cut from a Chain."
-        )
-    if not any(map(_has_maps, model.steps)):
+    traced = trace(model, images)
+    if not any(block.has_maps for block in blocks_of(model)):
         raise ValueError(f"The model {model.name!r} has no attention maps.")
-    return _scores(model, images)
+    return _maps(traced)
 
 
-def _scores(model, images):
-    x = ops.convert_to_tensor(images, dtype="float32")
-    for step in model.steps:
-        with without_gradients():
-            if not _has_maps(step):
-                x = step(x)
-                continue
-            # x is a pair of tokens and carried maps if the block passes maps to the next.
-            x, maps = step(x, training=False, return_attention_scores=True)
-        maps = ops.convert_to_numpy(ops.cast(maps, "float32"))
-        yield step.name, maps
-        del maps
-
-
-def _has_maps(step):
-    return getattr(step, "has_maps", False)
+def _maps(traced):
+    for block in traced:
+        if block.maps is not None:
+            yield block.name, block.maps
+        # Freed before the next block runs.
+        del block
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
@@ -72,7 +57,7 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
         block name.
 
     Raises:
-        ValueError: if the model is not a `Chain`, or has no attention or class token.
+        ValueError: as in `trace`, and if the model has no attention or no class token.
     """
     grids = {tokens.name: tokens.grid for tokens in getattr(model, "token_layout", ())}
     maps = {}

@@ -115,11 +115,17 @@ class Block(Layer):
         """Add both residual branches to `x`, given the output of the attention."""
         if training:
             suggest_loop(x)
-        x = x + self.run_in_training(self.drop_path1, self._weigh(self.ls1, attended), training)
+        x = x + self.run_in_training(self.drop_path1, self.as_added(self.ls1, attended), training)
         fed = self.run(self.mlp, self.run(self.norm2, x), training)
-        return x + self.run_in_training(self.drop_path2, self._weigh(self.ls2, fed), training)
+        return x + self.run_in_training(self.drop_path2, self.as_added(self.ls2, fed), training)
 
-    def _weigh(self, scale, branch):
+    def as_added(self, scale, branch):
+        """Return the output of a branch as it is added to the tokens, but for stochastic depth.
+
+        Args:
+            scale: The LayerScale of the branch, or None.
+            branch: The output of the attention or of the MLP.
+        """
         branch = branch if scale is None else self.run(scale, branch)
         return branch if self.residual_scale == 1 else branch / self.residual_scale
 

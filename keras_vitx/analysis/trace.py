@@ -1,0 +1,248 @@
+"""One walk over the blocks of a model, from outside: maps, tokens and branches, block by block.
+
+Everything in this part of the package that needs a forward pass reads this walk.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vitx.backend import without_gradients
+from keras_vitx.layers import Block
+from keras_vitx.text import nearest
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTrace:
+    """What one block computed. All arrays are float32; a dimension `updated` counts the tokens
+    that the block updates: all of them, or the class tokens only in a class block of CaiT.
+
+    Attributes:
+        name: Name of the block.
+        index: Its place among the blocks of the model, from 0.
+        block: The layer.
+        grid: Rows and columns of the patches, which are the last tokens; None if unknown.
+        softmax: The maps as the softmax gives them, `(batch, heads, queries, keys)`: before
+            `on_weights`, and before carried maps are added. For an attention that is not one
+            of `keras_vitx.layers`, the maps that it returns. None without a softmax (shared
+            maps, no attention).
+        maps: The maps that multiplied the values, of the same form; None without attention.
+        carried: The maps that an earlier block passed on; None if the block takes none.
+        inputs: The tokens that enter the block, `(batch, tokens, dim)`.
+        outputs: The tokens that leave it, of the same shape.
+        attention_branch: What the attention branch adds to the tokens, `(batch, updated, dim)`,
+            after LayerScale and residual scale; None if the block is not built like `Block`.
+        mlp_branch: What the MLP branch adds, in the same form.
+    """
+
+    name: str
+    index: int
+    block: keras.layers.Layer
+    grid: tuple[int, int] | None
+    softmax: np.ndarray | None
+    maps: np.ndarray | None
+    carried: np.ndarray | None
+    inputs: np.ndarray
+    outputs: np.ndarray
+    attention_branch: np.ndarray | None
+    mlp_branch: np.ndarray | None
+
+    @property
+    def before(self) -> np.ndarray | None:
+        """The maps before modification: those of the softmax, or else the carried ones."""
+        return self.carried if self.softmax is None else self.softmax
+
+    @property
+    def attention_input(self) -> np.ndarray | None:
+        """The tokens to which the attention branch is added, `(batch, updated, dim)`."""
+        if self.attention_branch is None:
+            return None
+        return self.inputs[:, : self.attention_branch.shape[1]]
+
+    @property
+    def mlp_input(self) -> np.ndarray | None:
+        """The tokens to which the MLP branch is added, `(batch, updated, dim)`."""
+        if self.attention_branch is None:
+            return None
+        return self.attention_input + self.attention_branch
+
+    @property
+    def gates(self) -> np.ndarray | None:
+        r"""ConViT's gates $\sigma(\lambda_h)$, `(heads,)`; None without gates."""
+        find = getattr(self.block.attention, "gates", None)
+        return None if find is None else _array(find()).reshape(-1)
+
+    @property
+    def num_patches(self) -> int | None:
+        """Number of patches, which are the last tokens; None if unknown."""
+        return None if self.grid is None else self.grid[0] * self.grid[1]
+
+
+def trace(
+    model: keras.Model, images: Any, blocks: Sequence[str] | None = None
+) -> Iterator[BlockTrace]:
+    """Run a model block by block, and iterate over what each block computed.
+
+    The arrays of one block are in memory at a time, unless the caller keeps them. Layers that
+    run only in training (dropout, stochastic depth) have no effect.
+
+    Args:
+        model: A model of this package, a `Chain`.
+        images: `(batch, height, width, channels)`, preprocessed for the model
+            (`keras_vitx.preprocess_input`).
+        blocks: Names of the blocks to report; None reports all of them.
+
+    Returns:
+        An iterator over one `BlockTrace` per block, in order.
+
+    Raises:
+        ValueError: if the model is not a `Chain` or has no blocks, if the images have another
+            shape than its input, or if it has no block of a name in `blocks`.
+    """
+    check_model(model)
+    names = [block.name for block in blocks_of(model)]
+    for name in names if blocks is None else blocks:
+        if name not in names:
+            hint = nearest(name, names)
+            raise ValueError(f"The model {model.name!r} has no block {name!r}. {hint}")
+    images = check_images(model, images)
+    return _walk(model, images, set(names if blocks is None else blocks))
+
+
+def check_model(model: Any) -> None:
+    """Check that `model` can be walked.
+
+    Raises:
+        ValueError: if it is not a `Chain` or has no blocks.
+    """
+    if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
+        name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
+        raise ValueError(
+            f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}"
+            f"{name}. keras_vitx.as_chain converts a model that was cut from a Chain."
+        )
+    if not blocks_of(model):
+        raise ValueError(f"The model {model.name!r} has no blocks (keras_vitx.layers.Block).")
+
+
+def check_images(model: keras.Model, images: Any) -> Any:
+    """Return `images` as an array or a tensor with the shape of the model's input.
+
+    Raises:
+        ValueError: if the shape is another one, or there are no images.
+    """
+    images = images if hasattr(images, "shape") else np.asarray(images)
+    found, wanted = tuple(images.shape), (None, *model.input_shape[1:])
+    fits = len(found) == len(wanted) and all(
+        w is None or f == w for f, w in zip(found, wanted, strict=True)
+    )
+    if not fits or not found[0]:
+        raise ValueError(
+            f"`images` must have the shape {('batch', *wanted[1:])} of the model's input. "
+            f"Received: {found}. keras_vitx.preprocess_input resizes and normalizes images."
+        )
+    return images
+
+
+def blocks_of(model: keras.Model) -> list[Block]:
+    """Return the blocks of a model, in order."""
+    return [step for step in model.steps if isinstance(step, Block)]
+
+
+def _walk(model, images, wanted):
+    grids = {tokens.name: tokens.grid for tokens in model.token_layout}
+    indices = {block.name: index for index, block in enumerate(blocks_of(model))}
+    left = set(wanted)
+    x = ops.convert_to_tensor(images, dtype="float32")
+    for step in model.steps:
+        if not left:
+            return
+        if step.name in left:
+            left.remove(step.name)
+            traced, x = _run(step, x, indices[step.name], grids.get(step.name))
+            yield traced
+            # The arrays of a block are freed before the next one runs.
+            del traced
+        else:
+            with without_gradients():
+                x = step(x)
+
+
+def _run(block, x, index, grid):
+    """Run a block and return its trace and its output."""
+    tokens, carried = x if isinstance(x, (tuple, list)) else (x, None)
+    attention = block.attention
+    with (
+        without_gradients(),
+        _observed(attention, "weights_of") as softmax,
+        _observed(block, "as_added") as branches,
+    ):
+        if block.has_maps:
+            given, maps = block(x, training=False, return_attention_scores=True)
+        else:
+            given, maps = block(x, training=False), None
+    if not softmax and maps is not None and getattr(attention, "computes_maps", True):
+        softmax = [maps]
+    convert = _Converted()
+    attention_branch, mlp_branch = branches if len(branches) == 2 else (None, None)
+    traced = BlockTrace(
+        name=block.name,
+        index=index,
+        block=block,
+        grid=grid,
+        softmax=convert(softmax[0] if softmax else None),
+        maps=convert(maps),
+        carried=convert(carried),
+        inputs=convert(tokens),
+        outputs=convert(given[0] if isinstance(given, (tuple, list)) else given),
+        attention_branch=convert(attention_branch),
+        mlp_branch=convert(mlp_branch),
+    )
+    return traced, given
+
+
+@contextlib.contextmanager
+def _observed(layer: Any, method: str) -> Iterator[list]:
+    """Collect what a method of one layer returns, while the context lasts."""
+    results, original = [], getattr(layer, method, None)
+    if original is None:
+        yield results
+        return
+
+    def watched(*args, **kwargs):
+        results.append(original(*args, **kwargs))
+        return results[-1]
+
+    own = vars(layer)
+    before = own.get(method)
+    own[method] = watched
+    try:
+        yield results
+    finally:
+        own.pop(method)
+        if before is not None:
+            own[method] = before
+
+
+class _Converted:
+    """Convert tensors to float32 arrays, each tensor once."""
+
+    def __init__(self):
+        self.known: dict[int, tuple[Any, np.ndarray]] = {}
+
+    def __call__(self, tensor):
+        if tensor is None:
+            return None
+        if id(tensor) not in self.known:
+            # The tensor is kept, so that its id is not given to another one.
+            self.known[id(tensor)] = tensor, _array(tensor)
+        return self.known[id(tensor)][1]
+
+
+def _array(tensor):
+    return ops.convert_to_numpy(ops.cast(ops.stop_gradient(tensor), "float32"))

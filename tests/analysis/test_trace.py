@@ -1,0 +1,171 @@
+import weakref
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, FAMILIES_HERE, array, blocks, close, numbers, precision, randomize
+from keras import ops
+
+import keras_vitx as kv
+from keras_vitx.analysis import trace
+from keras_vitx.layers import Attention, ClassBlock, TokenMixing
+
+IMAGES = numbers((2, 16, 16, 3))
+
+
+def randomized(family, **changes):
+    model = FAMILIES[family](**changes)
+    for step in model.steps[1:]:
+        randomize(step)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES_HERE)
+def test_blocks_of_every_family(family):
+    model = randomized(family)
+    traced = list(trace(model, IMAGES))
+    assert [one.name for one in traced] == [block.name for block in blocks(model)]
+    assert [one.index for one in traced] == list(range(len(traced)))
+    x = ops.convert_to_tensor(IMAGES)
+    found = iter(traced)
+    for step in model.steps:
+        before, x = x, step(x)
+        if step not in blocks(model):
+            continue
+        one = next(found)
+        tokens, outputs = (array(keras.tree.flatten(part)[0]) for part in (before, x))
+        # The fused attention of the plain pass rounds differently.
+        close(one.inputs, tokens)
+        close(one.outputs, outputs)
+        assert one.grid == (2, 2) or family == "PiT"
+
+        # The branches, as added, make the output.
+        updated = one.attention_branch.shape[1]
+        assert updated == (1 if isinstance(step, ClassBlock) else tokens.shape[1])
+        close(one.mlp_input + one.mlp_branch, outputs[:, :updated])
+        if step.residual_scale == 1 and step.ls2 is None:
+            normed = step.norm2(ops.convert_to_tensor(one.mlp_input))
+            close(one.mlp_branch, array(step.mlp(normed)))
+        if family == "Mixer":
+            assert one.softmax is one.maps is one.carried is one.before is None
+            continue
+        if one.softmax is not None:
+            assert np.abs(one.softmax.sum(-1) - 1).max() < 1e-5
+
+
+def test_maps_before_and_after():
+    for family, equal in (("ViT", True), ("CaiT", False), ("DeepViT", False)):
+        one = next(trace(randomized(family), IMAGES))
+        assert (one.softmax is one.maps) == equal
+        assert np.abs(one.softmax.sum(-1) - 1).max() < 1e-5
+        assert one.carried is None and one.before is one.softmax
+
+
+def test_shared_maps():
+    first, shared, adding = trace(randomized("RefinedViT"), IMAGES)
+    assert first.softmax is first.maps and first.carried is None
+    assert shared.softmax is None
+    np.testing.assert_array_equal(shared.carried, first.maps)
+    assert shared.before is shared.carried
+    assert np.abs(shared.maps - shared.carried).max() > 1e-2
+    # The third block adds the maps of the first, which the second passes on unrefined.
+    np.testing.assert_array_equal(adding.carried, first.maps)
+    close(adding.maps, adding.softmax + adding.carried * 4**-0.5)
+
+
+def test_gates():
+    model = FAMILIES["ConViT"]()
+    attention = model.get_layer("blocks_1").attention
+    attention.gating_param.assign([-1.0, 0.0, 1.0, 2.0])
+    gates = [one.gates for one in trace(model, IMAGES)]
+    close(gates[1], 1 / (1 + np.exp([1.0, 0.0, -1.0, -2.0])))
+    assert gates[0].shape == (4,) and gates[2] is None
+
+
+class Stranger(keras.layers.Layer):
+    """Attention that shares nothing with `Attention`: each token attends the next one."""
+
+    def call(self, x, return_attention_scores=False):
+        y = ops.roll(x, -1, axis=1)
+        maps = ops.roll(ops.eye(x.shape[1]), 1, axis=1)
+        maps = ops.broadcast_to(maps, (ops.shape(x)[0], 1, *maps.shape))
+        return (y, maps) if return_attention_scores else y
+
+
+class OwnSoftmax(Attention):
+    def weights_of(self, query, key, training=False):
+        return ops.flip(super().weights_of(query, key, training), axis=-1)
+
+
+def test_a_users_own_attention():
+    layers = [Stranger, lambda: OwnSoftmax(2), lambda: TokenMixing(4)]
+    model = FAMILIES["ViT"](attention=lambda index: layers[index](), depth=3)
+    stranger, own, mixing = trace(model, IMAGES)
+    assert stranger.maps.shape == (2, 1, 5, 5)
+    assert stranger.softmax is stranger.maps
+    assert own.softmax is own.maps
+    assert mixing.maps is mixing.softmax is None
+    assert mixing.attention_branch.shape == (2, 5, 8)
+
+
+@pytest.mark.parametrize("policy", ("mixed_bfloat16", "mixed_float16"))
+def test_half_precision_gives_float32(policy):
+    with precision(policy):
+        model = FAMILIES["DeepViT"]()
+    one = next(trace(model, IMAGES))
+    for values in (one.softmax, one.maps, one.inputs, one.outputs, one.mlp_branch):
+        assert values.dtype == np.float32
+
+
+def test_one_block_at_a_time(monkeypatch):
+    model = FAMILIES["DeepViT"]()
+    walk = trace(model, IMAGES)
+    first = next(walk)
+    kept = [weakref.ref(part) for part in (first.softmax, first.maps, first.attention_branch)]
+    del first
+    second = model.get_layer("blocks_1").attention
+    softmax, alive = second.softmax, []
+
+    def watched(logits):
+        alive.extend(one() is not None for one in kept)
+        return softmax(logits)
+
+    monkeypatch.setattr(second, "softmax", watched)
+    next(walk)
+    assert alive == [False] * 3
+
+
+def test_the_model_is_left_as_it_was():
+    model = FAMILIES["ConViT"]()
+    before = [dict(vars(part)) for block in blocks(model) for part in (block, block.attention)]
+    list(trace(model, IMAGES))
+    walk = trace(model, IMAGES)
+    next(walk)
+    walk.close()
+    after = [dict(vars(part)) for block in blocks(model) for part in (block, block.attention)]
+    assert [set(one) for one in after] == [set(one) for one in before]
+
+
+def test_chosen_blocks():
+    model = FAMILIES["CaiT"]()
+    chosen = trace(model, IMAGES, ["blocks_token_only_0", "blocks_1"])
+    everything = {one.name: one for one in trace(model, IMAGES)}
+    found = list(chosen)
+    assert [(one.name, one.index) for one in found] == [("blocks_1", 1), ("blocks_token_only_0", 3)]
+    for one in found:
+        close(one.maps, everything[one.name].maps)
+
+
+def test_wrong_arguments():
+    model = FAMILIES["ViT"](name="mine")
+    with pytest.raises(ValueError, match=r"'mine' has no block 'block_1'.*mean 'blocks_1'"):
+        trace(model, IMAGES, ["block_1"])
+    for wrong in (IMAGES[:, :8], IMAGES[0], IMAGES[:0], IMAGES[..., :1]):
+        with pytest.raises(ValueError, match=r"`images` must have .*16, 16, 3\).*preprocess_input"):
+            trace(model, wrong)
+    elsewhere = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten()])
+    with pytest.raises(ValueError, match=r"must be a model of keras_vitx.*Sequential"):
+        trace(elsewhere, IMAGES)
+    stem = kv.as_chain(keras.Model(model.input, model.steps[0].output, name="stem"))
+    with pytest.raises(ValueError, match="'stem' has no blocks"):
+        trace(stem, IMAGES)
