@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
+
+from keras_vitx.files import check_writable, written_whole
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -71,16 +73,72 @@ def words(value: Any) -> str:
     return str(value)
 
 
+def check_new(output: Path, overwrite: bool) -> None:
+    """Check, before long work, that the file of `--output` can be written.
+
+    Raises:
+        ValueError: if it exists, and `overwrite` is False.
+        OSError: if it is a folder, or can't be written.
+    """
+    if output.is_dir():
+        raise IsADirectoryError(f"`--output` {output} is a folder.")
+    if output.exists() and not overwrite:
+        raise ValueError(f"`--output` {output} already exists. `--overwrite` replaces it.")
+    check_writable(output)
+
+
 @contextlib.contextmanager
-def progress(total: int, description: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar if standard error is a terminal; yield a function to advance it."""
+def text_file(output: Path | None) -> Iterator[TextIO]:
+    """Yield a file to write, of which nothing is left after an error; None is standard output."""
+    if output is None:
+        yield sys.stdout
+        return
+    with (
+        written_whole(output) as unfinished,
+        # The names of files need not be valid UTF-8.
+        unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
+        yield file
+
+
+@contextlib.contextmanager
+def progress(total: int, unit: str, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar if standard error is a terminal; yield a function to advance it.
+
+    Args:
+        total: Number of things.
+        unit: Their name, in the plural.
+        hidden: Whether to show no bar in any case.
+    """
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda count: bar.advance(task, count)
+    with Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+        disable=hidden or not console.is_terminal,
+        redirect_stdout=False,  # It would be redirected to standard error.
+    ) as bar:
+        task = bar.add_task("", total=total, rate=unit)
+
+        def advance(count: int) -> None:
+            bar.advance(task, count)
+            if speed := bar.tasks[task].speed:
+                bar.update(task, rate=f"{unit}, {speed:.1f} per second")
+
+        yield advance
 
 
 def new_run(name: str) -> Path:

@@ -4,12 +4,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import typer
 
 import keras_vitx as kv
+from keras_vitx.cli import _predictions
 from keras_vitx.cli._models import (
     class_names_of,
     is_size,
@@ -18,60 +19,145 @@ from keras_vitx.cli._models import (
     pixels,
     preprocessing_of,
 )
-from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile, Weights
-from keras_vitx.cli._output import check_form, progress, show, show_json
+from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile, Overwrite, Weights
+from keras_vitx.cli._output import check_form, check_new, progress, text_file
 
 log = logging.getLogger(__name__)
 
 
 def main(
     model: ModelOrFile,
-    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Image files, and folders whose images are taken, those of sub-folders too.",
+            metavar="IMAGE|FOLDER",
+        ),
+    ],
     weights: Weights = None,
-    top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 5,
+    top: Annotated[int, typer.Option(help="Number of classes per image.", min=1)] = 5,
     batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file to write, .csv or .jsonl (JSON lines), one line per image.",
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["csv", "jsonl"] | None,
+        typer.Option(help="Format of the output. Default: by the suffix of `--output`."),
+    ] = None,
+    overwrite: Overwrite = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Stop at an image that can't be decoded, and write no file."),
+    ] = False,
     json: Json = False,
     csv: Csv = False,
     backend: Backend = None,
 ) -> None:
-    """Classify images and print the most probable classes of each.
+    """Classify images and print, or write to a file, the most probable classes of each.
 
-    If an image can't be read, it is reported, the others are still classified, and the
-    exit code is 1.
+    An image that can't be decoded is reported and skipped, and the exit code is 1.
     """
-    from keras_vitx.classifier import outputs_of
-
-    check_form(json, csv)
+    form = _form(output, format, json, csv)
+    if output is not None:
+        check_new(output, overwrite)
+    paths = _files(images)
     kv.keep_memory()
     if weights is None and is_size(model):
         weights = only_sensible_weights(model)
-    network = open_model(model, weights)
+    predicted = _predicted(open_model(model, weights), paths, batch_size, top)
+
+    skipped: dict[Path, str] = {}
+    with (
+        text_file(output) as file,
+        # The rows in a terminal show the progress, too.
+        progress(
+            len(paths), "images", hidden=form in _predictions.STREAMED and file.isatty()
+        ) as advance,
+    ):
+
+        def classified() -> Iterator[_predictions.Prediction]:
+            for results, errors in predicted:
+                for path, error in errors.items():
+                    if strict:
+                        raise error
+                    skipped[path] = str(error)
+                    typer.secho(f"Error: {error}", fg="red", err=True)
+                yield from results
+                advance(len(results) + len(errors))
+
+        if form in _predictions.STREAMED:
+            _predictions.STREAMED[form](classified(), file)
+        else:
+            results = list(classified())
+    if form == "json":
+        _predictions.show_as_json(results, skipped)
+    elif form == "table":
+        _predictions.show_as_table(results)
+    if output is not None:
+        typer.echo(f"Wrote {output}.")
+    if skipped:
+        typer.secho(f"Skipped {len(skipped):,} of {len(paths):,} images.", fg="red", err=True)
+        raise typer.Exit(1)
+
+
+def _form(output: Path | None, format: str | None, json: bool, csv: bool) -> str:
+    """Return the format of the output: "table", "json", or one of `_predictions.STREAMED`.
+
+    Raises:
+        ValueError: if the options contradict each other, or the format of a file is unknown.
+    """
+    check_form(json, csv)
+    if format and (json or csv):
+        raise ValueError("`--format` and `--json` or `--csv` are mutually exclusive.")
+    if output is None:
+        return format or ("json" if json else "csv" if csv else "table")
+    if json or csv:
+        raise ValueError("`--json` and `--csv` print; the format of `--output` is its suffix.")
+    suffix = output.suffix.removeprefix(".").lower()
+    if not format and suffix not in _predictions.STREAMED:
+        raise ValueError(
+            f"`--output` should end in .csv or .jsonl, or have a `--format`; got {output}."
+        )
+    return format or suffix
+
+
+def _files(given: Sequence[Path]) -> list[Path]:
+    """Return the files, and those of folders in the order of their paths.
+
+    Raises:
+        ValueError: if a folder has no images.
+    """
+    from keras_vitx.data.sources.folders import image_files
+
+    paths = []
+    for path in given:
+        found = image_files(path) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"The folder {path} has no images.")
+        paths += found
+    return paths
+
+
+def _predicted(
+    network, paths: Sequence[Path], batch_size: int, top: int
+) -> Iterator[tuple[list[_predictions.Prediction], dict[Path, OSError]]]:
+    """Yield the predictions of each batch, in the order of the files, and its errors."""
+    from keras_vitx.classifier import outputs_of
+
     outputs = outputs_of(network)
     named = SimpleNamespace(class_names=_names(network, outputs.classes))
-
-    results, errors = [], {}
-    with progress(len(images), "Images") as advance:
-        for batch in _batches(network, images, batch_size):
-            for path, error in batch.errors.items():
-                errors[path] = str(error)
-                typer.secho(f"Error: {error}", fg="red", err=True)
-            if batch.paths:
-                inputs = _as_input(batch.images, network.inputs[0].dtype)
-                probabilities = outputs.probabilities(network.predict_on_batch(inputs))
-                best = kv.data.decode_predictions(probabilities, top, named)
-                results += zip(batch.paths, best, strict=True)
-            advance(len(batch.paths) + len(batch.errors))
-    if json:
-        show_json(_objects(results, errors))
-    elif results:
-        rows = [
-            {"image": str(path), "class": name, "probability": probability}
-            for path, best in results
-            for _, name, probability in best
-        ]
-        show(rows, as_csv=csv, grouped="image", formats={"probability": "{:.1%}".format})
-    if errors:
-        raise typer.Exit(1)
+    for batch in _batches(network, paths, batch_size):
+        best = []
+        if batch.paths:
+            inputs = _as_input(batch.images, network.inputs[0].dtype)
+            probabilities = outputs.probabilities(network.predict_on_batch(inputs))
+            best = kv.data.decode_predictions(probabilities, top, named)
+        yield list(zip(batch.paths, best, strict=True)), batch.errors
 
 
 def _names(network, classes: int) -> list[str] | None:
@@ -116,14 +202,3 @@ def _batches(network, paths: Sequence[Path], batch_size: int) -> Iterator:
 
 def _as_input(images: np.ndarray, dtype: str) -> np.ndarray:
     return np.rint(images).astype(dtype) if "int" in dtype else images
-
-
-def _objects(results, errors) -> list[dict]:
-    classified = [
-        {
-            "image": str(path),
-            "classes": [{"class": name, "probability": value} for _, name, value in best],
-        }
-        for path, best in results
-    ]
-    return classified + [{"image": str(path), "error": error} for path, error in errors.items()]

@@ -6,10 +6,8 @@ import subprocess
 import sys
 
 import keras
-import numpy as np
 import pytest
 from harness import run_python
-from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.cli import __main__ as command
@@ -83,87 +81,6 @@ def test_info_of_a_folder(run, tiny_file, tmp_path):
     assert "dark, bright" in out and "32, 32, 3" in out
     code, _, err = run("train", tmp_path / "folder", "fashion_mnist", "--weights", "imagenet")
     assert code == 2 and "has its own weights" in err
-
-
-def test_predict_with_the_shipped_checkpoint(run):
-    Image.fromarray(np.zeros((32, 32, 3), "uint8")).save("black.png")
-    code, out, err = run("predict", "CaiT_Mini", "black.png", "--top", 10)
-    assert code == 0, err
-    assert all(name in out for name in ("airplane", "frog", "truck"))
-
-
-def test_predict_does_what_it_can(run, tiny_file, tmp_path):
-    """Three batches with an undecodable file and a missing one."""
-    (tmp_path / "broken.jpg").write_text("no image")
-    for name in "abc":
-        Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save(f"{name}.png")
-    files = ("a.png", "broken.jpg", "b.png", "gone.png", "c.png")
-    code, out, err = run("predict", tiny_file, *files, "--batch-size", 1, "--json")
-    assert code == 1
-    assert [line.split()[1] for line in err.splitlines()] == ["broken.jpg", "gone.png"]
-    results = {entry["image"]: entry for entry in json.loads(out)}
-    assert results.keys() == set(files)
-    assert "error" in results["broken.jpg"] and "error" in results["gone.png"]
-    assert {entry["class"] for entry in results["a.png"]["classes"]} == {"dark", "bright"}
-    assert results["a.png"]["classes"] == results["c.png"]["classes"]
-    code, out, err = run("predict", tiny_file, "broken.jpg")
-    assert code == 1 and "broken.jpg" in err and not out
-
-
-def test_predict_opens_a_batch_at_a_time(run, tiny_file, monkeypatch):
-    """At most one batch of preprocessed images is held in memory."""
-    for name in "abcde":
-        Image.fromarray(np.zeros((20, 30, 3), "uint8")).save(f"{name}.png")
-    events = []
-    files = sys.modules["keras_vitx.data.files"]
-    decode = files.decode_image
-    monkeypatch.setattr(files, "decode_image", lambda path: events.append(1) or decode(path))
-    predict = keras.Model.predict_on_batch
-    monkeypatch.setattr(
-        keras.Model, "predict_on_batch", lambda m, x: events.append(x.shape) or predict(m, x)
-    )
-    code, _, err = run(
-        "predict", tiny_file, *(f"{name}.png" for name in "abcde"), "--batch-size", 2
-    )
-    assert code == 0, err
-    batch = (2, 32, 32, 3)
-    assert events == [1, 1, batch, 1, 1, batch, 1, (1, 32, 32, 3)]
-
-
-@pytest.mark.parametrize("size", [(48, 40, 3), (None, None, 3)])
-def test_a_model_with_preprocessing_inside(run, tiny_file, tmp_path, size):
-    model = keras.saving.load_model(tiny_file)
-    images = keras.Input(size)
-    prepare = kv.layers.ImagePreprocessing.of(model)
-    keras.Model(images, model(prepare(images))).save(tmp_path / "whole.keras")
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), "uint8")
-    Image.fromarray(pixels).save("image.png")
-    expected = keras.ops.convert_to_numpy(model(prepare(pixels[None].astype("float32"))))[0]
-    code, out, err = run("predict", "whole.keras", "image.png", "image.png", "--json")
-    assert code == 0 and not err
-    for entry in json.loads(out):
-        found = {each["class"]: each["probability"] for each in entry["classes"]}
-        np.testing.assert_allclose([found["dark"], found["bright"]], expected, atol=1e-5)
-    code, out, err = run("info", "whole.keras")
-    assert code == 0 and "26,994" in out and "dark, bright" in out
-
-
-def test_a_model_around_one_of_ours(run, tiny_file, tmp_path):
-    """The preprocessing is that of the first layer; the classes are those of another head."""
-    model = keras.saving.load_model(tiny_file)
-    images = keras.Input((32, 32, 3))
-    keras.Model(images, keras.layers.Dense(3)(model(images))).save(tmp_path / "around.keras")
-    Image.fromarray(np.zeros((32, 32, 3), "uint8")).save("black.png")
-    code, out, err = run("predict", "around.keras", "black.png")
-    assert code == 0 and not err
-    assert all(f"class {index}" in out for index in range(3))
-
-
-def test_predict_refuses_what_has_no_classifier(run, tmp_path):
-    kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), include_top=False).save("trunk.keras")
-    Image.fromarray(np.zeros((16, 16, 3), "uint8")).save("black.png")
-    code, out, err = run("predict", "trunk.keras", "black.png")
-    assert code == 2 and "classifier" in err and not out
 
 
 def test_evaluate(run, tiny_file, small_set):

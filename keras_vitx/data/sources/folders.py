@@ -101,7 +101,7 @@ def _part_folders(folder: Path) -> dict[str, Path]:
 def _open_part(folder: Path, names: list[str], strict: bool, skipped: list[Path]) -> Part:
     """Return the images that can be decoded; add the others to `skipped`."""
     found = [
-        (path, label) for label, name in enumerate(names) for path in _image_files(folder / name)
+        (path, label) for label, name in enumerate(names) for path in image_files(folder / name)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         checks = pool.map(_error_of, [path for path, _ in found])
@@ -118,7 +118,8 @@ def _open_part(folder: Path, names: list[str], strict: bool, skipped: list[Path]
     return Part(ImageFiles([path for path, _ in good]), labels)
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
+    """Return the image files of a folder and its sub-folders, by suffix, sorted by path."""
     return sorted(
         path
         for path in folder.rglob("*")

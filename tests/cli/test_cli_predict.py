@@ -1,0 +1,186 @@
+import csv
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_vitx as kv
+
+pytestmark = pytest.mark.backend_free
+
+
+def test_predict_with_the_shipped_checkpoint(run):
+    Image.fromarray(np.zeros((32, 32, 3), "uint8")).save("black.png")
+    code, out, err = run("predict", "CaiT_Mini", "black.png", "--top", 10)
+    assert code == 0, err
+    assert all(name in out for name in ("airplane", "frog", "truck"))
+
+
+def test_predict_does_what_it_can(run, tiny_file, tmp_path):
+    """Three batches with an undecodable file and a missing one."""
+    (tmp_path / "broken.jpg").write_text("no image")
+    for name in "abc":
+        Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save(f"{name}.png")
+    files = ("a.png", "broken.jpg", "b.png", "gone.png", "c.png")
+    code, out, err = run("predict", tiny_file, *files, "--batch-size", 1, "--json")
+    assert code == 1
+    *errors, last = err.splitlines()
+    assert [line.split()[1] for line in errors] == ["broken.jpg", "gone.png"]
+    assert last == "Skipped 2 of 5 images."
+    results = {entry["file"]: entry for entry in json.loads(out)}
+    assert results.keys() == set(files)
+    assert "error" in results["broken.jpg"] and "error" in results["gone.png"]
+    assert {entry["class"] for entry in results["a.png"]["classes"]} == {"dark", "bright"}
+    assert results["a.png"]["classes"] == results["c.png"]["classes"]
+    code, out, err = run("predict", tiny_file, "broken.jpg")
+    assert code == 1 and "broken.jpg" in err and not out
+
+
+def test_predict_opens_a_batch_at_a_time(run, tiny_file, monkeypatch):
+    """At most one batch of preprocessed images is held in memory."""
+    for name in "abcde":
+        Image.fromarray(np.zeros((20, 30, 3), "uint8")).save(f"{name}.png")
+    events = []
+    files = sys.modules["keras_vitx.data.files"]
+    decode = files.decode_image
+    monkeypatch.setattr(files, "decode_image", lambda path: events.append(1) or decode(path))
+    predict = keras.Model.predict_on_batch
+    monkeypatch.setattr(
+        keras.Model, "predict_on_batch", lambda m, x: events.append(x.shape) or predict(m, x)
+    )
+    code, _, err = run(
+        "predict", tiny_file, *(f"{name}.png" for name in "abcde"), "--batch-size", 2
+    )
+    assert code == 0, err
+    batch = (2, 32, 32, 3)
+    assert events == [1, 1, batch, 1, 1, batch, 1, (1, 32, 32, 3)]
+
+
+@pytest.mark.parametrize("size", [(48, 40, 3), (None, None, 3)])
+def test_a_model_with_preprocessing_inside(run, tiny_file, tmp_path, size):
+    model = keras.saving.load_model(tiny_file)
+    images = keras.Input(size)
+    prepare = kv.layers.ImagePreprocessing.of(model)
+    keras.Model(images, model(prepare(images))).save(tmp_path / "whole.keras")
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), "uint8")
+    Image.fromarray(pixels).save("image.png")
+    expected = keras.ops.convert_to_numpy(model(prepare(pixels[None].astype("float32"))))[0]
+    code, out, err = run("predict", "whole.keras", "image.png", "image.png", "--json")
+    assert code == 0 and not err
+    for entry in json.loads(out):
+        found = {each["class"]: each["probability"] for each in entry["classes"]}
+        np.testing.assert_allclose([found["dark"], found["bright"]], expected, atol=1e-5)
+    code, out, err = run("info", "whole.keras")
+    assert code == 0 and "26,994" in out and "dark, bright" in out
+
+
+def test_a_model_around_one_of_ours(run, tiny_file, tmp_path):
+    """The preprocessing is that of the first layer; the classes are those of another head."""
+    model = keras.saving.load_model(tiny_file)
+    images = keras.Input((32, 32, 3))
+    keras.Model(images, keras.layers.Dense(3)(model(images))).save(tmp_path / "around.keras")
+    Image.fromarray(np.zeros((32, 32, 3), "uint8")).save("black.png")
+    code, out, err = run("predict", "around.keras", "black.png")
+    assert code == 0 and not err
+    assert all(f"class {index}" in out for index in range(3))
+
+
+def test_predict_refuses_what_has_no_classifier(run, tmp_path):
+    kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), include_top=False).save("trunk.keras")
+    Image.fromarray(np.zeros((16, 16, 3), "uint8")).save("black.png")
+    code, out, err = run("predict", "trunk.keras", "black.png")
+    assert code == 2 and "classifier" in err and not out
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three images in two folders, among other files."""
+    for name in ("b/2.JPG", "b/10.png", "a/1.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((20, 30, 3), 20 * len(name), "uint8")).save(path)
+    (tmp_path / "photos" / "b" / "notes.txt").write_text("no image")
+    (tmp_path / "photos" / "b" / ".hidden.png").write_text("no image")
+    return tmp_path / "photos"
+
+
+FILES = ["photos/a/1.png", "photos/b/10.png", "photos/b/2.JPG"]
+
+
+def test_a_folder_to_a_file(run, tiny_file, folder):
+    code, out, err = run("predict", tiny_file, "photos", "-o", "new/results.csv", "--top", 1)
+    assert code == 0 and not err and out == "Wrote new/results.csv.\n"
+    with open("new/results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["file", "class_1", "probability_1"]
+    assert [row["file"] for row in rows] == FILES
+    code, out, _ = run("predict", tiny_file, "photos", "--json", "--batch-size", 2)
+    printed = json.loads(out)
+    assert [entry["file"] for entry in printed] == FILES
+    for row, entry in zip(rows, printed, strict=True):
+        first, second = entry["classes"]
+        assert row["class_1"] == first["class"]
+        assert float(row["probability_1"]) == pytest.approx(first["probability"], abs=1e-5)
+        assert first["probability"] + second["probability"] == pytest.approx(1, abs=1e-5)
+    for words in (("-o", "results.jsonl"), ("-o", "results.txt", "--format", "jsonl")):
+        assert run("predict", tiny_file, "photos", *words)[0] == 0
+        with open(words[1]) as file:
+            assert [json.loads(line) for line in file] == printed
+    assert run("predict", tiny_file, "photos", "--csv")[1] == run(
+        "predict", tiny_file, "photos", "--format", "csv"
+    )[1]  # fmt: skip
+
+
+def test_broken_images_of_a_folder_are_counted(run, tiny_file, folder):
+    (folder / "a" / "0.png").write_text("no image")
+    code, _, err = run("predict", tiny_file, "photos", "-o", "results.jsonl")
+    assert code == 1 and "photos/a/0.png" in err and "Skipped 1 of 4 images" in err
+    with open("results.jsonl") as file:
+        before = file.read()
+    assert [json.loads(line)["file"] for line in before.splitlines()] == FILES
+    # After two batches; what was there before stays.
+    (folder / "a" / "0.png").rename(folder / "c.png")
+    code, _, err = run(
+        "predict", tiny_file, "photos", "-o", "results.jsonl",
+        "--overwrite", "--strict", "--batch-size", 1,
+    )  # fmt: skip
+    assert code == 2 and "photos/c.png" in err
+    with open("results.jsonl") as file:
+        assert file.read() == before
+    assert sorted(path.name for path in folder.parent.iterdir()) == [
+        "photos",
+        "results.jsonl",
+        "tiny.keras",
+    ]
+
+
+def test_wrong_outputs_are_found_before_the_model_is_opened(run, tmp_path):
+    (tmp_path / "old.csv").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        (("x.png", "-o", "old.csv"), "old.csv already exists. `--overwrite`"),
+        (("x.png", "-o", "empty", "--format", "csv"), "empty is a folder"),
+        (("x.png", "-o", "results.txt"), "should end in .csv or .jsonl"),
+        (("x.png", "-o", "results.csv", "--json"), "`--json` and `--csv` print"),
+        (("x.png", "--format", "csv", "--json"), "mutually exclusive"),
+        (("empty",), "The folder empty has no images"),
+    ):
+        code, _, err = run("predict", "missing.keras", *words)
+        assert code == 2 and said in err, err
+    assert (tmp_path / "old.csv").read_text() == "mine"
+
+
+def test_all_images_are_broken(run, tiny_file, tmp_path):
+    (tmp_path / "broken.jpg").write_text("no image")
+    code, _, _ = run("predict", tiny_file, "broken.jpg", "-o", "results.csv")
+    assert code == 1 and (tmp_path / "results.csv").read_text() == "file\n"
+
+
+def test_the_progress_bar_of_a_terminal(run, tiny_file, folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    _, out, err = run("predict", tiny_file, "photos", "--csv", "--batch-size", 1)
+    assert "per second" in err and "3/3" in err
+    assert [row["file"] for row in csv.DictReader(out.splitlines())] == FILES
