@@ -117,6 +117,8 @@ def torch_steps(model, task: dict) -> Callable[[], None]:
     images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
     labels = torch.from_numpy(labels).to(device)
     model = model.to(device).train(task["mode"] == "train")
+    if task["pure"]:
+        model, images, half = model.bfloat16(), images.bfloat16(), False
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     if task["compile"]:
         model = torch.compile(model)
@@ -169,7 +171,7 @@ def peak() -> float:
 
 
 def main() -> None:
-    task = {"compile": False, "remat": False, **json.loads(sys.argv[1])}
+    task = {"compile": False, "remat": False, "pure": False, **json.loads(sys.argv[1])}
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Keep the output of libraries out of the answers.
     if task["precision"] != "float32" and task["who"] in ("ours", "zeromodels", "keras_hub"):

@@ -9,15 +9,18 @@
 Every contender runs in its own process, one at a time, in turns; a large matrix product takes
 its turn as well. Each turn starts with one untimed step, because the previous contender has
 evicted the caches. Times are medians; speed-ups are medians over the turns. The share of matmul
-rate is a model's MACs per second divided by those of the matrix product. A peer that is not
-installed is skipped with a message. Prints tables to standard output; --csv and --plot write
-files.
+rate is a model's MACs per second divided by those of the matrix product. Peers run as their users
+run them and, under PyTorch, once more with the allocator settings of `keras_vitx.keep_memory`
+("kept memory"), which leaves the ratio of the algorithms. In mixed_bfloat16, they run under
+autocast and as `.bfloat16()`. A peer that is not installed is skipped with a message. Prints
+tables to standard output; --csv and --plot write files.
 """
 
 import argparse
 import csv
 import json
 import os
+import platform
 import re
 import statistics
 import subprocess
@@ -49,6 +52,8 @@ BACKENDS = ("torch", "jax", "tensorflow")
 # Models for which every peer and backend runs; slow ones are skipped for the others.
 FULL = ("CaiT_XXS24", "ViT_Ti")
 QUICK = ("CaiT_XXS24", "ViT_Ti")
+# The settings of `keras_vitx.keep_memory`, which the C library reads when a process starts.
+KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 # To save time, these run only if named or with `--all`.
 RARE = ("CBViT_S",)
 # To save time, these run without their baseline except with `--all`.
@@ -59,6 +64,18 @@ def gmacs(model: str) -> float:
     """Return the GMACs per image, attention included."""
     sizes = (Path(__file__).parents[1] / "docs" / "sizes.md").read_text()
     return float(re.search(rf"^\| {model} (?:\|[^|]*){{4}}\| ([\d.]+) ", sizes, re.MULTILINE)[1])
+
+
+def machine() -> str:
+    """Return the processor's name, and which instructions for matrices in half precision it has."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    name = re.search(r"^model name\s*: (.*)$", facts, re.MULTILINE)
+    flags = re.search(r"^flags\s*: (.*)$", facts, re.MULTILINE)
+    has = {"amx_bf16", "avx512_bf16", "avx512_fp16"} & set(flags[1].split() if flags else ())
+    return f"{name[1] if name else platform.machine()}, {', '.join(sorted(has)) or 'no bfloat16'}"
 
 
 @dataclass
@@ -79,6 +96,8 @@ class Contender:
         """Start a contender for the benchmark of model `of`."""
         label = {"ours": "keras_vitx"}.get(who, who) + (", compiled" if task.get("compile") else "")
         label += ", remat" if task.get("remat") else ""
+        label += " .bfloat16()" if task.get("pure") else ""
+        label += ", kept memory" if task.get("kept") else ""
         label += f" {task['model']}" if task["model"] != of else ""
         # A file, because a pipe might fill up. `stop` closes it.
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -88,7 +107,12 @@ class Contender:
                 Path(__file__).with_name("contenders.py"),
                 json.dumps({"who": who, **task}),
             ],
-            env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env={
+                **os.environ,
+                **(KEPT if task.get("kept") else {}),
+                "KERAS_BACKEND": backend,
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -141,9 +165,13 @@ def contenders_of(model: str, mode: str, backends: list[str], full: bool, argume
     if arguments.remat and mode == "train":
         found += [("ours", backend, {"remat": True}) for backend in backends]
     if "torch" in backends:
-        found += [("timm", "torch", {})] if model in TIMM else []
+        half = arguments.precision == "mixed_bfloat16"
+        for who in ("timm",) * (model in TIMM) + ("plain",) * (model in PLAIN):
+            ways = [{}, {"pure": True}] if half else [{}]
+            found += [
+                (who, "torch", {**way, **kept}) for way in ways for kept in ({}, {"kept": True})
+            ]
         found += [("timm", "torch", {"compile": True})] if model in TIMM and full else []
-        found += [("plain", "torch", {})] if model in PLAIN else []
     for who, models in (("zeromodels", ZEROMODELS), ("keras_hub", KERAS_HUB)):
         if full and model in models:
             found += [(who, backend, {}) for backend in backends]
@@ -301,7 +329,7 @@ def main() -> None:
             rows += new
     limit = statistics.median(row["limit"] for row in rows)
     print(
-        f"Batch {arguments.batch}, {arguments.precision}. "
+        f"Batch {arguments.batch}, {arguments.precision}. {machine()}. "
         f"A large matrix product ran at {limit:.0f} GFLOP/s on {os.cpu_count()} cores.\n"
     )
     print(table(rows), "\n\n" + prices(rows), sep="")
