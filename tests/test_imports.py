@@ -21,7 +21,7 @@ ARROWS = {
     "models": {"layers", "weights"},
     "data": set(),
     "training": {"data"},
-    "export": {"data"},
+    "export": {"data", "layers"},
     "analysis": {"data", "layers"},
     "cli": {"layers", "weights", "models", "data", "training", "export", "analysis"},
     "api": {"layers", "weights", "models", "data", "training", "export", "analysis"},

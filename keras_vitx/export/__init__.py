@@ -1,5 +1,27 @@
-"""Export of any built image model to formats that run without this package."""
+"""Export of any built image model to formats that run without this package.
 
+The module can be called: `keras_vitx.export(model, path, format="onnx")`.
+"""
+
+import sys
+import types
+
+from keras_vitx.export.export import export, saved_model
+from keras_vitx.export.formats import FORMATS, format_of
 from keras_vitx.export.fuse import fuse
-from keras_vitx.export.saved_model import Exported, saved_model
+from keras_vitx.export.record import Exported
 from keras_vitx.export.verify import verify
+
+
+class _CallableModule(types.ModuleType):
+    """A module that is called like its function `export`.
+
+    `kv.export` is both the function that users call and the package of its parts
+    (`kv.export.verify`). Python looks up `__call__` on the type, so the type of the module is
+    replaced, as the reference describes ("Customizing module attribute access").
+    """
+
+    __call__ = staticmethod(export)
+
+
+sys.modules[__name__].__class__ = _CallableModule

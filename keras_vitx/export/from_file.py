@@ -1,23 +1,85 @@
-"""Run under TensorFlow as `python -m keras_vitx.export.from_file MODEL.keras CUSTOM FOLDER`.
+"""Run as `python -m keras_vitx.export.from_file REQUEST.json PATH`, under a format's backend.
 
-CUSTOM is the result of `find_custom`, as JSON.
+REQUEST.json is written by `write_graph`; the models that it names lie beside it.
 """
 
 import json
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 
-from keras_vitx.export.custom import explain, load_custom
-from keras_vitx.export.saved_model import write
+from keras_vitx.export.custom import explain, find_custom, load_custom
+from keras_vitx.export.formats import FORMATS
+from keras_vitx.export.formats.base import Format, Graph
+from keras_vitx.export.process import run_python
+from keras_vitx.keras_internals import sublayers
 
 
-def main(file: str, custom: str, folder: str) -> None:
-    """Export the model in `file` to a SavedModel in `folder`."""
+def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str] = ()) -> None:
+    """Write a graph under the format's backend: here, or in a second process.
+
+    Raises:
+        ValueError: if the second process can't find a custom class.
+        OSError: if the second process fails (`ChildProcessError`).
+    """
+    if keras.backend.backend() == format.backend:
+        with in_one_precision(graph, format):
+            format.write(graph, path)
+        return
+    request = {
+        "format": format.name,
+        "outputs": graph.outputs,
+        "half": graph.half,
+        "others": list(graph.others),
+        "custom": find_custom(graph.model, imports),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "request.json").write_text(json.dumps(request))
+        for name, model in {"model": graph.model, **graph.others}.items():
+            model.save(Path(folder, f"{name}.keras"))
+        file = Path(folder, "request.json")
+        run_python("-m", "keras_vitx.export.from_file", file, path, backend=format.backend)
+
+
+class in_one_precision:
+    """Set layers that compute in half precision to float32, where the format needs it."""
+
+    def __init__(self, graph: Graph, format: Format):
+        models = (graph.model, *graph.others.values()) if format.float32 else ()
+        self.changed = [
+            (layer, layer.dtype_policy)
+            for model in models
+            for layer in sublayers(model)
+            if layer.compute_dtype in ("bfloat16", "float16") and not layer.quantization_mode
+        ]
+
+    def __enter__(self):
+        for layer, _ in self.changed:
+            layer.dtype_policy = "float32"
+
+    def __exit__(self, *error):
+        for layer, policy in self.changed:
+            layer.dtype_policy = policy
+
+
+def main(file: str, path: str) -> None:
+    """Write the model that a request describes to `path`."""
+    request = json.loads(Path(file).read_text())
     try:
-        objects = load_custom(json.loads(custom))
-        # Not compiled, since an export does not need the compile config.
-        write(keras.saving.load_model(file, objects, compile=False), folder)
+        objects = load_custom(request["custom"])
+
+        def load(name):
+            # Not compiled, since an export does not need the compile config.
+            return keras.saving.load_model(
+                Path(file).with_name(f"{name}.keras"), objects, compile=False
+            )
+
+        others = {name: load(name) for name in request["others"]}
+        graph = Graph(load("model"), tuple(request["outputs"]), request["half"], others)
+        write_graph(graph, FORMATS[request["format"]], Path(path))
     except Exception as error:
         explain(error)
         raise

@@ -1,8 +1,10 @@
 """Comparison of an exported model with the original."""
 
+import json
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,37 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import without_gradients
-from keras_vitx.export.process import require_tensorflow, run_python
+from keras_vitx.export.formats import format_of, require
+from keras_vitx.export.formats.base import Format
+from keras_vitx.export.images import batches_for
+from keras_vitx.export.prepare import output_names, prepare
+from keras_vitx.export.process import run_python
+from keras_vitx.export.record import read_record
 from keras_vitx.keras_internals import sublayers
 
 TOLERANCE = 1e-5
 """Default tolerance, relative to the largest output, if all layers compute in float32."""
 
 TOLERANCE_ROUNDED = 5e-2
-"""The same if a layer computes in half precision or is quantized: in int8 and float8, the
-rounding of activations alone accounts for up to 2e-2."""
+"""The same if a layer computes in half precision or is quantized, or if weights are stored in
+float16: in int8 and float8, the rounding of activations alone accounts for up to 2e-2."""
 
-SIZES = ((96, 128), (160, 112))
-"""Heights and widths of the random images for models that take any size."""
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the runtime of a format said about a file.
+
+    Attributes:
+        difference: Largest difference of an output, relative to the largest output.
+        top1: Fraction of images with the same largest output; None without a classifier.
+        latency_ms: Median time of one image in the runtime, in milliseconds.
+        versions: Version of the runtime.
+    """
+
+    difference: float
+    top1: float | None = None
+    latency_ms: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 def verify(
@@ -32,62 +53,121 @@ def verify(
     *,
     tolerance: float | None = None,
 ) -> float:
-    r"""Compare a SavedModel with the model it was exported from.
+    r"""Compare an exported file with the model it was exported from.
 
-    A new process, in which neither Keras nor this package can be imported, runs the
-    SavedModel's endpoint `serve` on the CPU, on one image and on the whole batch.
-    The difference is $\max|y_{saved} - y| / \max|y|$, where $y$ is the output of `model`.
+    A new process, in which neither Keras nor this package can be imported, opens the file
+    in its own runtime on the CPU and runs one image and the whole batch. The difference is
+    $\max|y_{file} - y| / \max|y|$, where $y$ is the output of `model`.
 
     Args:
-        path: The folder of the SavedModel.
+        path: The file or folder. Its suffix gives the format, and the record beside it what
+            was exported (preprocessing inside, logits, weights in float16).
         model: The model.
-        images: Input images of the model, `(n, height, width, channels)` with n at least 2.
-            For a model that takes any size, also a list of such batches. None generates
+        images: Input images of the file, `(n, height, width, channels)` with n at least 2.
+            For a file that takes any size, also a list of such batches. None means eight
+            images of the shipped Fashion-MNIST sample, in the size and the preprocessing of the
+            model; for a model that takes any size, or neither one nor three channels,
             three random images: integers from 0 to 255 for an integer input and for a
             model that contains `ImagePreprocessing` or `keras.layers.Rescaling`, normally
             distributed values otherwise; in two sizes if the model takes any size.
         tolerance: Largest difference allowed. None means 1e-5, or 5e-2 if a layer computes
-            in lower precision than float32 or is quantized. A GPU that rounds products to
-            TF32 needs a larger tolerance.
+            in lower precision than float32 or is quantized, or if weights are stored in
+            float16. A GPU that rounds products to TF32 needs a larger tolerance.
 
     Returns:
         The largest difference over all outputs and batches.
 
     Raises:
         ValueError: if an argument is invalid, or the difference is above `tolerance`.
-        ImportError: if TensorFlow is not installed.
-        OSError: if `path` is not a SavedModel, or it can't be run (`ChildProcessError`).
+        ImportError: if the format's runtime is not installed.
+        OSError: if `path` holds no such file, or it can't be run (`ChildProcessError`).
     """
     path = Path(path)
     check_model(model)
     check_tolerance(tolerance)
-    batches = batches_for(model, images)
-    require_tensorflow()
-    if not (path / "saved_model.pb").is_file():
-        raise FileNotFoundError(f"path: {str(path)!r} is not the folder of a SavedModel.")
+    format = format_of(path)
+    require(format)
+    if not path.exists() or not format.is_one(path):
+        kind = "the folder of a SavedModel" if not format.suffix else f"{format.title} file"
+        raise FileNotFoundError(f"path: {str(path)!r} is not {kind}.")
+    options = read_record(path, format).get("options", {})
+    parts = prepare(
+        model, options.get("preprocessing", False), options.get("outputs"), format.any_size
+    )
+    reference = parts.joined()
     if tolerance is None:
-        tolerance = TOLERANCE_ROUNDED if _is_rounded(model) else TOLERANCE
+        tolerance = tolerance_for(model, options.get("precision") == "float16")
+    found = compare(path, format, reference, batches_for(reference, images), parts.outputs)
+    check_difference(found.difference, tolerance, path, model)
+    return found.difference
 
+
+def compare(
+    path: Path,
+    format: Format,
+    model: keras.Model,
+    batches: Sequence[np.ndarray],
+    names: Sequence[str] | None = None,
+) -> Comparison:
+    """Run a file and its model on the same images.
+
+    Raises:
+        ValueError: if the file's outputs have other names or shapes.
+        ChildProcessError: if the runtime fails.
+    """
+    names = names or output_names(model)
     if model.inputs[0].shape[0] is None:
         batches = [part for batch in batches for part in (batch[:1], batch)]
     batches = {str(index): batch for index, batch in enumerate(batches)}
+    found, facts = run_file(path, format, batches)
+    differences, agreements = [], []
+    for index, batch in batches.items():
+        for name, expected in zip(names, outputs_of(model, batch), strict=True):
+            output = _output(found, index, name, len(names))
+            differences.append(_difference(output, expected))
+            if name in ("probabilities", "logits"):
+                agreements += list(output.argmax(axis=-1) == expected.argmax(axis=-1))
+    # Not `max`, which skips what is not a number.
+    difference = float(np.max(differences))
+    return Comparison(difference, float(np.mean(agreements)) if agreements else None, **facts)
+
+
+def run_file(
+    path: Path, format: Format, batches: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the outputs as `<batch>.<name>`, and the latency and versions of the runtime."""
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(inputs, **batches)
         # Run by path, since as a module it would import this package.
-        run_python(Path(__file__).with_name("serve.py"), path, inputs, outputs)
-        saved = dict(np.load(outputs))
-    difference = max(
-        _difference(saved[f"{name}.{index}"], output)
-        for name, batch in batches.items()
-        for index, output in enumerate(_outputs(model, batch))
-    )
+        script = Path(__file__).with_name("runtimes") / "run.py"
+        run_python(script, format.name, path, inputs, outputs, backend=format.backend)
+        found = dict(np.load(outputs))
+    return found, json.loads(str(found.pop("facts", "{}")))
+
+
+def check_difference(
+    difference: float, tolerance: float, path: Path, model: keras.Model, where: str = ""
+) -> None:
+    """Check that a difference is within the tolerance.
+
+    Raises:
+        ValueError: if it is not.
+    """
     if not difference <= tolerance:
         raise ValueError(
-            f"The SavedModel at {str(path)!r} differs from model {model.name!r} by "
-            f"{difference:.2g} of its largest output; tolerance is {tolerance:g}."
+            f"The file at {str(path)!r} differs from model {model.name!r} by "
+            f"{difference:.2g} of its largest output; tolerance is {tolerance:g}.{where}"
         )
-    return difference
+
+
+def tolerance_for(model: keras.Model, half: bool = False) -> float:
+    """Return the default tolerance of a model, whose weights may be stored in float16."""
+    rounded = half or any(
+        layer.compute_dtype in ("bfloat16", "float16") or layer.quantization_mode is not None
+        for layer in sublayers(model)
+    )
+    return TOLERANCE_ROUNDED if rounded else TOLERANCE
 
 
 def check_model(model: keras.Model) -> None:
@@ -116,71 +196,25 @@ def check_tolerance(tolerance: float | None) -> None:
         raise ValueError(f"tolerance should be None or a number of at least 0, not {tolerance!r}.")
 
 
-def batches_for(model: keras.Model, images: Any = None) -> list[np.ndarray]:
-    """Return `images`, or random ones, as batches of the model's input dtype.
-
-    Args:
-        model: The model.
-        images: As in `verify`.
-
-    Raises:
-        ValueError: if the images do not fit the model.
-    """
-    count, *shape = model.inputs[0].shape
-    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
-    # NumPy has no bfloat16; both sides cast float32 to it.
-    dtype = "float32" if "float" in dtype else dtype
-    if images is None:
-        sizes = SIZES if None in shape else SIZES[:1]
-        return [_random_images(model, (count or 3, *shape), size, dtype) for size in sizes]
-    several = isinstance(images, Sequence) and all(np.ndim(batch) == 4 for batch in images)
-    batches = [ops.convert_to_numpy(batch) for batch in (images if several else [images])]
-    for batch in batches:
-        fits = batch.ndim == 4 and all(
-            side in (None, given) for side, given in zip((count, *shape), batch.shape, strict=True)
-        )
-        if not fits or (count is None and len(batch) < 2):
-            sides = ", ".join("any" if side is None else str(side) for side in shape)
-            raise ValueError(
-                f"images should be ({count or '2 or more'}, {sides}), not {batch.shape}."
-            )
-        if dtype != "float32" and not np.array_equal(batch.astype(dtype), batch):
-            raise ValueError(
-                f"images should hold values of {dtype}, the dtype that the model takes."
-            )
-    return [batch.astype(dtype) for batch in batches]
-
-
-def _random_images(model, shape, size, dtype):
-    random = np.random.default_rng(0)
-    shape = [known or made for known, made in zip(shape, (None, *size, None), strict=True)]
-    takes_pixels = any(
-        isinstance(layer, keras.layers.Rescaling) or getattr(layer, "takes_pixels", False)
-        for layer in sublayers(model)
-    )
-    if dtype == "float32" and not takes_pixels:
-        return random.standard_normal(shape, "float32")
-    return random.integers(0, 128 if dtype == "int8" else 256, shape).astype(dtype)
-
-
-def _is_rounded(model):
-    return any(
-        layer.compute_dtype in ("bfloat16", "float16") or layer.quantization_mode is not None
-        for layer in sublayers(model)
-    )
-
-
-def _outputs(model, images):
+def outputs_of(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
     """Return the outputs of the model as a flat list of float32 arrays."""
     with without_gradients():
         outputs = keras.tree.flatten(model(images, training=False))
         return [ops.convert_to_numpy(ops.cast(output, "float32")) for output in outputs]
 
 
+def _output(found, batch, name, count):
+    if count == 1:
+        # Whatever its name: files of other programs have other ones.
+        (output,) = (value for key, value in found.items() if key.split(".")[0] == batch)
+        return output
+    return found[f"{batch}.{name}"]
+
+
 def _difference(saved, output):
     if saved.shape != output.shape:
         raise ValueError(
-            f"The SavedModel returns an output of shape {saved.shape}, "
+            f"The file returns an output of shape {saved.shape}, "
             f"the model one of shape {output.shape}."
         )
     return float(np.max(np.abs(saved - output)) / (np.max(np.abs(output)) or 1))

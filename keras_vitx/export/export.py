@@ -1,0 +1,201 @@
+"""`keras_vitx.export(model, path, format=...)`."""
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vitx.export.custom import check_imports
+from keras_vitx.export.formats import format_named, require
+from keras_vitx.export.formats.base import INPUT, Format, Graph
+from keras_vitx.export.from_file import write_graph
+from keras_vitx.export.images import batches_for
+from keras_vitx.export.locate import where_they_part
+from keras_vitx.export.place import check_free, in_place
+from keras_vitx.export.prepare import check_preprocessing, fused, prepare
+from keras_vitx.export.record import Exported, record_of, size_of, write_record
+from keras_vitx.export.verify import (
+    Comparison,
+    check_difference,
+    check_model,
+    check_tolerance,
+    compare,
+    tolerance_for,
+)
+from keras_vitx.files import check_writable
+
+PRECISIONS = (None, "float16")
+
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike,
+    format: str = "saved_model",
+    *,
+    preprocessing: bool | tuple[int, int] = False,
+    outputs: str | None = None,
+    precision: str | None = None,
+    fuse: bool = True,
+    verify: bool = True,
+    images: Any = None,
+    tolerance: float | None = None,
+    overwrite: bool = False,
+    imports: Sequence[str] = (),
+    verbose: bool = True,
+) -> Exported:
+    """Export a model to a file that runs without Keras, from whichever backend it lives in.
+
+    | format | path | opened by | written by |
+    |---|---|---|---|
+    | `saved_model` | a folder | TensorFlow | TensorFlow |
+    | `onnx` | `.onnx` | ONNX Runtime | TensorFlow, tf2onnx |
+    | `openvino` | `.xml`, with a `.bin` beside it | OpenVINO | TensorFlow, OpenVINO |
+    | `litert` | `.tflite` | LiteRT (TensorFlow Lite) | TensorFlow |
+    | `torch` | `.pt2` | `torch.export.load` | PyTorch |
+    | `stablehlo` | `.stablehlo` | `jax.export.deserialize` | JAX |
+
+    The input is named `images`, `(batch, height, width, channels)`, with any batch size. The
+    output is named `probabilities`, `logits` or `features`, by what it is; several
+    outputs have the names of the model's own. The model in memory is not modified.
+
+    A model that lives in another backend than the format's goes through a temporary
+    `.keras` file to a second process that runs the format's backend. That process imports
+    the modules of custom layers and functions; of a script, it executes only imports,
+    classes, functions and constants. Custom objects must be written with `keras.ops`.
+
+    Args:
+        model: A built model whose input is one batch of images. Height and width may be
+            unknown if its layers and the format allow it.
+        path: The file or folder to write. It is written atomically, and a record of the
+            export beside it, `<name>.json` (`export.json` inside a folder).
+        format: One of the names in the table.
+        preprocessing: Whether the file takes pixels, uint8, and resizes, crops and
+            normalizes them as `ImagePreprocessing`. `(height, width)` is the size of the
+            pixels. True means any size in a SavedModel and in ONNX, and in the other formats
+            the size that is cropped without resizing.
+        outputs: `"probabilities"` or `"logits"`; None is what the model returns.
+        precision: `"float16"` stores weights in half precision, which halves the file; they
+            are computed with in float32.
+        fuse: Whether to fold scales into weights first, `keras_vitx.fuse`. A model that it
+            does not apply to is exported as it is; `Exported.not_fused` says why.
+        verify: Whether to run the file in its own runtime and compare its outputs with the
+            model's before it is moved into place; see `keras_vitx.export.verify`.
+        images: Images for the comparison, of the file's input. None means images of the
+            shipped Fashion-MNIST sample.
+        tolerance: Largest difference allowed; None means the default of `verify`.
+        overwrite: Whether to replace a file of the same format at `path`. Anything else is
+            never replaced.
+        imports: Names of modules that the second process imports first, such as one that
+            registers the custom classes of a notebook.
+        verbose: Whether to print one line per stage to standard error.
+
+    Raises:
+        ValueError: if an argument is invalid, the second process can't find a custom class,
+            or the outputs differ; the message names the first block at which they do.
+        ImportError: if a package that writes or runs the format is not installed.
+        OSError: if the file can't be written, `path` already exists, or the second
+            process fails (`ChildProcessError`).
+    """
+    kind = format_named(format)
+    check_model(model)
+    check_tolerance(tolerance)
+    check_imports(imports)
+    check_preprocessing(preprocessing)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision should be None or 'float16', not {precision!r}.")
+    path = Path(path)
+    _check_suffix(path, kind)
+    parts = prepare(model, preprocessing, outputs, kind.any_size)
+    reference = parts.joined()
+    batches = batches_for(reference, images) if verify else None
+    require(kind)
+    check_writable(path)
+    check_free(path, kind, overwrite)
+    half = precision == "float16"
+    seconds: dict[str, float] = {}
+
+    network, not_fused = parts.network, None
+    if fuse:
+        with _stage("fusing", seconds, verbose):
+            network, not_fused = fused(parts.network)
+
+    def write(model, names, target):
+        write_graph(Graph(model, names, half), kind, target, imports)
+
+    with in_place(path, kind) as unfinished:
+        with _stage("converting", seconds, verbose):
+            write(parts.joined(network), parts.outputs, unfinished)
+        found = Comparison(None)
+        if verify:
+            with _stage("verifying", seconds, verbose):
+                found = compare(unfinished, kind, reference, batches, parts.outputs)
+            limit = tolerance_for(model, half) if tolerance is None else tolerance
+            if not found.difference <= limit:
+                with _stage("locating", seconds, verbose):
+                    where = where_they_part(parts, network, write, kind, batches, limit)
+                check_difference(found.difference, limit, path, model, where)
+        exported = Exported(
+            path=path,
+            difference=found.difference,
+            format=format,
+            inputs=_described(reference),
+            outputs=parts.outputs,
+            options={"preprocessing": preprocessing, "outputs": outputs, "precision": precision},
+            not_fused=not_fused,
+            top1=found.top1,
+            latency_ms=found.latency_ms,
+            size=size_of(unfinished, kind),
+            seconds=seconds,
+            versions={**_versions(kind), **found.versions},
+        )
+        write_record(exported, record_of(unfinished, kind))
+    return exported
+
+
+def saved_model(model: keras.Model, path: str | os.PathLike, **options: Any) -> Exported:
+    """Export a model to a TensorFlow SavedModel: `export(model, path, "saved_model", ...)`."""
+    return export(model, path, "saved_model", **options)
+
+
+def _check_suffix(path: Path, format: Format) -> None:
+    """Check that the path of a file ends in the format's suffix, which its runtime asks for."""
+    if format.suffix and path.suffix.lower() != format.suffix:
+        raise ValueError(
+            f"path should end in {format.suffix} for the format {format.name!r}, not {str(path)!r}."
+        )
+
+
+@contextlib.contextmanager
+def _stage(name: str, seconds: dict[str, float], verbose: bool) -> Iterator[None]:
+    """Time a stage of the export, and say what it is."""
+    if verbose:
+        print(f"export: {name} ...", end=" ", file=sys.stderr, flush=True)
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = round(time.perf_counter() - start, 2)
+        if verbose:
+            print(f"{seconds[name]:.1f} s", file=sys.stderr, flush=True)
+
+
+def _described(model: keras.Model) -> dict[str, Any]:
+    (images,) = model.inputs
+    dtype = keras.backend.standardize_dtype(images.dtype)
+    return {INPUT: {"shape": list(images.shape), "dtype": dtype}}
+
+
+def _versions(format: Format) -> dict[str, str]:
+    """Return the versions of Keras, this package and what wrote the file."""
+    packages = ("keras", "keras-vitx", *(name.replace("_", "-") for name in format.needs))
+    found = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

@@ -1,0 +1,65 @@
+"""The formats of `keras_vitx.export`, one file each."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+from keras_vitx.export.formats import litert, onnx, openvino, saved_model, stablehlo, torch
+from keras_vitx.export.formats.base import Format, Graph
+from keras_vitx.text import needs_extra
+
+FORMATS: dict[str, Format] = {
+    each.FORMAT.name: each.FORMAT
+    for each in (saved_model, onnx, openvino, litert, torch, stablehlo)
+}
+"""All formats, by name."""
+
+
+def format_named(name: str) -> Format:
+    """Return a format by its name.
+
+    Raises:
+        ValueError: if there is none; the message has the table of all formats.
+    """
+    if name not in FORMATS:
+        raise ValueError(f"format: {name!r} is unknown. The formats are:\n{table()}")
+    return FORMATS[name]
+
+
+def format_of(path: str | os.PathLike) -> Format:
+    """Return the format that a path's suffix stands for; without a known one, a SavedModel."""
+    suffix = Path(path).suffix.lower()
+    by_suffix = {each.suffix: each for each in FORMATS.values()}
+    return by_suffix.get(suffix, FORMATS["saved_model"])
+
+
+def table() -> str:
+    """Return a plain-text table of the formats and what each needs."""
+    rows = [("format", "suffix", "needs", "extra")]
+    for each in FORMATS.values():
+        rows.append((each.name, each.suffix or "(folder)", ", ".join(each.needs), each.extra))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def require(format: Format) -> None:
+    """Check that the packages which write and run a format are installed, without importing them.
+
+    Raises:
+        ImportError: if one is not; the message names the extra.
+    """
+    for package in format.needs:
+        if not _is_installed(package):
+            raise ImportError(
+                needs_extra(f"{format.title} needs {package}, which is not installed", format.extra)
+            )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # The parent of a dotted name is missing.
+        return False

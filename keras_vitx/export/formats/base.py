@@ -1,0 +1,92 @@
+"""What a format is, and what its writer is given."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import keras
+import numpy as np
+
+INPUT = "images"
+"""Name of the input in every format."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model as a writer gets it.
+
+    Attributes:
+        model: The model, whose one input is a batch of images.
+        outputs: Names of its outputs, in order.
+        half: Whether weights are stored in float16; the computation stays in float32.
+        others: The same network for other image sizes, by the name of their signatures.
+    """
+
+    model: keras.Model
+    outputs: tuple[str, ...]
+    half: bool = False
+    others: Mapping[str, keras.Model] = field(default_factory=dict)
+
+    def named(self, outputs) -> dict:
+        """Return the outputs of the model by name."""
+        return dict(zip(self.outputs, keras.tree.flatten(outputs), strict=True))
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Attributes:
+        name: Name in the public API.
+        title: Name in messages.
+        suffix: Suffix of the file; "" for a folder.
+        backend: The Keras backend that writes it.
+        needs: Packages that write it and run it.
+        extra: The extra of `pyproject.toml` that includes them.
+        write: A function of a `Graph` and a path. It runs under `backend`.
+        is_one: Whether a path holds this format, judged by its first bytes or its names.
+        float32: Whether a model in mixed precision is written in float32.
+        any_size: Whether preprocessing inside the file takes images of any size.
+        companions: Suffixes of files that belong to the one at the path.
+    """
+
+    name: str
+    title: str
+    suffix: str
+    backend: str
+    needs: tuple[str, ...]
+    extra: str
+    write: Callable[[Graph, Path], None]
+    is_one: Callable[[Path], bool]
+    float32: bool = False
+    any_size: bool = False
+    companions: tuple[str, ...] = ()
+
+
+def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
+    """Return a function that tells whether a file has one of some bytes at an offset."""
+
+    def is_one(path: Path) -> bool:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(max(map(len, beginnings))).startswith(beginnings)
+
+    return is_one
+
+
+def halves(model: keras.Model) -> dict[int, np.ndarray]:
+    """Return the variables that float16 can hold, as float16 arrays by `id`.
+
+    Small ones, such as biases and scales, stay as they are: they take no space.
+    """
+    found = {}
+    for variable in model.variables:
+        if keras.backend.standardize_dtype(variable.dtype) != "float32":
+            continue
+        if len(variable.shape) < 2:
+            continue
+        with np.errstate(over="ignore"):
+            values = keras.ops.convert_to_numpy(variable).astype("float16")
+        if np.isfinite(values).all():
+            found[id(variable)] = values
+    return found

@@ -1,0 +1,60 @@
+"""StableHLO, by jax.export."""
+
+from pathlib import Path
+
+import keras
+
+from keras_vitx.export.formats.base import Format, Graph, halves
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""The devices that a file runs on."""
+
+
+def write(graph: Graph, path: Path) -> None:
+    """Write a `.stablehlo` file, a serialized `jax.export.Exported` with the weights inside."""
+    import jax
+    import jax.numpy as jnp
+
+    model = graph.model
+    names = ("batch", "height", "width", "channels")
+    known = [
+        name if side is None else str(side)
+        for name, side in zip(names, model.inputs[0].shape, strict=True)
+    ]
+    spec = jax.ShapeDtypeStruct(
+        jax.export.symbolic_shape(", ".join(known)),
+        keras.backend.standardize_dtype(model.inputs[0].dtype),
+    )
+    in_half = halves(model) if graph.half else {}
+
+    def run(images):
+        weights = [
+            (
+                variable,
+                jnp.asarray(in_half.get(id(variable), variable.value)).astype(variable.dtype),
+            )
+            for variable in model.variables
+        ]
+        with keras.StatelessScope(weights):
+            return graph.named(model(images, training=False))
+
+    exported = jax.export.export(jax.jit(run), platforms=PLATFORMS)(spec)
+    path.write_bytes(exported.serialize())
+
+
+def is_one(path: Path) -> bool:
+    """Return whether JAX can read a file's header, a flatbuffer without an identifier."""
+    content = path.read_bytes()
+    return b"StableHLO_v" in content or b"stablehlo" in content
+
+
+FORMAT = Format(
+    name="stablehlo",
+    title="StableHLO",
+    suffix=".stablehlo",
+    backend="jax",
+    needs=("jax",),
+    extra="jax",
+    write=write,
+    is_one=is_one,
+)

@@ -1,0 +1,73 @@
+"""Programs of PyTorch, by torch.export."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_vitx.export.formats.base import Format, Graph, halves, starts_with
+
+
+def write(graph: Graph, path: Path) -> None:
+    """Write a `.pt2` file, a `torch.export.ExportedProgram`."""
+    import torch
+
+    model = graph.model
+    count, *sides = model.inputs[0].shape
+    # PyTorch would take a dimension of 1 in the example for a constant.
+    shape = [count or 2, *(side or 64 for side in sides)]
+    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
+    images = torch.tensor(np.zeros(shape), dtype=getattr(torch, dtype))
+    dynamic = {}
+    if count is None:
+        dynamic[0] = torch.export.Dim("batch", min=1)
+    for axis, side in enumerate(sides[:2], start=1):
+        if side is None:
+            dynamic[axis] = torch.export.Dim(("height", "width")[axis - 1], min=2)
+    with torch.no_grad():
+        program = torch.export.export(
+            _served(graph).eval(), (images,), dynamic_shapes={"images": dynamic}, strict=False
+        )
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+
+
+def _served(graph):
+    """Return a module whose outputs have names, and whose weights may be in float16."""
+    import torch
+
+    in_half = halves(graph.model) if graph.half else {}
+    changed = [variable for variable in graph.model.variables if id(variable) in in_half]
+
+    class Served(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            # As an attribute, the model would become a submodule with float32 parameters.
+            self.model = [graph.model] if in_half else graph.model
+            for index, variable in enumerate(changed):
+                self.register_buffer(f"half_{index}", torch.tensor(in_half[id(variable)]))
+
+        def forward(self, images):
+            model = self.model[0] if in_half else self.model
+            weights = [
+                (variable, getattr(self, f"half_{index}").float())
+                for index, variable in enumerate(changed)
+            ]
+            if not weights:
+                return graph.named(model(images, training=False))
+            with keras.StatelessScope(weights):
+                return graph.named(model(images, training=False))
+
+    return Served()
+
+
+FORMAT = Format(
+    name="torch",
+    title="A program of torch.export",
+    suffix=".pt2",
+    backend="torch",
+    needs=("torch",),
+    extra="torch",
+    write=write,
+    is_one=starts_with(b"PK"),
+)
