@@ -38,10 +38,11 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Write a model as a TensorFlow SavedModel."""
-    from keras_vitx.export.saved_model import check_free
+    from keras_vitx.export.formats import FORMATS
+    from keras_vitx.export.place import check_free
 
     check_writable(output)
-    check_free(output, overwrite)
+    check_free(output, FORMATS["saved_model"], overwrite)
     if is_size(model) and weights is None:
         raise ValueError(
             f"{model} is a size, which has no weights. Give `--weights`, or `--weights none` to "

@@ -87,17 +87,18 @@ def verify(
     check_tolerance(tolerance)
     format = format_of(path)
     require(format)
-    if not path.exists() or not format.is_one(path):
-        kind = "the folder of a SavedModel" if not format.suffix else f"{format.title} file"
-        raise FileNotFoundError(f"path: {str(path)!r} is not {kind}.")
     options = read_record(path, format).get("options", {})
     parts = prepare(
         model, options.get("preprocessing", False), options.get("outputs"), format.any_size
     )
     reference = parts.joined()
+    batches = batches_for(reference, images)
+    if not path.exists() or not format.is_one(path):
+        kind = "the folder of a SavedModel" if not format.suffix else f"{format.title} data"
+        raise FileNotFoundError(f"path: {str(path)!r} is not {kind}.")
     if tolerance is None:
         tolerance = tolerance_for(model, options.get("precision") == "float16")
-    found = compare(path, format, reference, batches_for(reference, images), parts.outputs)
+    found = compare(path, format, reference, batches, parts.outputs)
     check_difference(found.difference, tolerance, path, model)
     return found.difference
 

@@ -4,11 +4,12 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vitx.export import Exported, saved_model
+from keras_vitx.export import saved_model
+from keras_vitx.export.verify import Comparison
 
 # The function of the same name shadows the module.
-module = importlib.import_module("keras_vitx.export.saved_model")
-process = importlib.import_module("keras_vitx.export.process")
+module = importlib.import_module("keras_vitx.export.export")
+formats = importlib.import_module("keras_vitx.export.formats")
 
 BACKEND = keras.backend.backend()
 
@@ -41,7 +42,8 @@ def test_features_in_mixed_precision(tiny, images, tmp_path, monkeypatch):
         model = tiny(include_top=False)
     finally:
         keras.config.set_dtype_policy("float32")
-    assert saved_model(model, "features", verify=False) == Exported(module.Path("features"), None)
+    exported = saved_model(model, "features", verify=False)
+    assert (exported.path, exported.difference) == (module.Path("features"), None)
     loaded = tf.saved_model.load("features")
     served = loaded.signatures["serving_default"]
     (spec,) = served.structured_input_signature[1].values()
@@ -59,16 +61,14 @@ def test_features_in_mixed_precision(tiny, images, tmp_path, monkeypatch):
 
 @pytest.fixture
 def broken_writer(monkeypatch):
-    """Writing fails halfway, in this process or in the subprocess."""
+    """Writing fails halfway."""
 
-    def fail(*arguments):
-        folder = module.Path(arguments[-1])
+    def fail(graph, format, folder, imports):
         folder.mkdir()
         (folder / "saved_model.pb").write_bytes(b"half")
         raise ChildProcessError("no space")
 
-    monkeypatch.setattr(module, "write", fail)
-    monkeypatch.setattr(module, "run_python", fail)
+    monkeypatch.setattr(module, "write_graph", fail)
 
 
 def test_failure_leaves_nothing_behind(unused, tmp_path, broken_writer):
@@ -85,35 +85,30 @@ def test_failure_leaves_the_old_one(unused, old_saved_model, broken_writer):
 
 
 def test_one_that_differs_is_not_put_in_place(unused, images, tmp_path, monkeypatch):
-    def write(*arguments):
-        module.Path(arguments[-1]).mkdir()
+    def compare(path, format, model, batches, names):
+        assert path.is_dir() and len(batches[0]) == 2
+        return Comparison(0.75)
 
-    def measure(path, model, images, tolerance):
-        assert path.is_dir() and len(images[0]) == 2
-        raise ValueError(f"differs by more than {tolerance}")
-
-    monkeypatch.setattr(module, "write", write)
-    monkeypatch.setattr(module, "run_python", write)
-    monkeypatch.setattr(module, "measure", measure)
-    with pytest.raises(ValueError, match=r"more than 0\.5"):
+    monkeypatch.setattr(module, "write_graph", lambda graph, format, path, imports: path.mkdir())
+    monkeypatch.setattr(module, "compare", compare)
+    monkeypatch.setattr(module, "where_they_part", lambda *arguments: " At block 3.")
+    with pytest.raises(ValueError, match=r"by 0\.75 .* tolerance is 0\.5\. At block 3"):
         saved_model(unused, tmp_path / "model", tolerance=0.5, images=images(2))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_overwrite_replaces_a_saved_model(unused, old_saved_model, monkeypatch):
-    def write(*arguments):
-        folder = module.Path(arguments[-1])
+    def write(graph, format, folder, imports):
         folder.mkdir()
         (folder / "saved_model.pb").write_bytes(b"new")
 
-    monkeypatch.setattr(module, "write", write)
-    monkeypatch.setattr(module, "run_python", write)
+    monkeypatch.setattr(module, "write_graph", write)
     folder, is_intact = old_saved_model
     with pytest.raises(FileExistsError, match="overwrite=True"):
         saved_model(unused, folder, verify=False)
     assert is_intact()
     saved_model(unused, folder, verify=False, overwrite=True)
-    assert [part.name for part in folder.iterdir()] == ["saved_model.pb"]
+    assert {part.name for part in folder.iterdir()} == {"saved_model.pb", "export.json"}
     assert (folder / "saved_model.pb").read_bytes() == b"new"
 
 
@@ -140,7 +135,7 @@ def test_nothing_of_the_user_is_replaced(unused, old_saved_model, kind):
 
 
 def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'pip install "\.\[export\]"'):
         saved_model(unused, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from keras_vitx.export import verify
-from keras_vitx.export.verify import batches_for
+from keras_vitx.export.images import batches_for
 from keras_vitx.layers import ImagePreprocessing
 
 # Exports from each backend are compared in test_export_saved_model.py.
 pytestmark = pytest.mark.backend_free
+formats = importlib.import_module("keras_vitx.export.formats")
 process = importlib.import_module("keras_vitx.export.process")
 
 
@@ -17,14 +18,16 @@ def test_difference_is_relative_to_the_largest_output(unused, images, tmp_path, 
     module = importlib.import_module("keras_vitx.export.verify")
     (tmp_path / "saved_model.pb").touch()
 
-    def run(script, path, inputs, outputs):
+    def run(script, format, path, inputs, outputs, backend):
         assert path == tmp_path
         batches = np.load(inputs)
         assert [len(batch) for batch in batches.values()] == [1, 4]
         saved = {}
         for name, batch in batches.items():
             expected = keras.ops.convert_to_numpy(unused(batch))
-            saved[f"{name}.0"] = expected + (0.125 * expected.max() if len(batch) > 1 else 0)
+            saved[f"{name}.probabilities"] = expected + (
+                0.125 * expected.max() if len(batch) > 1 else 0
+            )
         np.savez(outputs, **saved)
 
     monkeypatch.setattr(module, "run_python", run)
@@ -37,8 +40,8 @@ def test_not_a_number_does_not_pass(unused, tmp_path, monkeypatch):
     module = importlib.import_module("keras_vitx.export.verify")
     (tmp_path / "saved_model.pb").touch()
 
-    def run(script, path, inputs, outputs):
-        sizes = {f"{name}.0": len(batch) for name, batch in np.load(inputs).items()}
+    def run(script, format, path, inputs, outputs, backend):
+        sizes = {f"{name}.probabilities": len(batch) for name, batch in np.load(inputs).items()}
         np.savez(outputs, **{name: np.full((size, 5), np.nan) for name, size in sizes.items()})
 
     monkeypatch.setattr(module, "run_python", run)
@@ -110,9 +113,12 @@ def test_tolerance_goes_by_the_precision_of_inner_layers(tiny, tmp_path, monkeyp
         inner.quantize(precision)
     model = keras.Model(inner.input, keras.layers.Identity()(inner.output))
 
-    def run(script, path, inputs, outputs):
+    def run(script, format, path, inputs, outputs, backend):
         batches = np.load(inputs).items()
-        given = {f"{name}.0": 1.02 * module._outputs(model, batch)[0] for name, batch in batches}
+        given = {
+            f"{name}.probabilities": 1.02 * module.outputs_of(model, batch)[0]
+            for name, batch in batches
+        }
         np.savez(outputs, **given)
 
     monkeypatch.setattr(module, "run_python", run)
@@ -129,7 +135,7 @@ def test_no_saved_model(unused, tmp_path):
 
 
 def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'pip install "\.\[export\]"'):
         verify(tmp_path, unused)
 
@@ -138,7 +144,7 @@ def test_failed_process_gives_the_last_line_of_its_errors():
     code = "import sys; print('long story', file=sys.stderr); raise ValueError('the reason')"
     with pytest.raises(ChildProcessError, match="the reason") as failure:
         process.run_python("-c", code)
-    assert failure.value.args == ("The TensorFlow process failed: ValueError: the reason",)
+    assert failure.value.args == ("The second process (tensorflow) failed: ValueError: the reason",)
     assert failure.value.__notes__[0].startswith("long story")
 
 
