@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -69,6 +69,23 @@ def _suggest_loop() -> None:
         "the loop over depth of a Chain: train `keras_vitx.as_chain(model)` instead, which has "
         "the same layers and weights."
     )
+
+
+class InferenceForm(NamedTuple):
+    """An equal form of a layer for inference, with fewer operations.
+
+    A layer that has one defines `inference_form(self)`; `keras_vitx.fuse` asks for it.
+
+    Attributes:
+        arguments: The arguments of the layer that differ.
+        weights: New values of its variables, by their names inside the layer, such as
+            `"conv/bias"`.
+        dropped: Names of its variables, or of its children, that the new form lacks.
+    """
+
+    arguments: dict[str, Any]
+    weights: dict[str, Any]
+    dropped: tuple[str, ...]
 
 
 class Layer(keras.layers.Layer):

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import register
+from keras_vitx.layers.base import InferenceForm, register
 from keras_vitx.layers.fast import attention, linear, whole_numbers
 
 
@@ -68,6 +68,9 @@ class PositionalAttention(Attention):
             largest square at random, as the public code does.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
+        constant_positions: Whether the values of `axis_logits` are stored (`by_row`,
+            `by_column`) in place of $v$ and $b$: the form at inference, after
+            `keras_vitx.fuse`.
         **kwargs: Further arguments of `Attention`.
 
     Raises:
@@ -82,6 +85,7 @@ class PositionalAttention(Attention):
         conv_start: bool | str = True,
         locality_strength: float = 1.0,
         qkv_bias: bool = False,
+        constant_positions: bool = False,
         **kwargs,
     ):
         super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
@@ -100,6 +104,7 @@ class PositionalAttention(Attention):
         self.grid = None if grid is None else tuple(grid)
         self.conv_start = conv_start
         self.locality_strength = locality_strength
+        self.constant_positions = constant_positions
 
     def build(self, input_shape):
         patches = input_shape[1]
@@ -114,12 +119,26 @@ class PositionalAttention(Attention):
             )
         self.build_around(input_shape, queries=patches, keys=patches)
         identity = keras.initializers.Identity() if self.conv_start else None
-        places = ConvolutionalStart(self.locality_strength) if self.conv_start else None
         self.qk = self.dense(2 * self.width, "qk", self.qkv_bias)
         self.v = self.dense(self.value_width, "v", self.qkv_bias, identity)
-        self.pos_proj = self.dense(self.num_heads, "pos_proj", kernel_initializer=places)
         self.qk.build(input_shape)
         self.v.build(input_shape)
+        self.build_positions()
+
+    def build_positions(self) -> None:
+        """Build the variables of the positional term."""
+        if self.constant_positions:
+            self.by_row = self.add_weight(
+                name="by_row", shape=(self.num_heads, self.rows, self.rows), initializer="zeros"
+            )
+            self.by_column = self.add_weight(
+                name="by_column",
+                shape=(self.num_heads, self.columns, self.columns),
+                initializer="zeros",
+            )
+            return
+        places = ConvolutionalStart(self.locality_strength) if self.conv_start else None
+        self.pos_proj = self.dense(self.num_heads, "pos_proj", kernel_initializer=places)
         self.pos_proj.build((None, 3))
 
     def axis_logits(self):
@@ -130,8 +149,14 @@ class PositionalAttention(Attention):
         `(heads, columns, columns)`. Both include the bias, which is constant over the
         keys and has no effect.
         """
+        if self.constant_positions:
+            return self.stored_positions()
         by_row = self._logits_along(self.rows, is_row=True)
         return by_row, self._logits_along(self.columns, is_row=False)
+
+    def stored_positions(self):
+        """Return `by_row` and `by_column`, of the form with constant positions."""
+        return tuple(ops.cast(part, self.compute_dtype) for part in (self.by_row, self.by_column))
 
     def _logits_along(self, count, is_row):
         places = whole_numbers(count, self.compute_dtype)
@@ -161,6 +186,14 @@ class PositionalAttention(Attention):
     def fused(self, query, key, value, training=False):
         return ops.dot_product_attention(query, key, value, bias=self.positional_logits()[None])
 
+    def inference_form(self) -> InferenceForm:
+        """Return the form with constant positions."""
+        if self.constant_positions:
+            return InferenceForm({}, {}, ())
+        by_row, by_column = self.axis_logits()
+        weights = {"by_row": by_row, "by_column": by_column}
+        return InferenceForm({"constant_positions": True}, weights, ("pos_proj",))
+
 
 @register
 class GatedPositionalAttention(PositionalAttention):
@@ -171,8 +204,11 @@ class GatedPositionalAttention(PositionalAttention):
         + \sigma(\lambda)\,\mathrm{softmax}(v^\top r + b)$$
     with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination
     of maps sum to 1 and are not normalized again. Without layers over the maps, the
-    content term is fused attention, and the positional map, which is the same for all
-    images, is computed once per call and applied to the whole batch in one product.
+    content term is fused attention. The positional map $P$ is the same for all images, and
+    the softmax of a sum over axes is a product over axes:
+    $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$. So $P V$ is two products, of $R$ with the rows and
+    of $C$ with the columns of the values of the whole batch, and $P$ is not computed. With
+    `constant_positions`, $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored.
 
     Input: `(batch, patches, dim)`, without a class token, patches row by row.
     Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps
@@ -194,38 +230,71 @@ class GatedPositionalAttention(PositionalAttention):
         self.learn_gates = learn_gates
 
     def build(self, input_shape):
-        self.gating_param = self.add_weight(
-            name="gating_param",
-            shape=(self.num_heads,),
-            initializer=keras.initializers.Constant(self.gate),
-            trainable=self.learn_gates,
+        name, initial = "gating_param", keras.initializers.Constant(self.gate)
+        if self.constant_positions:
+            name, initial = "content_gate", "ones"
+        gate = self.add_weight(
+            name=name, shape=(self.num_heads,), initializer=initial, trainable=self.learn_gates
         )
+        setattr(self, name, gate)
         super().build(input_shape)
-
-    def positional_map(self):
-        """Return the positional maps, `(heads, patches, patches)`, the same for all images."""
-        # The softmax of a sum over axes is a product over axes.
-        return self.over_pairs(*map(self.softmax, self.axis_logits()), ops.multiply)
 
     def gates(self):
         r"""Return $\sigma(\lambda)$, the weight of the positional map per head, `(heads, 1, 1)`."""
-        return ops.reshape(ops.sigmoid(self.gating_param), (self.num_heads, 1, 1))
+        gates = 1 - self.content_gate if self.constant_positions else ops.sigmoid(self.gating_param)
+        return ops.reshape(gates, (self.num_heads, 1, 1))
+
+    def positional_map(self):
+        """Return the positional maps, `(heads, patches, patches)`, the same for all images."""
+        _, by_row, by_column = self.gated_positions()
+        by_row = by_row / ops.cast(self.gates(), self.compute_dtype)
+        return self.over_pairs(by_row, by_column, ops.multiply)
+
+    def gated_positions(self):
+        r"""Return $1 - \sigma(\lambda)$, `(heads, 1, 1)`, $\sigma(\lambda) R$ and $C$.
+
+        $R$ is `(heads, rows, rows)`, $C$ is `(heads, columns, columns)`.
+        """
+        if self.constant_positions:
+            content = ops.cast(self.content_gate, self.compute_dtype)
+            return ops.reshape(content, (-1, 1, 1)), *self.stored_positions()
+        gates = ops.cast(self.gates(), self.compute_dtype)
+        by_row, by_column = map(self.softmax, self.axis_logits())
+        return 1 - gates, gates * by_row, by_column
 
     def weights_of(self, query, key, training=False):
-        gates = ops.cast(self.gates(), self.compute_dtype)
+        content_gate, by_row, by_column = self.gated_positions()
         content = super().weights_of(query, key, training)
-        return (1 - gates) * content + gates * self.positional_map()
+        return content_gate * content + self.over_pairs(by_row, by_column, ops.multiply)
 
     def logits_of(self, query, key):
         # The content logits only: the positional logits have a softmax of their own.
         return Attention.logits_of(self, query, key)
 
     def fused(self, query, key, value, training=False):
-        gates = ops.cast(self.gates(), self.compute_dtype)
+        content_gate, by_row, by_column = self.gated_positions()
         content = attention(query, key, value, training)
-        # One product for the whole batch: the values of all images are its columns.
+        # Two products for the whole batch: the values of all images are their columns.
         batch, patches, heads, size = ops.shape(value)
-        columns = ops.reshape(ops.transpose(value, (2, 1, 0, 3)), (heads, patches, batch * size))
-        positional = ops.matmul(gates * self.positional_map(), columns)
-        positional = ops.reshape(positional, (heads, patches, batch, size))
-        return content * (1 - gates[:, 0]) + ops.transpose(positional, (2, 1, 0, 3))
+        values = ops.transpose(value, (2, 1, 0, 3))
+        values = ops.reshape(values, (heads, self.rows, self.columns * batch * size))
+        values = ops.reshape(
+            ops.matmul(by_row, values), (heads, self.rows, self.columns, batch * size)
+        )
+        by_column = ops.broadcast_to(
+            by_column[:, None], (heads, self.rows, self.columns, self.columns)
+        )
+        positional = ops.reshape(ops.matmul(by_column, values), (heads, patches, batch, size))
+        return content * content_gate[:, 0] + ops.transpose(positional, (2, 1, 0, 3))
+
+    def inference_form(self) -> InferenceForm:
+        """Return the form with constant positions and gates."""
+        if self.constant_positions:
+            return InferenceForm({}, {}, ())
+        content_gate, by_row, by_column = self.gated_positions()
+        weights = {
+            "content_gate": ops.reshape(content_gate, (-1,)),
+            "by_row": by_row,
+            "by_column": by_column,
+        }
+        return InferenceForm({"constant_positions": True}, weights, ("pos_proj", "gating_param"))

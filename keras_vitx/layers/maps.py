@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from keras_vitx.keras_internals import children
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import InferenceForm, Layer, register
 from keras_vitx.layers.fast import batch_norm, convolve_maps, has_hooks, in_pieces, mix, relu6
 from keras_vitx.layers.initializers import truncated_normal, uniform
 
@@ -135,10 +135,10 @@ def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
 
 
 def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -> tuple[Any, Any]:
-    """Fold a `MapNormalization` at inference into the linear layer before it.
+    """Fold a batch normalization at inference into the linear layer before it.
 
     Args:
-        norm: A built `MapNormalization`.
+        norm: A built `BatchNormalization`.
         kernel: `(heads, ...)`, with one row per normalized head.
         bias: `(heads,)`, or None.
 
@@ -154,11 +154,15 @@ def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -
 
 
 def affine(norm: keras.layers.BatchNormalization) -> tuple[Any, Any]:
-    """Return the scale and the shift of a `MapNormalization` at inference, `(heads,)` each."""
-    parts = (norm.gamma, norm.beta, norm.moving_mean, norm.moving_variance)
-    gamma, beta, mean, variance = (ops.cast(part, "float32") for part in parts)
-    scale = gamma * ops.rsqrt(variance + norm.epsilon)
-    return scale, beta - mean * scale
+    """Return the scale and the shift of a batch normalization at inference, one per channel."""
+    mean, variance = (
+        ops.cast(part, "float32") for part in (norm.moving_mean, norm.moving_variance)
+    )
+    scale = ops.rsqrt(variance + norm.epsilon)
+    if norm.gamma is not None:
+        scale = scale * ops.cast(norm.gamma, "float32")
+    shift = -mean * scale
+    return scale, shift if norm.beta is None else shift + ops.cast(norm.beta, "float32")
 
 
 @register
@@ -196,15 +200,27 @@ class ReAttention(MapLayer):
         maps = self.run(self.reatten_matrix, maps)
         if self.normalize:
             maps = batch_norm(self.var_norm, maps, training)
-        return self.map_scale * maps
+        return maps if self.map_scale == 1 else self.map_scale * maps
 
     def folded(self) -> Callable[[Any], Any]:
         """Return `call` at inference as a single mix of heads."""
-        kernel, bias = fold(self.var_norm, self.reatten_matrix.kernel, self.reatten_matrix.bias)
-        kernel, bias = (
-            ops.cast(part * self.map_scale, self.compute_dtype) for part in (kernel, bias)
-        )
+        kernel, bias = (ops.cast(part, self.compute_dtype) for part in self._folded_mix())
         return lambda maps: mix_heads(kernel, maps, bias)
+
+    def inference_form(self) -> InferenceForm:
+        """Return the form without BN and scale, which are folded into the mix."""
+        kernel, bias = self._folded_mix()
+        return InferenceForm(
+            {"map_scale": 1.0, "normalize": False},
+            {"reatten_matrix/kernel": kernel, "reatten_matrix/bias": bias},
+            dropped=("var_norm",) if self.normalize else (),
+        )
+
+    def _folded_mix(self):
+        kernel, bias = self.reatten_matrix.kernel, self.reatten_matrix.bias
+        if self.normalize:
+            kernel, bias = fold(self.var_norm, kernel, bias)
+        return kernel * self.map_scale, bias * self.map_scale
 
 
 @register
@@ -225,6 +241,7 @@ class LocalMapConvolution(MapLayer):
             convolution along the keys and a $k \times 1$ convolution along the queries, our
             interpretation of the table.
         grid: Rows and columns of patches, for `"spatial"`.
+        use_bias: Whether a bias per head is added to its map.
 
     Raises:
         ValueError: if `kernel_size` is even, `constraint` is unknown, or `"spatial"` has no
@@ -238,6 +255,7 @@ class LocalMapConvolution(MapLayer):
         kernel_size: int = 3,
         constraint: str | None = None,
         grid: tuple[int, int] | None = None,
+        use_bias: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -255,6 +273,7 @@ class LocalMapConvolution(MapLayer):
         self.kernel_size = kernel_size
         self.constraint = constraint
         self.grid = None if grid is None else tuple(grid)
+        self.use_bias = use_bias
 
     def build(self, input_shape):
         _, heads, _, keys = input_shape
@@ -270,9 +289,15 @@ class LocalMapConvolution(MapLayer):
             shape=(heads, 2, side) if both else (heads, 1, side, side),
             initializer=uniform(side if both else side**2),
         )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(name="bias", shape=(heads,), initializer="zeros")
 
     def call(self, maps):
-        kernel = ops.cast(self.kernel, self.compute_dtype)
+        maps = self._convolve(maps, ops.cast(self.kernel, self.compute_dtype))
+        return maps if self.bias is None else maps + ops.reshape(self.bias, (-1, 1, 1))
+
+    def _convolve(self, maps, kernel):
         if self.constraint == "spatial":
             return self._convolve_rows(maps, kernel)
         if self.constraint == "row+column":
@@ -359,7 +384,11 @@ class ResidualRefinement(MapLayer):
     $$A' = s\,\mathrm{BN}(A + \mathrm{BN}(W_r\,\phi(w * \phi(W_e A)))), \qquad
     \phi = \mathrm{ReLU6} \circ \mathrm{BN},$$
     with $W_e$ to `expansion` times as many maps, $w *$ a convolution of each map, $W_r$
-    back, and no biases. The paper's own form is `Refinement`.
+    back, and no biases. The paper's own form is `Refinement`. Without BN,
+    $$A' = s\,(c \odot A + W_r\,\phi(w * \phi(W_e A + b_e) + b_w) + b_r), \qquad
+    \phi = \mathrm{ReLU6},$$
+    with biases and a weight $c$ per head (`skip`): the form at inference, after
+    `keras_vitx.fuse`.
 
     Input and output: `(batch, heads, queries, keys)`.
 
@@ -368,42 +397,64 @@ class ResidualRefinement(MapLayer):
             but does not pass it to its blocks: every released model has 3.
         kernel_size: Side of the convolution, odd.
         map_scale: $s$; in the released code $1/\sqrt d$, with $d$ the size of a head.
+        normalize: Whether to apply BN.
 
     Raises:
         ValueError: if `expansion` is below 1 or `kernel_size` is even.
     """
 
-    def __init__(self, expansion: int = 3, kernel_size: int = 3, map_scale: float = 1.0, **kwargs):
+    def __init__(
+        self,
+        expansion: int = 3,
+        kernel_size: int = 3,
+        map_scale: float = 1.0,
+        normalize: bool = True,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         check_expansion(expansion)
         self.expansion = expansion
         self.kernel_size = kernel_size
         self.map_scale = map_scale
+        self.normalize = normalize
         dtype = self.dtype_policy
-        self.depth_sep_conv = LocalMapConvolution(kernel_size, dtype=dtype, name="depth_sep_conv")
-        self.bn1 = MapNormalization(dtype=dtype, name="bn1")
-        self.bn2 = MapNormalization(dtype=dtype, name="bn2")
-        self.bn3 = MapNormalization(dtype=dtype, name="bn3")
-        self.adapt_bn = MapNormalization(dtype=dtype, name="adapt_bn")
+        self.depth_sep_conv = LocalMapConvolution(
+            kernel_size, use_bias=not normalize, dtype=dtype, name="depth_sep_conv"
+        )
+        self.bn1 = self.bn2 = self.bn3 = self.adapt_bn = None
+        if normalize:
+            self.bn1 = MapNormalization(dtype=dtype, name="bn1")
+            self.bn2 = MapNormalization(dtype=dtype, name="bn2")
+            self.bn3 = MapNormalization(dtype=dtype, name="bn3")
+            self.adapt_bn = MapNormalization(dtype=dtype, name="adapt_bn")
 
     def build(self, input_shape):
-        heads = input_shape[1]
+        heads, has_bias = input_shape[1], not self.normalize
         expanded, dtype = self.expansion * heads, self.dtype_policy
-        self.conv_exp = convolution_1x1(heads, expanded, False, dtype=dtype, name="conv_exp")
+        self.conv_exp = convolution_1x1(heads, expanded, has_bias, dtype=dtype, name="conv_exp")
         self.conv_exp.heads_last = True
-        self.conv_pro = convolution_1x1(expanded, heads, False, dtype=dtype, name="conv_pro")
+        self.conv_pro = convolution_1x1(expanded, heads, has_bias, dtype=dtype, name="conv_pro")
         self.conv_exp.build(input_shape)
         wide = self.conv_exp.compute_output_shape(input_shape)
-        for part in (self.bn1, self.depth_sep_conv, self.bn2, self.conv_pro):
-            part.build(wide)
-        self.bn3.build(input_shape)
-        self.adapt_bn.build(input_shape)
+        self.depth_sep_conv.build(wide)
+        self.conv_pro.build(wide)
+        if self.normalize:
+            self.bn1.build(wide)
+            self.bn2.build(wide)
+            self.bn3.build(input_shape)
+            self.adapt_bn.build(input_shape)
+        else:
+            self.skip = self.add_weight(name="skip", shape=(heads,), initializer="ones")
 
     def call(self, maps, training=False):
         if self.folds(training):
             return in_pieces(self.folded(), maps, self.expansion)
         # A hook may hold a reference to a tensor that `relu6` would overwrite.
         phi = ops.relu6 if has_hooks(*children(self)) else relu6
+        if not self.normalize:
+            y = phi(self.run(self.conv_exp, maps))
+            y = self.run(self.conv_pro, phi(self.run(self.depth_sep_conv, y)))
+            return self.map_scale * (maps * ops.reshape(self.skip, (-1, 1, 1)) + y)
         y = phi(batch_norm(self.bn1, self.run(self.conv_exp, maps), training))
         y = phi(batch_norm(self.bn2, self.run(self.depth_sep_conv, y), training))
         y = maps + batch_norm(self.bn3, self.run(self.conv_pro, y), training)
@@ -411,21 +462,47 @@ class ResidualRefinement(MapLayer):
 
     def folded(self) -> Callable[[Any], Any]:
         """Return `call` at inference, with the normalizations folded into the kernels."""
-        scale, shift = (self.map_scale * part for part in affine(self.adapt_bn))
-        inside = fold(self.bn1, self.conv_exp.kernel)
-        local = fold(self.bn2, self.depth_sep_conv.kernel)
-        kernel, bias = fold(self.bn3, self.conv_pro.kernel)
-        outside = kernel * scale[:, None], bias * scale + shift
         cast = partial(ops.cast, dtype=self.compute_dtype)
-        (inside, local, outside) = (tuple(map(cast, pair)) for pair in (inside, local, outside))
-        scale = cast(ops.reshape(scale, (-1, 1, 1)))
+        weights = {name: cast(value) for name, value in self._folded_weights().items()}
+        (inside, local, outside) = (
+            (weights[f"{name}/kernel"], weights[f"{name}/bias"])
+            for name in ("conv_exp", "depth_sep_conv", "conv_pro")
+        )
+        skip = ops.reshape(weights["skip"], (-1, 1, 1))
 
         def refine(maps):
             y = relu6(mix_heads(inside[0], maps, inside[1], heads_last=True))
             y = relu6(convolve_maps(y, local[0]) + ops.reshape(local[1], (-1, 1, 1)))
-            return mix_heads(outside[0], y, outside[1]) + maps * scale
+            return mix_heads(outside[0], y, outside[1]) + maps * skip
 
         return refine
+
+    def inference_form(self) -> InferenceForm:
+        """Return the form without BN and scale, which are folded into the other weights."""
+        return InferenceForm(
+            {"map_scale": 1.0, "normalize": False},
+            self._folded_weights(),
+            dropped=("bn1", "bn2", "bn3", "adapt_bn") if self.normalize else (),
+        )
+
+    def _folded_weights(self):
+        """Return the weights of the equal form without BN and with $s = 1$, by name."""
+        weights = {}
+        for name, norm in (
+            ("conv_exp", self.bn1),
+            ("depth_sep_conv", self.bn2),
+            ("conv_pro", self.bn3),
+        ):
+            layer = getattr(self, name)
+            kernel, bias = (layer.kernel, layer.bias) if norm is None else fold(norm, layer.kernel)
+            weights |= {f"{name}/kernel": kernel, f"{name}/bias": bias}
+        if self.normalize:
+            scale, shift = affine(self.adapt_bn)
+            kernel, bias, skip = kernel * scale[:, None], bias * scale + shift, scale
+        else:
+            skip = self.skip
+        last = {"conv_pro/kernel": kernel, "conv_pro/bias": bias, "skip": skip}
+        return weights | {name: value * self.map_scale for name, value in last.items()}
 
 
 @register

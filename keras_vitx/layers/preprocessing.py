@@ -58,6 +58,9 @@ class ImagePreprocessing(Layer):
         std: Standard deviation per channel, for values in 0..1.
         crop_ratio: Side of the crop relative to the shorter side of the resized image.
         interpolation: "bicubic" or "bilinear".
+        normalize: Whether to apply `mean` and `std`. Without, the output is $x$, in 0..255;
+            `"mean"` is $x - 255\,\mathrm{mean}$. In a model of `keras_vitx.fuse`, the patch
+            embedding does the rest.
 
     Attributes:
         takes_pixels: Marks a layer whose input is pixels in 0..255, so that
@@ -77,12 +80,14 @@ class ImagePreprocessing(Layer):
         std: Sequence[float],
         crop_ratio: float = 1.0,
         interpolation: str = "bicubic",
+        normalize: bool | str = True,
         **kwargs,
     ):
         super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
         self.size, self.mean, self.std = tuple(size), tuple(mean), tuple(std)
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation
+        self.normalize = normalize
         self.image_size: tuple[int | None, int | None] = (None, None)
         if len(self.size) != 2 or not all(isinstance(n, int) and n > 0 for n in self.size):
             raise ValueError(f"`size` must be a height and a width in pixels. Received: {size!r}.")
@@ -97,6 +102,8 @@ class ImagePreprocessing(Layer):
                 "`crop_ratio` must be above 0 and at most the shorter side of `size`. "
                 f"Received: {crop_ratio!r}."
             )
+        if normalize not in (True, False, "mean"):
+            raise ValueError(f"`normalize` must be True, False or 'mean'. Received: {normalize!r}.")
         if interpolation not in KERNELS:
             raise ValueError(
                 f"`interpolation` {interpolation!r} is unknown. {nearest(interpolation, KERNELS)}"
@@ -137,7 +144,11 @@ class ImagePreprocessing(Layer):
         x = ops.clip(ops.round(ops.cast(images, "float32")), 0, 255)
         x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
         x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
+        if self.normalize is False:
+            return x
         mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
+        if self.normalize == "mean":
+            return x - 255.0 * mean
         return (x / 255.0 - mean) / std
 
     def _matrices_for(self, *sides):

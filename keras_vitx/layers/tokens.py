@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import InferenceForm, Layer, register
 from keras_vitx.layers.fast import convolution
 from keras_vitx.layers.initializers import truncated_normal, uniform
+from keras_vitx.layers.maps import affine
 
 
 @register
@@ -60,6 +61,8 @@ class ConvStem(Layer):
         dim: Width of a token.
         channels: Channels of each convolution.
         patch_size: Side of a patch in pixels of the image, even.
+        normalize: Whether BatchNormalization follows the convolutions. Without it, they have
+            biases: the form at inference, after `keras_vitx.fuse`.
 
     Raises:
         ValueError: if `patch_size` is odd, and at build if a side of the image is not a
@@ -67,7 +70,12 @@ class ConvStem(Layer):
     """
 
     def __init__(
-        self, dim: int, channels: Sequence[int] = (64, 64), patch_size: int = 16, **kwargs
+        self,
+        dim: int,
+        channels: Sequence[int] = (64, 64),
+        patch_size: int = 16,
+        normalize: bool = True,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         if patch_size % 2:
@@ -78,6 +86,7 @@ class ConvStem(Layer):
         self.dim = dim
         self.channels = tuple(channels)
         self.patch_size = patch_size
+        self.normalize = normalize
 
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size)
@@ -92,25 +101,38 @@ class ConvStem(Layer):
                 shape,
                 # With a stride, Keras's "same" pads differently from the public code.
                 padding="valid" if first else "same",
-                use_bias=False,
+                use_bias=not self.normalize,
                 dtype=self.dtype_policy,
                 name=f"conv{index}",
             )
-            norm = keras.layers.BatchNormalization(
-                momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
-            )
-            shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
-            norm.build(shape)
             self.convolutions.append(layer)
-            self.norms.append(norm)
+            shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
+            if self.normalize:
+                norm = keras.layers.BatchNormalization(
+                    momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
+                )
+                norm.build(shape)
+                self.norms.append(norm)
         half = self.patch_size // 2
         self.proj = _convolution(self.dim, half, half, shape, dtype=self.dtype_policy, name="proj")
 
     def call(self, images, training=False):
         x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
-        for layer, norm in zip(self.convolutions, self.norms, strict=True):
-            x = ops.relu(norm(convolution(layer, x, training), training=training))
+        for index, layer in enumerate(self.convolutions):
+            x = convolution(layer, x, training)
+            if self.normalize:
+                x = self.norms[index](x, training=training)
+            x = ops.relu(x)
         return _flatten(convolution(self.proj, x))
+
+    def inference_form(self) -> InferenceForm:
+        """Return the form without BatchNormalization, which is folded into the convolutions."""
+        weights = {}
+        for layer, norm in zip(self.convolutions, self.norms, strict=False):
+            scale, shift = affine(norm)
+            weights |= {f"{layer.name}/kernel": layer.kernel * scale, f"{layer.name}/bias": shift}
+        dropped = tuple(norm.name for norm in self.norms)
+        return InferenceForm({"normalize": False}, weights, dropped)
 
 
 @register
