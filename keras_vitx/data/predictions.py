@@ -45,6 +45,21 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     ]
 
 
+def class_names(model, count: int) -> tuple[str, ...]:
+    """Return a name for each of `count` classes of a model.
+
+    They are the `class_names` of the model, or of the model that is its last layer; else
+    those of ImageNet for 1,000 classes; else "class 0", "class 1", ...
+    """
+    for layer in (model, model.layers[-1]):
+        names = getattr(layer, "class_names", None)
+        if names and len(names) == count:
+            return tuple(names)
+    if count == 1000:
+        return tuple(name for _, name in imagenet_classes())
+    return tuple(f"class {index}" for index in range(count))
+
+
 @functools.cache
 def imagenet_classes() -> tuple[tuple[str, str], ...]:
     """Return (WordNet id, first name) of each of the 1,000 ImageNet classes."""

@@ -20,6 +20,7 @@ from keras_vitx.export.locate import where_they_part
 from keras_vitx.export.place import check_free, in_place
 from keras_vitx.export.prepare import check_preprocessing, fused, prepare
 from keras_vitx.export.record import Exported, record_of, size_of, write_record
+from keras_vitx.export.serving import check_serving, classes_of, top_of
 from keras_vitx.export.verify import (
     Comparison,
     check_difference,
@@ -40,6 +41,7 @@ def export(
     *,
     preprocessing: bool | tuple[int, int] = False,
     outputs: str | None = None,
+    serving: bool | int = False,
     precision: str | None = None,
     fuse: bool = True,
     verify: bool = True,
@@ -80,6 +82,10 @@ def export(
             pixels. True means any size in a SavedModel and in ONNX, and in the other formats
             the size that is cropped without resizing.
         outputs: `"probabilities"` or `"logits"`; None is what the model returns.
+        serving: Whether the default signature of a SavedModel is that of a server: its input
+            `image_bytes` is JPEG, PNG or GIF files, `(batch,)`, and its outputs are `classes`,
+            names, and `probabilities`, both `(batch, n)`, in descending order. An integer is
+            n; True stands for all classes. Implies `preprocessing=True`.
         precision: `"float16"` stores weights in half precision, which halves the file; they
             are computed with in float32.
         fuse: Whether to fold scales into weights first, `keras_vitx.fuse`. A model that it
@@ -107,11 +113,16 @@ def export(
     check_tolerance(tolerance)
     check_imports(imports)
     check_preprocessing(preprocessing)
+    if serving is not False:
+        check_serving(serving, kind, outputs)
+        preprocessing, outputs = preprocessing or True, "probabilities"
     if precision not in PRECISIONS:
         raise ValueError(f"precision should be None or 'float16', not {precision!r}.")
     path = Path(path)
     _check_suffix(path, kind)
     parts = prepare(model, preprocessing, outputs, kind.any_size)
+    classes = classes_of(model, parts)
+    server = {} if serving is False else {"classes": classes, "top": top_of(serving, classes)}
     reference = parts.joined()
     batches = batches_for(reference, images) if verify else None
     require(kind)
@@ -125,12 +136,12 @@ def export(
         with _stage("fusing", seconds, verbose):
             network, not_fused = fused(parts.network)
 
-    def write(model, names, target):
-        write_graph(Graph(model, names, half), kind, target, imports)
+    def write(model, names, target, **server):
+        write_graph(Graph(model, names, half, **server), kind, target, imports)
 
     with in_place(path, kind) as unfinished:
         with _stage("converting", seconds, verbose):
-            write(parts.joined(network), parts.outputs, unfinished)
+            write(parts.joined(network), parts.outputs, unfinished, **server)
         found = Comparison(None)
         if verify:
             with _stage("verifying", seconds, verbose):
@@ -146,7 +157,13 @@ def export(
             format=format,
             inputs=_described(reference),
             outputs=parts.outputs,
-            options={"preprocessing": preprocessing, "outputs": outputs, "precision": precision},
+            classes=classes,
+            options={
+                "preprocessing": preprocessing,
+                "outputs": outputs,
+                "serving": serving,
+                "precision": precision,
+            },
             not_fused=not_fused,
             top1=found.top1,
             latency_ms=found.latency_ms,

@@ -34,6 +34,8 @@ def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str]
         "outputs": graph.outputs,
         "half": graph.half,
         "others": list(graph.others),
+        "classes": graph.classes,
+        "top": graph.top,
         "custom": find_custom(graph.model, imports),
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +80,14 @@ def main(file: str, path: str) -> None:
             )
 
         others = {name: load(name) for name in request["others"]}
-        graph = Graph(load("model"), tuple(request["outputs"]), request["half"], others)
+        graph = Graph(
+            load("model"),
+            tuple(request["outputs"]),
+            request["half"],
+            others,
+            tuple(request["classes"]),
+            request["top"],
+        )
         write_graph(graph, FORMATS[request["format"]], Path(path))
     except Exception as error:
         explain(error)

@@ -20,6 +20,7 @@ class Exported:
         format: Name of the format.
         inputs: Shape and dtype of each input, by name; None is any size.
         outputs: Names of the outputs.
+        classes: Names of the classes, in the order of the outputs; empty without a classifier.
         options: The options of the export that change the file.
         not_fused: Why the model could not be fused; None if it was, or was not to be.
         top1: Fraction of images with the same largest output; None without a classifier.
@@ -34,6 +35,7 @@ class Exported:
     format: str = "saved_model"
     inputs: dict[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     not_fused: str | None = None
     top1: float | None = None

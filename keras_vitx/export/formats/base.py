@@ -20,12 +20,16 @@ class Graph:
         outputs: Names of its outputs, in order.
         half: Whether weights are stored in float16; the computation stays in float32.
         others: The same network for other image sizes, by the name of their signatures.
+        classes: Names of the classes, if the file is to have the signature of a server.
+        top: Number of classes that this signature returns.
     """
 
     model: keras.Model
     outputs: tuple[str, ...]
     half: bool = False
     others: Mapping[str, keras.Model] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    top: int = 0
 
     def named(self, outputs) -> dict:
         """Return the outputs of the model by name."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import keras
 
+from keras_vitx.export.formats import encoded
 from keras_vitx.export.formats.base import INPUT, Format, Graph, halves
 
 PARTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "export.json"}
@@ -15,6 +16,8 @@ PARTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "export.json
 
 def write(graph: Graph, folder: Path) -> None:
     """Write the endpoint `serve`, and the signatures `serve` and `serving_default`.
+
+    With `graph.classes`, `serving_default` is that of `encoded.signature`.
 
     Not by `model.export`: it names no outputs, stores each weight twice, and knows one image
     size and one precision.
@@ -29,8 +32,14 @@ def write(graph: Graph, folder: Path) -> None:
         endpoint = _endpoint(tf, model, weights, spec)
         setattr(module, name, endpoint)
         signatures[name] = _signature(tf, endpoint, graph, spec)
+    default = signatures["serve"]
+    if graph.classes:
+        *_, before, network = graph.model.layers
+        weights = _store(tf, network, graph.half, stored)
+        predict = _stateless(tf, network, weights)
+        default = encoded.signature(before, predict, graph.classes, graph.top)
     module.stored = list(stored.values())
-    signatures = {"serving_default": signatures["serve"], **signatures}
+    signatures = {"serving_default": default, **signatures}
     tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
@@ -50,12 +59,17 @@ def _store(tf, model, half, stored):
 
 
 def _endpoint(tf, model, weights, spec):
-    def endpoint(images):
+    predict = _stateless(tf, model, weights)
+    return tf.function(predict, input_signature=[spec], autograph=False)
+
+
+def _stateless(tf, model, weights):
+    def predict(images):
         values = [(variable, tf.cast(value, variable.dtype)) for variable, value in weights]
         with keras.StatelessScope(values):
             return model(images, training=False)
 
-    return tf.function(endpoint, input_signature=[spec], autograph=False)
+    return predict
 
 
 def _signature(tf, endpoint, graph, spec):

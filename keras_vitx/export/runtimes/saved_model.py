@@ -11,6 +11,8 @@ def load(path):
     signatures = {}
     for signature in loaded.signatures.values():
         (spec,) = signature.structured_input_signature[1].values()
+        if spec.dtype == tf.string:  # Encoded images.
+            continue
         signatures.setdefault(tuple(spec.shape[1:3]), (signature, spec))
 
     def run(images):

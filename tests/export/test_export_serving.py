@@ -1,0 +1,146 @@
+"""The signature of a server: encoded images in, class names and probabilities out."""
+
+import io
+import struct
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_vitx as kv
+from keras_vitx.export.formats import encoded
+
+pytestmark = pytest.mark.backend_free
+
+
+def picture(height, width):
+    """A smooth picture, which JPEG keeps."""
+    rows, columns = np.mgrid[:height, :width]
+    levels = [rows * 255 / height, columns * 255 / width, (rows + columns) % 256]
+    return Image.fromarray(np.stack(levels, axis=-1).astype("uint8"))
+
+
+def written(image, format, **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def exif(orientation, order):
+    """An EXIF block with a maker and an orientation, in little-endian or big-endian order."""
+    head = struct.pack(f"{order}2sHIH", b"II" if order == "<" else b"MM", 42, 8, 2)
+    maker = struct.pack(f"{order}HHI4s", 0x010F, 2, 4, b"ABC\0")
+    return (
+        b"Exif\0\0" + head + maker + struct.pack(f"{order}HHIHHI", 0x0112, 3, 1, orientation, 0, 0)
+    )
+
+
+FILES = (
+    written(picture(60, 40), "JPEG", quality=80),
+    written(picture(33, 70), "PNG"),
+    written(picture(40, 48), "JPEG", exif=exif(6, ">")),
+    written(picture(50, 50).convert("L"), "JPEG"),
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A model, and the default signature of its export."""
+    tf = pytest.importorskip("tensorflow")
+    keras.utils.set_random_seed(0)
+    model = kv.ViT(16, 1, 2, patch_size=8, input_shape=(24, 32, 3), classes=4)
+    random = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(weight + random.normal(0, 0.5, weight.shape).astype("float32"))
+    model.class_names = ("cat", "dog", "fish", "owl")
+    model.preprocessing = model.preprocessing.but(crop_ratio=0.9)
+    path = tmp_path_factory.mktemp("served") / "1"
+    exported = kv.export(model, path, serving=3, verify=False, verbose=False)
+    assert exported.classes == model.class_names
+    loaded = tf.saved_model.load(str(path))
+    return model, loaded, loaded.signatures["serving_default"]
+
+
+def test_contract(served):
+    """Names, dtypes and shapes of TensorFlow Serving's predict API."""
+    _, loaded, signature = served
+    ((name, spec),) = signature.structured_input_signature[1].items()
+    assert (name, spec.dtype.name, spec.shape.as_list()) == ("image_bytes", "string", [None])
+    outputs = {
+        name: (spec.dtype.name, spec.shape.as_list())
+        for name, spec in signature.structured_outputs.items()
+    }
+    assert outputs == {"classes": ("string", [None, 3]), "probabilities": ("float32", [None, 3])}
+    # Pixels are taken by the other one.
+    ((name, spec),) = loaded.signatures["serve"].structured_input_signature[1].items()
+    assert (name, spec.dtype.name) == ("images", "uint8")
+
+
+def test_files_of_several_sizes_in_one_batch(served):
+    import tensorflow as tf
+
+    model, _, signature = served
+    outputs = signature(image_bytes=tf.constant(list(FILES)))
+    inputs = kv.preprocess_input([Image.open(io.BytesIO(file)) for file in FILES], model)
+    expected = kv.decode_predictions(model.predict(inputs, verbose=0), 3, model)
+    names = [[name.decode() for name in row] for row in outputs["classes"].numpy()]
+    assert names == [[name for _, name, _ in row] for row in expected]
+    probabilities = [[value for *_, value in row] for row in expected]
+    assert np.ptp(probabilities, axis=0).max() > 1e-2
+    # As in memory, since both the decoding and the resizing equal Pillow's.
+    np.testing.assert_allclose(outputs["probabilities"], probabilities, atol=1e-5)
+    (one,) = signature(image_bytes=tf.constant([FILES[1]]))["probabilities"].numpy()
+    np.testing.assert_allclose(one, probabilities[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_orientation(order):
+    """Every EXIF orientation is applied, as by Pillow."""
+    tf = pytest.importorskip("tensorflow")
+    decode = tf.function(encoded.decoded, input_signature=[tf.TensorSpec((), tf.string)])
+    for orientation in range(1, 9):
+        file = written(picture(16, 24), "JPEG", exif=exif(orientation, order))
+        assert Image.open(io.BytesIO(file)).getexif()[0x0112] == orientation
+        np.testing.assert_array_equal(decode(file), kv.data.decode_image(io.BytesIO(file)))
+
+
+def test_files_decode_as_with_pillow():
+    tf = pytest.importorskip("tensorflow")
+    for file in FILES[:2]:
+        for channels in (1, 3):
+            expected = kv.data.decode_image(io.BytesIO(file), channels).astype(int)
+            found = encoded.decoded(tf.constant(file), channels).numpy()
+            # Grey values of colours are rounded in other places.
+            assert np.abs(found - expected).max() <= (0 if channels == 3 else 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"serving": 0}, "serving should be True, False, or the number"),
+        ({"serving": "all"}, "serving should be True, False, or the number"),
+        ({"serving": 3, "format": "onnx"}, "serving needs format='saved_model'"),
+        ({"serving": True, "outputs": "logits"}, "serving returns probabilities"),
+    ],
+)
+def test_wrong_arguments_are_named(unused, tmp_path, arguments, said):
+    with pytest.raises(ValueError, match=said):
+        kv.export(unused, tmp_path / "model", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_serving_needs_a_classifier(tiny, tmp_path):
+    with pytest.raises(ValueError, match="ends in a classifier"):
+        kv.export(tiny(include_top=False), tmp_path / "model", serving=3)
+
+
+def test_a_name_for_each_class():
+    from keras_vitx.data.predictions import class_names
+
+    model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=2)
+    assert class_names(model, 2) == ("class 0", "class 1")
+    assert class_names(model, 1000)[0] == "tench"
+    model.class_names = ("cat", "dog")
+    assert class_names(model, 2) == ("cat", "dog")
+    assert class_names(keras.Sequential([model]), 2) == ("cat", "dog")
