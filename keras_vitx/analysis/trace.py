@@ -114,6 +114,52 @@ def trace(
     return _walk(model, images, set(names if blocks is None else blocks))
 
 
+def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Iterate over the maps of all blocks on the patch embeddings, given to each of them.
+
+    The attention of every block reads the bare patch embeddings in place of its own input,
+    without positions, class token and norm. The released code of ConViT measures nonlocality on
+    these maps, which depend on queries, keys and positional weights of a block only.
+
+    Args:
+        model: A model of this package, a `Chain`, whose tokens are as wide in every block.
+        images: `(batch, height, width, channels)`, preprocessed for the model.
+
+    Returns:
+        An iterator over pairs of the block name and its maps, float32
+        `(batch, heads, patches, patches)`. Class blocks, blocks that reuse or add carried maps,
+        and those without attention are left out.
+
+    Raises:
+        ValueError: as in `trace`, and if the width of the tokens changes (PiT).
+    """
+    check_model(model)
+    images = check_images(model, images)
+    plain = [block for block in blocks_of(model) if _reads_tokens(block)]
+    embedding = model.steps[0]
+    if {block.norm1.gamma.shape[0] for block in plain} - {embedding.output.shape[-1]}:
+        raise ValueError(
+            f"The tokens of {model.name!r} change their width, so that its patch embeddings do not "
+            "fit every block."
+        )
+    return _on_embeddings(embedding, plain, ops.convert_to_tensor(images, dtype="float32"))
+
+
+def _reads_tokens(block):
+    attention = block.attention
+    carried = getattr(attention, "reads_maps", False)
+    return block.has_maps and not carried and not hasattr(attention, "num_class_tokens")
+
+
+def _on_embeddings(embedding, blocks, images):
+    with without_gradients():
+        patches = embedding(images)
+    for block in blocks:
+        with without_gradients():
+            _, maps = block.attention(patches, training=False, return_attention_scores=True)
+        yield block.name, _array(maps)
+
+
 def check_model(model: Any) -> None:
     """Check that `model` can be walked.
 

@@ -1,0 +1,300 @@
+"""Measures of a model, averaged over any number of images."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from keras_vitx.analysis import measures as m
+from keras_vitx.analysis.trace import BlockTrace, blocks_of, check_images, check_model, trace
+from keras_vitx.keras_internals import sublayers
+from keras_vitx.layers import ContextBroadcasting, PositionalAttention, ReAttention
+from keras_vitx.text import nearest
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of the blocks of a model.
+
+    Attributes:
+        of_block: A function from a `BlockTrace` to an array `(images, ...)`, or to None for a
+            block that lacks what is measured. Without `compare`, its mean over images is the
+            result.
+        compare: For a measure that needs several blocks at once: a function from what
+            `of_block` returned, by name of the block, to arrays `(images, ...)` by name of the
+            block. The arrays of all blocks are then in memory for one batch.
+        needs: What a block must have, in words, for the error if no block does.
+        per_batch: Whether `compare` returns `(1, ...)`, one result for a whole batch. A last
+            batch that is smaller is then left out.
+    """
+
+    of_block: Callable[[BlockTrace], np.ndarray | None]
+    compare: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
+    needs: str = "attention maps"
+    per_batch: bool = False
+
+
+def measure(
+    model: keras.Model,
+    images: Any,
+    measures: Iterable[str] | Mapping[str, Measure] | None = None,
+    batch_size: int = 32,
+    maps: Literal["softmax", "values"] | None = None,
+) -> dict[str, dict[str, np.ndarray]]:
+    """Measure the blocks of a model, as means over images.
+
+    The images are run in batches; sums are kept in float64, so memory does not grow with the
+    number of images. It does grow with `batch_size`, most for the measures that compare
+    blocks.
+
+    Args:
+        model: A model of this package, a `Chain`.
+        images: `(batch, height, width, channels)`, preprocessed for the model.
+        measures: Names of `MEASURES`, or `Measure`s by name; None takes all of `MEASURES`
+            that the model has.
+        batch_size: Images per batch. `normalized_cka` is computed per batch, on 32 images in
+            the paper.
+        maps: Which maps are measured: `"softmax"`, as the softmax gives them, or `"values"`,
+            those that multiplied the values. By default, the first for measures of density and
+            of distance, which need probabilities, and the second for the others.
+
+    Returns:
+        For each measure, its value for each block that has what is measured, by name.
+
+    Raises:
+        ValueError: as in `trace`; if a measure is unknown, or no block of the model has what it
+            needs; if `maps="values"` is measured as probabilities and is not.
+    """
+    check_model(model)
+    images = check_images(model, images)
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
+    if maps not in (None, "softmax", "values"):
+        raise ValueError(f"`maps` must be 'softmax', 'values' or None. Received: {maps!r}.")
+    chosen = _chosen(measures)
+    means: dict[str, _Means] = {name: _Means() for name in chosen}
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        _add_batch(model, batch, chosen, means, maps, is_rest=start > 0 and len(batch) < batch_size)
+    order = [block.name for block in blocks_of(model)]
+    results = {name: part.result(order) for name, part in means.items()}
+    if measures is None:
+        return {name: result for name, result in results.items() if result}
+    for name, result in results.items():
+        if not result:
+            raise ValueError(
+                f"The measure {name!r} needs {chosen[name].needs}: no block of the model "
+                f"{model.name!r} has that."
+            )
+    return results
+
+
+def _chosen(measures):
+    if measures is None or isinstance(measures, Mapping):
+        return dict(MEASURES if measures is None else measures)
+    names = [measures] if isinstance(measures, str) else list(measures)
+    for name in names:
+        if name not in MEASURES:
+            raise ValueError(f"There is no measure {name!r}. {nearest(name, MEASURES)}")
+    return {name: MEASURES[name] for name in names}
+
+
+def _add_batch(model, batch, chosen, means, maps, is_rest):
+    kept: dict[str, dict[str, np.ndarray]] = {
+        name: {} for name, one in chosen.items() if one.compare and not (one.per_batch and is_rest)
+    }
+    for block in trace(model, batch):
+        if maps == "softmax":
+            block = replace(block, maps=block.softmax)
+        elif maps == "values":
+            block = replace(block, softmax=block.maps)
+        for name, one in chosen.items():
+            if one.compare and name not in kept:
+                continue
+            value = one.of_block(block)
+            if value is None:
+                continue
+            if one.compare:
+                kept[name][block.name] = value
+            else:
+                means[name].add(block.name, value)
+        del block
+    for name, values in kept.items():
+        for block_name, value in chosen[name].compare(values).items() if values else ():
+            means[name].add(block_name, value)
+
+
+class _Means:
+    """Running means of arrays `(images, ...)`, by name."""
+
+    def __init__(self):
+        self.sums: dict[str, np.ndarray] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, name: str, values: np.ndarray) -> None:
+        self.sums[name] = self.sums.get(name, 0) + np.sum(values, axis=0, dtype="float64")
+        self.counts[name] = self.counts.get(name, 0) + len(values)
+
+    def result(self, order: list[str]) -> dict[str, np.ndarray]:
+        return {
+            name: np.asarray(self.sums[name] / self.counts[name], "float32")
+            for name in order
+            if name in self.sums
+        }
+
+
+def _of_softmax(function):
+    """Measure each head: the mean over queries of `function(maps)`."""
+    return lambda block: None if block.softmax is None else function(block.softmax).mean(-1)
+
+
+def _of_patches(function):
+    """Measure each head: `function(maps, grid)` of the softmax's maps between patches."""
+
+    def of_block(block):
+        maps = block.softmax
+        if maps is None or block.grid is None or min(maps.shape[-2:]) < block.num_patches:
+            return None
+        return function(m.patch_maps(maps, block.grid), block.grid)
+
+    return of_block
+
+
+def _of_maps(function):
+    return lambda block: None if block.maps is None else function(block.maps)
+
+
+def _of_rows(function):
+    """Measure the maps that have more than one query: a cosine over one number says nothing."""
+
+    def of_block(block):
+        return None if block.maps is None or block.maps.shape[2] == 1 else function(block.maps)
+
+    return of_block
+
+
+def _uniform_entropy(block):
+    return None if block.softmax is None else np.log([block.softmax.shape[-1]])
+
+
+def _class_rows(block):
+    if block.maps is None or block.grid is None or block.maps.shape[2] == block.num_patches:
+        return None
+    return m.class_rows(block.maps, block.grid)
+
+
+def _branch_ratio(branch):
+    def of_block(block):
+        added = getattr(block, f"{branch}_branch")
+        return None if added is None else m.branch_ratio(added, getattr(block, f"{branch}_input"))
+
+    return of_block
+
+
+def _of_layer(kind, function):
+    """Measure the weights of the first layer of a class inside the block."""
+
+    def of_block(block):
+        for layer in sublayers(block.block):
+            if isinstance(layer, kind) and (value := function(layer)) is not None:
+                return np.asarray(value, "float32")[None]
+        return None
+
+    return of_block
+
+
+def _array(variable):
+    return keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))
+
+
+def _scale(layer):
+    return None if layer.scale is None else m.scale_summary(_array(layer.scaling))
+
+
+def _centre(layer):
+    return np.concatenate([part.reshape(len(part), -1) for part in _centres(layer)], -1)
+
+
+def _centres(layer):
+    return m.attention_centre(_array(layer.pos_proj.kernel))
+
+
+def _pairs(maps):
+    """Return the names of blocks, each with the one before it, if their maps have one shape."""
+    names = list(maps)
+    pairs = zip(names[1:], names, strict=False)
+    return [(name, before) for name, before in pairs if maps[name].shape == maps[before].shape]
+
+
+def _cross_layer(maps):
+    shares = m.cross_layer_similarity(list(maps.values()))
+    return {name: shares[:, index] for index, name in enumerate(maps)}
+
+
+def _adjacent(maps):
+    return {
+        name: (m.map_cosines(maps[before], maps[name]) > 0.5).mean((-2, -1))
+        for name, before in _pairs(maps)
+    }
+
+
+def _map_similarity(maps):
+    return {name: m.map_similarity(maps[before], maps[name]) for name, before in _pairs(maps)}
+
+
+def _feature_similarity(tokens):
+    *_, last = tokens.values()
+    # A class token that enters late is left out of all blocks; so are other stages of PiT.
+    alike = {name: one for name, one in tokens.items() if one.shape[-1] == last.shape[-1]}
+    count = min(one.shape[1] for one in alike.values())
+    return {
+        name: m.feature_similarity(one[:, -count:], last[:, -count:]) for name, one in alike.items()
+    }
+
+
+def _cka(tokens):
+    if len(next(iter(tokens.values()))) < 2:
+        return {}
+    values = m.normalized_cka(list(tokens.values()))
+    return {name: values[None, index] for index, name in enumerate(tokens)}
+
+
+_GATED = "gates (ConViT's GatedPositionalAttention)"
+
+MEASURES: dict[str, Measure] = {
+    # Per head, `(heads,)`.
+    "entropy": Measure(_of_softmax(m.entropy), needs="a softmax"),
+    "steepness": Measure(_of_softmax(m.steepness), needs="a softmax"),
+    "nonlocality": Measure(_of_patches(m.nonlocality), needs="a softmax over patches"),
+    "relative_distance": Measure(_of_patches(m.relative_distance), needs="a softmax over patches"),
+    "gates": Measure(lambda b: None if b.gates is None else b.gates[None], needs=_GATED),
+    # One number.
+    "uniform_entropy": Measure(_uniform_entropy, needs="a softmax"),
+    "head_similarity": Measure(_of_rows(m.mean_head_similarity)),
+    "attention_branch": Measure(_branch_ratio("attention"), needs="residual branches"),
+    "mlp_branch": Measure(_branch_ratio("mlp"), needs="residual branches"),
+    "adjacent_similarity": Measure(_of_rows(np.asarray), _adjacent, "maps like the block before"),
+    "map_similarity": Measure(_of_rows(np.asarray), _map_similarity, "maps like the block before"),
+    "feature_similarity": Measure(lambda b: b.outputs, _feature_similarity),
+    "normalized_cka": Measure(
+        lambda b: b.outputs, _cka, "tokens of at least two images per batch", per_batch=True
+    ),
+    # One number per block, `(blocks,)`.
+    "cross_layer_similarity": Measure(_of_rows(np.asarray), _cross_layer),
+    # Maps: `(heads, queries, keys)`, the class token's row `(heads, keys)`.
+    "mean_maps": Measure(_of_maps(np.asarray)),
+    "class_attention": Measure(_class_rows, needs="a class token in its attention"),
+    # Of the weights: Θ `(heads, heads)`; mean and quantile ratio of Λ, `(2,)`; x, y and distance
+    # of the centre of positional attention, `(heads, 3)`.
+    "re_attention": Measure(
+        _of_layer(ReAttention, lambda layer: _array(layer.reatten_matrix.kernel)),
+        needs="ReAttention",
+    ),
+    "context_scale": Measure(_of_layer(ContextBroadcasting, _scale), needs="a scale of CB_S"),
+    "attention_centre": Measure(
+        _of_layer(PositionalAttention, _centre), needs="positional attention (ConViT)"
+    ),
+}
+"""The measures of the five papers, by name; their functions are in `measures`."""

@@ -1,0 +1,79 @@
+"""Chosen parts of attention maps: of the class token, of one patch, means over images."""
+
+from typing import Any
+
+import numpy as np
+
+from keras_vitx.analysis.measures.checks import float_maps
+
+
+def scaled_by_maximum(maps: Any) -> np.ndarray:
+    r"""Return maps divided by their largest entry, $A / \max_{ij} A_{ij}$.
+
+    DeepViT, Figure 6, shows the mean over batch and heads in that form.
+
+    Args:
+        maps: `(..., queries, keys)`.
+
+    Returns:
+        The same shape.
+    """
+    maps = float_maps(maps)
+    return maps / np.maximum(maps.max((-2, -1), keepdims=True), np.finfo("float32").tiny)
+
+
+def class_rows(maps: Any, grid: tuple[int, int]) -> np.ndarray:
+    """Return the attention of the class token to each key.
+
+    Context Broadcasting, Figure 10, stacks the rows of all blocks; CaiT, Figure 6, arranges
+    the patches of a row on the grid (`keras_vitx.analysis.class_attention`).
+
+    Args:
+        maps: `(..., queries, keys)`.
+        grid: Rows and columns of the patches, which are the last tokens.
+
+    Returns:
+        `(..., keys)`, the class token itself first if it is a key.
+
+    Raises:
+        ValueError: if the tokens are all patches, without a class token.
+    """
+    maps, patches = float_maps(maps), grid[0] * grid[1]
+    if maps.shape[-2:] == (patches, patches):
+        raise ValueError(
+            f"The maps have no class token: their {patches} tokens are the patches of the grid "
+            f"{tuple(grid)}."
+        )
+    return maps[..., 0, :]
+
+
+def query_maps(maps: Any, grid: tuple[int, int], row: int, column: int) -> np.ndarray:
+    """Return the attention of one patch to all patches, arranged on the grid.
+
+    ConViT, Figures 3, 7, 16 and 17.
+
+    Args:
+        maps: `(..., queries, keys)`.
+        grid: Rows and columns of the patches, which are the last tokens.
+        row: Row of the query patch.
+        column: Column of the query patch.
+
+    Returns:
+        `(..., rows, columns)`.
+
+    Raises:
+        ValueError: if the patch is not on the grid, or the patches have no queries.
+    """
+    maps, (rows, columns) = float_maps(maps), grid
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise ValueError(
+            f"The query patch must be on the grid {tuple(grid)}. Received: {(row, column)}."
+        )
+    patches = rows * columns
+    if maps.shape[-2] < patches:
+        raise ValueError(
+            f"The maps have {maps.shape[-2]} queries, fewer than the {patches} patches: in class "
+            "attention, the patches have none."
+        )
+    chosen = maps[..., maps.shape[-2] - patches + row * columns + column, -patches:]
+    return chosen.reshape(*chosen.shape[:-1], rows, columns)

@@ -1,0 +1,189 @@
+import numpy as np
+import pytest
+from harness import BACKEND, FAMILIES, close, numbers, precision, randomize
+
+import keras_vitx as kv
+from keras_vitx.analysis import (
+    MEASURES,
+    Measure,
+    attention_scores,
+    embedding_maps,
+    measure,
+    measures,
+    trace,
+)
+from keras_vitx.layers import ContextBroadcasting
+
+IMAGES = numbers((5, 16, 16, 3))
+
+
+def randomized(family, **changes):
+    model = FAMILIES[family](**changes)
+    for step in model.steps[1:]:
+        randomize(step)
+    return model
+
+
+EVERYWHERE = {
+    "entropy",
+    "steepness",
+    "nonlocality",
+    "relative_distance",
+    "uniform_entropy",
+    "head_similarity",
+    "attention_branch",
+    "mlp_branch",
+    "feature_similarity",
+    "normalized_cka",
+    "cross_layer_similarity",
+    "adjacent_similarity",
+    "map_similarity",
+    "mean_maps",
+    "class_attention",
+}
+OWN = {"ConViT": {"gates", "attention_centre"}, "DeepViT": {"re_attention"}}
+ON_TOKENS = {"attention_branch", "mlp_branch", "feature_similarity", "normalized_cka"}
+MAY_BE_NAN = {"cross_layer_similarity", "attention_centre"}
+
+
+@pytest.mark.parametrize("family", FAMILIES if BACKEND == "torch" else ["ConViT"])
+def test_all_measures_of_a_family(family):
+    # Two blocks of one kind for the similarity of maps.
+    changes = {"PiT": {"depths": (2, 2)}}.get(family, {})
+    model = randomized(family, **changes)
+    found = measure(model, IMAGES, batch_size=2)
+    assert set(found) == (ON_TOKENS if family == "Mixer" else EVERYWHERE | OWN.get(family, set()))
+    assert not set(found) - set(MEASURES)
+    for name, values in found.items():
+        for value in values.values():
+            assert value.dtype == np.float32
+            assert np.isfinite(value).all() or name in MAY_BE_NAN, name
+
+
+def test_means_over_all_images():
+    model = randomized("ConViT")
+    one = next(trace(model, IMAGES))
+    maps = {"entropy": measures.entropy(one.softmax).mean(2)}
+    maps["nonlocality"] = measures.nonlocality(one.softmax, (2, 2))
+    maps["relative_distance"] = measures.relative_distance(one.softmax, (2, 2))
+    maps["mean_maps"] = one.maps
+    maps["mlp_branch"] = measures.branch_ratio(one.mlp_branch, one.mlp_input)
+    for size in (2, 5, 100):
+        found = measure(model, IMAGES, list(maps), batch_size=size)
+        assert list(found) == list(maps)
+        for name, expected in maps.items():
+            close(found[name]["blocks_0"], expected.mean(0), message=name)
+
+
+def test_class_tokens_are_left_out_of_distances():
+    model = randomized("ViT")
+    one = next(trace(model, IMAGES))
+    found = measure(model, IMAGES, ["nonlocality"])["nonlocality"]["blocks_0"]
+    close(found, measures.nonlocality(one.softmax[..., 1:, 1:], (2, 2)).mean(0))
+
+
+def test_measures_between_blocks():
+    model = randomized("DeepViT", depth=3)
+    traced = list(trace(model, IMAGES))
+    names = ["cross_layer_similarity", "adjacent_similarity", "map_similarity"]
+    names += ["feature_similarity", "normalized_cka"]
+    found = measure(model, IMAGES, names, batch_size=2)
+    expected = measures.cross_layer_similarity([one.maps for one in traced]).mean(0)
+    close(np.stack(list(found["cross_layer_similarity"].values())), expected)
+    assert list(found["adjacent_similarity"]) == ["blocks_1", "blocks_2"]
+    close(found["adjacent_similarity"]["blocks_2"], expected[1, 2])
+    cosines = measures.map_similarity(traced[0].maps, traced[1].maps)
+    close(found["map_similarity"]["blocks_1"], cosines.mean())
+    cosines = measures.feature_similarity(traced[1].outputs, traced[2].outputs)
+    close(found["feature_similarity"]["blocks_1"], cosines.mean())
+    assert found["feature_similarity"]["blocks_2"] == pytest.approx(1)
+    # Whole batches only: the fifth image is left out.
+    halves = [
+        measures.normalized_cka([one.outputs[part] for one in traced])
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    close(np.stack(list(found["normalized_cka"].values())), np.mean(halves, 0))
+
+
+def test_which_maps():
+    model = randomized("DeepViT")
+    one = next(trace(model, IMAGES))
+    by_default = measure(model, IMAGES, ["mean_maps"])["mean_maps"]["blocks_0"]
+    before = measure(model, IMAGES, ["mean_maps"], maps="softmax")["mean_maps"]["blocks_0"]
+    close(by_default, one.maps.mean(0))
+    close(before, one.softmax.mean(0))
+    with pytest.raises(ValueError, match="must be probabilities"):
+        measure(model, IMAGES, ["entropy"], maps="values")
+    shared = measure(randomized("RefinedViT"), IMAGES, ["entropy"])["entropy"]
+    assert list(shared) == ["blocks_0", "blocks_2"]
+
+
+def test_weights():
+    model = randomized("ConViT")
+    attention = model.get_layer("blocks_1").attention
+    attention.gating_param.assign([0.0, 0.0, 100.0, -100.0])
+    attention.pos_proj.kernel.assign(np.array([[2.0], [-4.0], [-1.0]]) * np.ones((1, 4)))
+    found = measure(model, IMAGES, ["gates", "attention_centre"])
+    close(found["gates"]["blocks_1"], (0.5, 0.5, 1, 0))
+    close(found["attention_centre"]["blocks_1"][3], (1, -2, 5**0.5))
+    model = randomized("DeepViT")
+    theta = model.get_layer("blocks_1").attention.on_weights[0].reatten_matrix.kernel
+    close(measure(model, IMAGES, ["re_attention"])["re_attention"]["blocks_1"], np.array(theta))
+    model = FAMILIES["CBViT"](scaled=True)
+    context = model.get_layer("blocks_0").mlp.on_output[0]
+    assert isinstance(context, ContextBroadcasting)
+    context.scaling.assign(np.linspace(1, 2, 8))
+    found = measure(model, IMAGES, ["context_scale"])["context_scale"]["blocks_0"]
+    close(found, (1.5, 1.1 / 1.9))
+
+
+def test_the_codes_way_of_nonlocality():
+    model = randomized("ConViT")
+    maps = dict(embedding_maps(model, IMAGES))
+    # The first block's attention, without the norm and the positions before it.
+    patches = model.steps[0](IMAGES)
+    _, expected = model.get_layer("blocks_2").attention(patches, return_attention_scores=True)
+    assert list(maps) == ["blocks_0", "blocks_1", "blocks_2"]
+    close(maps["blocks_2"], np.array(expected.detach() if BACKEND == "torch" else expected))
+    assert measures.nonlocality(maps["blocks_2"], (2, 2)).shape == (5, 4)
+    assert list(dict(embedding_maps(FAMILIES["CaiT"](), IMAGES))) == [
+        f"blocks_{i}" for i in range(3)
+    ]
+    with pytest.raises(ValueError, match="change their width"):
+        embedding_maps(FAMILIES["PiT"](), IMAGES)
+
+
+def test_half_precision():
+    with precision("mixed_bfloat16"):
+        model = randomized("DeepViT")
+    found = measure(model, IMAGES, ["entropy", "mlp_branch"])
+    assert all(v.dtype == np.float32 for one in found.values() for v in one.values())
+
+
+def test_a_measure_of_ones_own():
+    model = randomized("ViT")
+    largest = Measure(lambda block: block.maps.max((1, 2, 3)))
+    found = measure(model, IMAGES, {"largest": largest})["largest"]
+    for name, maps in attention_scores(model, IMAGES):
+        close(found[name], maps.max((1, 2, 3)).mean())
+
+
+def test_wrong_arguments():
+    model = FAMILIES["CaiT"](name="mine")
+    with pytest.raises(ValueError, match=r"no measure 'entropi'. Did you mean 'entropy'"):
+        measure(model, IMAGES, ["entropi"])
+    with pytest.raises(ValueError, match=r"'gates' needs gates \(ConViT.*model 'mine'"):
+        measure(model, IMAGES, ["entropy", "gates"])
+    pooled = FAMILIES["CaiT"](class_depth=0, pooling="avg")
+    with pytest.raises(ValueError, match="'class_attention' needs a class token"):
+        measure(pooled, IMAGES, ["class_attention"])
+    with pytest.raises(ValueError, match=r"'softmax', 'values' or None. Received: 'both'"):
+        measure(model, IMAGES, maps="both")
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
+        measure(model, IMAGES, batch_size=0)
+    with pytest.raises(ValueError, match="`images` must have the shape"):
+        measure(model, IMAGES[:, :8])
+    with pytest.raises(ValueError, match="must be a model of keras_vitx"):
+        measure(kv.CaiT, IMAGES)
+    with pytest.raises(ValueError, match="at least two images"):
+        measure(model, IMAGES[:1], ["normalized_cka"])

@@ -1,0 +1,326 @@
+"""Every measure against its equation, written out in loops, and against known values."""
+
+import numpy as np
+import pytest
+
+from keras_vitx.analysis import measures as m
+
+pytestmark = pytest.mark.backend_free
+
+GRID = (2, 3)
+RANDOM = np.random.default_rng(0)
+# (images, heads, queries, keys)
+MAPS = RANDOM.dirichlet(np.full(6, 0.3), size=(2, 3, 6)).astype("float32")
+OTHERS = RANDOM.dirichlet(np.full(6, 0.3), size=(2, 3, 6)).astype("float32")
+TOKENS, LAST = RANDOM.normal(size=(2, 4, 5, 7)).astype("float32")
+IDENTITY = np.broadcast_to(np.eye(6, dtype="float32"), (2, 3, 6, 6))
+UNIFORM = np.full((2, 3, 6, 6), 1 / 6, "float32")
+
+
+def close(found, expected, tolerance=1e-5):
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def over_rows(function, maps):
+    found = np.zeros(maps.shape[:-1])
+    for place in np.ndindex(*maps.shape[:-1]):
+        found[place] = function([float(a) for a in maps[place]])
+    return found
+
+
+def cosine(a, b):
+    a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+    return sum(a * b) / (sum(a * a) ** 0.5 * sum(b * b) ** 0.5)
+
+
+def test_entropy():
+    def of_row(row):
+        return sum(-a * np.log(a) for a in row if a)
+
+    close(m.entropy(MAPS), over_rows(of_row, MAPS))
+    close(m.entropy(UNIFORM), np.full((2, 3, 6), np.log(6)))
+    assert not m.entropy(IDENTITY).any()
+    # Only the values of a row count, not their keys.
+    close(m.entropy(MAPS[..., ::-1]), m.entropy(MAPS))
+
+
+def test_steepness_is_a_nuclear_norm():
+    def of_row(row):
+        jacobian = np.diag(row) - np.outer(row, row)
+        return np.linalg.svd(jacobian, compute_uv=False).sum()
+
+    close(m.steepness(MAPS), over_rows(of_row, MAPS))
+    close(m.steepness(UNIFORM), np.full((2, 3, 6), 1 - 1 / 6))
+    assert (m.steepness(MAPS) < 1 - 1 / 6).all()
+
+
+def test_half_precision_is_summed_in_float32():
+    maps = np.full((1, 1, 4096), 1 / 4096, "float16")
+    assert m.entropy(maps).dtype == np.float32
+    close(m.entropy(maps), [[np.log(4096)]])
+    close(m.steepness(maps), [[1 - 1 / 4096]])
+
+
+@pytest.mark.parametrize("measure", (m.entropy, m.steepness, m.sorted_by_entropy))
+@pytest.mark.parametrize("wrong", (2 * MAPS, MAPS - 0.1 + 0.1 * 6 * IDENTITY, MAPS * np.nan))
+def test_maps_that_are_not_probabilities(measure, wrong):
+    with pytest.raises(ValueError, match=r"must be probabilities.*ReAttention.*BlockTrace.softmax"):
+        measure(wrong)
+
+
+def test_sorted_by_entropy():
+    maps, means = m.sorted_by_entropy(np.concatenate([UNIFORM, MAPS, IDENTITY]))
+    assert maps.shape == (18, 6, 6)
+    assert (np.diff(means) >= 0).all()
+    np.testing.assert_array_equal(maps[0], np.eye(6))
+    np.testing.assert_array_equal(maps[-1], UNIFORM[0, 0])
+    close(m.entropy(maps).mean(-1), means)
+
+
+def places(grid):
+    return [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+
+
+def test_nonlocality():
+    expected = np.zeros((2, 3))
+    for i, (row, column) in enumerate(places(GRID)):
+        for j, (other_row, other_column) in enumerate(places(GRID)):
+            distance = ((row - other_row) ** 2 + (column - other_column) ** 2) ** 0.5
+            expected += MAPS[..., i, j] * distance / 6
+    close(m.nonlocality(MAPS, GRID), expected)
+    assert not m.nonlocality(IDENTITY, GRID).any()
+    # Every query attends the patch on its right or left.
+    swap = np.eye(4)[[1, 0, 3, 2]]
+    close(m.nonlocality(swap, (2, 2)), 1)
+    assert m.nonlocality(MAPS, (3, 2)).shape == (2, 3)
+
+
+def test_relative_distance():
+    expected, renormalized = np.zeros((2, 3)), np.zeros((2, 3))
+    for i, (row, column) in enumerate(places(GRID)):
+        reached, others = 0, 0
+        for j, (other_row, other_column) in enumerate(places(GRID)):
+            if j != i:
+                distance = np.hypot(row - other_row, (column - other_column) / 2)
+                reached = reached + MAPS[..., i, j] * distance
+                others = others + MAPS[..., i, j]
+        expected += reached / 6
+        renormalized += reached / others / 6
+    close(m.relative_distance(MAPS, GRID), expected)
+    close(m.relative_distance(MAPS, GRID, renormalize=True), renormalized, 1e-4)
+    assert not m.relative_distance(IDENTITY, GRID).any()
+    # The same pattern on a finer grid has about the same distance.
+    corner = np.zeros((16, 16))
+    corner[:, 0] = 1
+    close(m.relative_distance(corner[:4, :4], (2, 2)), (2 + 2**0.5) / 4)
+    assert m.relative_distance(np.full((1, 1), 1.0), (1, 1)) == 0
+
+
+def test_patch_maps():
+    maps = np.arange(64.0).reshape(8, 8)
+    np.testing.assert_array_equal(m.patch_maps(maps, GRID), maps[2:, 2:])
+    with pytest.raises(ValueError, match=r"each patch of the grid \(2, 3\).*\(1, 7\)"):
+        m.patch_maps(maps[:1, :7], GRID)
+    for measure in (m.nonlocality, m.relative_distance):
+        with pytest.raises(ValueError, match=r"one query and one key per patch.*\(8, 8\).*patch_m"):
+            measure(maps, GRID)
+
+
+def test_attention_centre():
+    # ConViT's start: head h1 + 2 h2 looks at (h2 - 1/2, h1 - 1/2).
+    weights = np.array([[-1, -1, 1, 1, 0], [-1, 1, -1, 1, 0], [-1, -1, -1, -1, 1]]) * 3.0
+    centre, distance = m.attention_centre(weights)
+    close(centre[:4], np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]]) / 2)
+    close(distance[:4], np.full(4, 0.5**0.5))
+    assert np.isnan(centre[4]).all() and np.isnan(distance[4])
+    # The logits are largest there.
+    steps = np.linspace(-2, 2, 81)
+    x, y = np.meshgrid(steps, steps)
+    logits = 1.0 * x - 2.0 * y - 1.25 * (x**2 + y**2)
+    peak = np.unravel_index(logits.argmax(), logits.shape)
+    found, _ = m.attention_centre([[1.0], [-2.0], [-1.25]])
+    close(found[0], (x[peak], y[peak]), 0.03)
+
+
+def test_map_cosines():
+    over_queries, over_heads = np.zeros((2, 3, 6)), np.zeros((2, 6, 6))
+    for image in range(2):
+        for head, key in np.ndindex(3, 6):
+            pair = MAPS[image, head, :, key], OTHERS[image, head, :, key]
+            over_queries[image, head, key] = cosine(*pair)
+        for query, key in np.ndindex(6, 6):
+            pair = MAPS[image, :, query, key], OTHERS[image, :, query, key]
+            over_heads[image, query, key] = cosine(*pair)
+    close(m.map_cosines(MAPS, OTHERS), over_queries)
+    close(m.map_cosines(MAPS, OTHERS, over="heads"), over_heads)
+    close(m.map_similarity(MAPS, OTHERS), over_queries.mean((1, 2)))
+    close(m.map_similarity(MAPS, OTHERS, over="heads"), over_heads.mean((1, 2)))
+    close(m.map_cosines(MAPS, 7 * MAPS), np.ones((2, 3, 6)))
+    with pytest.raises(ValueError, match=r"same shape.*\(2, 3, 6, 6\) and \(2, 2, 6, 6\)"):
+        m.map_cosines(MAPS, OTHERS[:, :2])
+    with pytest.raises(ValueError, match=r"`over` must be one of.*'keys'"):
+        m.map_cosines(MAPS, OTHERS, over="keys")
+
+
+def test_cross_layer_similarity():
+    half = 0.5 * (MAPS + OTHERS)
+    layers = [MAPS, half, OTHERS, MAPS[..., :1, :]]
+    found = m.cross_layer_similarity(layers)
+    assert found.shape == (2, 4, 4)
+    for p, q in np.ndindex(3, 3):
+        expected = (m.map_cosines(layers[p], layers[q]) > 0.5).mean((1, 2))
+        close(found[:, p, q], expected)
+    assert 0 < found[:, 0, 2].mean() < found[:, 0, 1].mean() < 1
+    assert (found[:, range(4), range(4)] == 1).all()
+    # Maps of another shape are not comparable.
+    assert np.isnan(found[:, 3, :3]).all() and np.isnan(found[:, :3, 3]).all()
+    strict = m.cross_layer_similarity(layers[:3], threshold=0.99)
+    assert (strict <= found[:, :3, :3]).all() and (strict[:, 0, 2] < found[:, 0, 2]).all()
+
+
+def test_threshold_from_the_nearest_blocks():
+    layers = [MAPS, OTHERS, 0.5 * (MAPS + OTHERS)]
+    pairs = {1: ((0, 1), (1, 2)), 2: ((0, 1), (1, 2), (0, 2))}
+    for nearest, used in pairs.items():
+        threshold = np.mean([m.map_cosines(layers[p], layers[q]) for p, q in used])
+        close(
+            m.cross_layer_similarity(layers, nearest=nearest),
+            m.cross_layer_similarity(layers, threshold=threshold),
+        )
+
+
+def test_similar_and_unique_blocks():
+    similarity = np.eye(5)
+    for p, value in enumerate((0.5, 0.85, 0.95, 0.7)):
+        similarity[p, p + 1] = similarity[p + 1, p] = value
+    found = m.adjacent_similarity(similarity)
+    assert np.isnan(found[0])
+    close(found[1:], (0.5, 0.85, 0.95, 0.7))
+    assert m.similar_blocks(similarity).tolist() == [False, False, True, True, False]
+    assert m.unique_blocks(similarity).tolist() == [True, True, False, False, True]
+    assert m.similar_blocks(np.stack([similarity] * 2)).mean(-1).tolist() == [0.4, 0.4]
+
+
+def test_similarity_penalty():
+    assert m.similarity_penalty([0.5, 0.25, 1.0], weight=2.0, depth=2) == 1.5
+    with pytest.raises(ValueError, match=r"from 1 to the number of pairs, 3. Received: 4"):
+        m.similarity_penalty([0.5, 0.25, 1.0], weight=1.0, depth=4)
+
+
+def test_head_similarity():
+    expected = np.zeros((2, 3, 3))
+    for image, g, h, key in np.ndindex(2, 3, 3, 6):
+        expected[image, g, h] += cosine(MAPS[image, g, :, key], MAPS[image, h, :, key]) / 6
+    close(m.head_similarity(MAPS), expected)
+    pairs = [expected[:, g, h] for g in range(3) for h in range(3) if g != h]
+    close(m.mean_head_similarity(MAPS), np.mean(pairs, 0))
+    close(m.mean_head_similarity(UNIFORM), np.ones(2))
+    assert np.isnan(m.mean_head_similarity(MAPS[:, :1])).all()
+
+
+def test_feature_similarity():
+    expected = [
+        np.mean([cosine(a, b) for a, b in zip(*pair, strict=True)])
+        for pair in zip(TOKENS, LAST, strict=True)
+    ]
+    close(m.feature_similarity(TOKENS, LAST), expected)
+    close(m.feature_similarity(TOKENS, 3 * TOKENS), np.ones(4))
+    close(m.feature_similarity(TOKENS, -TOKENS), -np.ones(4))
+    with pytest.raises(ValueError, match="same shape"):
+        m.feature_similarity(TOKENS, LAST[:, 1:])
+
+
+def test_linear_cka():
+    x, y = RANDOM.normal(size=(2, 8, 5))
+    x[:, 2] += 9
+    xc, yc = x - x.mean(0), y - y.mean(0)
+    expected = np.linalg.norm(yc.T @ xc) ** 2
+    expected /= np.linalg.norm(xc.T @ xc) * np.linalg.norm(yc.T @ yc)
+    close(m.linear_cka(x, y), expected)
+    rotation, _ = np.linalg.qr(RANDOM.normal(size=(5, 5)))
+    close(m.linear_cka(x, 3 * x @ rotation + 7), 1)
+    # Features that vary with different images.
+    apart = np.zeros((4, 2))
+    apart[:, 0], apart[:, 1] = (1, -1, 1, -1), (1, 1, -1, -1)
+    close(m.linear_cka(apart[:, :1], apart[:, 1:]), 0)
+    assert np.isnan(m.linear_cka(np.ones((4, 3)), apart))
+    for wrong in (x[:1], x[:7]):
+        with pytest.raises(ValueError, match="same images, at least two"):
+            m.linear_cka(wrong, y[:1] if len(wrong) == 1 else y)
+
+
+def test_normalized_cka():
+    features = RANDOM.normal(size=(3, 8, 4, 5))
+    expected = [m.linear_cka(one.reshape(8, 20), features[2].reshape(8, 20)) for one in features]
+    found = m.normalized_cka(features)
+    close(found, np.array(expected) / expected[0])
+    assert found[0] == 1 and found[2] == found.max()
+    final = RANDOM.normal(size=(8, 3))
+    assert m.normalized_cka(features, final)[2] == pytest.approx(
+        m.linear_cka(features[2], final) / m.linear_cka(features[0], final)
+    )
+
+
+def test_branch_ratio():
+    def norm(values):
+        return sum(float(v) ** 2 for v in np.ravel(values)) ** 0.5
+
+    tokens = [np.mean([norm(LAST[i, t]) / norm(TOKENS[i, t]) for t in range(5)]) for i in range(4)]
+    whole = [norm(LAST[i]) / norm(TOKENS[i]) for i in range(4)]
+    close(m.branch_ratio(LAST, TOKENS), tokens)
+    close(m.branch_ratio(LAST, TOKENS, over="image"), whole)
+    close(m.branch_ratio(-0.2 * TOKENS, TOKENS), np.full(4, 0.2))
+    with pytest.raises(ValueError, match="same shape"):
+        m.branch_ratio(LAST[:, 1:], TOKENS)
+    with pytest.raises(ValueError, match="`over` must be 'token' or 'image'"):
+        m.branch_ratio(LAST, TOKENS, over="batch")
+
+
+def test_scale_summary():
+    mean, ratio = m.scale_summary(np.arange(1, 12))
+    assert mean == 6
+    assert ratio == pytest.approx(2 / 10)
+    assert m.scale_summary(np.arange(1, 12), low=0, high=1)[1] == pytest.approx(1 / 11)
+    assert m.scale_summary([2, 2])[1] == 1
+    with pytest.raises(ValueError, match=r"low=0.9, high=0.1"):
+        m.scale_summary([1, 2], low=0.9, high=0.1)
+
+
+def test_scaled_by_maximum():
+    found = m.scaled_by_maximum(MAPS)
+    assert (found.max((-2, -1)) == 1).all()
+    close(found[1, 2] * MAPS[1, 2].max(), MAPS[1, 2])
+
+
+def test_class_rows():
+    maps = RANDOM.normal(size=(2, 3, 7, 7)).astype("float32")
+    np.testing.assert_array_equal(m.class_rows(maps, GRID), maps[:, :, 0])
+    np.testing.assert_array_equal(m.class_rows(maps[:, :, :1, 1:], GRID), maps[:, :, 0, 1:])
+    with pytest.raises(ValueError, match="no class token"):
+        m.class_rows(MAPS, GRID)
+
+
+def test_query_maps():
+    maps = RANDOM.normal(size=(2, 3, 8, 8)).astype("float32")
+    found = m.query_maps(maps, GRID, row=1, column=2)
+    assert found.shape == (2, 3, 2, 3)
+    assert (found[1, 0, 1, 0] == maps[1, 0, 2 + 5, 2 + 3]).all()
+    with pytest.raises(ValueError, match=r"on the grid \(2, 3\). Received: \(2, 0\)"):
+        m.query_maps(maps, GRID, 2, 0)
+    with pytest.raises(ValueError, match="1 queries, fewer than the 6 patches"):
+        m.query_maps(maps[:, :, :1], GRID, 0, 0)
+
+
+def test_accuracies():
+    assert m.converged_epoch([0.5, 0.7, 0.799, 0.8, 0.79]) == 3
+    assert m.converged_epoch([0.5, 0.7, 0.799, 0.8, 0.79], tolerance=0) == 4
+    assert m.converged_epoch([0.3, 0.2]) == 1
+    with pytest.raises(ValueError, match="at least one epoch"):
+        m.converged_epoch([])
+    # ConViT, Table 2: 47.8 against 34.8 with 5 % of the images.
+    close(m.relative_gap([47.8, 0.5], [34.8, 0.5]), (37.356, 0), 1e-3)
+
+
+def test_maps_need_queries_and_keys():
+    with pytest.raises(ValueError, match=r"\(..., queries, keys\). Received: shape \(3,\)"):
+        m.entropy([0.2, 0.3, 0.5])
