@@ -60,6 +60,7 @@ def test_all_measures_of_a_family(family):
             assert np.isfinite(value).all() or name in MAY_BE_NAN, name
 
 
+@pytest.mark.backend_free
 def test_means_over_all_images():
     model = randomized("ConViT")
     one = next(trace(model, IMAGES))
@@ -75,6 +76,7 @@ def test_means_over_all_images():
             close(found[name]["blocks_0"], expected.mean(0), message=name)
 
 
+@pytest.mark.backend_free
 def test_class_tokens_are_left_out_of_distances():
     model = randomized("ViT")
     one = next(trace(model, IMAGES))
@@ -82,6 +84,7 @@ def test_class_tokens_are_left_out_of_distances():
     close(found, measures.nonlocality(one.softmax[..., 1:, 1:], (2, 2)).mean(0))
 
 
+@pytest.mark.backend_free
 def test_measures_between_blocks():
     model = randomized("DeepViT", depth=3)
     traced = list(trace(model, IMAGES))
@@ -105,6 +108,7 @@ def test_measures_between_blocks():
     close(np.stack(list(found["normalized_cka"].values())), np.mean(halves, 0))
 
 
+@pytest.mark.backend_free
 def test_which_maps():
     model = randomized("DeepViT")
     one = next(trace(model, IMAGES))
@@ -118,6 +122,7 @@ def test_which_maps():
     assert list(shared) == ["blocks_0", "blocks_2"]
 
 
+@pytest.mark.backend_free
 def test_weights():
     model = randomized("ConViT")
     attention = model.get_layer("blocks_1").attention
@@ -137,6 +142,7 @@ def test_weights():
     close(found, (1.5, 1.1 / 1.9))
 
 
+@pytest.mark.backend_free
 def test_the_codes_way_of_nonlocality():
     model = randomized("ConViT")
     maps = dict(embedding_maps(model, IMAGES))
@@ -153,6 +159,7 @@ def test_the_codes_way_of_nonlocality():
         embedding_maps(FAMILIES["PiT"](), IMAGES)
 
 
+@pytest.mark.backend_free
 def test_half_precision():
     with precision("mixed_bfloat16"):
         model = randomized("DeepViT")
@@ -160,6 +167,7 @@ def test_half_precision():
     assert all(v.dtype == np.float32 for one in found.values() for v in one.values())
 
 
+@pytest.mark.backend_free
 def test_a_measure_of_ones_own():
     model = randomized("ViT")
     largest = Measure(lambda block: block.maps.max((1, 2, 3)))
@@ -168,6 +176,7 @@ def test_a_measure_of_ones_own():
         close(found[name], maps.max((1, 2, 3)).mean())
 
 
+@pytest.mark.backend_free
 def test_wrong_arguments():
     model = FAMILIES["CaiT"](name="mine")
     with pytest.raises(ValueError, match=r"no measure 'entropi'. Did you mean 'entropy'"):
