@@ -10,6 +10,7 @@ from keras_vitx.keras_internals import compile_arguments, with_added, with_publi
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth, mix_token
+from keras_vitx.models.resize import at_size
 from keras_vitx.preprocessing import Preprocessing
 
 
@@ -142,6 +143,17 @@ class Chain(keras.Model):
         """Rows and columns of patches after the last block; None for a network without tokens."""
         layout = self.token_layout
         return layout[-1].grid if layout else None
+
+    def at_size(self, size: tuple[int, int]) -> "Chain":
+        """Return a copy for images of another `(height, width)`, with resampled positions.
+
+        All other weights are the same. The copy is not compiled.
+
+        Raises:
+            ValueError: if the network does not fit that size, or has weights that depend on
+                it (Mixer's).
+        """
+        return at_size(self, size)
 
     def call(self, inputs, training=None, mask=None, return_parts=None):
         images = ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
