@@ -1,10 +1,10 @@
-"""`keras-vitx export`: a SavedModel that runs without this package."""
+"""`keras-vitx export`: a file that runs without this package."""
 
 import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,14 +13,42 @@ from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
 from keras_vitx.files import check_writable
 
+FORMATS = Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"]
+
 
 def main(
     model: ModelOrFile,
-    output: Annotated[Path, typer.Argument(help="Folder to write the SavedModel to.")],
+    output: Annotated[Path, typer.Argument(help="File or folder to write.", metavar="PATH")],
     weights: Weights = None,
+    format: Annotated[
+        FORMATS | None,
+        typer.Option(
+            help="Default: by the suffix .onnx, .xml, .tflite, .pt2 or .stablehlo; else a "
+            "SavedModel."
+        ),
+    ] = None,
+    preprocessing: Annotated[
+        bool, typer.Option("--preprocessing", help="Take pixels, and resize and normalize inside.")
+    ] = False,
+    pixels: Annotated[
+        str | None,
+        typer.Option(help="Size of the pixels for --preprocessing.", metavar="HEIGHTxWIDTH"),
+    ] = None,
+    logits: Annotated[bool, typer.Option("--logits", help="Return logits.")] = False,
+    float16: Annotated[
+        bool, typer.Option("--float16", help="Store weights in half precision.")
+    ] = False,
+    image_size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another image size of a SavedModel, with its own signature. Repeatable.",
+            metavar="HEIGHTxWIDTH",
+        ),
+    ] = None,
+    fuse: Annotated[bool, typer.Option(help="Fold scales into weights first.")] = True,
     verify: Annotated[
         bool,
-        typer.Option(help="Load the result with TensorFlow alone and compare its outputs."),
+        typer.Option(help="Run the result in its own runtime and compare its outputs."),
     ] = True,
     tolerance: Annotated[
         float | None,
@@ -37,12 +65,17 @@ def main(
     ] = None,
     backend: Backend = None,
 ) -> None:
-    """Write a model as a TensorFlow SavedModel."""
-    from keras_vitx.export.formats import FORMATS
+    """Write a model for TensorFlow, ONNX, OpenVINO, LiteRT, PyTorch or StableHLO."""
+    from keras_vitx.export.formats import format_named, format_of, require
     from keras_vitx.export.place import check_free
 
+    kind = format_named(format) if format else format_of(output)
+    require(kind)
     check_writable(output)
-    check_free(output, FORMATS["saved_model"], overwrite)
+    check_free(output, kind, overwrite)
+    sizes = [_size(text, "--image-size") for text in image_size or ()]
+    if pixels and not preprocessing:
+        raise ValueError("`--pixels` needs `--preprocessing`.")
     if is_size(model) and weights is None:
         raise ValueError(
             f"{model} is a size, which has no weights. Give `--weights`, or `--weights none` to "
@@ -54,14 +87,33 @@ def main(
     for module in imports or ():
         importlib.import_module(module)
     network = open_model(model, weights)
-    exported = kv.export.saved_model(
+    exported = kv.export(
         network,
         output,
+        kind.name,
+        preprocessing=_size(pixels, "--pixels") if pixels else preprocessing,
+        outputs="logits" if logits else None,
+        precision="float16" if float16 else None,
+        image_sizes=sizes,
+        fuse=fuse,
         verify=verify,
         tolerance=tolerance,
         overwrite=overwrite,
         imports=imports or (),
     )
-    typer.echo(f"SavedModel: {exported.path}")
+    shape = exported.inputs.get("images", {}).get("shape")
+    sides = ", ".join("any" if side is None else str(side) for side in shape or ())
+    typer.echo(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")
+    typer.echo(f"images ({sides}) -> {', '.join(exported.outputs)}")
     if exported.difference is not None:
         typer.echo(f"Its outputs are within {exported.difference:.1e} of the model's.")
+    if exported.latency_ms is not None:
+        typer.echo(f"One image takes {exported.latency_ms:.1f} ms in its own runtime.")
+
+
+def _size(text: str, option: str) -> tuple[int, int]:
+    """Return a height and a width, written as HEIGHTxWIDTH."""
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() for side in sides):
+        raise ValueError(f"`{option}` should be HEIGHTxWIDTH, such as 256x192, not {text!r}.")
+    return int(sides[0]), int(sides[1])

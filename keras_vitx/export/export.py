@@ -18,7 +18,13 @@ from keras_vitx.export.from_file import write_graph
 from keras_vitx.export.images import batches_for
 from keras_vitx.export.locate import where_they_part
 from keras_vitx.export.place import check_free, in_place
-from keras_vitx.export.prepare import check_preprocessing, fused, prepare
+from keras_vitx.export.prepare import (
+    Prepared,
+    check_preprocessing,
+    check_size,
+    fused,
+    prepare,
+)
 from keras_vitx.export.record import Exported, record_of, size_of, write_record
 from keras_vitx.export.serving import check_serving, classes_of, top_of
 from keras_vitx.export.verify import (
@@ -43,6 +49,7 @@ def export(
     outputs: str | None = None,
     serving: bool | int = False,
     precision: str | None = None,
+    image_sizes: Sequence[tuple[int, int]] = (),
     fuse: bool = True,
     verify: bool = True,
     images: Any = None,
@@ -88,6 +95,9 @@ def export(
             n; True stands for all classes. Implies `preprocessing=True`.
         precision: `"float16"` stores weights in half precision, which halves the file; they
             are computed with in float32.
+        image_sizes: Other `(height, width)` of a SavedModel's images, each with a signature of
+            its own, such as `serve_256x192`. Position embeddings are resampled; all other
+            weights are stored once.
         fuse: Whether to fold scales into weights first, `keras_vitx.fuse`. A model that it
             does not apply to is exported as it is; `Exported.not_fused` says why.
         verify: Whether to run the file in its own runtime and compare its outputs with the
@@ -130,23 +140,31 @@ def export(
     check_free(path, kind, overwrite)
     half = precision == "float16"
     seconds: dict[str, float] = {}
+    sizes = _at_sizes(parts, image_sizes, kind)
 
-    network, not_fused = parts.network, None
+    network, not_fused, others = parts.network, None, sizes
     if fuse:
         with _stage("fusing", seconds, verbose):
             network, not_fused = fused(parts.network)
+            others = {name: fused(each)[0] for name, each in sizes.items()}
 
-    def write(model, names, target, **server):
-        write_graph(Graph(model, names, half, **server), kind, target, imports)
+    def write(model, names, target, **extras):
+        write_graph(Graph(model, names, half, **extras), kind, target, imports)
 
     with in_place(path, kind) as unfinished:
         with _stage("converting", seconds, verbose):
-            write(parts.joined(network), parts.outputs, unfinished, **server)
+            write(parts.joined(network), parts.outputs, unfinished, others=others, **server)
         found = Comparison(None)
         if verify:
             with _stage("verifying", seconds, verbose):
                 found = compare(unfinished, kind, reference, batches, parts.outputs)
+                compared = [
+                    compare(unfinished, kind, each, batches_for(each), parts.outputs)
+                    for each in sizes.values()
+                ]
             limit = tolerance_for(model, half) if tolerance is None else tolerance
+            for name, other in zip(sizes, compared, strict=True):
+                check_difference(other.difference, limit, path, model, f" (signature {name})")
             if not found.difference <= limit:
                 with _stage("locating", seconds, verbose):
                     where = where_they_part(parts, network, write, kind, batches, limit)
@@ -163,6 +181,7 @@ def export(
                 "outputs": outputs,
                 "serving": serving,
                 "precision": precision,
+                "image_sizes": [list(size) for size in image_sizes],
             },
             not_fused=not_fused,
             top1=found.top1,
@@ -178,6 +197,31 @@ def export(
 def saved_model(model: keras.Model, path: str | os.PathLike, **options: Any) -> Exported:
     """Export a model to a TensorFlow SavedModel: `export(model, path, "saved_model", ...)`."""
     return export(model, path, "saved_model", **options)
+
+
+def _at_sizes(
+    parts: Prepared, sizes: Sequence[tuple[int, int]], format: Format
+) -> dict[str, keras.Model]:
+    """Return the network for other image sizes, by the names of their signatures.
+
+    Raises:
+        ValueError: if the format has no signatures, the preprocessing resizes images already,
+            or the network can't be had at a size.
+    """
+    if not sizes:
+        return {}
+    if format.name != "saved_model" or parts.before is not None:
+        raise ValueError(
+            "image_sizes should be empty except for a SavedModel without preprocessing, which "
+            f"has a signature per size; received {sizes!r} for the format {format.name!r}."
+        )
+    for size in sizes:
+        check_size(size, "image_sizes", "(height, width) pairs")
+    if not hasattr(parts.network, "at_size"):
+        raise ValueError(f"image_sizes needs a model of keras_vitx, not {parts.network.name!r}.")
+    return {
+        f"serve_{height}x{width}": parts.network.at_size((height, width)) for height, width in sizes
+    }
 
 
 def _check_suffix(path: Path, format: Format) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import keras
 
 from keras_vitx.export.custom import explain, find_custom, load_custom
+from keras_vitx.export.floats import in_floats
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.formats.base import Format, Graph
 from keras_vitx.export.process import run_python
-from keras_vitx.keras_internals import sublayers
 
 
 def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str] = ()) -> None:
@@ -26,7 +26,7 @@ def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str]
         OSError: if the second process fails (`ChildProcessError`).
     """
     if keras.backend.backend() == format.backend:
-        with in_one_precision(graph, format):
+        with in_floats(graph, format):
             format.write(graph, path)
         return
     request = {
@@ -44,27 +44,6 @@ def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str]
             model.save(Path(folder, f"{name}.keras"))
         file = Path(folder, "request.json")
         run_python("-m", "keras_vitx.export.from_file", file, path, backend=format.backend)
-
-
-class in_one_precision:
-    """Set layers that compute in half precision to float32, where the format needs it."""
-
-    def __init__(self, graph: Graph, format: Format):
-        models = (graph.model, *graph.others.values()) if format.float32 else ()
-        self.changed = [
-            (layer, layer.dtype_policy)
-            for model in models
-            for layer in sublayers(model)
-            if layer.compute_dtype in ("bfloat16", "float16") and not layer.quantization_mode
-        ]
-
-    def __enter__(self):
-        for layer, _ in self.changed:
-            layer.dtype_policy = "float32"
-
-    def __exit__(self, *error):
-        for layer, policy in self.changed:
-            layer.dtype_policy = policy
 
 
 def main(file: str, path: str) -> None:

@@ -72,16 +72,20 @@ def check_preprocessing(preprocessing: Any) -> None:
     Raises:
         ValueError: if it is not.
     """
-    is_size = (
-        isinstance(preprocessing, (tuple, list))
-        and len(preprocessing) == 2
-        and all(isinstance(side, int) and side > 0 for side in preprocessing)
-    )
-    if not isinstance(preprocessing, bool) and not is_size:
-        raise ValueError(
-            "preprocessing should be True, False, or the (height, width) of the pixels, not "
-            f"{preprocessing!r}."
-        )
+    if not isinstance(preprocessing, bool):
+        expected = "True, False, or the (height, width) of the pixels"
+        check_size(preprocessing, "preprocessing", expected)
+
+
+def check_size(size: Any, argument: str, expected: str) -> None:
+    """Check that a size is a height and a width.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    is_pair = isinstance(size, (tuple, list)) and len(size) == 2
+    if not is_pair or not all(isinstance(side, int) and side > 0 for side in size):
+        raise ValueError(f"{argument} should be {expected}, not {size!r}.")
 
 
 def fused(network: keras.Model) -> tuple[keras.Model, str | None]:

@@ -153,17 +153,39 @@ def test_export_imports_modules_with_custom_layers(run, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "own_layers")
     del keras.saving.get_custom_objects()["own_layers>Own"]
 
-    def export(network, path, imports, **options):
+    def export(network, path, format, imports, **options):
         assert type(network.layers[-1]).__name__ == "Own" and list(imports) == ["own_layers"]
-        return kv.export.Exported(path, None)
+        return kv.export.Exported(path, None, format)
 
-    monkeypatch.setattr(kv.export, "saved_model", export)
+    monkeypatch.setattr(type(kv.export), "__call__", staticmethod(export))
     code, _, err = run("export", "own.keras", "exported")
     assert code == 2 and "Own" in err
     code, out, err = run("export", "own.keras", "exported", "--import", "own_layers")
     assert code == 0 and "exported" in out, err
     code, _, err = run("export", "own.keras", "exported", "--import", "own_layer")
     assert code == 2 and "No module named 'own_layer'" in err
+
+
+def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
+    given = {}
+
+    def export(network, path, format, **options):
+        given.update(options, format=format)
+        return kv.export.Exported(path, 1e-6, format, size=10**6, latency_ms=2.0)
+
+    monkeypatch.setattr(type(kv.export), "__call__", staticmethod(export))
+    words = "--preprocessing --pixels 40x48 --logits --float16 --no-fuse --no-verify".split()
+    code, out, err = run("export", str(tiny_file), "model.onnx", *words)
+    assert code == 0, err
+    assert given["format"] == "onnx" and given["preprocessing"] == (40, 48)
+    assert (given["outputs"], given["precision"]) == ("logits", "float16")
+    assert not given["fuse"] and not given["verify"]
+    assert "onnx: model.onnx, 1.0 MB" in out and "within 1.0e-06" in out
+    code, out, err = run("export", str(tiny_file), "model", "--image-size", "24x16")
+    assert code == 0 and (given["format"], given["image_sizes"]) == ("saved_model", [(24, 16)])
+    for wrong in (("--pixels", "40x48"), ("--image-size", "40")):
+        code, _, err = run("export", str(tiny_file), "model", *wrong)
+        assert code == 2 and wrong[0] in err
 
 
 def test_long_names_are_whole_in_a_pipe(run, monkeypatch):

@@ -50,6 +50,7 @@ class Format:
         write: A function of a `Graph` and a path. It runs under `backend`.
         is_one: Whether a path holds this format, judged by its first bytes or its names.
         float32: Whether a model in mixed precision is written in float32.
+        int8_weights: Whether the products of int8 layers are written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
         companions: Suffixes of files that belong to the one at the path.
     """
@@ -63,6 +64,7 @@ class Format:
     write: Callable[[Graph, Path], None]
     is_one: Callable[[Path], bool]
     float32: bool = False
+    int8_weights: bool = False
     any_size: bool = False
     companions: tuple[str, ...] = ()
 
