@@ -174,7 +174,8 @@ def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
         return kv.export.Exported(path, 1e-6, format, size=10**6, latency_ms=2.0)
 
     monkeypatch.setattr(type(kv.export), "__call__", staticmethod(export))
-    words = "--preprocessing --pixels 40x48 --logits --float16 --no-fuse --no-verify".split()
+    words = ["--preprocessing", "--pixels", "40x48", "--logits", "--float16"]
+    words += ["--no-fuse", "--no-verify"]
     code, out, err = run("export", str(tiny_file), "model.onnx", *words)
     assert code == 0, err
     assert given["format"] == "onnx" and given["preprocessing"] == (40, 48)
