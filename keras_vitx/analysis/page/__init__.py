@@ -1,0 +1,4 @@
+"""One self-contained HTML page that shows the attention maps of a model on images."""
+
+from keras_vitx.analysis.page.charts import CHARTS, Chart
+from keras_vitx.analysis.page.explore import explore

@@ -1,0 +1,154 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, numbers, randomize
+from PIL import Image
+
+import keras_vitx as kv
+from keras_vitx.analysis import explore, measure, trace
+from keras_vitx.analysis.page.packed import Quantized
+
+PICTURES = np.random.default_rng(0).integers(0, 256, (2, 24, 20, 3), "uint8")
+
+
+def randomized(family, **changes):
+    model = FAMILIES[family](**changes)
+    for step in model.steps[1:]:
+        randomize(step)
+    return model
+
+
+class Scripts(HTMLParser):
+    """The texts of the script elements with attributes, by the value of `id` or `data-maps`."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.name, self.tags = {}, None, []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        attributes = dict(attributes)
+        self.name = attributes.get("id") or attributes.get("data-maps") if tag == "script" else None
+
+    def handle_data(self, data):
+        if self.name:
+            self.found[self.name] = self.found.get(self.name, "") + data
+
+    def handle_endtag(self, tag):
+        self.name = None
+
+
+def read(path):
+    """Return the facts of a page, and its maps by image, block and stage."""
+    scripts = Scripts(path.read_text("utf-8")).found
+    facts = json.loads(scripts.pop("facts"))
+    maps = {}
+    for name, text in scripts.items():
+        _, block, stage = name.split("/")
+        maps[name] = Quantized.from_text(text, facts["blocks"][int(block)]["stages"][stage]).maps()
+    return facts, maps
+
+
+@pytest.mark.parametrize("family", ("CaiT", "ConViT", "RefinedViT", "PiT"))
+def test_maps_and_measures_are_those_of_the_model(family, tmp_path):
+    model = randomized(family)
+    facts, maps = read(explore(model, PICTURES, tmp_path / "page.html"))
+    images = kv.preprocess_input(PICTURES, model)
+    for number, image in enumerate(facts["images"]):
+        for block in trace(model, images[number : number + 1]):
+            stages = {"before": block.before, "after": block.maps}
+            if block.before is block.maps:
+                del stages["before"]
+            assert set(facts["blocks"][block.index]["stages"]) == set(stages)
+            for stage, expected in stages.items():
+                found = maps.pop(f"{number}/{block.index}/{stage}")
+                step = np.ptp(expected[0], axis=-1, keepdims=True) / 255
+                assert (np.abs(found - expected[0]) <= 0.5 * step + 1e-6).all()
+        entropy = measure(model, images[number : number + 1], ["entropy"])["entropy"]
+        for block, values in zip(facts["blocks"], image["measures"]["entropy"], strict=True):
+            if block["name"] in entropy:
+                np.testing.assert_allclose(values, entropy[block["name"]], rtol=1e-3, atol=1e-4)
+            else:
+                assert values is None
+    assert not maps
+    assert ("gates" in facts["images"][0]["measures"]) == (family == "ConViT")
+
+
+def test_the_page_needs_nothing_else(tmp_path):
+    model = randomized("CaiT", name="a<b>")
+    names = ["</script><script>alert(1)", "a & b"]
+    page = explore(model, list(PICTURES), tmp_path / "page.html", names=names).read_text("utf-8")
+    scripts = Scripts(page)
+    assert [image["name"] for image in read(tmp_path / "page.html")[0]["images"]] == names
+    assert "<title>Attention of a&lt;b&gt;</title>" in page
+    # The address of SVG's namespace is a name; nothing is loaded from it.
+    addresses = set(re.findall(r"https?://[^\s\"'<>]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    assert not {"link", "iframe", "object"} & set(scripts.tags)
+    assert not re.search(r"<script[^>]+src=|@import|url\(", page)
+
+
+def test_predictions_and_pictures(tmp_path):
+    model = randomized("ViT")
+    model.class_names = ("a", "b", "c", "d", "e")
+    Image.fromarray(PICTURES[0]).save(tmp_path / "one.png")
+    facts, _ = read(explore(model, tmp_path / "one.png", tmp_path / "page.html"))
+    (image,) = facts["images"]
+    assert image["name"] == "one.png"
+    assert image["source"].startswith("data:image/png;base64,")
+    expected = model.predict_on_batch(kv.preprocess_input(PICTURES[:1], model))[0]
+    found = {name: probability for name, probability in image["classes"]}
+    for name, probability in zip(model.class_names, expected, strict=True):
+        assert found[name] == pytest.approx(float(probability), rel=1e-3)
+
+
+def test_chosen_blocks_and_heads(tmp_path):
+    model = randomized("CaiT")
+    path = tmp_path / "page.html"
+    facts, maps = read(explore(model, PICTURES[0], path, blocks=[1, "blocks_token_only_0"]))
+    assert set(maps) == {"0/1/before", "0/1/after", "0/3/after"}
+    assert [entry is not None for entry in facts["images"][0]["measures"]["entropy"]] == [True] * 4
+    whole = maps["0/1/after"]
+    _, maps = read(explore(model, PICTURES[0], path, blocks=[1], heads="mean"))
+    np.testing.assert_allclose(maps["0/1/after"], whole.mean(0, keepdims=True), atol=2e-2)
+    _, maps = read(explore(model, PICTURES[0], path, blocks=[1], heads=[1]))
+    np.testing.assert_allclose(maps["0/1/after"], whole[1:2], atol=1e-6)
+
+
+def test_the_limit(tmp_path):
+    model = FAMILIES["ViT"](input_shape=(96, 96, 3))
+    picture = numbers((96, 96, 3)).clip(0, 1)
+    path = tmp_path / "page.html"
+    size = explore(model, picture, path).stat().st_size
+    # Between the sizes with 256 and with 64 levels.
+    facts, maps = read(explore(model, picture, path, limit=(size - 1) / 1e6))
+    assert facts["levels"] == 64 and maps["0/0/after"].shape[0] == 2
+    path.unlink()
+    for limit in (0.05, 0.001):
+        with pytest.raises(ValueError, match=r"more than the limit of .* MB.*`blocks`.*`heads`"):
+            explore(model, picture, path, limit=limit)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_arguments(tmp_path):
+    model, path = FAMILIES["ViT"](name="mine"), tmp_path / "page.html"
+    for wrong, message in (
+        ({"blocks": [7]}, r"`blocks`: the model 'mine' has blocks 0 to 1. Received: 7"),
+        ({"blocks": ["block_1"]}, r"`blocks`.*mean 'blocks_1'"),
+        ({"blocks": []}, "at least one block"),
+        ({"heads": [4]}, r"`heads`: block 'blocks_0' has heads 0 to 1. Received: 4"),
+        ({"heads": "max"}, r"`heads` must be numbers of heads or 'mean'"),
+        ({"names": ["a"]}, r"`names` must be 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            explore(model, PICTURES, path, **wrong)
+    with pytest.raises(ValueError, match=r"'Mixer.*has no attention maps"):
+        explore(FAMILIES["Mixer"](name="Mixer"), PICTURES, path)
+    with pytest.raises(ValueError, match="must be a model of keras_vitx"):
+        explore(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), PICTURES, path)
+    assert not path.exists()
