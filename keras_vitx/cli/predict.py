@@ -3,22 +3,14 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Literal
 
-import numpy as np
 import typer
 
 import keras_vitx as kv
 from keras_vitx.cli import _predictions
-from keras_vitx.cli._models import (
-    class_names_of,
-    is_size,
-    only_sensible_weights,
-    open_model,
-    pixels,
-    preprocessing_of,
-)
+from keras_vitx.cli._classifier import Classifier, is_exported, of_file, of_network
+from keras_vitx.cli._models import is_size, only_sensible_weights, open_model
 from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile, Overwrite, Weights
 from keras_vitx.cli._output import check_form, check_new, progress, text_file
 
@@ -69,7 +61,11 @@ def main(
     kv.keep_memory()
     if weights is None and is_size(model):
         weights = only_sensible_weights(model)
-    predicted = _predicted(open_model(model, weights), paths, batch_size, top)
+    if weights is None and is_exported(model):
+        classifier = of_file(model)
+    else:
+        classifier = of_network(open_model(model, weights))
+    predicted = _predicted(classifier, paths, batch_size, top)
 
     skipped: dict[Path, str] = {}
     with (
@@ -144,61 +140,12 @@ def _files(given: Sequence[Path]) -> list[Path]:
 
 
 def _predicted(
-    network, paths: Sequence[Path], batch_size: int, top: int
+    classifier: Classifier, paths: Sequence[Path], batch_size: int, top: int
 ) -> Iterator[tuple[list[_predictions.Prediction], dict[Path, OSError]]]:
     """Yield the predictions of each batch, in the order of the files, and its errors."""
-    from keras_vitx.classifier import outputs_of
-
-    outputs = outputs_of(network)
-    named = SimpleNamespace(class_names=_names(network, outputs.classes))
-    for batch in _batches(network, paths, batch_size):
+    for batch in classifier.batches(paths, batch_size):
         best = []
         if batch.paths:
-            inputs = _as_input(batch.images, network.inputs[0].dtype)
-            probabilities = outputs.probabilities(network.predict_on_batch(inputs))
-            best = kv.data.decode_predictions(probabilities, top, named)
+            probabilities = classifier.probabilities(batch.images)
+            best = kv.data.decode_predictions(probabilities, top, classifier)
         yield list(zip(batch.paths, best, strict=True)), batch.errors
-
-
-def _names(network, classes: int) -> list[str] | None:
-    """Return the class names; None stands for those of ImageNet."""
-    names = class_names_of(network)
-    if names is None and classes != 1000:
-        names = [f"class {index}" for index in range(classes)]
-    return names
-
-
-def _batches(network, paths: Sequence[Path], batch_size: int) -> Iterator:
-    """Yield `data.FileBatch`es of images preprocessed for the network.
-
-    Raises:
-        ValueError: if the input of the network is not images.
-    """
-    from keras_vitx.data.preprocessing import normalize
-    from keras_vitx.preprocessing import ModelInput
-
-    shape = network.input_shape
-    if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] not in (1, 3):
-        raise ValueError(
-            "The model's input must be images (batch, height, width, channels) with 1 or 3 "
-            f"channels. Received: a model with input {shape}."
-        )
-    preprocessing = preprocessing_of(network)
-    if preprocessing is None:
-        log.warning("The model has no record of its preprocessing; it receives pixels in 0..255.")
-        preprocessing = pixels(shape[-1])
-    if None not in shape[1:]:
-        facts = ModelInput(shape, preprocessing)
-        yield from kv.data.batches_of_files(paths, facts, batch_size)
-        return
-    # The model takes images of any size: each is a batch of its own.
-    for path in paths:
-        try:
-            image = kv.data.decode_image(path, shape[-1])[None].astype("float32")
-            yield kv.data.FileBatch([path], normalize(image, preprocessing), {})
-        except OSError as error:
-            yield kv.data.FileBatch([], np.empty(0), {path: error})
-
-
-def _as_input(images: np.ndarray, dtype: str) -> np.ndarray:
-    return np.rint(images).astype(dtype) if "int" in dtype else images
