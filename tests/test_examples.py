@@ -12,8 +12,18 @@ from harness import BACKEND, ROOT
 from PIL import Image
 
 import keras_vitx as kv
+from keras_vitx.export import FORMATS
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXPORTED = {
+    "with_tensorflow": "saved_model",
+    "with_onnx_runtime": "onnx",
+    "with_openvino": "openvino",
+    "with_litert": "litert",
+    "with_torch": "torch",
+    "with_jax": "stablehlo",
+}
+"""The format that each example in exported/ opens."""
 # Under TensorFlow, training/test_devices.py covers the other one.
 ON_EACH_BACKEND = ("finetune_keras", *(["several_devices"] if BACKEND == "jax" else []))
 
@@ -76,3 +86,43 @@ def test_prediction_on_two_workers(tmp_path):
     for row in rows:
         (features,) = model.predict_on_batch(kv.preprocess_input([tmp_path / row["id"]], model))
         assert np.allclose(row["features"], features, atol=1e-4)
+
+
+@pytest.mark.backend_free
+def test_examples_of_exported_files_need_nothing_of_ours():
+    paths = sorted((ROOT / "examples" / "exported").glob("*.py"))
+    assert sorted(EXPORTED) == [path.stem for path in paths]
+    for path in paths:
+        _, _, code = path.read_text().split('"""', 2)
+        assert len(path.read_text().splitlines()) <= 40
+        assert "keras" not in code and f"python examples/exported/{path.name}" in path.read_text()
+
+
+@pytest.mark.parametrize("example", EXPORTED)
+def test_exported(example, tmp_path, monkeypatch, capsys):
+    """The example of each format that this backend writes prints the model's classes."""
+    format = FORMATS[EXPORTED[example]]
+    if format.backend != BACKEND:
+        pytest.skip(f"{format.backend} writes it")
+    for package in format.needs:
+        pytest.importorskip(package)
+    keras.utils.set_random_seed(0)
+    model = kv.ViT(16, 1, 2, patch_size=8, input_shape=(24, 32, 3), classes=4)
+    model.class_names = ("cat", "dog", "fish", "owl")
+    model.preprocessing = model.preprocessing.but(crop_ratio=1.0)
+    for weight in model.weights:
+        weight.assign(weight + np.random.normal(0, 0.3, weight.shape).astype("float32"))
+    monkeypatch.chdir(tmp_path)
+    photograph = Image.fromarray(np.random.randint(0, 256, (24, 32, 3), "uint8"))
+    photograph.save("photograph.png")
+    file = f"model{format.suffix}"
+    inside = {"preprocessing": True} if format.suffix else {"serving": 3}
+    kv.export(model, file, format=format.name, verify=False, verbose=False, **inside)
+    capsys.readouterr()
+    run(ROOT / "examples" / "exported" / f"{example}.py", file, "photograph.png")
+    printed = capsys.readouterr().out.replace("photograph.png\n", "")
+    outputs = model.predict(kv.preprocess_input("photograph.png", model), verbose=0)
+    (best,) = kv.decode_predictions(outputs, 3, model)
+    assert [line.split() for line in printed.splitlines()] == [
+        [name, f"{probability:.1%}"] for _, name, probability in best
+    ]

@@ -179,6 +179,26 @@ def test_all_images_are_broken(run, tiny_file, tmp_path):
     assert code == 1 and (tmp_path / "results.csv").read_text() == "file\n"
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch writes the file")
+def test_an_exported_file(run, tiny_file, folder):
+    model = keras.saving.load_model(tiny_file)
+    (side,) = {round(side / model.preprocessing.crop_ratio) for side in model.input_shape[1:3]}
+    for path in folder.rglob("[!.]*.[pJ]*"):
+        pixels = np.random.default_rng(len(path.name)).integers(0, 256, (side, side, 3), "uint8")
+        Image.fromarray(pixels).save(path)
+    kv.export(model, "tiny.pt2", format="torch", preprocessing=True, verify=False, verbose=False)
+    results = [run("predict", file, "photos", "--json") for file in ("tiny.pt2", tiny_file)]
+    found, expected = (json.loads(out) for _, out, _ in results)
+    for one, other in zip(found, expected, strict=True):
+        assert one["file"] == other["file"]
+        for pair in zip(one["classes"], other["classes"], strict=True):
+            assert pair[0]["class"] == pair[1]["class"]
+            assert pair[0]["probability"] == pytest.approx(pair[1]["probability"], abs=1e-5)
+    (folder.parent / "tiny.pt2.json").unlink()
+    code, _, err = run("predict", "tiny.pt2", "photos")
+    assert code == 2 and "exported with preprocessing inside" in err
+
+
 def test_the_progress_bar_of_a_terminal(run, tiny_file, folder, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     _, out, err = run("predict", tiny_file, "photos", "--csv", "--batch-size", 1)
