@@ -32,8 +32,8 @@ class Classifier:
     class_names: tuple[str, ...]
     probabilities: Callable[[np.ndarray], np.ndarray]
 
-    def batches(self, paths: Sequence[Path], batch_size: int) -> Iterator[kv.data.FileBatch]:
-        """Yield the images of files as the function takes them."""
+    def batches(self, paths: Sequence[Path], batch_size: int) -> Iterator:
+        """Yield `data.FileBatch`es of images as the function takes them."""
         if None in self.input.input_shape[1:]:
             # Images of any size: each is a batch of its own.
             yield from map(self._one, paths)
@@ -41,7 +41,7 @@ class Classifier:
         for batch in kv.data.batches_of_files(paths, self.input, batch_size):
             yield batch._replace(images=self._cast(batch.images))
 
-    def _one(self, path: Path) -> kv.data.FileBatch:
+    def _one(self, path: Path):
         from keras_vitx.data.preprocessing import normalize
 
         try:

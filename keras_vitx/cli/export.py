@@ -34,6 +34,15 @@ def main(
         str | None,
         typer.Option(help="Size of the pixels for --preprocessing.", metavar="HEIGHTxWIDTH"),
     ] = None,
+    serving: Annotated[
+        int | None,
+        typer.Option(
+            help="A SavedModel for a server, which takes JPEG, PNG or GIF files and returns the "
+            "names and probabilities of this many classes.",
+            metavar="CLASSES",
+            min=1,
+        ),
+    ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Return logits.")] = False,
     float16: Annotated[
         bool, typer.Option("--float16", help="Store weights in half precision.")
@@ -93,6 +102,7 @@ def main(
         kind.name,
         preprocessing=_size(pixels, "--pixels") if pixels else preprocessing,
         outputs="logits" if logits else None,
+        serving=serving or False,
         precision="float16" if float16 else None,
         image_sizes=sizes,
         fuse=fuse,
@@ -105,6 +115,8 @@ def main(
     sides = ", ".join("any" if side is None else str(side) for side in shape or ())
     typer.echo(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")
     typer.echo(f"images ({sides}) -> {', '.join(exported.outputs)}")
+    if serving:
+        typer.echo("image_bytes (any) -> classes, probabilities")
     if exported.difference is not None:
         typer.echo(f"Its outputs are within {exported.difference:.1e} of the model's.")
     if exported.latency_ms is not None:

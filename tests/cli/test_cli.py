@@ -184,6 +184,9 @@ def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
     assert "onnx: model.onnx, 1.0 MB" in out and "within 1.0e-06" in out
     code, out, err = run("export", str(tiny_file), "model", "--image-size", "24x16")
     assert code == 0 and (given["format"], given["image_sizes"]) == ("saved_model", [(24, 16)])
+    assert given["serving"] is False
+    code, out, _ = run("export", tiny_file, "served", "--serving", 3)
+    assert code == 0 and given["serving"] == 3 and "image_bytes" in out
     for wrong in (("--pixels", "40x48"), ("--image-size", "40")):
         code, _, err = run("export", str(tiny_file), "model", *wrong)
         assert code == 2 and wrong[0] in err
