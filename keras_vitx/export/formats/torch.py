@@ -1,5 +1,6 @@
 """Programs of PyTorch, by torch.export."""
 
+import io
 from pathlib import Path
 
 import keras
@@ -28,8 +29,10 @@ def write(graph: Graph, path: Path) -> None:
         program = torch.export.export(
             _served(graph).eval(), (images,), dynamic_shapes={"images": dynamic}, strict=False
         )
-    with path.open("wb") as file:
-        torch.export.save(program, file)
+    # In memory first: on a full disk, PyTorch's own writer would abort the process.
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    path.write_bytes(buffer.getbuffer())
 
 
 def _served(graph):
