@@ -4,7 +4,6 @@ import re
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from harness import BACKEND
@@ -63,7 +62,7 @@ def test_blocks_run(downloads, tmp_path, monkeypatch):
     assert len(downloads) == 2
     written = {"runs", "my-model", "my-model.keras", "attention.png", "exported", "model.tflite"}
     assert written <= {path.name for path in tmp_path.iterdir()}
-    assert isinstance(namespace["whole"], keras.Model)
+    assert namespace["exported"].difference < 0.05
 
 
 def test_the_table_has_every_size():
