@@ -36,30 +36,29 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def _served(graph):
-    """Return a module whose outputs have names, and whose weights may be in float16."""
+    """Return a module that stores each weight once, maybe in float16, and names its outputs."""
     import torch
 
     in_half = halves(graph.model) if graph.half else {}
-    changed = [variable for variable in graph.model.variables if id(variable) in in_half]
+    variables = graph.model.variables
 
     class Served(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            # As an attribute, the model would become a submodule with float32 parameters.
-            self.model = [graph.model] if in_half else graph.model
-            for index, variable in enumerate(changed):
-                self.register_buffer(f"half_{index}", torch.tensor(in_half[id(variable)]))
+            for index, variable in enumerate(variables):
+                value = in_half.get(id(variable))
+                value = variable.value.detach() if value is None else torch.tensor(value)
+                self.register_buffer(f"weight_{index}", value)
 
         def forward(self, images):
-            model = self.model[0] if in_half else self.model
+            # The model is not a submodule: Keras lists a parameter once per enclosing layer, and
+            # the file would hold a copy of each.
             weights = [
-                (variable, getattr(self, f"half_{index}").float())
-                for index, variable in enumerate(changed)
+                (variable, getattr(self, f"weight_{index}").to(variable.value.dtype))
+                for index, variable in enumerate(variables)
             ]
-            if not weights:
-                return graph.named(model(images, training=False))
             with keras.StatelessScope(weights):
-                return graph.named(model(images, training=False))
+                return graph.named(graph.model(images, training=False))
 
     return Served()
 
