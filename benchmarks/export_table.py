@@ -102,10 +102,61 @@ def cell(name: str, format: str, tiny: bool) -> dict:
     }
 
 
+WORKER = """
+import json, runpy, sys
+if sys.argv[1].endswith(".py"):
+    main = runpy.run_path(sys.argv[1])["main"]
+else:
+    from keras_vitx.export.from_file import main
+for line in sys.stdin:
+    try:
+        main(*json.loads(line))
+        print("\\nreply", flush=True)
+    except Exception as error:
+        print("\\nreply", repr(str(error)), flush=True)
+"""
+
+
+def keep_processes() -> None:
+    """Let the second processes live on, one per script and backend, to import only once."""
+    import importlib
+
+    workers: dict[tuple, subprocess.Popen] = {}
+
+    def run_python(*arguments, backend="tensorflow"):
+        script, *rest = arguments[1:] if arguments[0] == "-m" else arguments
+        key = str(script), backend
+        if key not in workers:
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+                "KERAS_BACKEND": backend,
+                "CUDA_VISIBLE_DEVICES": "-1",
+            }
+            workers[key] = subprocess.Popen(
+                [sys.executable, "-P", "-c", WORKER, str(script)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        worker = workers[key]
+        print(json.dumps(list(map(str, rest))), file=worker.stdin, flush=True)
+        line = next(line for line in worker.stdout if line.startswith("reply"))
+        if line.strip() != "reply":
+            raise ChildProcessError(line[len("reply ") :].strip())
+
+    for name in ("from_file", "verify"):
+        importlib.import_module(f"keras_vitx.export.{name}").run_python = run_python
+
+
 def run_backend(arguments) -> None:
     """Append the cells of the current backend that are missing in the results."""
     import keras
 
+    if arguments.keep_processes:
+        keep_processes()
     backend = keras.backend.backend()
     done = {(each["backend"], each["format"], each["model"]) for each in read(arguments.results)}
     for name in arguments.models:
@@ -124,26 +175,25 @@ def read(file: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def table(results: list[dict], backend: str) -> str:
-    """Return the Markdown table of a backend, with numbered reasons below it."""
-    found = {
-        (each["format"], each["model"]): each for each in results if each["backend"] == backend
-    }
-    formats = [format for format in FORMATS if any(key[0] == format for key in found)]
-    names = list(dict.fromkeys(key[1] for key in found))
-    lines = ["| from " + backend + " | " + " | ".join(formats) + " |"]
-    lines.append("|---" * (len(formats) + 1) + "|")
+def table(results: list[dict]) -> str:
+    """Return a Markdown table, one entry per backend in a cell, and numbered reasons below it."""
+    found = {(each["backend"], each["format"], each["model"]): each for each in results}
     reasons: list[str] = []
-    for name in names:
-        cells = []
-        for format in formats:
-            each = found.get((format, name), {"reason": "not run"})
-            if "reason" in each and each["reason"] not in reasons:
-                reasons.append(each["reason"])
-            failed = "reason" in each
-            cells.append(
-                f"({reasons.index(each['reason']) + 1})" if failed else f"{each['difference']:.0e}"
-            )
+
+    def entry(*key):
+        if key not in found:
+            return "not run"
+        if "reason" not in found[key]:
+            return f"{found[key]['difference']:.0e}".replace("e-0", "e-")
+        if found[key]["reason"] not in reasons:
+            reasons.append(found[key]["reason"])
+        return f"({reasons.index(found[key]['reason']) + 1})"
+
+    lines = ["| model | " + " | ".join(FORMATS) + " |", "|---" * (len(FORMATS) + 1) + "|"]
+    for name in (*FAMILIES, "PiT", "Mixer"):
+        cells = (
+            ", ".join(entry(backend, format, name) for backend in BACKENDS) for format in FORMATS
+        )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *(f"({i}) {reason}" for i, reason in enumerate(reasons, 1))])
 
@@ -156,6 +206,9 @@ def main() -> None:
     names = (*FAMILIES, "PiT", "Mixer")
     parser.add_argument("--models", nargs="+", default=names, choices=names)
     parser.add_argument("--results", type=Path, default=Path("export_table.jsonl"))
+    parser.add_argument(
+        "--keep-processes", action="store_true", help="import once per backend; a third of the time"
+    )
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.here:
@@ -165,8 +218,7 @@ def main() -> None:
         command = [sys.executable, *sys.argv, "--here"]
         subprocess.run(command, check=True, env={**os.environ, "KERAS_BACKEND": backend})
     results = read(arguments.results)
-    for backend in arguments.backends:
-        print(f"\n{table(results, backend)}")
+    print(f"In a cell: {', '.join(BACKENDS)}.\n\n{table(results)}")
     good = sum("reason" not in each for each in results)
     print(f"\n{good} of {len(results)} cells.")
 

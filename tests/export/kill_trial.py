@@ -41,15 +41,14 @@ def digest(path: Path, companions: tuple[str, ...]) -> str:
 def life(path: Path, format: str, stage: str | None, wait: float = 0.0) -> bool:
     """Run an export, and kill it some time after a stage began; return whether it finished."""
     command = [sys.executable, __file__, "--export", str(path), "--formats", format]
+    log = path.with_name("log")
     # In a group of its own, so that the second process is killed, too.
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        os.set_blocking(process.stderr.fileno(), False)
-        said = ""
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, stderr=file, start_new_session=True) as process,
+    ):
         while process.poll() is None:
-            said += process.stderr.read() or ""
-            if stage and f"export: {stage}" in said:
+            if stage and f"export: {stage}" in log.read_text():
                 time.sleep(wait)
                 os.killpg(process.pid, signal.SIGKILL)
                 break
