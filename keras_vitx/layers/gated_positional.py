@@ -141,8 +141,8 @@ class PositionalAttention(Attention):
         self.pos_proj = self.dense(self.num_heads, "pos_proj", kernel_initializer=places)
         self.pos_proj.build((None, 3))
 
-    def axis_logits(self):
-        """Return the positional logits per axis.
+    def axis_logits(self, dtype: str | None = None):
+        """Return the positional logits per axis, in the precision of the layer or in `dtype`.
 
         The squared distance is a sum over the axes, so the logits of a pair of patches
         are the sum of those of their rows, `(heads, rows, rows)`, and of their columns,
@@ -151,19 +151,24 @@ class PositionalAttention(Attention):
         """
         if self.constant_positions:
             return self.stored_positions()
-        by_row = self._logits_along(self.rows, is_row=True)
-        return by_row, self._logits_along(self.columns, is_row=False)
+        by_row = self._logits_along(self.rows, True, dtype)
+        return by_row, self._logits_along(self.columns, False, dtype)
 
     def stored_positions(self):
         """Return `by_row` and `by_column`, of the form with constant positions."""
         return tuple(ops.cast(part, self.compute_dtype) for part in (self.by_row, self.by_column))
 
-    def _logits_along(self, count, is_row):
-        places = whole_numbers(count, self.compute_dtype)
+    def _logits_along(self, count, is_row, dtype):
+        places = whole_numbers(count, dtype or self.compute_dtype)
         offsets = places - places[:, None]
         zeros = ops.zeros_like(offsets)
         x, y = (zeros, offsets) if is_row else (offsets, zeros)
-        logits = linear(self.pos_proj, ops.stack([x, y, offsets**2], axis=-1))
+        offsets = ops.stack([x, y, offsets**2], axis=-1)
+        if dtype is None:
+            logits = linear(self.pos_proj, offsets)
+        else:
+            kernel, bias = (ops.cast(v, dtype) for v in (self.pos_proj.kernel, self.pos_proj.bias))
+            logits = ops.matmul(offsets, kernel) + bias
         return ops.transpose(logits, (2, 0, 1))
 
     def over_pairs(self, by_row, by_column, combine):
@@ -190,7 +195,7 @@ class PositionalAttention(Attention):
         """Return the form with constant positions."""
         if self.constant_positions:
             return InferenceForm({}, {}, ())
-        by_row, by_column = self.axis_logits()
+        by_row, by_column = self.axis_logits("float32")
         weights = {"by_row": by_row, "by_column": by_column}
         return InferenceForm({"constant_positions": True}, weights, ("pos_proj",))
 
@@ -291,10 +296,11 @@ class GatedPositionalAttention(PositionalAttention):
         """Return the form with constant positions and gates."""
         if self.constant_positions:
             return InferenceForm({}, {}, ())
-        content_gate, by_row, by_column = self.gated_positions()
+        gates = self.gates()
+        by_row, by_column = map(ops.softmax, self.axis_logits("float32"))
         weights = {
-            "content_gate": ops.reshape(content_gate, (-1,)),
-            "by_row": by_row,
+            "content_gate": ops.reshape(1 - gates, (-1,)),
+            "by_row": gates * by_row,
             "by_column": by_column,
         }
         return InferenceForm({"constant_positions": True}, weights, ("pos_proj", "gating_param"))

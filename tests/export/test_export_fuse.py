@@ -11,6 +11,7 @@ from harness import (
     blocks,
     close,
     numbers,
+    precision,
     randomize,
 )
 
@@ -166,6 +167,21 @@ def test_variants(name):
         kept = {weight.path for weight in fused.weights if weight.path.endswith("gamma")}
         assert {"blocks_0/ls1/gamma", "blocks_0/ls2/gamma"} <= kept
         assert not any(path.startswith("blocks_1/ls") for path in kept)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("name", ("ConViT", "RefinedViT"))
+def test_mixed_precision(name):
+    model = FAMILIES[name](classifier_activation=None)
+    with precision("mixed_bfloat16"):
+        mixed = FAMILIES[name](classifier_activation=None)
+    randomize(model)
+    mixed.set_weights(model.get_weights())
+    # Folded in float32, whatever the precision of the layers.
+    for weight, twin in zip(kv.fuse(mixed).weights, kv.fuse(model).weights, strict=True):
+        assert (array(weight) == array(twin)).all(), weight.path
+    images = numbers((2, *model.input_shape[1:]))
+    close(array(kv.fuse(mixed)(images)), array(mixed(images)), 0.05)
 
 
 @pytest.mark.backend_free
