@@ -120,7 +120,7 @@ def test_only_plots_import_matplotlib():
         for _, module, _ in imports(path)
         if module.split(".")[0] == "matplotlib"
     }
-    assert users <= {"analysis/plots.py", "training/runs/curves.py"}
+    assert users <= {"analysis/figures.py", "training/runs/curves.py"}
 
 
 LOADED = """

@@ -290,6 +290,7 @@ def test_scaled_by_maximum():
     found = m.scaled_by_maximum(MAPS)
     assert (found.max((-2, -1)) == 1).all()
     close(found[1, 2] * MAPS[1, 2].max(), MAPS[1, 2])
+    assert (m.scaled_by_maximum(-MAPS).min((-2, -1)) == -1).all()
 
 
 def test_class_rows():

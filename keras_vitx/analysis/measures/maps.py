@@ -8,9 +8,10 @@ from keras_vitx.analysis.measures.checks import float_maps
 
 
 def scaled_by_maximum(maps: Any) -> np.ndarray:
-    r"""Return maps divided by their largest entry, $A / \max_{ij} A_{ij}$.
+    r"""Return maps divided by their largest entry, $A / \max_{ij} |A_{ij}|$.
 
-    DeepViT, Figure 6, shows the mean over batch and heads in that form.
+    DeepViT, Figure 6, shows the mean over batch and heads in that form. The absolute value
+    matters for modified maps only, all entries of which may be negative.
 
     Args:
         maps: `(..., queries, keys)`.
@@ -19,7 +20,7 @@ def scaled_by_maximum(maps: Any) -> np.ndarray:
         The same shape.
     """
     maps = float_maps(maps)
-    return maps / np.maximum(maps.max((-2, -1), keepdims=True), np.finfo("float32").tiny)
+    return maps / np.maximum(np.abs(maps).max((-2, -1), keepdims=True), np.finfo("float32").tiny)
 
 
 def class_rows(maps: Any, grid: tuple[int, int]) -> np.ndarray:

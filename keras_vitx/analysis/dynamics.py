@@ -1,0 +1,262 @@
+"""Measures during training: a callback that writes them, and figures of what it wrote."""
+
+import csv
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.analysis.figures import drawing, shade
+from keras_vitx.analysis.measure import MEASURES, measure
+from keras_vitx.analysis.trace import check_images
+from keras_vitx.files import check_writable, written_whole
+from keras_vitx.text import nearest, needs_extra
+
+COLUMNS = ("epoch", "step", "measure", "block", "head", "value")
+DEFAULT = ("entropy", "nonlocality", "attention_branch", "mlp_branch")
+
+
+class MeasureDuringTraining(keras.callbacks.Callback):
+    """Measure a fixed batch of images before training and after each epoch, or every few steps.
+
+    The file has one row per number, with the columns `epoch` (epochs done, with fractions),
+    `step`, `measure`, `block`, `head` (empty for measures without heads) and `value`. It is
+    rewritten after each measurement. `plot_dynamics` and `plot_gates` draw the rows.
+
+    Args:
+        images: `(batch, height, width, channels)`, preprocessed for the model.
+        path: Path of the `.csv` file; None keeps the rows only.
+        measures: Names of `MEASURES` with one number per block or per head.
+        every: Number of steps between measurements; None measures after each epoch.
+        batch_size: As in `measure`.
+        log_dir: Folder for TensorBoard, with one curve per block, the mean over heads; None
+            writes nothing.
+
+    Attributes:
+        rows: The rows, as dictionaries.
+
+    Raises:
+        ValueError: if a measure is unknown or gives maps, or `every` or `batch_size` is below 1;
+            at the begin of training, if the model or the images can't be measured (see
+            `measure`).
+        ImportError: if `log_dir` is given and tensorboard is not installed.
+        OSError: if the file can't be written.
+    """
+
+    def __init__(
+        self,
+        images: Any,
+        path: str | os.PathLike | None = None,
+        measures: Iterable[str] = DEFAULT,
+        every: int | None = None,
+        batch_size: int = 32,
+        log_dir: str | os.PathLike | None = None,
+    ):
+        super().__init__()
+        self.measures = [measures] if isinstance(measures, str) else list(measures)
+        for name in self.measures:
+            if name not in MEASURES:
+                raise ValueError(f"There is no measure {name!r}. {nearest(name, MEASURES)}")
+            if name in MATRICES:
+                raise ValueError(
+                    f"The measure {name!r} has more than one number per block and head; a curve "
+                    "needs one."
+                )
+        if every is not None and every < 1:
+            raise ValueError(f"`every` must be at least 1, or None. Received: {every}.")
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
+        if path is not None:
+            check_writable(path)
+        self.images = images
+        self.path = None if path is None else Path(path)
+        self.every = every
+        self.batch_size = batch_size
+        self.writer = None if log_dir is None else _writer(log_dir)
+        self.rows: list[dict[str, Any]] = []
+        self.step = self.epoch = 0
+
+    def on_train_begin(self, logs=None):
+        self.images = check_images(self.model, self.images)
+        if not self.rows:
+            self.record(0)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step += 1
+        if self.every and self.step % self.every == 0:
+            if hasattr(self.model, "jax_state_sync"):
+                # Under JAX, the variables are empty between the steps of an epoch.
+                self.model.jax_state_sync()
+            steps = self.params.get("steps")
+            self.record(self.epoch + ((batch + 1) / steps if steps else 0))
+
+    def on_epoch_end(self, epoch, logs=None):
+        if not self.every:
+            self.record(epoch + 1)
+
+    def on_train_end(self, logs=None):
+        if self.writer is not None:
+            self.writer.flush()
+
+    def record(self, epoch: float) -> None:
+        """Measure the model now, and add the rows."""
+        found = measure(self.model, self.images, self.measures, self.batch_size)
+        for name, blocks in found.items():
+            for block, values in blocks.items():
+                for head, value in enumerate(np.atleast_1d(values)):
+                    head = head if np.ndim(values) else ""
+                    row = (round(epoch, 6), self.step, name, block, head, float(value))
+                    self.rows.append(dict(zip(COLUMNS, row, strict=True)))
+                if self.writer is not None:
+                    self.writer.add_scalar(f"{name}/{block}", float(np.mean(values)), self.step)
+        if self.path is not None:
+            with written_whole(self.path) as path, path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                writer.writeheader()
+                writer.writerows(self.rows)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the rows, for a checkpoint of `keras_vitx.training.resumable_fit`."""
+        return {"step": self.step, "rows": self.rows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+        self.step, self.rows = state["step"], state["rows"]
+
+
+MATRICES = {
+    "cross_layer_similarity",
+    "mean_maps",
+    "class_attention",
+    "re_attention",
+    "context_scale",
+    "attention_centre",
+}
+"""Measures with more than one number per block and head."""
+
+
+def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the rows that a `MeasureDuringTraining` wrote.
+
+    Args:
+        path: Path of the `.csv` file.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: if it has other columns.
+    """
+    with Path(path).open(newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(
+                f"{path} must have the columns {', '.join(COLUMNS)}. "
+                f"Received: {', '.join(reader.fieldnames or ())}."
+            )
+        return [
+            {
+                **row,
+                "epoch": float(row["epoch"]),
+                "step": int(row["step"]),
+                "head": int(row["head"]) if row["head"] else "",
+                "value": float(row["value"]),
+            }
+            for row in reader
+        ]
+
+
+def plot_dynamics(
+    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, measures: Sequence[str] = ()
+) -> Path:
+    """Plot measures during training: one panel per measure, one curve per block.
+
+    ConViT, Figures 5, 10 and 13 (`"nonlocality"`); also entropy, branches, similarities by
+    epoch. The mean over heads where a measure has heads; lighter curves are deeper blocks.
+
+    Args:
+        rows: The rows of a `MeasureDuringTraining`, or of its file (`read_dynamics`).
+        path: Path of the file.
+        measures: Names of the measures; by default all of the rows.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if there are no rows, or none of a measure.
+    """
+    names = _measured(rows, measures)
+    with drawing(path, (1, len(names))) as (axes,):
+        for axis, name in zip(axes, names, strict=True):
+            chosen = [row for row in rows if row["measure"] == name]
+            blocks = list(dict.fromkeys(row["block"] for row in chosen))
+            for index, block in enumerate(blocks):
+                own = [row for row in chosen if row["block"] == block]
+                _over_time(axis, own, color=shade(index, len(blocks)), label=block)
+            axis.set_title(name.replace("_", " "), fontsize=9)
+            axis.set_xlabel("epoch")
+        axes[-1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+    return Path(path)
+
+
+def plot_gates(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> Path:
+    r"""Plot ConViT's gates during training: one panel per block, one curve per head.
+
+    ConViT, Figures 6 and 14: $\sigma(\lambda_h)$ in colours, the mean over heads in black.
+
+    Args:
+        rows: As in `plot_dynamics`, with the measure `"gates"`.
+        path: Path of the file.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if there are no rows of gates.
+    """
+    _measured(rows, ["gates"])
+    gates = [row for row in rows if row["measure"] == "gates"]
+    blocks = list(dict.fromkeys(row["block"] for row in gates))
+    with drawing(path, (1, len(blocks)), (1.8, 2.4)) as (axes,):
+        for axis, block in zip(axes, blocks, strict=True):
+            own = [row for row in gates if row["block"] == block]
+            for head in dict.fromkeys(row["head"] for row in own):
+                _over_time(axis, [row for row in own if row["head"] == head], alpha=0.7)
+            _over_time(axis, own, color="black", linewidth=2)
+            axis.set_title(block, fontsize=8)
+            axis.set_ylim(0, 1)
+            axis.set_xlabel("epoch")
+        axes[0].set_ylabel("σ(λ)")
+    return Path(path)
+
+
+def _writer(folder):
+    try:
+        from tensorboard.summary import Writer
+    except ImportError as error:
+        raise ImportError(needs_extra("`log_dir` needs tensorboard", "tensorboard")) from error
+    return Writer(str(folder))
+
+
+def _measured(rows, names):
+    known = list(dict.fromkeys(row["measure"] for row in rows))
+    if not known:
+        raise ValueError("`rows` must have at least one row.")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"The rows have no measure {name!r}. {nearest(name, known)}")
+    return list(names) or known
+
+
+def _over_time(axis, rows, **style):
+    """Draw the mean of all values of an epoch."""
+    times: dict[float, list[float]] = {}
+    for row in rows:
+        times.setdefault(row["epoch"], []).append(row["value"])
+    axis.plot(list(times), [np.mean(values) for values in times.values()], ".-", **style)
