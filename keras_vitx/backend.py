@@ -8,7 +8,9 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from keras_vitx.text import needs_extra
 
@@ -108,6 +110,46 @@ def without_gradients() -> contextlib.AbstractContextManager:
     import torch
 
     return torch.no_grad()
+
+
+def input_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that gives the gradient of `function` by its first argument.
+
+    Args:
+        function: A function of an array and further arguments that returns one number,
+            written with `keras.ops`.
+
+    Returns:
+        A function of the same arguments; arrays in, an array out. It is compiled, if the
+        backend compiles.
+    """
+    import keras
+    import numpy as np
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        gradient = jax.jit(jax.grad(function))
+        return lambda x, *more: np.asarray(gradient(x, *more))
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        @tf.function(reduce_retracing=True)
+        def gradient(x, *more):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x, *more)
+            return tape.gradient(y, x)
+
+        return lambda x, *more: gradient(*map(tf.convert_to_tensor, (x, *more))).numpy()
+
+    import torch
+
+    def gradient(x, *more):
+        x = keras.ops.convert_to_tensor(x).detach().requires_grad_()
+        return torch.autograd.grad(function(x, *more), x)[0].cpu().numpy()
+
+    return gradient
 
 
 def keep_memory() -> bool:

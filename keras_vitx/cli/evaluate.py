@@ -1,8 +1,9 @@
 """`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
 
 import math
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +18,12 @@ from keras_vitx.cli._models import (
 from keras_vitx.cli._options import Backend, Json, ModelOrFile, Source, Weights
 from keras_vitx.cli._output import show, show_json
 from keras_vitx.files import check_writable
+
+
+def Strengths(what: str) -> Any:
+    """Return the type of an option that perturbs the images, with one or several strengths."""
+    help = f"Also evaluate on perturbed images: {what}. Repeat it for several strengths."
+    return Annotated[list[str] | None, typer.Option(help=help, metavar="STRENGTH")]
 
 
 def main(
@@ -41,6 +48,16 @@ def main(
         Path | None, typer.Option(help="Picture of which classes are taken for which.")
     ] = None,
     per_class: Annotated[Path | None, typer.Option(help="CSV with one row per class.")] = None,
+    occlude: Strengths("occluded share of the area, at the centre, such as 0.25") = None,
+    fgsm: Strengths("epsilon of the fast gradient sign attack, such as 1/255") = None,
+    pgd: Strengths("epsilon of projected gradient descent, 10 steps") = None,
+    noise: Strengths("standard deviation of Gaussian noise, of 0..255") = None,
+    shot_noise: Strengths("Poisson noise, such as 1/60") = None,
+    blur: Strengths("standard deviation of a Gaussian blur, in pixels") = None,
+    runs: Annotated[
+        int,
+        typer.Option(help="Evaluations with different seeds of each random change.", min=1, max=10),
+    ] = 1,
     validation_split: Annotated[
         float, typer.Option(help="The value given to `train`, for the same validation images.")
     ] = 0.1,
@@ -55,6 +72,10 @@ def main(
 ) -> None:
     """Measure loss and accuracy of a model on labelled images."""
     _check(crop_ratio, confusion, per_class)
+    changes = {"occlude": occlude, "fgsm": fgsm, "pgd": pgd, "noise": noise, "blur": blur}
+    changes = {k: _numbers(k, v) for k, v in {**changes, "shot_noise": shot_noise}.items() if v}
+    if changes and len(crop_ratio or ()) > 1:
+        raise ValueError(f"Perturbed images need one `--crop-ratio`. Received: {crop_ratio}.")
     kv.keep_memory()
     if weights is None and is_size(model):
         weights = only_sensible_weights(model)
@@ -79,6 +100,17 @@ def main(
         )
         counts, names = measures.pop("confusion", None), measures.pop("class_names", None)
         rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
+    if changes:
+        options = {
+            "part": rows[0]["part"],
+            "batch_size": batch_size,
+            "validation_split": validation_split,
+            "seed": seed,
+            "strict": strict,
+            "crop_ratio": crop_ratio[0] if crop_ratio else None,
+        }
+        clean = {"perturbation": "none", "strength": 0, **_only(rows[0])}
+        rows = [clean, *_perturbed(network, source, changes, runs, options)]
     if confusion:
         kv.analysis.plot_confusion(counts, names, confusion)
     if per_class:
@@ -87,8 +119,34 @@ def main(
         show_json(rows if len(rows) > 1 else rows[0])
     else:
         formats = {name: _rounded for name, v in rows[0].items() if isinstance(v, float)}
+        formats["interval"] = _rounded
         formats |= {"images_per_second": lambda value: "" if value is None else f"{value:.1f}"}
         show(rows, formats=formats)
+
+
+def _perturbed(network, source, changes, runs, options) -> list[dict[str, Any]]:
+    rows = []
+    for kind, strengths in changes.items():
+        for row in kv.robustness.curve(network, source, kind, strengths, runs, **options):
+            rows.append({"perturbation": row.pop("kind"), **row})
+    return rows
+
+
+def _only(measures: dict[str, Any]) -> dict[str, Any]:
+    if "accuracy" not in measures:
+        raise ValueError("Perturbed images need one class per image.")
+    return {"accuracy": measures["accuracy"], "interval": None, "images": measures["images"]}
+
+
+def _numbers(name: str, texts: list[str]) -> list[float]:
+    """Return numbers such as 0.25 or 1/255."""
+    try:
+        return [float(Fraction(text)) for text in texts]
+    except (ValueError, ZeroDivisionError):
+        option = "--" + name.replace("_", "-")
+        raise ValueError(
+            f"`{option}` takes numbers such as 0.25 or 1/255. Received: {texts}."
+        ) from None
 
 
 def _check(crop_ratio: list[float] | None, *paths: Path | None) -> None:
@@ -105,5 +163,5 @@ def _check(crop_ratio: list[float] | None, *paths: Path | None) -> None:
         check_writable(path)
 
 
-def _rounded(value: float) -> str:
-    return f"{value:.4f}"
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -103,6 +103,42 @@ def part_of(
             facts = ModelInput(facts.input_shape, preprocessing)
         found = EvaluationBatches(found, facts, batch_size, pad=on_several_devices())
     return part, found, source.class_names
+
+
+class Perturbed(keras.utils.PyDataset):
+    """Batches whose images are changed by a function.
+
+    Args:
+        batches: The batches.
+        perturb: A function of the images, the labels and the index of a batch that returns
+            the images.
+        order: Index of the model's output for each label; None if they are the same.
+
+    Raises:
+        ValueError: if the batches can't be taken by index, or are split between devices.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        perturb: Callable[[Any, np.ndarray, int], np.ndarray],
+        order: Sequence[int] | None = None,
+    ):
+        super().__init__()
+        if not isinstance(batches, keras.utils.PyDataset) or on_several_devices():
+            raise ValueError(
+                "`perturb` needs a source or a `keras.utils.PyDataset`, on one device. Received: "
+                f"{type(batches).__name__}."
+            )
+        self.batches, self.perturb, self.order = batches, perturb, order
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        images, labels, *weights = self.batches[index]
+        outputs = labels if self.order is None else np.asarray(self.order)[np.asarray(labels)]
+        return self.perturb(images, outputs, index), labels, *weights
 
 
 def on_several_devices() -> bool:

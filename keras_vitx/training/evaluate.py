@@ -1,13 +1,14 @@
 """Evaluate a model on labelled images."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vitx.classifier import outputs_of
-from keras_vitx.training.batches import PartName, are_numbers, labels_of, part_of
+from keras_vitx.training.batches import PartName, Perturbed, are_numbers, labels_of, part_of
 from keras_vitx.training.confusion import Confusion
 from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.task import task_of
@@ -87,6 +88,7 @@ def evaluate(
     strict: bool = False,
     crop_ratio: float | None = None,
     confusion: bool = False,
+    perturb: Callable[[Any, np.ndarray, int], np.ndarray] | None = None,
     verbose: str | int = 0,
 ) -> dict[str, Any]:
     """Evaluate `model` on labelled images, without changing the model.
@@ -112,6 +114,9 @@ def evaluate(
         strict: Whether an image that can't be decoded is an error.
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
         confusion: Whether to count which classes are taken for which.
+        perturb: A function that changes the images of each batch, such as those of
+            `keras_vitx.robustness`. It is given the images, the indices of the right outputs
+            and the index of the batch.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
@@ -127,7 +132,8 @@ def evaluate(
 
     Raises:
         ValueError: if the model has no classifier, the data do not fit it, `confusion` is
-            asked of a task without classes, or `crop_ratio` of your own batches.
+            asked of a task without classes, or `crop_ratio` of your own batches; or if
+            `perturb` is given with batches that have no index.
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
@@ -144,6 +150,8 @@ def evaluate(
     task = task_of(outputs, labels_of(batches))
     order = _order(getattr(model, "class_names", None), class_names)
     metrics = task.metrics(top_5=True)
+    if perturb is not None:
+        batches = Perturbed(batches, perturb, order)
     counts = Confusion(max(outputs.classes, 2)) if confusion else None
     if counts is not None:
         if task.kind not in ("classes", "distributions", "binary"):

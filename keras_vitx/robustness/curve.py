@@ -1,0 +1,91 @@
+"""Accuracy as a function of the strength of a perturbation."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_vitx.robustness.attacks import FGSM, PGD
+from keras_vitx.robustness.corruptions import GaussianBlur, GaussianNoise, Occlusion, ShotNoise
+from keras_vitx.text import nearest
+from keras_vitx.training.evaluate import evaluate
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "occlude": Occlusion,
+    "fgsm": FGSM,
+    "pgd": PGD,
+    "noise": GaussianNoise,
+    "shot_noise": ShotNoise,
+    "blur": GaussianBlur,
+}
+"""The perturbations by name; each takes a model and a strength."""
+
+RANDOM = ("pgd", "noise", "shot_noise")
+"""Those that take a seed."""
+
+# 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def curve(
+    model: keras.Model,
+    source: Any,
+    kind: str,
+    strengths: Sequence[float],
+    runs: int = 1,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Evaluate a model on images perturbed with each strength.
+
+    Args:
+        model: A classifier with `preprocessing`.
+        source: Labelled images, as in `keras_vitx.evaluate`.
+        kind: One of `KINDS`.
+        strengths: The strengths, in the units of the perturbation.
+        runs: Number of evaluations with different seeds, at most 10, if the perturbation is
+            random.
+        **options: Further arguments of `keras_vitx.evaluate`, such as `batch_size`.
+
+    Returns:
+        One dictionary per strength: `"kind"`, `"strength"`, `"accuracy"` (the mean of the
+        runs), `"interval"` (half the width of its 95 % confidence interval, None for one
+        run), `"images"`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"`kind` {kind!r} is unknown. {nearest(kind, KINDS)}")
+    if not isinstance(runs, int) or not 1 <= runs <= len(T) + 1:
+        raise ValueError(f"`runs` must be a whole number in 1..{len(T) + 1}. Received: {runs!r}.")
+    seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]
+    # All are made before the first evaluation, so that a wrong strength costs no time.
+    made = [(s, [KINDS[kind](model, s, **seed) for seed in seeds]) for s in strengths]
+    rows = []
+    for strength, perturbations in made:
+        measures = [evaluate(model, source, perturb=each, **options) for each in perturbations]
+        if "accuracy" not in measures[0]:
+            raise ValueError(f"`source` must have one class per image. Measured: {measures[0]}.")
+        accuracies = [found["accuracy"] for found in measures]
+        rows.append(
+            {
+                "kind": kind,
+                "strength": strength,
+                "accuracy": statistics.fmean(accuracies),
+                "interval": interval(accuracies),
+                "images": measures[0]["images"],
+            }
+        )
+    return rows
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Return half the width of the 95 % confidence interval of a mean; None for one value.
+
+    It is $t\\,s / \\sqrt n$, with $s$ the standard deviation of the sample and $t$ Student's
+    quantile of $n - 1$ degrees of freedom.
+    """
+    if len(values) < 2:
+        return None
+    return T[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
