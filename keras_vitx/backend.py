@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +112,14 @@ def without_gradients() -> contextlib.AbstractContextManager:
     return torch.no_grad()
 
 
-def input_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that gives the gradient of `function` by its first argument.
 
     Args:
         function: A function of an array and further arguments that returns one number,
             written with `keras.ops`.
+        variables: The variables that it uses. Under JAX their present values are used: a
+            model that Keras evaluates has none of its own meanwhile.
 
     Returns:
         A function of the same arguments; arrays in, an array out. It is compiled, if the
@@ -129,8 +131,12 @@ def input_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     if keras.backend.backend() == "jax":
         import jax
 
-        gradient = jax.jit(jax.grad(function))
-        return lambda x, *more: np.asarray(gradient(x, *more))
+        def stateless(x, values, *more):
+            with keras.StatelessScope(zip(variables, values, strict=True)):
+                return function(x, *more)
+
+        gradient, values = jax.jit(jax.grad(stateless)), [each.value for each in variables]
+        return lambda x, *more: np.asarray(gradient(x, values, *more))
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

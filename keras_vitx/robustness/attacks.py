@@ -21,7 +21,7 @@ class PGD(Perturbation):
     image's, and to 0..1. The gradient is that of inference.
 
     Args:
-        model: A classifier of one class per image, with `preprocessing`.
+        model: A classifier of one class per image, with `preprocessing` and its final weights.
         epsilon: $\epsilon$, for pixel values in 0..1.
         steps: Number of steps.
         step: $\alpha$; None is $2.5\,\epsilon$ / steps.
@@ -48,7 +48,7 @@ class PGD(Perturbation):
         self.steps = steps
         self.step = 2.5 * self.epsilon / steps if step is None else check_strength("step", step)
         self.random_start, self.seed = random_start, seed
-        self.gradient = input_gradient(_loss_of(model))
+        self.gradient = input_gradient(_loss_of(model), model.variables)
 
     def change(self, pixels, labels, index):
         if labels.ndim != 1:
