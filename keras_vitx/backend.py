@@ -135,7 +135,9 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
             with keras.StatelessScope(zip(variables, values, strict=True)):
                 return function(x, *more)
 
-        gradient, values = jax.jit(jax.grad(stateless)), [each.value for each in variables]
+        # Copies, because Keras donates its arrays to the steps it compiles.
+        values = [jax.numpy.array(each.value) for each in variables]
+        gradient = jax.jit(jax.grad(stateless))
         return lambda x, *more: np.asarray(gradient(x, values, *more))
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
