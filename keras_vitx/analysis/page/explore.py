@@ -24,7 +24,8 @@ from keras_vitx.files import check_writable, written_whole
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
-HERE = Path(__file__).parent
+WEB = Path(__file__).parent / "web"
+SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
 LEVELS = (256, 64)
 """Levels per row of a map: the second if the page would exceed its limit with the first."""
 
@@ -150,18 +151,25 @@ class _Maps:
 
 def _page(facts: dict[str, Any], texts: Iterable[tuple[str, str]]) -> bytes:
     """Return the page: the template with style, script, facts and maps inside."""
-    template = Template((HERE / "page.html").read_text("utf-8"))
+
+    def read(*names):
+        return "\n".join((WEB / name).read_text("utf-8") for name in names)
+
     maps = "\n".join(
         f'<script type="text/plain" data-maps="{name}">{text}</script>' for name, text in texts
     )
-    return template.substitute(
-        title=escape(f"Attention of {facts['model']}"),
-        style=(HERE / "page.css").read_text("utf-8"),
-        script=(HERE / "page.js").read_text("utf-8"),
-        # A name must not end the script element that it is in.
-        facts=json.dumps(facts, allow_nan=False).replace("<", "\\u003c"),
-        maps=maps,
-    ).encode("utf-8")
+    return (
+        Template(read("page.html"))
+        .substitute(
+            title=escape(f"Attention of {facts['model']}"),
+            style=read("page.css"),
+            script=read(*SCRIPTS),
+            # A name must not end the script element that it is in.
+            facts=json.dumps(facts, allow_nan=False).replace("<", "\\u003c"),
+            maps=maps,
+        )
+        .encode("utf-8")
+    )
 
 
 def _chosen_blocks(model: keras.Model, blocks: Iterable[int | str] | None) -> set[str]:

@@ -1,0 +1,119 @@
+/* Colours, and the picture with the map of a block and head on it. */
+const SEQUENTIAL = table([
+  [0, 34, 78], [26, 56, 111], [67, 78, 108], [97, 101, 111], [125, 124, 120],
+  [155, 148, 118], [188, 174, 108], [222, 201, 88], [254, 232, 56],
+]);
+const DIVERGING = table([
+  [24, 79, 149], [94, 148, 200], [187, 212, 232], [244, 244, 244],
+  [243, 199, 170], [214, 122, 88], [160, 24, 40],
+]);
+
+function table(stops) {
+  return Array.from({ length: 256 }, (_, i) => {
+    const place = (i / 255) * (stops.length - 1);
+    const left = Math.min(Math.floor(place), stops.length - 2);
+    return stops[left].map((c, k) => c + (place - left) * (stops[left + 1][k] - c));
+  });
+}
+
+/** Draw weights of patches on a canvas with one pixel per patch. */
+function paint(canvas, [rows, columns], values, signed) {
+  canvas.width = columns;
+  canvas.height = rows;
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(columns, rows);
+  let low = Infinity, high = -Infinity;
+  for (const value of values) {
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  const scale = element("scale").value;
+  signed = scale !== "stretch" && (signed || low < 0);
+  const largest = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  values.forEach((value, i) => {
+    let share = value / largest;
+    if (scale === "stretch") share = (value - low) / (high - low || 1);
+    if (scale === "root") share = Math.sign(share) * Math.sqrt(Math.abs(share));
+    const level = Math.round(255 * (signed ? (share + 1) / 2 : share));
+    pixels.data.set((signed ? DIVERGING : SEQUENTIAL)[level], 4 * i);
+    pixels.data[4 * i + 3] = 255;
+  });
+  context.putImageData(pixels, 0, 0);
+}
+
+const pictures = facts.images.map(({ source }) => Object.assign(new Image(), { src: source }));
+const small = document.createElement("canvas");
+
+function makePanes() {
+  element("panes").replaceChildren(...["before", "after"].map((stage) => {
+    const figure = make("figure");
+    const canvas = make("canvas", { tabIndex: 0 });
+    canvas.dataset.stage = stage;
+    canvas.setAttribute("role", "img");
+    figure.append(canvas, make("figcaption"));
+    return figure;
+  }));
+}
+
+function drawPane(figure, block) {
+  const [canvas, caption] = figure.children;
+  const { stage } = canvas.dataset;
+  const hidden = !has(block, stage);
+  // Maps that are not modified are shown once; the focus stays on a picture.
+  if (hidden && document.activeElement === canvas) figure.nextSibling.firstChild.focus();
+  figure.hidden = hidden;
+  if (hidden) return;
+  const picture = pictures[state.image];
+  const ratio = picture.naturalHeight / picture.naturalWidth || 1;
+  canvas.width = Math.round(canvas.clientWidth * (window.devicePixelRatio || 1));
+  canvas.height = Math.round(canvas.width * ratio);
+  const context = canvas.getContext("2d");
+  const { width, height } = canvas;
+  context.imageSmoothingEnabled = picture.naturalWidth >= 128;
+  context.drawImage(picture, 0, 0, width, height);
+  const values = weights(block, stage, state.head);
+  const offset = values && extras(block, stage);
+  const patches = values && values.subarray(offset);
+  if (values) {
+    paint(small, block.grid, patches);
+    context.imageSmoothingEnabled = false;
+    context.globalAlpha = 1 - element("mix").value / 100;
+    context.drawImage(small, 0, 0, width, height);
+    context.globalAlpha = 1;
+    if (state.query === "patch") outline(context, block.grid, width, height);
+  }
+  caption.replaceChildren(
+    make("b", { textContent: titleOf(block, stage) + ". " }),
+    values ? summary(values, patches, offset, block.grid) : "Unpacking the maps …",
+  );
+  canvas.setAttribute("aria-label", `Map ${titleOf(block, stage)}. ${caption.textContent}`);
+}
+
+function outline(context, grid, width, height) {
+  const { row, column } = patchAt(state.pointed ?? state.kept, grid);
+  const [h, w] = [height / grid[0], width / grid[1]];
+  const line = Math.max(2, width / 200);
+  for (const [colour, thick] of [["#000", 2 * line], ["#fff", line]]) {
+    context.strokeStyle = colour;
+    context.lineWidth = thick;
+    context.strokeRect(column * w, row * h, w, h);
+  }
+}
+
+function titleOf(block, stage) {
+  if (!has(block, "before")) return "Not modified";
+  if (stage === "after") return "After modification";
+  return block.carried ? "Passed on by an earlier block" : "Before modification";
+}
+
+function summary(values, patches, offset, [, columns]) {
+  let best = 0;
+  patches.forEach((weight, i) => { if (weight > patches[best]) best = i; });
+  const place = `row ${Math.floor(best / columns) + 1}, column ${(best % columns) + 1}`;
+  const tokens = ["class token", "distillation token"].slice(0, offset)
+    .map((name, k) => `; ${name} ${percent(values[k])}`).join("");
+  const sum = values.reduce((total, weight) => total + weight, 0);
+  return `Largest: ${percent(patches[best])} at ${place}${tokens}. Sum ${sum.toFixed(2)}.`;
+}
+
+const percent = (share) => `${(100 * share).toPrecision(3)} %`;

@@ -1,0 +1,47 @@
+/* Small maps of all blocks and heads. */
+const tiles = [];
+
+function makeSheet() {
+  const sheet = element("sheet");
+  const heads = [...(headCount > 1 ? [MEAN] : []), ...Array(headCount).keys()];
+  sheet.style.setProperty("--blocks", shown.length);
+  sheet.style.setProperty("--heads", heads.length);
+  const put = (item, b, h) => {
+    item.style.setProperty("--b", b);
+    item.style.setProperty("--h", h);
+    sheet.append(item);
+    return item;
+  };
+  heads.forEach((head, h) => put(make("span", { textContent: headName(head) }), -1, h));
+  shown.forEach((block, b) => {
+    put(make("span", { textContent: block.b, title: block.name }), b, -1);
+    heads.forEach((head, h) => {
+      const canvas = put(make("canvas"), b, h);
+      canvas.setAttribute("aria-hidden", "true");
+      tiles.push({ canvas, block, head });
+    });
+  });
+  sheet.addEventListener("click", (event) => {
+    const tile = tiles.find(({ canvas }) => canvas === event.target);
+    if (tile) choose({ block: tile.block.b, head: tile.head });
+  });
+}
+
+function drawSheet() {
+  for (const { canvas, block, head } of tiles) {
+    const values = weights(block, state.stage, head);
+    canvas.classList.toggle("none", !values);
+    canvas.classList.toggle("chosen", block.b === state.block && head === state.head);
+    canvas.title = `Block ${block.b} (${block.name}), ${headName(head)}`;
+    if (values) {
+      paint(canvas, block.grid, values.subarray(extras(block)), state.stage === "change");
+    } else {
+      [canvas.height, canvas.width] = block.grid;
+    }
+  }
+}
+
+function headName(head) {
+  if (head === MEAN || facts.heads === "mean") return "mean";
+  return `head ${facts.heads ? facts.heads[head] : head}`;
+}
