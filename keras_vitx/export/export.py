@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.export.calibrate import calibration_images
 from keras_vitx.export.custom import check_imports
 from keras_vitx.export.formats import format_named, require
 from keras_vitx.export.formats.base import INPUT, Format, Graph
@@ -18,6 +19,7 @@ from keras_vitx.export.from_file import write_graph
 from keras_vitx.export.images import batches_for
 from keras_vitx.export.locate import where_they_part
 from keras_vitx.export.place import check_free, in_place
+from keras_vitx.export.precisions import check_precision, rounded
 from keras_vitx.export.prepare import (
     Prepared,
     check_preprocessing,
@@ -37,8 +39,6 @@ from keras_vitx.export.verify import (
 )
 from keras_vitx.files import check_writable
 
-PRECISIONS = (None, "float16")
-
 
 def export(
     model: keras.Model,
@@ -49,6 +49,7 @@ def export(
     outputs: str | None = None,
     serving: bool | int = False,
     precision: str | None = None,
+    calibration: Any = None,
     image_sizes: Sequence[tuple[int, int]] = (),
     fuse: bool = True,
     verify: bool = True,
@@ -93,8 +94,16 @@ def export(
             `image_bytes` is JPEG, PNG or GIF files, `(batch,)`, and its outputs are `classes`,
             names, and `probabilities`, both `(batch, n)`, in descending order. An integer is
             n; True stands for all classes. Implies `preprocessing=True`.
-        precision: `"float16"` stores weights in half precision, which halves the file; they
-            are computed with in float32.
+        precision: Precision of the stored weights. None is the model's own.
+            `"float16"` and `"bfloat16"` halve the file; the computation stays in float32.
+            `"int8"` (and `"int4"`) stores the weights of products in a quarter (an eighth);
+            ONNX Runtime and LiteRT also compute the products in int8, in ranges of the
+            activations found at run time.
+            `"int8-static"` also fixes the ranges of activations, by `calibration`.
+            Not every format has every precision; the error for one it lacks has the table.
+        calibration: For `"int8-static"`, images like those that the model will see: a folder of
+            images, or another source of `keras_vitx.data.open_source`, from which 256 are
+            taken and preprocessed; or an array of the file's input.
         image_sizes: Other `(height, width)` of a SavedModel's images, each with a signature of
             its own, such as `serve_256x192`. Position embeddings are resampled; all other
             weights are stored once.
@@ -126,8 +135,7 @@ def export(
     if serving is not False:
         check_serving(serving, kind, outputs)
         preprocessing, outputs = preprocessing or True, "probabilities"
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision should be None or 'float16', not {precision!r}.")
+    check_precision(precision, kind, calibration)
     path = Path(path)
     _check_suffix(path, kind)
     parts = prepare(model, preprocessing, outputs, kind.any_size)
@@ -138,7 +146,7 @@ def export(
     require(kind)
     check_writable(path)
     check_free(path, kind, overwrite)
-    half = precision == "float16"
+    ranges = None if calibration is None else calibration_images(parts, calibration)
     seconds: dict[str, float] = {}
     sizes = _at_sizes(parts, image_sizes, kind)
 
@@ -147,9 +155,14 @@ def export(
         with _stage("fusing", seconds, verbose):
             network, not_fused = fused(parts.network)
             others = {name: fused(each)[0] for name, each in sizes.items()}
+    if precision in kind.by_keras:
+        with _stage("rounding", seconds, verbose):
+            network = rounded(network, precision)
+            others = {name: rounded(each, precision) for name, each in others.items()}
 
     def write(model, names, target, **extras):
-        write_graph(Graph(model, names, half, **extras), kind, target, imports)
+        graph = Graph(model, names, precision, calibration=ranges, **extras)
+        write_graph(graph, kind, target, imports)
 
     with in_place(path, kind) as unfinished:
         with _stage("converting", seconds, verbose):
@@ -162,7 +175,7 @@ def export(
                     compare(unfinished, kind, each, batches_for(each), parts.outputs)
                     for each in sizes.values()
                 ]
-            limit = tolerance_for(model, half) if tolerance is None else tolerance
+            limit = tolerance_for(model, precision) if tolerance is None else tolerance
             for name, other in zip(sizes, compared, strict=True):
                 check_difference(other.difference, limit, path, model, f" (signature {name})")
             if not found.difference <= limit:

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
 
 from keras_vitx.export.custom import explain, find_custom, load_custom
 from keras_vitx.export.floats import in_floats
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.formats.base import Format, Graph
 from keras_vitx.export.process import run_python
+
+CALIBRATION = "calibration.npy"
 
 
 def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str] = ()) -> None:
@@ -32,7 +35,7 @@ def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str]
     request = {
         "format": format.name,
         "outputs": graph.outputs,
-        "half": graph.half,
+        "precision": graph.precision,
         "others": list(graph.others),
         "classes": graph.classes,
         "top": graph.top,
@@ -40,6 +43,8 @@ def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str]
     }
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "request.json").write_text(json.dumps(request))
+        if graph.calibration is not None:
+            np.save(Path(folder, CALIBRATION), graph.calibration)
         for name, model in {"model": graph.model, **graph.others}.items():
             model.save(Path(folder, f"{name}.keras"))
         file = Path(folder, "request.json")
@@ -59,13 +64,15 @@ def main(file: str, path: str) -> None:
             )
 
         others = {name: load(name) for name in request["others"]}
+        calibration = Path(file).with_name(CALIBRATION)
         graph = Graph(
             load("model"),
             tuple(request["outputs"]),
-            request["half"],
+            request["precision"],
             others,
             tuple(request["classes"]),
             request["top"],
+            np.load(calibration) if calibration.exists() else None,
         )
         write_graph(graph, FORMATS[request["format"]], Path(path))
     except Exception as error:

@@ -26,7 +26,12 @@ TOLERANCE = 1e-5
 
 TOLERANCE_ROUNDED = 5e-2
 """The same if a layer computes in half precision or is quantized, or if weights are stored in
-float16: in int8 and float8, the rounding of activations alone accounts for up to 2e-2."""
+half precision: in int8 and float8, the rounding of activations alone accounts for up to 2e-2."""
+
+TOLERANCE_INTEGER = 0.25
+"""The same for weights that the export stores in int8 or int4. It tells a broken file, whose
+outputs have nothing to do with the model's, from a rounded one; how good a rounded one is shows
+in `Comparison.top1`, and in its accuracy."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ def verify(
             distributed values otherwise; in two sizes if the model takes any size.
         tolerance: Largest difference allowed. None means 1e-5, or 5e-2 if a layer computes
             in lower precision than float32 or is quantized, or if weights are stored in
-            float16. A GPU that rounds products to TF32 needs a larger tolerance.
+            half precision, or 0.25 in int8 and int4. A GPU that
+            rounds products to TF32 needs a larger tolerance.
 
     Returns:
         The largest difference over all outputs and batches.
@@ -97,7 +103,7 @@ def verify(
         kind = "the folder of a SavedModel" if not format.suffix else f"{format.title} data"
         raise FileNotFoundError(f"path: {str(path)!r} is not {kind}.")
     if tolerance is None:
-        tolerance = tolerance_for(model, options.get("precision") == "float16")
+        tolerance = tolerance_for(model, options.get("precision"))
     found = compare(path, format, reference, batches, parts.outputs)
     check_difference(found.difference, tolerance, path, model)
     return found.difference
@@ -162,9 +168,11 @@ def check_difference(
         )
 
 
-def tolerance_for(model: keras.Model, half: bool = False) -> float:
-    """Return the default tolerance of a model, whose weights may be stored in float16."""
-    rounded = half or any(
+def tolerance_for(model: keras.Model, precision: str | None = None) -> float:
+    """Return the default tolerance of a model whose weights are stored in a precision."""
+    if precision and "int" in precision:
+        return TOLERANCE_INTEGER
+    rounded = precision is not None or any(
         layer.compute_dtype in ("bfloat16", "float16") or layer.quantization_mode is not None
         for layer in sublayers(model)
     )

@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import keras
+import ml_dtypes
 import numpy as np
 
 INPUT = "images"
 """Name of the input in every format."""
+
+HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+"""The dtypes of half precision."""
 
 
 @dataclass(frozen=True)
@@ -18,18 +22,20 @@ class Graph:
     Attributes:
         model: The model, whose one input is a batch of images.
         outputs: Names of its outputs, in order.
-        half: Whether weights are stored in float16; the computation stays in float32.
+        precision: Precision of the stored weights, one of `Format.precisions`, or None.
         others: The same network for other image sizes, by the name of their signatures.
         classes: Names of the classes, if the file is to have the signature of a server.
         top: Number of classes that this signature returns.
+        calibration: Images of the file's input, from which ranges of activations are taken.
     """
 
     model: keras.Model
     outputs: tuple[str, ...]
-    half: bool = False
+    precision: str | None = None
     others: Mapping[str, keras.Model] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     top: int = 0
+    calibration: np.ndarray | None = None
 
     def named(self, outputs) -> dict:
         """Return the outputs of the model by name."""
@@ -53,6 +59,9 @@ class Format:
         int8_weights: Whether the products of int8 layers are written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
         companions: Suffixes of files that belong to the one at the path.
+        precisions: Precisions of weights that it is written in, besides the model's own.
+        by_keras: Those of them that Keras rounds the model to before it is written.
+        quantizer: The package that quantizes its files, if `needs` has none for it.
     """
 
     name: str
@@ -67,6 +76,9 @@ class Format:
     int8_weights: bool = False
     any_size: bool = False
     companions: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("float16", "bfloat16", "int8", "int4")
+    by_keras: tuple[str, ...] = ("int8", "int4")
+    quantizer: str = ""
 
 
 def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
@@ -80,19 +92,21 @@ def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
     return is_one
 
 
-def halves(model: keras.Model) -> dict[int, np.ndarray]:
-    """Return the variables that float16 can hold, as float16 arrays by `id`.
+def halves(model: keras.Model, precision: str | None) -> dict[int, np.ndarray]:
+    """Return the variables that half precision can hold, as arrays by `id`.
 
     Small ones, such as biases and scales, stay as they are: they take no space.
     """
     found = {}
+    if precision not in HALVES:
+        return found
     for variable in model.variables:
         if keras.backend.standardize_dtype(variable.dtype) != "float32":
             continue
         if len(variable.shape) < 2:
             continue
         with np.errstate(over="ignore"):
-            values = keras.ops.convert_to_numpy(variable).astype("float16")
-        if np.isfinite(values).all():
+            values = keras.ops.convert_to_numpy(variable).astype(HALVES[precision])
+        if np.isfinite(values.astype("float32")).all():
             found[id(variable)] = values
     return found

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from keras_vitx.export.formats.base import Format, Graph, starts_with
+from keras_vitx.export.formats.base import INPUT, Format, Graph, starts_with
 from keras_vitx.export.formats.saved_model import temporary
 
 
@@ -14,9 +14,15 @@ def write(graph: Graph, path: Path) -> None:
         converter = tf.lite.TFLiteConverter.from_saved_model(
             str(folder), signature_keys=["serving_default"]
         )
-        if graph.half:
+        if graph.precision:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if graph.precision == "float16":
             converter.target_spec.supported_types = [tf.float16]
+        if graph.precision == "int8-static":
+            converter.representative_dataset = lambda: (
+                ("serving_default", {INPUT: graph.calibration[index : index + 1]})
+                for index in range(len(graph.calibration))
+            )
         path.write_bytes(converter.convert())
 
 
@@ -32,4 +38,6 @@ FORMAT = Format(
     int8_weights=True,
     is_one=starts_with(b"TFL3", at=4),
     float32=True,
+    precisions=("float16", "int8", "int8-static"),
+    by_keras=(),
 )

@@ -1,9 +1,13 @@
 """OpenVINO's intermediate representation, by its own converter."""
 
+import logging
 from pathlib import Path
 
 from keras_vitx.export.formats.base import Format, Graph, starts_with
 from keras_vitx.export.formats.saved_model import temporary
+
+WEIGHTS = {"int8": "int8_sym", "int4": "int4_sym"}
+"""Modes of NNCF."""
 
 
 def write(graph: Graph, path: Path) -> None:
@@ -12,7 +16,24 @@ def write(graph: Graph, path: Path) -> None:
 
     with temporary(Graph(graph.model, graph.outputs)) as folder:
         model = openvino.convert_model(folder)
-        openvino.save_model(model, path, compress_to_fp16=graph.half)
+        if graph.precision in WEIGHTS or graph.precision == "int8-static":
+            model = _quantized(model, graph)
+        openvino.save_model(model, path, compress_to_fp16=graph.precision == "float16")
+
+
+def _quantized(model, graph: Graph):
+    import nncf
+
+    nncf.set_log_level(logging.ERROR)
+    if graph.precision == "int8-static":
+        images = nncf.Dataset([image[None] for image in graph.calibration])
+        return nncf.quantize(
+            model,
+            images,
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(graph.calibration),
+        )
+    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode(WEIGHTS[graph.precision]))
 
 
 FORMAT = Format(
@@ -27,4 +48,7 @@ FORMAT = Format(
     int8_weights=True,
     is_one=starts_with(b"<?xml", b"<net"),
     companions=(".bin",),
+    precisions=("float16", "int8", "int8-static", "int4"),
+    by_keras=(),
+    quantizer="nncf",
 )

@@ -27,7 +27,7 @@ def write(graph: Graph, folder: Path) -> None:
     module = tf.Module()
     stored, signatures = {}, {}
     for name, model in {"serve": graph.model, **graph.others}.items():
-        weights = _store(tf, model, graph.half, stored)
+        weights = _store(tf, model, graph.precision, stored)
         spec = tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, name=INPUT)
         endpoint = _endpoint(tf, model, weights, spec)
         setattr(module, name, endpoint)
@@ -35,7 +35,7 @@ def write(graph: Graph, folder: Path) -> None:
     default = signatures["serve"]
     if graph.classes:
         *_, before, network = graph.model.layers
-        weights = _store(tf, network, graph.half, stored)
+        weights = _store(tf, network, graph.precision, stored)
         predict = _stateless(tf, network, weights)
         default = encoded.signature(before, predict, graph.classes, graph.top)
     module.stored = list(stored.values())
@@ -43,9 +43,9 @@ def write(graph: Graph, folder: Path) -> None:
     tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
-def _store(tf, model, half, stored):
+def _store(tf, model, precision, stored):
     """Return (variable, stored variable) pairs; models share those of equal values."""
-    in_half = halves(model) if half else {}
+    in_half = halves(model, precision)
     pairs = []
     for variable in model.variables:
         array = in_half.get(id(variable))

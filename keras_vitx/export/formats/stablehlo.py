@@ -25,7 +25,7 @@ def write(graph: Graph, path: Path) -> None:
         jax.export.symbolic_shape(", ".join(known)),
         keras.backend.standardize_dtype(model.inputs[0].dtype),
     )
-    in_half = halves(model) if graph.half else {}
+    in_half = halves(model, graph.precision)
 
     def run(images):
         weights = [

@@ -36,10 +36,10 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def _served(graph):
-    """Return a module that stores each weight once, maybe in float16, and names its outputs."""
+    """Return a module that stores each weight once, maybe in half precision, and names its outputs."""
     import torch
 
-    in_half = halves(graph.model) if graph.half else {}
+    in_half = halves(graph.model, graph.precision)
     variables = graph.model.variables
 
     class Served(torch.nn.Module):
@@ -47,7 +47,12 @@ def _served(graph):
             super().__init__()
             for index, variable in enumerate(variables):
                 value = in_half.get(id(variable))
-                value = variable.value.detach() if value is None else torch.tensor(value)
+                if value is None:
+                    value = variable.value.detach()
+                else:
+                    # PyTorch does not know the bfloat16 of NumPy.
+                    value = torch.tensor(value.astype("float32"))
+                    value = value.to(getattr(torch, graph.precision))
                 self.register_buffer(f"weight_{index}", value)
 
         def forward(self, images):
