@@ -14,6 +14,7 @@ from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
 from keras_vitx.files import check_writable
 
 FORMATS = Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"]
+PRECISIONS = Literal["float16", "bfloat16", "int8", "int8-static", "int4"]
 
 
 def main(
@@ -44,9 +45,18 @@ def main(
         ),
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Return logits.")] = False,
-    float16: Annotated[
-        bool, typer.Option("--float16", help="Store weights in half precision.")
-    ] = False,
+    precision: Annotated[
+        PRECISIONS | None,
+        typer.Option(help="Precision of the stored weights. Default: the model's own."),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="For --precision int8-static: a folder of images like those that the model will "
+            "see, or an .npz with x_train.",
+            metavar="SOURCE",
+        ),
+    ] = None,
     image_size: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,7 +113,8 @@ def main(
         preprocessing=_size(pixels, "--pixels") if pixels else preprocessing,
         outputs="logits" if logits else None,
         serving=serving or False,
-        precision="float16" if float16 else None,
+        precision=precision,
+        calibration=calibration,
         image_sizes=sizes,
         fuse=fuse,
         verify=verify,

@@ -19,7 +19,7 @@ from keras_vitx.export.from_file import write_graph
 from keras_vitx.export.images import batches_for
 from keras_vitx.export.locate import where_they_part
 from keras_vitx.export.place import check_free, in_place
-from keras_vitx.export.precisions import check_precision, rounded
+from keras_vitx.export.precisions import check_precision
 from keras_vitx.export.prepare import (
     Prepared,
     check_preprocessing,
@@ -38,6 +38,9 @@ from keras_vitx.export.verify import (
     tolerance_for,
 )
 from keras_vitx.files import check_writable
+
+COMPARED = 32
+"""Number of calibration images that the file is compared with."""
 
 
 def export(
@@ -112,7 +115,7 @@ def export(
         verify: Whether to run the file in its own runtime and compare its outputs with the
             model's before it is moved into place; see `keras_vitx.export.verify`.
         images: Images for the comparison, of the file's input. None means images of the
-            shipped Fashion-MNIST sample.
+            shipped Fashion-MNIST sample, or 32 of `calibration`.
         tolerance: Largest difference allowed; None means the default of `verify`.
         overwrite: Whether to replace a file of the same format at `path`. Anything else is
             never replaced.
@@ -142,11 +145,14 @@ def export(
     classes = classes_of(model, parts)
     server = {} if serving is False else {"classes": classes, "top": top_of(serving, classes)}
     reference = parts.joined()
-    batches = batches_for(reference, images) if verify else None
     require(kind)
     check_writable(path)
     check_free(path, kind, overwrite)
     ranges = None if calibration is None else calibration_images(parts, calibration)
+    if images is None and ranges is not None and len(ranges) > 1:
+        # The ranges are not meant for other images.
+        images = ranges[:COMPARED]
+    batches = batches_for(reference, images) if verify else None
     seconds: dict[str, float] = {}
     sizes = _at_sizes(parts, image_sizes, kind)
 
@@ -155,10 +161,6 @@ def export(
         with _stage("fusing", seconds, verbose):
             network, not_fused = fused(parts.network)
             others = {name: fused(each)[0] for name, each in sizes.items()}
-    if precision in kind.by_keras:
-        with _stage("rounding", seconds, verbose):
-            network = rounded(network, precision)
-            others = {name: rounded(each, precision) for name, each in others.items()}
 
     def write(model, names, target, **extras):
         graph = Graph(model, names, precision, calibration=ranges, **extras)

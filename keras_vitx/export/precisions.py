@@ -1,9 +1,7 @@
-"""The precisions that weights are stored in, and the models that Keras rounds to them."""
+"""The precisions that the weights of a file are stored in."""
 
 import importlib.util
 from typing import Any
-
-import keras
 
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.formats.base import Format
@@ -22,7 +20,8 @@ def check_precision(precision: str | None, format: Format, calibration: Any = No
     if precision is not None and precision not in format.precisions:
         raise ValueError(
             f"precision: {precision!r} is not available for the format {format.name!r}. "
-            f"The precisions are:\n{table()}"
+            f"The precisions are:\n{table()}\n"
+            "A model that `model.quantize` has rounded is written as it is in every format."
         )
     if precision == STATIC and calibration is None:
         raise ValueError(
@@ -43,18 +42,3 @@ def table() -> str:
     return "\n".join(
         f"{each.name.ljust(width)}  {', '.join(each.precisions)}" for each in FORMATS.values()
     )
-
-
-def rounded(network: keras.Model, precision: str) -> keras.Model:
-    """Return a copy of a model whose `Dense` weights Keras has rounded to int8 or int4.
-
-    Activations stay in float32.
-    """
-    configs = {
-        "int8": keras.quantizers.Int8QuantizationConfig,
-        "int4": keras.quantizers.Int4QuantizationConfig,
-    }
-    copy = type(network).from_config(network.get_config())
-    copy.set_weights(network.get_weights())
-    copy.quantize(precision, config=configs[precision](activation_quantizer=None))
-    return copy

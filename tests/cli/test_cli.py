@@ -174,12 +174,13 @@ def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
         return kv.export.Exported(path, 1e-6, format, size=10**6, latency_ms=2.0)
 
     monkeypatch.setattr(type(kv.export), "__call__", staticmethod(export))
-    words = ["--preprocessing", "--pixels", "40x48", "--logits", "--float16"]
-    words += ["--no-fuse", "--no-verify"]
+    words = ["--preprocessing", "--pixels", "40x48", "--logits", "--precision", "int8-static"]
+    words += ["--calibration", "photos", "--no-fuse", "--no-verify"]
     code, out, err = run("export", str(tiny_file), "model.onnx", *words)
     assert code == 0, err
     assert given["format"] == "onnx" and given["preprocessing"] == (40, 48)
-    assert (given["outputs"], given["precision"]) == ("logits", "float16")
+    assert (given["outputs"], given["precision"]) == ("logits", "int8-static")
+    assert given["calibration"] == "photos"
     assert not given["fuse"] and not given["verify"]
     assert "onnx: model.onnx, 1.0 MB" in out and "within 1.0e-06" in out
     code, out, err = run("export", str(tiny_file), "model", "--image-size", "24x16")

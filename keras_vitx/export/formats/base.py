@@ -60,7 +60,6 @@ class Format:
         any_size: Whether preprocessing inside the file takes images of any size.
         companions: Suffixes of files that belong to the one at the path.
         precisions: Precisions of weights that it is written in, besides the model's own.
-        by_keras: Those of them that Keras rounds the model to before it is written.
         quantizer: The package that quantizes its files, if `needs` has none for it.
     """
 
@@ -76,8 +75,7 @@ class Format:
     int8_weights: bool = False
     any_size: bool = False
     companions: tuple[str, ...] = ()
-    precisions: tuple[str, ...] = ("float16", "bfloat16", "int8", "int4")
-    by_keras: tuple[str, ...] = ("int8", "int4")
+    precisions: tuple[str, ...] = ("float16", "bfloat16")
     quantizer: str = ""
 
 

@@ -39,5 +39,4 @@ FORMAT = Format(
     is_one=starts_with(b"TFL3", at=4),
     float32=True,
     precisions=("float16", "int8", "int8-static"),
-    by_keras=(),
 )

@@ -112,5 +112,4 @@ FORMAT = Format(
     float32=True,
     any_size=True,
     precisions=("float16", "bfloat16", "int8", "int8-static"),
-    by_keras=(),
 )

@@ -49,6 +49,5 @@ FORMAT = Format(
     is_one=starts_with(b"<?xml", b"<net"),
     companions=(".bin",),
     precisions=("float16", "int8", "int8-static", "int4"),
-    by_keras=(),
     quantizer="nncf",
 )

@@ -36,7 +36,7 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def _served(graph):
-    """Return a module that stores each weight once, maybe in half precision, and names its outputs."""
+    """Return a module that stores each weight once and names its outputs."""
     import torch
 
     in_half = halves(graph.model, graph.precision)
