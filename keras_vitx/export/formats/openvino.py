@@ -8,6 +8,8 @@ from keras_vitx.export.formats.saved_model import temporary
 
 WEIGHTS = {"int8": "int8_sym", "int4": "int4_sym"}
 """Modes of NNCF."""
+GROUP = 32
+"""Weights that share a scale in int4."""
 
 
 def write(graph: Graph, path: Path) -> None:
@@ -33,7 +35,16 @@ def _quantized(model, graph: Graph):
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(graph.calibration),
         )
-    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode(WEIGHTS[graph.precision]))
+    options = {}
+    if graph.precision == "int4":
+        # A scale for 32 weights; products whose width is no multiple of it are in int8.
+        ignore = nncf.GroupSizeFallbackMode.IGNORE
+        options["group_size"] = GROUP
+        options["advanced_parameters"] = nncf.AdvancedCompressionParameters(
+            group_size_fallback_mode=ignore
+        )
+    mode = nncf.CompressWeightsMode(WEIGHTS[graph.precision])
+    return nncf.compress_weights(model, mode=mode, **options)
 
 
 FORMAT = Format(
