@@ -328,8 +328,26 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
     return y if heads_last else y.contiguous()
 
 
-def batch_norm(norm: keras.layers.BatchNormalization, x: Any, training: Any = True) -> Any:
-    """Apply a batch normalization over axis 1; in training under PyTorch, as one operation."""
+def batch_norm(
+    norm: keras.layers.BatchNormalization, x: Any, training: Any = True, offset: Any = None
+) -> Any:
+    """Apply a batch normalization over axis 1; in training under PyTorch, as one operation.
+
+    Args:
+        norm: A built layer.
+        x: `(batch, channels, ...)`.
+        training: Whether the statistics of the batch are used.
+        offset: In training, `(channels,)`, a constant that is added to `x` in thought: it
+            changes nothing but the running mean.
+    """
+    y = _batch_norm(norm, x, training)
+    if offset is not None:
+        share = keras.ops.cast(offset, norm.moving_mean.dtype) * (1 - norm.momentum)
+        norm.moving_mean.assign(norm.moving_mean + keras.ops.stop_gradient(share))
+    return y
+
+
+def _batch_norm(norm, x, training):
     plain = not training or norm.renorm or norm.synchronized or not norm.trainable
     # On several devices, the statistics are those of the whole batch.
     plain = plain or has_replaced_moments(norm)

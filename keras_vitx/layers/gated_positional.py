@@ -251,8 +251,11 @@ class GatedPositionalAttention(PositionalAttention):
 
     def positional_map(self):
         """Return the positional maps, `(heads, patches, patches)`, the same for all images."""
-        _, by_row, by_column = self.gated_positions()
-        by_row = by_row / ops.cast(self.gates(), self.compute_dtype)
+        if self.constant_positions:
+            by_row, by_column = self.stored_positions()
+            by_row = by_row / ops.cast(self.gates(), self.compute_dtype)
+        else:
+            by_row, by_column = map(self.softmax, self.axis_logits())
         return self.over_pairs(by_row, by_column, ops.multiply)
 
     def gated_positions(self):

@@ -197,10 +197,30 @@ class ReAttention(MapLayer):
     def call(self, maps, training=False):
         if self.normalize and self.folds(training):
             return self.folded()(maps)
-        maps = self.run(self.reatten_matrix, maps)
-        if self.normalize:
-            maps = batch_norm(self.var_norm, maps, training)
+        if (
+            self.normalize
+            and training
+            and self.var_norm.trainable
+            and not has_hooks(*children(self))
+        ):
+            maps = self.normalized(maps)
+        else:
+            maps = self.run(self.reatten_matrix, maps)
+            if self.normalize:
+                maps = batch_norm(self.var_norm, maps, training)
         return maps if self.map_scale == 1 else self.map_scale * maps
+
+    def normalized(self, maps: Any) -> Any:
+        r"""Return $\mathrm{BN}(\Theta A + b)$ in training, as $\mathrm{BN}(\Theta A)$.
+
+        BN subtracts $b$ again. Half precision would lose the maps, whose spread is about 0.01,
+        beside $b$, which starts within $\pm 1/\sqrt{\text{heads}}$; and rounding errors would
+        take the place of its gradient, which is zero.
+        """
+        kernel, bias = self.reatten_matrix.kernel, self.reatten_matrix.bias
+        # With a gradient, zero, since optimizers warn of variables without one.
+        kernel = kernel + 0.0 * ops.expand_dims(bias, -1)
+        return batch_norm(self.var_norm, mix_heads(kernel, maps), True, offset=bias)
 
     def folded(self) -> Callable[[Any], Any]:
         """Return `call` at inference as a single mix of heads."""

@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from harness import array, close, numbers
+from harness import array, close, gradients, numbers
+from keras import ops
 from plain import X, aggregate, batch_norm, built, convolve, dense, logits, mix, softmax
 
 from keras_vitx.keras_internals import sublayers
@@ -321,3 +322,31 @@ def test_the_precision_reaches_the_layers_over_maps():
         layer.build(X.shape)
         parts = [part for part in sublayers(layer) if not isinstance(part, keras.layers.Dropout)]
         assert {part.dtype_policy.name for part in parts} == {"mixed_bfloat16"}
+
+
+def test_re_attention_in_training_is_without_rounding_of_its_bias():
+    """The bias cancels in BN: no gradient reaches it, and half precision keeps the maps."""
+    maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
+    found = {}
+    for policy in ("float32", "mixed_bfloat16"):
+        layer = ReAttention(dtype=policy)
+        layer.build(maps.shape)
+        layer.reatten_matrix.kernel.assign(numbers((4, 4)))
+        layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+        given = ops.cast(maps, layer.compute_dtype)
+        variables = layer.trainable_variables
+
+        def loss(layer=layer, given=given):
+            return ops.sum(ops.cast(layer(given, training=True), "float32") ** 3)
+
+        _, slopes = gradients(loss, variables)
+        bias = [v.path for v in variables].index(layer.reatten_matrix.bias.path)
+        assert (slopes[bias] == 0).all()
+        assert np.abs(slopes[1 - bias]).max() > 0
+        layer.var_norm.moving_mean.assign([0.0] * 4)
+        found[policy] = array(ops.cast(layer(given, training=True), "float32"))
+        mixed = np.einsum("ij,bjqk->bqki", array(layer.reatten_matrix.kernel.value), maps)
+        mean = (mixed + array(layer.reatten_matrix.bias.value)).reshape(-1, 4).mean(0)
+        close(array(layer.var_norm.moving_mean.value), 0.1 * mean, 2e-3)
+    # Rounded beside a bias of 8, the fourth map would be off by more than its deviation.
+    assert np.abs(found["mixed_bfloat16"] - found["float32"]).mean() < 0.02
