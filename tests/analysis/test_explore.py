@@ -125,9 +125,9 @@ def test_the_limit(tmp_path):
     picture = numbers((96, 96, 3)).clip(0, 1)
     path = tmp_path / "page.html"
     size = explore(model, picture, path).stat().st_size
-    # Between the sizes with 256 and with 64 levels.
+    # Between the sizes with 256 and with 48 levels.
     facts, maps = read(explore(model, picture, path, limit=(size - 1) / 1e6))
-    assert facts["levels"] == 64 and maps["0/0/after"].shape[0] == 2
+    assert facts["levels"] == 48 and maps["0/0/after"].shape[0] == 2
     path.unlink()
     for limit in (0.05, 0.001):
         with pytest.raises(ValueError, match=r"more than the limit of .* MB.*`blocks`.*`heads`"):

@@ -26,7 +26,7 @@ from keras_vitx.text import nearest
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
-LEVELS = (256, 64)
+LEVELS = (256, 48)
 """Levels per row of a map: the second if the page would exceed its limit with the first."""
 
 
@@ -45,7 +45,7 @@ def explore(
     The page is one file that needs no server and no network: where each patch and the class
     token look, in every block and head, before the maps are modified (those of the softmax)
     and after (those that multiply the values), the measures of `charts` by depth, and the
-    most probable classes. Maps are stored in 256 levels per row; in 64, if the page would
+    most probable classes. Maps are stored in 256 levels per row; in 48, if the page would
     exceed the limit otherwise.
 
     Args:
