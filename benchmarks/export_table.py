@@ -107,7 +107,7 @@ import json, runpy, sys
 if sys.argv[1].endswith(".py"):
     main = runpy.run_path(sys.argv[1])["main"]
 else:
-    from keras_vitx.export.from_file import main
+    from keras_vitx.export.elsewhere.from_file import main
 for line in sys.stdin:
     try:
         main(*json.loads(line))

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 import keras_vitx as kv
+from keras_vitx.export.comparison.verify import run_file
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.verify import run_file
 
 RUNTIMES = ("onnx", "openvino", "litert")
 TIMM = {"CaiT_S24": "cait_s24_224", "ConViT_S": "convit_small"}

@@ -11,25 +11,9 @@ from typing import Any
 
 import keras
 
-from keras_vitx.export.calibrate import calibration_images
-from keras_vitx.export.custom import check_imports
-from keras_vitx.export.formats import format_named, require
-from keras_vitx.export.formats.base import INPUT, Format, Graph
-from keras_vitx.export.from_file import write_graph
-from keras_vitx.export.images import batches_for
-from keras_vitx.export.locate import where_they_part
-from keras_vitx.export.place import check_free, in_place
-from keras_vitx.export.precisions import check_precision
-from keras_vitx.export.prepare import (
-    Prepared,
-    check_preprocessing,
-    check_size,
-    fused,
-    prepare,
-)
-from keras_vitx.export.record import Exported, record_of, size_of, write_record
-from keras_vitx.export.serving import check_serving, classes_of, top_of
-from keras_vitx.export.verify import (
+from keras_vitx.export.comparison.images import batches_for
+from keras_vitx.export.comparison.locate import where_they_part
+from keras_vitx.export.comparison.verify import (
     Comparison,
     check_difference,
     check_model,
@@ -37,6 +21,22 @@ from keras_vitx.export.verify import (
     compare,
     tolerance_for,
 )
+from keras_vitx.export.elsewhere.custom import check_imports
+from keras_vitx.export.elsewhere.from_file import write_graph
+from keras_vitx.export.formats import format_named, require
+from keras_vitx.export.formats.base import INPUT, Format, Graph
+from keras_vitx.export.options.calibrate import calibration_images
+from keras_vitx.export.options.precisions import check_precision
+from keras_vitx.export.options.prepare import (
+    Prepared,
+    check_preprocessing,
+    check_size,
+    fused,
+    prepare,
+)
+from keras_vitx.export.options.serving import check_serving, classes_of, top_of
+from keras_vitx.export.place import check_free, in_place
+from keras_vitx.export.record import Exported, record_of, size_of, write_record
 from keras_vitx.files import check_writable
 
 COMPARED = 32

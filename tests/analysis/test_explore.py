@@ -79,6 +79,7 @@ def test_maps_and_measures_are_those_of_the_model(family, tmp_path):
     assert ("gates" in facts["images"][0]["measures"]) == (family == "ConViT")
 
 
+@pytest.mark.backend_free  # TensorFlow refuses the model's name.
 def test_the_page_needs_nothing_else(tmp_path):
     model = randomized("CaiT", name="a<b>")
     names = ["</script><script>alert(1)", "a & b"]

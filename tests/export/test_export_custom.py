@@ -9,7 +9,8 @@ import keras
 import pytest
 from harness import BACKEND, ROOT
 
-from keras_vitx.export import custom, saved_model
+from keras_vitx.export import saved_model
+from keras_vitx.export.elsewhere import custom
 
 in_two_processes = pytest.mark.skipif(BACKEND == "tensorflow", reason="exports where it is")
 

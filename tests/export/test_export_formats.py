@@ -13,10 +13,10 @@ import pytest
 from harness import BACKEND, FAMILIES, ROOT, array, close, randomize, run_python
 
 import keras_vitx as kv
+from keras_vitx.export.comparison.verify import Comparison
+from keras_vitx.export.elsewhere.from_file import write_graph
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.from_file import write_graph
-from keras_vitx.export.prepare import output_names
-from keras_vitx.export.verify import Comparison
+from keras_vitx.export.options.prepare import output_names
 
 module = importlib.import_module("keras_vitx.export.export")
 
@@ -148,7 +148,7 @@ def test_names_of_outputs():
 @pytest.mark.backend_free
 def test_logits_and_probabilities_of_any_classifier():
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
-    prepare = importlib.import_module("keras_vitx.export.prepare")
+    prepare = importlib.import_module("keras_vitx.export.options.prepare")
     for model in (functional("softmax"), FAMILIES["ViT"](input_shape=(8, 8, 3))):
         logits = prepare.with_outputs(model, "logits")
         again = prepare.with_outputs(logits, "probabilities")

@@ -9,10 +9,10 @@ from harness import BACKEND, randomize
 from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.export.calibrate import calibration_images
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.precisions import check_precision, table
-from keras_vitx.export.prepare import prepare
+from keras_vitx.export.options.calibrate import calibration_images
+from keras_vitx.export.options.precisions import check_precision, table
+from keras_vitx.export.options.prepare import prepare
 
 CONVERTED = [
     (name, precision)

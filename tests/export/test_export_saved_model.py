@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vitx.export import saved_model
-from keras_vitx.export.verify import Comparison
+from keras_vitx.export.comparison.verify import Comparison
 
 # The function of the same name shadows the module.
 module = importlib.import_module("keras_vitx.export.export")

@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 
 from keras_vitx.export import verify
-from keras_vitx.export.images import batches_for
+from keras_vitx.export.comparison.images import batches_for
 from keras_vitx.layers import ImagePreprocessing
 
 # Exports from each backend are compared in test_export_saved_model.py.
 pytestmark = pytest.mark.backend_free
 formats = importlib.import_module("keras_vitx.export.formats")
-process = importlib.import_module("keras_vitx.export.process")
+process = importlib.import_module("keras_vitx.export.elsewhere.process")
 
 
 def test_difference_is_relative_to_the_largest_output(unused, images, tmp_path, monkeypatch):
-    module = importlib.import_module("keras_vitx.export.verify")
+    module = importlib.import_module("keras_vitx.export.comparison.verify")
     (tmp_path / "saved_model.pb").touch()
 
     def run(script, format, path, inputs, outputs, backend):
@@ -37,7 +37,7 @@ def test_difference_is_relative_to_the_largest_output(unused, images, tmp_path, 
 
 
 def test_not_a_number_does_not_pass(unused, tmp_path, monkeypatch):
-    module = importlib.import_module("keras_vitx.export.verify")
+    module = importlib.import_module("keras_vitx.export.comparison.verify")
     (tmp_path / "saved_model.pb").touch()
 
     def run(script, format, path, inputs, outputs, backend):
@@ -101,7 +101,7 @@ def test_own_images_of_several_sizes():
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "int8", "float8", "float32"])
 def test_tolerance_goes_by_the_precision_of_inner_layers(tiny, tmp_path, monkeypatch, precision):
-    module = importlib.import_module("keras_vitx.export.verify")
+    module = importlib.import_module("keras_vitx.export.comparison.verify")
     (tmp_path / "saved_model.pb").touch()
     if precision.startswith("mixed"):
         keras.config.set_dtype_policy(precision)

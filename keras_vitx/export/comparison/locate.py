@@ -7,9 +7,9 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_vitx.export.comparison.verify import compare
 from keras_vitx.export.formats.base import Format
-from keras_vitx.export.prepare import Prepared, output_names
-from keras_vitx.export.verify import compare
+from keras_vitx.export.options.prepare import Prepared, output_names
 
 
 def where_they_part(

@@ -6,7 +6,7 @@ import keras
 
 from keras_vitx.data.predictions import class_names
 from keras_vitx.export.formats.base import Format
-from keras_vitx.export.prepare import KINDS, Prepared
+from keras_vitx.export.options.prepare import KINDS, Prepared
 
 
 def check_serving(serving: Any, format: Format, outputs: str | None) -> None:

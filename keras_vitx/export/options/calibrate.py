@@ -16,7 +16,7 @@ from keras_vitx.data.preprocessing import (
     with_channels,
 )
 from keras_vitx.data.sources.folders import image_files
-from keras_vitx.export.prepare import Prepared
+from keras_vitx.export.options.prepare import Prepared
 from keras_vitx.preprocessing import ModelInput
 
 COUNT = 256

@@ -1,6 +1,7 @@
-"""Run as `python -m keras_vitx.export.from_file REQUEST.json PATH`, under a format's backend.
+"""A model from a file, exported under a format's backend, in a process of its own.
 
-REQUEST.json is written by `write_graph`; the models that it names lie beside it.
+Run as `python -m keras_vitx.export.elsewhere.from_file REQUEST.json PATH`. REQUEST.json is
+written by `write_graph`; the models that it names lie beside it.
 """
 
 import json
@@ -12,11 +13,11 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_vitx.export.custom import explain, find_custom, load_custom
-from keras_vitx.export.floats import in_floats
+from keras_vitx.export.elsewhere.custom import explain, find_custom, load_custom
+from keras_vitx.export.elsewhere.process import run_python
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.formats.base import Format, Graph
-from keras_vitx.export.process import run_python
+from keras_vitx.export.options.floats import in_floats
 
 CALIBRATION = "calibration.npy"
 
@@ -48,7 +49,9 @@ def write_graph(graph: Graph, format: Format, path: Path, imports: Sequence[str]
         for name, model in {"model": graph.model, **graph.others}.items():
             model.save(Path(folder, f"{name}.keras"))
         file = Path(folder, "request.json")
-        run_python("-m", "keras_vitx.export.from_file", file, path, backend=format.backend)
+        run_python(
+            "-m", "keras_vitx.export.elsewhere.from_file", file, path, backend=format.backend
+        )
 
 
 def main(file: str, path: str) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import without_gradients
+from keras_vitx.export.comparison.images import batches_for
+from keras_vitx.export.elsewhere.process import run_python
 from keras_vitx.export.formats import format_of, require
 from keras_vitx.export.formats.base import Format
-from keras_vitx.export.images import batches_for
-from keras_vitx.export.prepare import output_names, prepare
-from keras_vitx.export.process import run_python
+from keras_vitx.export.options.prepare import output_names, prepare
 from keras_vitx.export.record import read_record
 from keras_vitx.keras_internals import sublayers
 
@@ -147,7 +147,7 @@ def run_file(
         inputs, outputs = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(inputs, **batches)
         # Run by path, since as a module it would import this package.
-        script = Path(__file__).with_name("runtimes") / "run.py"
+        script = Path(__file__).parents[1] / "runtimes" / "run.py"
         run_python(script, format.name, path, inputs, outputs, backend=format.backend)
         found = dict(np.load(outputs))
     return found, json.loads(str(found.pop("facts", "{}")))

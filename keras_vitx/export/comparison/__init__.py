@@ -1,0 +1,1 @@
+"""Comparison of an exported file with its model."""

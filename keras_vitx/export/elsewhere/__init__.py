@@ -1,0 +1,1 @@
+"""The second process, which runs the backend of a format."""

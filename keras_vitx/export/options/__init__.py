@@ -1,0 +1,1 @@
+"""The options of an export, and the model that they make."""
