@@ -23,6 +23,7 @@ def test_every_verb_and_option_has_a_help_text():
         "convert",
         "demo",
         "evaluate",
+        "explore",
         "export",
         "info",
         "list",

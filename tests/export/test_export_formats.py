@@ -167,7 +167,7 @@ def test_logits_and_probabilities_of_any_classifier():
         ("m.tflite", "onnx", {}, r"path should end in \.onnx"),
         ("m", "saved_model", {"preprocessing": 224}, "preprocessing should be True, False"),
         ("m", "saved_model", {"outputs": "classes"}, "outputs should be None"),
-        ("m", "saved_model", {"precision": "int8"}, "precision should be None or 'float16'"),
+        ("m", "saved_model", {"precision": "int8"}, "precision: 'int8' is not available"),
         ("m.pt2", "torch", {"image_sizes": [(8, 8)]}, "image_sizes should be empty except"),
         ("m", "saved_model", {"image_sizes": [8]}, "image_sizes should be"),
         ("m", "saved_model", {"images": np.zeros((2, 8, 8, 3))}, "images should be"),
