@@ -80,8 +80,8 @@ Mixer_S16 = _variant("Mixer_S16", Mixer, dim=512, depth=8, drop_path=0.1)
 Mixer_B16 = _variant("Mixer_B16", Mixer, dim=768, depth=12, drop_path=0.1)
 CBMixer_S16 = _variant("CBMixer_S16", Mixer, dim=512, depth=8, context_broadcast=True, drop_path=0.1)
 
-# Not in the papers: small networks of about one size for 32 x 32 images, those of the shipped
-# checkpoints.
+# Not in the papers: small networks of about one size for 32 x 32 images. A shipped checkpoint is
+# of such a size.
 _MINI = dict(input_shape=(32, 32, 3), classes=10, dim=96, num_heads=4, patch_size=4)
 ViT_Mini = _variant("ViT_Mini", ViT, depth=6, **_MINI)
 CaiT_Mini = _variant("CaiT_Mini", CaiT, depth=4, layer_scale=0.1, **_MINI)
