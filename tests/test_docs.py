@@ -68,8 +68,8 @@ def test_calls(call, monkeypatch):
         assert any(isinstance(layer, layers.Block) for layer in made)
 
 
-WITHOUT_EFFECT = ("proj_l/bias", "attn/k/bias", "pos_proj/bias")
-"""Path suffixes of biases that a softmax cancels."""
+WITHOUT_EFFECT = ("proj_l/bias", "attn/k/bias", "pos_proj/bias", "reatten_matrix/bias")
+"""Path suffixes of biases that a softmax cancels, or in re-attention BatchNormalization."""
 
 
 def narrowed(name, width=2):
