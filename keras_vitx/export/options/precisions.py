@@ -21,7 +21,7 @@ def check_precision(precision: str | None, format: Format, calibration: Any = No
         raise ValueError(
             f"precision: {precision!r} is not available for the format {format.name!r}. "
             f"The precisions are:\n{table()}\n"
-            "A model that `model.quantize` has rounded is written as it is in every format."
+            'A model that `model.quantize("int8")` has rounded is written as it is.'
         )
     if precision == STATIC and calibration is None:
         raise ValueError(
