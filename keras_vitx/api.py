@@ -4,7 +4,7 @@ from keras_vitx import analysis, data, export, layers, models, robustness, train
 from keras_vitx.backend import keep_memory
 from keras_vitx.data import decode_predictions
 from keras_vitx.export.fuse import fuse
-from keras_vitx.models import as_chain, create_model, list_models
+from keras_vitx.models import as_chain, create_model, features, list_models
 from keras_vitx.models.folders import load, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing

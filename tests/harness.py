@@ -41,6 +41,7 @@ from keras_vitx.layers import (
     LocalMapConvolution,
     MapNormalization,
     PatchEmbedding,
+    PatchMap,
     PositionalAttention,
     PositionEmbedding,
     ReAttention,
@@ -300,6 +301,7 @@ LAYERS = {
         lambda: PositionEmbedding([2, 3], num_prefix_tokens=2), (8, 8)
     ),
     "ClassToken": LayerCase(lambda: ClassToken(), TOKENS),
+    "PatchMap": LayerCase(lambda: PatchMap((2, 2)), TOKENS),
     "TokenPooling": LayerCase(lambda: TokenPooling(), TOKENS),
     "TokenPooling/avg": LayerCase(lambda: TokenPooling("avg", num_prefix_tokens=2), TOKENS),
     "TokenPooling/max": LayerCase(lambda: TokenPooling("max", num_prefix_tokens=0), TOKENS),

@@ -33,6 +33,7 @@ from keras_vitx.layers.sharing import SharedAttention as SharedAttention
 from keras_vitx.layers.tokens import ClassToken as ClassToken
 from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding
+from keras_vitx.layers.tokens import PatchMap as PatchMap
 from keras_vitx.layers.tokens import PositionEmbedding as PositionEmbedding
 from keras_vitx.layers.tokens import TokenDownsampling as TokenDownsampling
 from keras_vitx.layers.tokens import TokenPooling as TokenPooling

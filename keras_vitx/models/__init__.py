@@ -12,5 +12,6 @@ from keras_vitx.models.build import (
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.cut import as_chain
 from keras_vitx.models.facts import facts_of
+from keras_vitx.models.features import Features, features
 from keras_vitx.models.network import Layers, Network, Similarity
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size

@@ -1,0 +1,325 @@
+"""Feature maps of chosen blocks: a network as the backbone of another one."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vitx.layers import Block, ClassBlock, PatchMap
+from keras_vitx.layers.base import register, serialize
+from keras_vitx.models import depth
+from keras_vitx.models.chain import Chain
+from keras_vitx.models.cut import as_chain
+from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.text import nearest
+
+
+def features(
+    model: keras.Model,
+    blocks: int | str | Sequence[int | str] | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    norm: bool = True,
+    scales: Sequence[float] | None = None,
+    trainable: bool = True,
+    name: str | None = None,
+) -> "Features":
+    """Return a model that gives the feature maps of chosen blocks.
+
+    The layers up to the last chosen block are shared with `model`, unless `size` is another
+    one; then they are a copy (`Chain.at_size`).
+
+    ```python
+    backbone = kv.features(kv.ViT_S(weights="imagenet"), [2, 5, 8, 11], size=(512, 384))
+    images = keras.Input((512, 384, 3))
+    maps = backbone(images)  # four of shape (batch, 32, 24, 384)
+    ```
+
+    Args:
+        model: A model of this package, or one cut from it.
+        blocks: The blocks, by index (negative ones count from the last) or by name. Class
+            blocks (CaiT), which leave the patches unchanged, do not count. None is the last
+            one.
+        size: Height and width of the images; None is that of `model`.
+        norm: Whether the last norm of the network is applied to each map.
+        scales: Factor of the sides of each map, such as `(4, 2, 1, 0.5)`: from a patch of 16
+            pixels, maps of 1/4, 1/8, 1/16 and 1/32 of the image. Above 1, `UpSampling2D`
+            (bilinear); below, `MaxPooling2D`. None leaves the maps as they are. With one
+            block, all scales are made from it.
+        trainable: Whether the layers are trained. If not, they also run in inference mode,
+            without dropout and stochastic depth, and those shared with `model` are frozen there.
+        name: Name of the model.
+
+    Returns:
+        A model from images `(batch, height, width, channels)` to a list of maps
+        `(batch, rows, columns, dim)`; one map, without a list, if `blocks` is one index, one
+        name or None, and there are no scales. Class and distillation tokens are left out.
+
+    Raises:
+        ValueError: if a block does not exist, a side of `size` is not a multiple of the patch
+            size, the norm does not fit the width of a block (PiT), or a scale is no power of
+            two.
+    """
+    chain = model if isinstance(model, Chain) else as_chain(model)
+    if not isinstance(chain, Chain):
+        raise ValueError(
+            "`model` must be a model of keras_vitx, or a line of layers cut from one. "
+            f"Received: {type(model).__name__} {model.name!r}, which branches."
+        )
+    if size is not None and _checked_size(chain, size) != chain.input_shape[1:3]:
+        chain = chain.at_size(tuple(size))
+    blocks = -1 if blocks is None else blocks
+    is_one = isinstance(blocks, (str, Integral))
+    names = _block_names(chain, [blocks] if is_one else blocks)
+    if scales is not None and len(names) == 1:
+        names = names * len(scales)
+    steps = [step.name for step in chain.steps]
+    last = max(map(steps.index, names))
+    made = Features(
+        chain.steps[: last + 1],
+        names,
+        chain.input_shape[1:],
+        norm=_last_norm(chain, names) if norm else None,
+        scales=scales,
+        as_list=not is_one or scales is not None,
+        family=chain.family,
+        preprocessing=chain.preprocessing,
+        scan=chain.scan,
+        remat=chain.remat,
+        name=name or f"{chain.name}_features",
+    )
+    if not trainable:
+        made.trainable = False
+    return made
+
+
+@register
+class Features(keras.Model):
+    """The feature maps of chosen blocks; see `features`, which makes one from a network.
+
+    Like a `Chain`, it is a functional model, it is serialized as its list of layers, and under
+    JAX it trains as one loop over the blocks between two maps. If `trainable` is false, it
+    runs in inference mode in training, too.
+
+    Args:
+        layers: The layers up to the last chosen block.
+        blocks: Name of the block of each map.
+        input_shape: Image shape, `(height, width, channels)`.
+        norm: A norm of the tokens before they become a map, or None.
+        scales: Factor of the sides of each map; None is 1.
+        as_list: Whether the output is a list if there is one map.
+        family: Name of the family that listed the layers.
+        preprocessing: Preprocessing of the images.
+        scan: As in `Chain`.
+        remat: As in `Chain`.
+        name: Name of the model.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[keras.layers.Layer],
+        blocks: Sequence[str],
+        input_shape: tuple[int, int, int],
+        norm: keras.layers.Layer | None = None,
+        scales: Sequence[float] | None = None,
+        as_list: bool = True,
+        family: str | None = None,
+        preprocessing: Preprocessing | dict[str, Any] | None = None,
+        scan: bool = True,
+        remat: bool = False,
+        name: str | None = None,
+        **kwargs,
+    ):
+        scales = (1,) * len(blocks) if scales is None else tuple(scales)
+        if len(scales) != len(blocks):
+            raise ValueError(
+                f"`scales` must have one factor per map, {len(blocks)}. Received: {scales}."
+            )
+        images = keras.Input(tuple(input_shape), name="images")
+        tokens, grids, x, grid = {}, {}, images, None
+        for layer in layers:
+            x = layer(x)
+            # Patch embeddings and token downsampling define the grid of their output.
+            grid = getattr(layer, "new_grid", getattr(layer, "grid", grid))
+            tokens[layer.name], grids[layer.name] = keras.tree.flatten(x)[0], grid
+        lines = [
+            [
+                *([norm] if norm is not None else []),
+                PatchMap(grids[block], dtype=layers[0].dtype_policy, name=f"map_{index}"),
+                *rescaling(scale, grids[block], layers[0].dtype_policy, f"map_{index}"),
+            ]
+            for index, (block, scale) in enumerate(zip(blocks, scales, strict=True))
+        ]
+        maps = [_through(line, tokens[block]) for line, block in zip(lines, blocks, strict=True)]
+        super().__init__(images, maps if as_list else maps[0], name=name, **kwargs)
+        self.autocast = False
+        self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
+        self.family, self.scan, self.remat = family, scan, remat
+        self.preprocessing = preprocessing and Preprocessing.of(preprocessing)
+        # By name, because the layers are those of the functional model already.
+        self._steps = tuple(layer.name for layer in layers)
+        self._lines = tuple(tuple(layer.name for layer in line) for line in lines)
+        self._norm = None if norm is None else norm.name
+
+    @property
+    def steps(self) -> list[keras.layers.Layer]:
+        """The layers up to the last chosen block."""
+        return [self.get_layer(name) for name in self._steps]
+
+    @property
+    def maps(self) -> list[keras.KerasTensor]:
+        """The symbolic feature maps, also if there is one."""
+        return keras.tree.flatten(self.output)
+
+    def call(self, inputs, training=None, mask=None):
+        training = bool(training) and self.trainable
+        x = ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
+        tokens, stretch = {}, []
+        for step in self.steps:
+            stretch.append(step)
+            if step.name in self.blocks:
+                x, losses = depth.run(stretch, x, training, self.scan, self.remat)
+                for loss in losses:
+                    # `add_loss` of a functional model raises.
+                    keras.layers.Layer.add_loss(self, loss)
+                tokens[step.name], stretch = keras.tree.flatten(x)[0], []
+        maps = [
+            _through(map(self.get_layer, line), tokens[block])
+            for line, block in zip(self._lines, self.blocks, strict=True)
+        ]
+        return maps if self.as_list else maps[0]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config from which `from_config` makes an equal model with new weights."""
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "layers": serialize(self.steps),
+            "blocks": list(self.blocks),
+            "input_shape": self.input_shape[1:],
+            "norm": self._norm and serialize(self.get_layer(self._norm)),
+            "scales": list(self.scales),
+            "as_list": self.as_list,
+            "family": self.family,
+            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
+            "scan": self.scan,
+            "remat": self.remat,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None) -> "Features":
+        """Make a model from its config."""
+        with keras.saving.custom_object_scope(custom_objects or {}):
+            return cls(
+                **{
+                    name: keras.saving.deserialize_keras_object(value)
+                    for name, value in config.items()
+                }
+            )
+
+
+def rescaling(
+    scale: float, grid: tuple[int, int] | None, dtype: Any, name: str
+) -> list[keras.layers.Layer]:
+    """Return Keras's layers that multiply the sides of a map by a power of two.
+
+    Args:
+        scale: 2, 4, ... is a bilinear `UpSampling2D`; 1/2, 1/4, ... a `MaxPooling2D`.
+        grid: Rows and columns of the map.
+        dtype: Dtype policy of the layer.
+        name: Prefix of its name.
+
+    Raises:
+        ValueError: if the scale is no power of two, or the map is too small to be reduced.
+    """
+    is_number = isinstance(scale, Real) and not isinstance(scale, bool) and scale > 0
+    factor = round(max(scale, 1 / scale)) if is_number else 0
+    if not is_number or max(scale, 1 / scale) != factor or factor & (factor - 1):
+        raise ValueError(f"`scales` must be powers of two, such as 4 or 0.5. Received: {scale!r}.")
+    if factor == 1:
+        return []
+    arguments = {"data_format": "channels_last", "dtype": dtype}
+    if scale > 1:
+        return [
+            keras.layers.UpSampling2D(
+                factor, interpolation="bilinear", name=f"{name}_up", **arguments
+            )
+        ]
+    if grid is not None and min(grid) < factor:
+        raise ValueError(
+            f"`scales` must leave at least one place of a map of {grid[0]} x {grid[1]}. "
+            f"Received: {scale!r}."
+        )
+    return [keras.layers.MaxPooling2D(factor, name=f"{name}_down", **arguments)]
+
+
+def _through(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _block_names(chain, blocks):
+    """Return the names of blocks that are given by index or name."""
+    known = [
+        step.name
+        for step in chain.steps
+        if isinstance(step, Block) and not isinstance(step, ClassBlock)
+    ]
+    if not known:
+        raise ValueError(f"The model {chain.name!r} has no blocks (keras_vitx.layers.Block).")
+    if not isinstance(blocks, (list, tuple, range)) or not len(blocks):
+        raise ValueError(
+            f"`blocks` must be indices or names of blocks, at least one. Received: {blocks!r}."
+        )
+    names = []
+    for block in blocks:
+        is_index = isinstance(block, Integral) and not isinstance(block, bool)
+        if is_index and -len(known) <= block < len(known):
+            names.append(known[block])
+        elif isinstance(block, str) and block in known:
+            names.append(block)
+        else:
+            hint = nearest(block, known) if isinstance(block, str) else f"It has {len(known)}."
+            raise ValueError(
+                f"`blocks`: the model {chain.name!r} has no block {block!r} of patches. {hint}"
+            )
+    return names
+
+
+def _last_norm(chain, names):
+    """Return the last norm of a network, if it fits the width of each of the blocks."""
+    norms = [step for step in chain.steps if isinstance(step, keras.layers.LayerNormalization)]
+    if not norms:
+        raise ValueError(f"The model {chain.name!r} has no last norm: give `norm=False`.")
+    width = norms[-1].input.shape[-1]
+    for name in names:
+        found = keras.tree.flatten(chain.get_layer(name).output)[0].shape[-1]
+        if found != width:
+            raise ValueError(
+                f"The last norm has the width {width}, the block {name!r} has {found}: give "
+                "`norm=False`."
+            )
+    return norms[-1]
+
+
+def _checked_size(chain, size):
+    """Return `size` if its sides are multiples of the patch size."""
+    if (
+        not isinstance(size, (tuple, list))
+        or len(size) != 2
+        or not all(isinstance(side, Integral) and side > 0 for side in size)
+    ):
+        raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
+    embedding = chain.steps[0]
+    patch = getattr(embedding, "patch_size", 1)
+    # Patches at a stride of their own leave remaining pixels out.
+    if getattr(embedding, "stride", None) is None and any(side % patch for side in size):
+        fit = tuple(max(patch, int(side / patch + 0.5) * patch) for side in size)
+        raise ValueError(
+            f"`size` must have sides that are multiples of the patch size {patch}. Received: "
+            f"{tuple(size)}; the nearest is {fit}."
+        )
+    return tuple(map(int, size))

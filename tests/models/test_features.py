@@ -1,0 +1,171 @@
+"""Feature maps: the tokens of the plain walk, as the backbone of another model."""
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, FAMILIES_HERE, array, blocks, close, gradients, numbers, run_python
+from keras import ops
+
+import keras_vitx as kv
+from keras_vitx.layers import ClassBlock
+
+SHAPE = (24, 16, 3)
+
+
+def walk(model, images, wanted, norm):
+    """The patches after each wanted block, by calling the layers one by one."""
+    maps, x = {}, images
+    grids = {tokens.name: tokens.grid for tokens in model.token_layout}
+    for step in model.steps:
+        x = step(x)
+        if step.name in wanted:
+            tokens = x[0] if isinstance(x, (list, tuple)) else x
+            tokens = model.get_layer("norm")(tokens) if norm else tokens
+            rows, columns = grids[step.name]
+            patches = array(tokens)[:, -rows * columns :]
+            maps[step.name] = patches.reshape(len(patches), rows, columns, -1)
+    return [maps[name] for name in wanted]
+
+
+@pytest.mark.parametrize("family", FAMILIES_HERE)
+def test_maps_are_the_tokens_of_the_walk(family):
+    keras.utils.set_random_seed(0)
+    model = FAMILIES[family](input_shape=SHAPE)
+    names = [b.name for b in blocks(model) if not isinstance(b, ClassBlock)]
+    images = numbers((2, *SHAPE))
+    norm = family != "PiT"
+    found = kv.features(model, range(len(names)), norm=norm)(images)
+    for one, expected in zip(found, walk(model, images, names, norm), strict=True):
+        close(array(one), expected)
+    last = kv.features(model)
+    close(array(last(images)), walk(model, images, names[-1:], True)[0])
+    # The same layers, and no head.
+    assert {id(v) for v in last.weights} < {id(v) for v in model.weights}
+
+
+@pytest.mark.parametrize("family", FAMILIES_HERE)
+def test_a_head_on_a_backbone_trains(family, tmp_path):
+    keras.utils.set_random_seed(0)
+    base = FAMILIES[family](input_shape=SHAPE)
+    backbone = kv.features(base, [0, -1], norm=False)
+    images = keras.Input(SHAPE)
+    maps = [keras.layers.GlobalAveragePooling2D()(one) for one in backbone(images)]
+    outputs = keras.layers.Dense(3)(keras.layers.Concatenate()(maps))
+    model = keras.Model(images, outputs)
+
+    def loss():
+        found = model(numbers((4, *SHAPE)), training=True)
+        return ops.mean(found * ops.convert_to_tensor(numbers(found.shape, seed=1)))
+
+    _, found = gradients(loss, model.trainable_variables)
+    for variable, gradient in zip(model.trainable_variables, found, strict=True):
+        zero = variable.path.endswith(("proj_l/bias", "k/bias", "pos_proj/bias", "matrix/bias"))
+        assert zero or np.any(gradient), variable.path
+
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = numbers((4, *SHAPE)), np.arange(4) % 3
+    model.fit(*data, epochs=2, batch_size=4, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    close(again.predict(data[0], verbose=0), model.predict(data[0], verbose=0))
+
+
+def test_frozen():
+    """No weight changes, and neither dropout nor stochastic depth runs."""
+    keras.utils.set_random_seed(0)
+    base = FAMILIES["ViT"](input_shape=SHAPE, drop_path=0.5)
+    backbone = kv.features(base, trainable=False)
+    assert not backbone.trainable_variables
+    images = numbers((8, *SHAPE))
+    close(array(backbone(images, training=True)), array(backbone(images)))
+    again = kv.models.Features.from_config(backbone.get_config())
+    again.set_weights(backbone.get_weights())
+    assert not again.trainable_variables
+    close(array(again(images, training=True)), array(backbone(images)))
+    trained = kv.features(FAMILIES["ViT"](input_shape=SHAPE, drop_path=0.5))
+    assert np.abs(array(trained(images, training=True)) - array(trained(images))).max() > 1e-3
+
+
+def test_another_size():
+    model = FAMILIES["CaiT"]()
+    backbone = kv.features(model, ["blocks_0", "blocks_2"], size=(32, 24))
+    images = numbers((2, 32, 24, 3))
+    for found, expected in zip(
+        backbone(images),
+        walk(model.at_size((32, 24)), images, ["blocks_0", "blocks_2"], True),
+        strict=True,
+    ):
+        assert found.shape == (2, 4, 3, 8)
+        close(array(found), expected)
+
+
+def test_four_scales():
+    model = FAMILIES["ViT"](input_shape=(32, 64, 3), depth=4)
+    images = numbers((1, 32, 64, 3))
+    plain = kv.features(model, range(4))(images)
+    scaled = kv.features(model, range(4), scales=(4, 2, 1, 0.5))
+    found = scaled(images)
+    assert [one.shape for one in scaled.maps] == [
+        (None, 16, 32, 8), (None, 8, 16, 8), (None, 4, 8, 8), (None, 2, 4, 8)
+    ]  # fmt: skip
+    close(array(found[2]), array(plain[2]))
+    pooled = array(plain[3]).reshape(1, 2, 2, 4, 2, 8).max((2, 4))
+    close(array(found[3]), pooled)
+    # Bilinear, with half-pixel centres: inside, quarters of the four neighbours.
+    a = array(plain[1])
+    weights = np.array([0.75, 0.25])
+    inside = np.einsum("bijd,i,j->bd", a[:, :2, :2], weights, weights)
+    close(array(found[1])[:, 1, 1], inside)
+    from_one = kv.features(model, "blocks_2", scales=(2, 1))(images)
+    close(array(from_one[1]), array(plain[2]))
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"blocks": 2}, "no block 2 of patches. It has 2"),
+        ({"blocks": ["block_1"]}, "no block 'block_1' of patches. Did you mean 'blocks_1'"),
+        ({"blocks": []}, "`blocks` must be indices or names"),
+        ({"size": (30, 16)}, r"patch size 8.*\(30, 16\); the nearest is \(32, 16\)"),
+        ({"size": 32}, "`size` must be"),
+        ({"scales": (3,)}, "powers of two"),
+        ({"blocks": [0, 1], "scales": (1,)}, "one factor per map, 2"),
+        ({"scales": (1 / 8,)}, "at least one place of a map of 2 x 2"),
+    ],
+)
+def test_bad_input(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        kv.features(FAMILIES["ViT"](), **arguments)
+
+
+@pytest.mark.backend_free
+def test_models_without_such_features():
+    with pytest.raises(ValueError, match="width 16, the block 'transformers_0_blocks_0' has 8"):
+        kv.features(FAMILIES["PiT"](), 0)
+    with pytest.raises(ValueError, match="no block 'blocks_token_only_0' of patches"):
+        kv.features(FAMILIES["CaiT"](), "blocks_token_only_0")
+    with pytest.raises(ValueError, match="depends on it"):
+        kv.features(FAMILIES["Mixer"](), size=(24, 24))
+    images = keras.Input((8,))
+    with pytest.raises(ValueError, match="no blocks"):
+        kv.features(keras.Sequential([images, keras.layers.Dense(2)]))
+
+
+LOOP = """
+import jax, keras, numpy as np
+import keras_vitx as kv
+base = kv.ViT(dim=8, depth=6, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
+backbone = kv.features(base, [2, 5])
+x = np.zeros((2, 16, 16, 3), "float32")
+values = [v.value for v in backbone.trainable_variables], [
+    v.value for v in backbone.non_trainable_variables
+]
+jaxpr = jax.make_jaxpr(lambda x: backbone.stateless_call(*values, x, training=True))(x)
+print(str(jaxpr).count("scan["))
+"""
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop is JAX's")
+def test_blocks_between_two_maps_are_a_loop():
+    assert run_python(LOOP).stdout.split()[-1] == "2"
