@@ -81,7 +81,7 @@ def recipe(run: Run, options: argparse.Namespace) -> kv.training.Recipe:
         rand_augment=None, erasing=0.0, mixing=None, drop_path=0.0, ema=None, result="last"
     )
     epochs = 1 if options.smoke else round(options.epochs / run.fraction)
-    return light.but(epochs=epochs, warmup_epochs=0.1 * epochs)
+    return light.but(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=2e-3)
 
 
 def network(run: Run, options: argparse.Namespace) -> tuple[Callable, dict[str, Any]]:
