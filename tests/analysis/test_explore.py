@@ -143,7 +143,9 @@ def test_wrong_arguments(tmp_path):
         ({"blocks": ["block_1"]}, r"`blocks`.*mean 'blocks_1'"),
         ({"blocks": []}, "at least one block"),
         ({"heads": [4]}, r"`heads`: block 'blocks_0' has heads 0 to 1. Received: 4"),
-        ({"heads": "max"}, r"`heads` must be numbers of heads or 'mean'"),
+        ({"heads": "max"}, r"`heads` must be numbers of heads or 'mean'. Received: 'max'"),
+        ({"heads": ["mean"]}, r"`heads` must be numbers of heads or 'mean'. Received: \['mean'\]"),
+        ({"heads": []}, "`heads` must be numbers of heads"),
         ({"names": ["a"]}, r"`names` must be 2"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from numbers import Integral
 from pathlib import Path
 from string import Template
 from types import SimpleNamespace
@@ -74,6 +75,7 @@ def explore(
         raise ValueError(f"The model {model.name!r} has no attention maps.")
     check_writable(path)
     chosen = _chosen_blocks(model, blocks)
+    heads = _checked_heads(heads)
     images = _as_list(images)
     inputs = preprocess_input(images, model)
     names = _names(images) if names is None else list(names)
@@ -102,7 +104,7 @@ def explore(
         "blocks": [maps.shapes.get(block.name, {"name": block.name}) for block in blocks_of(model)],
         "images": entries,
         "charts": [vars(chart) for chart in charts],
-        "heads": heads if heads is None or heads == "mean" else list(heads),
+        "heads": heads,
     }
     for levels in LEVELS:
         page = _page(facts | {"levels": levels}, maps.texts(levels))
@@ -187,20 +189,27 @@ def _chosen_blocks(model: keras.Model, blocks: Iterable[int | str] | None) -> se
     return {block if isinstance(block, str) else known[block] for block in chosen}
 
 
+def _checked_heads(heads: Any) -> list[int] | Literal["mean"] | None:
+    if heads is None or (isinstance(heads, str) and heads == "mean"):
+        return heads
+    numbers = list(heads) if isinstance(heads, Iterable) else []
+    if not numbers or not all(isinstance(head, Integral) for head in numbers):
+        raise ValueError(f"`heads` must be numbers of heads or 'mean'. Received: {heads!r}.")
+    return [int(head) for head in numbers]
+
+
 def _chosen_heads(maps: np.ndarray, heads: Any, block: str) -> np.ndarray:
     """Return the maps `(heads, queries, keys)` of some heads, or their mean as one head."""
     if heads is None:
         return maps
-    if isinstance(heads, str):
-        if heads != "mean":
-            raise ValueError(f"`heads` must be numbers of heads or 'mean'. Received: {heads!r}.")
+    if heads == "mean":
         return maps.mean(0, keepdims=True)
     for head in heads:
         if head not in range(len(maps)):
             raise ValueError(
                 f"`heads`: block {block!r} has heads 0 to {len(maps) - 1}. Received: {head!r}."
             )
-    return maps[list(heads)]
+    return maps[heads]
 
 
 def _classes(model: keras.Model, image: np.ndarray) -> list[tuple[str, float]]:
