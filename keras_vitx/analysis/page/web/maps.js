@@ -55,8 +55,10 @@ async function unpack(text, [heads, queries]) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const content = await new Response(stream).arrayBuffer();
   const rows = heads * queries;
+  const low = new Float32Array(content, 0, rows);
   return {
-    low: new Float32Array(content, 0, rows),
+    low,
+    signed: low.some((weight) => weight < 0),
     step: new Float32Array(content, 4 * rows, rows),
     levels: new Uint8Array(content, 8 * rows),
   };
@@ -112,6 +114,13 @@ function weightsOfHead(block, stage, head, query) {
     one.levels.subarray(row * keys, (row + 1) * keys),
     (level) => one.low[row] + one.step[row] * level,
   );
+}
+
+/** Whether a block has negative weights at a stage: all its maps then have the same colours. */
+function isSigned(block, stage) {
+  if (stage === "change") return true;
+  const one = maps.get(`${state.image}/${block.b}/${has(block, stage) ? stage : "after"}`);
+  return Boolean(one && one.signed);
 }
 
 /** What the query takes from each token, or null: "before", "after" or "change". */

@@ -163,7 +163,8 @@ function begin() {
   element("query").children[1].disabled = !shown.some(hasClassToken);
   element("legend").textContent =
     "Each map has its own colours: yellow is its largest weight, dark blue is 0 (or its smallest). " +
-    "Where weights are negative, red is above 0, white 0 and blue below.";
+    "In a block with negative weights, red is above 0, white 0 and blue below. " +
+    "An empty field has no map of this query.";
   element("precision").textContent =
     `Weights are stored in ${facts.levels} levels between the smallest and the largest of each row of a map.`;
   makePanes();

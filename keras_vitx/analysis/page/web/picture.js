@@ -28,7 +28,7 @@ function paint(canvas, [rows, columns], values, signed) {
     high = Math.max(high, value);
   }
   const scale = element("scale").value;
-  signed = scale !== "stretch" && (signed || low < 0);
+  signed = signed && scale !== "stretch";
   const largest = Math.max(Math.abs(low), Math.abs(high)) || 1;
   values.forEach((value, i) => {
     let share = value / largest;
@@ -75,7 +75,7 @@ function drawPane(figure, block) {
   const offset = values && extras(block, stage);
   const patches = values && values.subarray(offset);
   if (values) {
-    paint(small, block.grid, patches);
+    paint(small, block.grid, patches, isSigned(block, stage));
     context.imageSmoothingEnabled = false;
     context.globalAlpha = 1 - element("mix").value / 100;
     context.drawImage(small, 0, 0, width, height);

@@ -34,7 +34,7 @@ function drawSheet() {
     canvas.classList.toggle("chosen", block.b === state.block && head === state.head);
     canvas.title = `Block ${block.b} (${block.name}), ${headName(head)}`;
     if (values) {
-      paint(canvas, block.grid, values.subarray(extras(block)), state.stage === "change");
+      paint(canvas, block.grid, values.subarray(extras(block)), isSigned(block, state.stage));
     } else {
       [canvas.height, canvas.width] = block.grid;
     }
