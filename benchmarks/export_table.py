@@ -147,7 +147,7 @@ def keep_processes() -> None:
         if line.strip() != "reply":
             raise ChildProcessError(line[len("reply ") :].strip())
 
-    for name in ("from_file", "verify"):
+    for name in ("elsewhere.from_file", "comparison.verify"):
         importlib.import_module(f"keras_vitx.export.{name}").run_python = run_python
 
 

@@ -1,6 +1,7 @@
 """Write files and folders whole or not at all."""
 
 import contextlib
+import ctypes
 import os
 import shutil
 import tempfile
@@ -23,22 +24,67 @@ def written_whole(path: str | os.PathLike) -> Iterator[Path]:
         OSError: if the parent folder is not writable.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
-        unfinished = Path(folder) / path.name
+    with unfinished_beside(path) as unfinished:
         yield unfinished
-        if path.is_dir() and not path.is_symlink():
-            # A folder can't be renamed to one that isn't empty.
-            old = Path(folder) / "old"
-            path.rename(old)
-            try:
-                unfinished.rename(path)
-            except OSError:
-                old.rename(path)
-                raise
-            shutil.rmtree(old)
-        else:
-            unfinished.replace(path)
+        move(unfinished, path)
+
+
+@contextlib.contextmanager
+def unfinished_beside(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a hidden folder beside `path`, which is removed after."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_hidden(path)}-", dir=path.parent) as folder:
+        yield Path(folder, path.name)
+
+
+def move(unfinished: Path, path: Path) -> None:
+    """Put a file or a folder in the place of `path`, in one step.
+
+    An old folder is exchanged with the new one. Where the system can't do that, a kill in
+    between leaves none; then `remove_unfinished` puts the old one back.
+    """
+    if not path.is_dir() or path.is_symlink():
+        unfinished.replace(path)
+    elif not _exchange(unfinished, path):
+        # A folder can't be renamed to one that isn't empty.
+        old = _old(unfinished)
+        path.rename(old)
+        try:
+            unfinished.rename(path)
+        except OSError:
+            old.rename(path)
+            raise
+
+
+def left_unfinished(path: Path) -> list[Path]:
+    """Return the paths of `unfinished_beside(path)` that killed processes have left."""
+    found = path.parent.iterdir() if path.parent.is_dir() else ()
+    return [each / path.name for each in found if each.name.rpartition("-")[0] == _hidden(path)]
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed processes have left of `path`. None may be writing it at this time."""
+    for unfinished in left_unfinished(path):
+        old = _old(unfinished)
+        if old.exists() and not os.path.lexists(path):
+            old.rename(path)
+        shutil.rmtree(unfinished.parent, ignore_errors=True)
+
+
+def _hidden(path):
+    return f".unfinished-{path.name}"
+
+
+def _old(unfinished):
+    return unfinished.with_name(f"{unfinished.name}.old")
+
+
+def _exchange(path, other):
+    """Exchange two paths in one step, and return whether the system can (Linux)."""
+    rename = None if os.name == "nt" else getattr(ctypes.CDLL(None), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    names = os.fsencode(path), os.fsencode(other)
+    return rename is not None and rename(here, names[0], here, names[1], exchange) == 0
 
 
 def check_writable(path: str | os.PathLike) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from keras_vitx.export.options.prepare import (
 )
 from keras_vitx.export.options.serving import check_serving, classes_of, top_of
 from keras_vitx.export.place import check_free, in_place
-from keras_vitx.export.record import Exported, record_of, size_of, write_record
+from keras_vitx.export.record import Exported, size_of, write_record
 from keras_vitx.files import check_writable
 
 COMPARED = 32
@@ -156,11 +157,13 @@ def export(
     seconds: dict[str, float] = {}
     sizes = _at_sizes(parts, image_sizes, kind)
 
-    network, not_fused, others = parts.network, None, sizes
+    written, not_fused, others = parts, None, sizes
     if fuse:
         with _stage("fusing", seconds, verbose):
-            network, not_fused = fused(parts.network)
-            others = {name: fused(each)[0] for name, each in sizes.items()}
+            written, not_fused = fused(parts)
+            others = {
+                name: fused(replace(parts, network=each))[0].network for name, each in sizes.items()
+            }
 
     def write(model, names, target, **extras):
         graph = Graph(model, names, precision, calibration=ranges, **extras)
@@ -168,7 +171,7 @@ def export(
 
     with in_place(path, kind) as unfinished:
         with _stage("converting", seconds, verbose):
-            write(parts.joined(network), parts.outputs, unfinished, others=others, **server)
+            write(written.joined(), parts.outputs, unfinished, others=others, **server)
         found = Comparison(None)
         if verify:
             with _stage("verifying", seconds, verbose):
@@ -182,7 +185,7 @@ def export(
                 check_difference(other.difference, limit, path, model, f" (signature {name})")
             if not found.difference <= limit:
                 with _stage("locating", seconds, verbose):
-                    where = where_they_part(parts, network, write, kind, batches, limit)
+                    where = where_they_part(parts, written, write, kind, batches, limit)
                 check_difference(found.difference, limit, path, model, where)
         exported = Exported(
             path=path,
@@ -205,7 +208,7 @@ def export(
             seconds=seconds,
             versions={**_versions(kind), **found.versions},
         )
-        write_record(exported, record_of(unfinished, kind))
+        write_record(exported, unfinished, kind)
     return exported
 
 

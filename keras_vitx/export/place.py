@@ -6,7 +6,7 @@ from pathlib import Path
 
 from keras_vitx.export.formats.base import Format
 from keras_vitx.export.record import record_of
-from keras_vitx.files import written_whole
+from keras_vitx.files import left_unfinished, move, remove_unfinished, unfinished_beside
 
 
 def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
@@ -17,6 +17,7 @@ def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
             False; or if a file that belongs to it exists alone.
     """
     thing = format.title
+    _remove_what_a_kill_left(path, format)
     if not path.exists() and not path.is_symlink():
         for companion in _companions(path, format):
             if companion.exists():
@@ -40,25 +41,25 @@ def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
 def in_place(path: Path, format: Format) -> Iterator[Path]:
     """Yield a temporary path beside `path`; at the end, move what was written there into place.
 
-    A folder is moved as one. Of a file, its old record goes first, since it would describe
-    another file; with companions, so does the old file itself, since an old graph with
-    new weights would be worse than none.
+    If the process is killed, the old file is there, or the new one; the next export to `path`
+    removes what else it left. The record is moved last: until then the old one stays, which
+    `read_record` does not take for that of the new file.
     """
-    if not format.suffix:
-        with written_whole(path) as unfinished:
-            yield unfinished
-        return
-    record = record_of(path, format)
-    with written_whole(path) as unfinished:
+    with unfinished_beside(path) as unfinished:
         yield unfinished
-        record.unlink(missing_ok=True)
-        if format.companions:
-            path.unlink(missing_ok=True)
+        (format.move or move)(unfinished, path)
+        if format.suffix:
+            record_of(unfinished, format).replace(record_of(path, format))
+
+
+def _remove_what_a_kill_left(path: Path, format: Format) -> None:
+    for unfinished in left_unfinished(path):
         for companion in _companions(unfinished, format):
-            companion.replace(path.with_name(companion.name))
-        content = record_of(unfinished, format).read_bytes()
-    with written_whole(record) as unfinished:
-        unfinished.write_bytes(content)
+            placed = path.with_suffix(companion.suffix)
+            pair = companion.exists(), placed.exists()
+            if all(pair) and placed.samefile(companion) and not path.exists():
+                placed.unlink()
+    remove_unfinished(path)
 
 
 def _companions(path: Path, format: Format) -> list[Path]:

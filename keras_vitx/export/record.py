@@ -1,5 +1,6 @@
 """The result of an export, and the JSON file that keeps it."""
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -50,20 +51,30 @@ def record_of(path: Path, format: Format) -> Path:
     return path.with_name(f"{path.name}.json") if format.suffix else path / "export.json"
 
 
-def write_record(exported: Exported, file: Path) -> None:
-    """Write the record; the path is left out, since the file may be moved."""
-    described = asdict(exported)
+def write_record(exported: Exported, path: Path, format: Format) -> None:
+    """Write the record of the file at `path`, with its hash, by which `read_record` knows it.
+
+    `Exported.path` is left out, since the file may be moved.
+    """
+    described = {**asdict(exported), "sha256": _sha256(path)}
     del described["path"]
-    file.write_text(json.dumps(described, indent=1) + "\n")
+    record_of(path, format).write_text(json.dumps(described, indent=1) + "\n")
 
 
 def read_record(path: Path, format: Format) -> dict[str, Any]:
-    """Return the record of a file, or an empty one if there is none that can be read."""
+    """Return the record of a file, or an empty one if there is none of it that can be read."""
     try:
         found = json.loads(record_of(path, format).read_text())
-    except (OSError, ValueError):
+        is_its_own = found["sha256"] == _sha256(path)
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if is_its_own else {}
+
+
+def _sha256(path: Path) -> str:
+    """Return the hash of a file, or of the graph in the folder of a SavedModel."""
+    with (path / "saved_model.pb" if path.is_dir() else path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def size_of(path: Path, format: Format) -> int:

@@ -25,6 +25,12 @@ def quiet(model, path, format, **options):
     return kv.export(model, path, format, verbose=False, **options)
 
 
+def operations_of(path):
+    import onnx
+
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "saved_model"])
 def test_format(format, trained, values, values_before, tmp_path):
     path = tmp_path / f"model{FORMATS[format].suffix}"
@@ -35,6 +41,11 @@ def test_format(format, trained, values, values_before, tmp_path):
     assert exported.size == sum(
         file.stat().st_size for file in tmp_path.iterdir() if file.suffix != ".json"
     )
+    if format == "onnx":
+        # Two per block, one at the end; none of their parts is left.
+        operations = operations_of(path)
+        assert operations.count("LayerNormalization") == 7 and operations.count("Div") == 3
+        assert not {"Reciprocal", "Sqrt"} & set(operations)
     record = json.loads((tmp_path / f"{path.name}.json").read_text())
     assert record["difference"] == exported.difference and record["versions"]["keras"]
     for value, before in zip(values(trained), values_before, strict=True):
@@ -49,15 +60,23 @@ def test_families(family, tmp_path):
     quiet(model, tmp_path / "model.tflite", "litert")
 
 
-def test_pixels_in_and_logits_out_in_half_precision(tmp_path):
+def test_pixels_in_and_logits_out_in_half_precision(tmp_path, monkeypatch):
     format = {"tensorflow": "litert", "jax": "stablehlo", "torch": "torch"}[BACKEND]
     model = FAMILIES["ViT"]()
     randomize(model)
     path = tmp_path / f"model{FORMATS[format].suffix}"
+    normalized = []
+
+    def write(graph, *rest):
+        normalized.append(graph.model.layers[-2])
+        return write_graph(graph, *rest)
+
+    monkeypatch.setattr(module, "write_graph", write)
     options = {"preprocessing": (20, 24), "outputs": "logits", "precision": "float16"}
     exported = quiet(model, path, format, **options)
     assert exported.inputs["images"] == {"shape": [None, 20, 24, 3], "dtype": "uint8"}
     assert exported.outputs == ("logits",) and 0 < exported.difference < 0.02
+    assert len(normalized) == 1 and normalized[0].normalize is False
     # `verify` reads the options in the record.
     assert kv.export.verify(path, model) == pytest.approx(exported.difference, abs=1e-3)
 

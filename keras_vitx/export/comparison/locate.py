@@ -14,7 +14,7 @@ from keras_vitx.export.options.prepare import Prepared, output_names
 
 def where_they_part(
     parts: Prepared,
-    network: keras.Model,
+    written: Prepared,
     write: Callable[[keras.Model, tuple[str, ...], Path], None],
     format: Format,
     batches: Sequence[np.ndarray],
@@ -27,21 +27,22 @@ def where_they_part(
 
     Args:
         parts: The model as it should be.
-        network: The network that was written, such as the fused one.
+        written: The parts that were written, such as the fused ones.
         write: A function of a model, the names of its outputs and a path.
         format: The format.
         batches: Images for the comparison.
         tolerance: Largest difference allowed.
     """
-    right, wrong = _cuts(parts.network), _cuts(network)
+    right, wrong = _cuts(parts.network), _cuts(written.network)
     names = [name for name in right if name in wrong]
 
     def differs(index):
-        expected, written = (parts.joined(cuts[names[index]]()) for cuts in (right, wrong))
+        expected = parts.joined(right[names[index]]())
+        cut = written.joined(wrong[names[index]]())
         outputs = output_names(expected)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"cut{format.suffix}")
-            write(written, outputs, path)
+            write(cut, outputs, path)
             found = compare(path, format, expected, batches, outputs)
         return not found.difference <= tolerance
 

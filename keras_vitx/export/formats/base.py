@@ -58,6 +58,7 @@ class Format:
         float32: Whether a model in mixed precision is written in float32.
         int8_weights: Whether the products of int8 layers are written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
+        move: A function that puts a new file in the place of another; None is a rename.
         companions: Suffixes of files that belong to the one at the path.
         precisions: Precisions of weights that it is written in, besides the model's own.
         quantizer: The package that quantizes its files, if `needs` has none for it.
@@ -74,6 +75,7 @@ class Format:
     float32: bool = False
     int8_weights: bool = False
     any_size: bool = False
+    move: Callable[[Path, Path], None] | None = None
     companions: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("float16", "bfloat16")
     quantizer: str = ""

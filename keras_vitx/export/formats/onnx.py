@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_vitx.export.formats.base import HALVES, INPUT, Format, Graph, starts_with
+from keras_vitx.export.formats.onnx_forms import shorten
 from keras_vitx.export.formats.saved_model import temporary
 
 OPSET = 18
@@ -34,6 +35,7 @@ def write(graph: Graph, path: Path) -> None:
 
         function = tf.function(run, input_signature=[spec], autograph=False)
         model, _ = tf2onnx.convert.from_function(function, input_signature=[spec], opset=OPSET)
+    shorten(model)
     if graph.precision in HALVES:
         _halve(model, HALVES[graph.precision])
     if graph.precision in ("int8", "int8-static"):

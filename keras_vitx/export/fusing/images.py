@@ -44,3 +44,21 @@ def fold_images(
     else:
         return
     values[kernel] = values.read(kernel) / (LEVELS * std[:, None])
+
+
+def fold_before(preprocessing: ImagePreprocessing, network: keras.Model) -> ImagePreprocessing:
+    """Fold the normalization of a layer before a network into it.
+
+    Args:
+        preprocessing: The layer, which is not changed.
+        network: A fused network, whose first layer is changed.
+
+    Returns:
+        The layer without what the network does now.
+    """
+    arguments, values = preprocessing.get_config(), Values.of(network)
+    fold_images(preprocessing, arguments, network.steps[0], values)
+    for variable in network.weights:
+        if values[variable.path] is not variable:
+            variable.assign(values[variable.path])
+    return type(preprocessing).from_config(arguments)

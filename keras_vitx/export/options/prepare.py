@@ -1,12 +1,13 @@
 """The model that is written, made from the one that is given."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_vitx.export.fuse import fuse
+from keras_vitx.export.fusing.images import fold_before
 from keras_vitx.keras_internals import node_of
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.layers.heads import SeveralHeads
@@ -88,12 +89,16 @@ def check_size(size: Any, argument: str, expected: str) -> None:
         raise ValueError(f"{argument} should be {expected}, not {size!r}.")
 
 
-def fused(network: keras.Model) -> tuple[keras.Model, str | None]:
-    """Return the fused network, or the same one and the reason why it can't be fused."""
+def fused(parts: Prepared) -> tuple[Prepared, str | None]:
+    """Return the parts fused, or as they are and the reason why they can't be fused."""
     try:
-        return fuse(network), None
+        network = fuse(parts.network)
     except ValueError as error:
-        return network, str(error)
+        return parts, str(error)
+    before = parts.before
+    if before is not None:
+        before = fold_before(before, network)
+    return replace(parts, network=network, before=before), None
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
