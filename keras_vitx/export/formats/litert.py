@@ -5,6 +5,10 @@ from pathlib import Path
 from keras_vitx.export.formats.base import INPUT, Format, Graph, starts_with
 from keras_vitx.export.formats.saved_model import temporary
 
+PRODUCTS = {"FULLY_CONNECTED", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D"}
+"""Operations that compute in int8, with fixed ranges; all others stay in float32."""
+CONVERSIONS = {"QUANTIZE", "DEQUANTIZE", "DELEGATE"}
+
 
 def write(graph: Graph, path: Path) -> None:
     """Write a `.tflite` file with the signature `serving_default`."""
@@ -18,12 +22,31 @@ def write(graph: Graph, path: Path) -> None:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if graph.precision == "float16":
             converter.target_spec.supported_types = [tf.float16]
-        if graph.precision == "int8-static":
-            converter.representative_dataset = lambda: (
-                ("serving_default", {INPUT: graph.calibration[index : index + 1]})
-                for index in range(len(graph.calibration))
-            )
-        path.write_bytes(converter.convert())
+        static = graph.precision == "int8-static"
+        path.write_bytes(_static(converter, graph.calibration) if static else converter.convert())
+
+
+def _static(converter, images) -> bytes:
+    """Return a file with products in int8, in ranges found on images.
+
+    TensorFlow would round all operations. Layer normalization and softmax, whose outliers one
+    range per tensor does not fit, stay in float32.
+    """
+    import tensorflow as tf
+    from tensorflow.lite.python.schema_py_generated import BuiltinOperator
+
+    def inputs():
+        return (("serving_default", {INPUT: image[None]}) for image in images)
+
+    converter.representative_dataset = inputs
+    known = {name for name in vars(BuiltinOperator) if not name.startswith("_")}
+    options = tf.lite.experimental.QuantizationDebugOptions(
+        denylisted_ops=sorted(known - PRODUCTS - CONVERSIONS)
+    )
+    debugger = tf.lite.experimental.QuantizationDebugger(
+        converter=converter, debug_dataset=inputs, debug_options=options
+    )
+    return debugger.get_nondebug_quantized_model()
 
 
 FORMAT = Format(
