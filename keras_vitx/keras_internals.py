@@ -36,6 +36,11 @@ def takes_training(layer: keras.layers.Layer) -> bool:
     return "training" in layer.call_signature_parameters
 
 
+def takes_attention_mask(layer: keras.layers.Layer) -> bool:
+    """Return whether `layer.call` has an argument `attention_mask`."""
+    return "attention_mask" in layer.call_signature_parameters
+
+
 def node_of(tensor: keras.KerasTensor) -> Any:
     """Return the node of the operation call that produced a symbolic tensor.
 

@@ -61,6 +61,12 @@ def test_takes_training_reads_the_signature_of_call():
     assert not keras_internals.takes_training(keras.layers.LayerNormalization())
 
 
+def test_takes_attention_mask_reads_the_signature_of_call():
+    assert keras_internals.takes_attention_mask(Attention(2))
+    assert keras_internals.takes_attention_mask(keras.layers.MultiHeadAttention(2, 4))
+    assert not keras_internals.takes_attention_mask(keras.layers.Dense(2))
+
+
 def test_node_of_is_the_call_that_made_a_tensor():
     images = keras.Input((4,))
     layer = keras.layers.Dense(3)

@@ -8,6 +8,7 @@ from keras import ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.fast import attention, has_fused_attention, linear, softmax
 from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement
+from keras_vitx.layers.masking import as_pairs, hidden, masked
 
 
 @register
@@ -26,6 +27,17 @@ class Attention(Layer):
     `return_attention_scores=True`, a pair of it and the maps that multiplied the values,
     `(batch, heads, tokens, tokens)`.
 
+    `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a
+    query may attend a key, as in `keras.layers.MultiHeadAttention`; a mask of padding
+    `(batch, keys)` is passed as `mask[:, None, :]`. The softmax runs over the allowed keys, and
+    the masked entries of the maps are 0 in all that the layers of `on_logits` and `on_weights`
+    receive and return, also after a bias or a BatchNormalization, which would shift them. The
+    maps of a query without an allowed key are 0. Two limits: a convolution over maps reads the
+    rows of neighbouring queries, so that only a mask of the padded queries, too,
+    `mask[:, :, None] & mask[:, None, :]`, keeps padding out of it; and the statistics of a
+    BatchNormalization include the masked entries in training. With that mask, the layer gives
+    a padded sequence at inference what it gives the sequence alone.
+
     A subclass overrides the step in which it differs: `projections` (to queries, keys and
     values), `logits_of`, `weights_of` (the maps before `on_weights`), `maps_of`.
 
@@ -41,7 +53,8 @@ class Attention(Layer):
         proj_dropout: Dropout rate of the output projection.
 
     Raises:
-        ValueError: at build, when `num_heads` does not divide `dim`.
+        ValueError: at build, when `num_heads` does not divide `dim`; at the call, when
+            `attention_mask` has another shape.
 
     Attributes:
         reads_maps: Whether the input is a pair of tokens and carried maps.
@@ -76,16 +89,24 @@ class Attention(Layer):
         self.attn_drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
         self.proj_drop = keras.layers.Dropout(proj_dropout, dtype=self.dtype_policy)
 
-    def call(self, x, training=False, return_attention_scores=False):
+    def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         x, carried = x if self.reads_maps else (x, None)
-        query, key, value = self.projections(self.run_all(self.on_input, x, training))
+        around = self.mask_around(attention_mask)
+        query, key, value = self.projections(self.run_all(self.on_input, x, training, around))
+        mask = attention_mask
+        if mask is not None:
+            mask = as_pairs(mask, value if query is None else query, value)[:, None]
         if return_attention_scores or not self.can_fuse(training):
-            maps = self.maps_of(query, key, carried, training)
+            maps = self.maps_of(query, key, carried, training, mask)
             y = self.aggregate(maps, value, training)
         else:
-            maps, y = None, self.fused(query, key, value, training)
-        y = self.project(y, training)
+            maps, y = None, self.fused(query, key, value, training, mask)
+        y = self.project(y, training, around)
         return (y, maps) if return_attention_scores else y
+
+    def mask_around(self, attention_mask):
+        """Return the mask for the layers of `on_input` and `on_output`, over all tokens."""
+        return attention_mask
 
     def projections(self, x):
         """Return the queries, keys and values of the tokens `x`.
@@ -99,19 +120,31 @@ class Attention(Layer):
         # Under PyTorch, a split at given indices synchronizes with the GPU.
         return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
 
-    def maps_of(self, query, key, carried, training=False):
+    def maps_of(self, query, key, carried, training=False, mask=None):
         """Return the maps that multiply the values, `(batch, heads, queries, keys)`.
 
         Args:
             query: `(batch, queries, heads, size)`; `key` is `(batch, keys, heads, size)`.
             carried: The carried maps of an earlier block if `reads_maps`, else None.
             training: Whether this is a training pass.
+            mask: `(batch or 1, 1, queries or 1, keys)`, boolean, or None.
         """
-        return self.run_all(self.on_weights, self.weights_of(query, key, training), training)
+        maps = self.weights_of(query, key, training, mask)
+        return self.run_over_maps(self.on_weights, maps, training, mask)
 
-    def weights_of(self, query, key, training=False):
+    def weights_of(self, query, key, training=False, mask=None):
         """Return the maps after the softmax, `(batch, heads, queries, keys)`."""
-        return self.softmax(self.run_all(self.on_logits, self.logits_of(query, key), training))
+        logits = self.logits_of(query, key)
+        logits = self.run_over_maps(self.on_logits, logits, training, mask)
+        return masked(self.softmax(hidden(logits, mask)), mask)
+
+    def run_over_maps(self, layers, maps, training=False, mask=None):
+        """Run map layers, one after another; the masked entries of all that they see are 0."""
+        if mask is None:
+            return self.run_all(layers, maps, training)
+        for layer in layers:
+            maps = self.run_all([layer], masked(maps, mask), training, mask)
+        return masked(maps, mask)
 
     def logits_of(self, query, key):
         """Return the scaled dot products of queries and keys, `(batch, heads, queries, keys)`."""
@@ -129,21 +162,21 @@ class Attention(Layer):
         y = ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3)))
         return ops.transpose(y, (0, 2, 1, 3))
 
-    def project(self, y, training=False):
+    def project(self, y, training=False, attention_mask=None):
         """Project the aggregated values of all heads to the output of the layer."""
         batch, tokens, heads, size = ops.shape(y)
         y = linear(self.proj, ops.reshape(y, (batch, tokens, heads * size)))
         y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
-        return self.run_all(self.on_output, y, training)
+        return self.run_all(self.on_output, y, training, attention_mask)
 
     def can_fuse(self, training=False):
         """Return whether `fused` may run: no layer and no dropout needs the maps."""
         needs_maps = self.on_logits or self.on_weights or (training and self.dropout)
         return not needs_maps and has_fused_attention(self.compute_dtype)
 
-    def fused(self, query, key, value, training=False):
+    def fused(self, query, key, value, training=False, mask=None):
         """Return `aggregate(weights_of(query, key), value)` without storing the maps."""
-        return attention(query, key, value, training)
+        return attention(query, key, value, training, mask)
 
     def build(self, input_shape):
         tokens = input_shape[1]
@@ -258,7 +291,8 @@ class ClassAttention(Attention):
 
     Input: `(batch, class tokens + patches, dim)`, class tokens first.
     Output: `(batch, class tokens, dim)`; with `return_attention_scores=True`, a pair of it
-    and the maps `(batch, heads, class tokens, keys)`.
+    and the maps `(batch, heads, class tokens, keys)`. An `attention_mask` is broadcastable to
+    `(batch, class tokens, keys)`; the layers of `on_input` and `on_output` are not masked.
 
     Args:
         num_heads: Number of heads. It must divide `dim`.
@@ -279,6 +313,10 @@ class ClassAttention(Attention):
         super().__init__(num_heads, **kwargs)
         self.num_class_tokens = num_class_tokens
         self.class_in_keys = class_in_keys
+
+    def mask_around(self, attention_mask):
+        # The queries are other tokens than the keys.
+        return None
 
     def projections(self, x):
         asking = x[:, : self.num_class_tokens]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_vitx.keras_internals import children, takes_training
+from keras_vitx.keras_internals import children, takes_attention_mask, takes_training
 from keras_vitx.layers.fast import is_compiled_by_jax, runs_straight
 from keras_vitx.layers.initializers import truncated_normal
 
@@ -142,11 +142,18 @@ class Layer(keras.layers.Layer):
         return (layer.call if straight else layer)(x, **arguments)
 
     def run_all(
-        self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None = None
+        self,
+        layers: Sequence[keras.layers.Layer],
+        x: Any,
+        training: bool | None = None,
+        attention_mask: Any = None,
     ) -> Any:
-        """Run child layers on `x`, one after another."""
+        """Run child layers on `x`, one after another; those that accept a mask are given it."""
         for layer in layers:
-            x = self.run(layer, x, training)
+            if attention_mask is not None and takes_attention_mask(layer):
+                x = self.run(layer, x, training, attention_mask=attention_mask)
+            else:
+                x = self.run(layer, x, training)
         return x
 
     def run_in_training(self, layer: keras.layers.Layer, x: Any, training: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vitx.keras_internals import takes_attention_mask
 from keras_vitx.layers.base import Layer, register, suggest_loop
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
@@ -19,7 +20,8 @@ class Block(Layer):
     with $\eta$ LayerNorm, $\gamma$ LayerScale and $d$ stochastic depth.
 
     Input and output: `(batch, tokens, dim)`. With `return_attention_scores=True`, the
-    output is a pair of it and the maps of the attention.
+    output is a pair of it and the maps of the attention. An `attention_mask`, broadcastable to
+    `(batch, tokens, tokens)`, is passed on to the attention and to an MLP that takes it.
 
     Args:
         attention: A layer on tokens that takes `return_attention_scores`; one that
@@ -33,7 +35,8 @@ class Block(Layer):
         epsilon: Epsilon of the norms.
 
     Raises:
-        ValueError: if `residual_scale` is not above 0.
+        ValueError: if `residual_scale` is not above 0; at the call, if the attention (such as
+            `TokenMixing`) takes no `attention_mask` and is given one.
     """
 
     varying = ("drop_path",)
@@ -99,24 +102,29 @@ class Block(Layer):
             if part is not None:
                 part.build(input_shape)
 
-    def attend(self, x, training, return_attention_scores=False):
+    def attend(self, x, training, return_attention_scores=False, attention_mask=None):
         """Return the output of the attention, and its maps or None.
 
         Args:
             x: Normalized tokens, or a pair of them and carried maps.
             training: Whether this is a training pass.
             return_attention_scores: Whether to return the maps.
+            attention_mask: The mask, or None.
         """
+        masks = {}
+        if attention_mask is not None:
+            check_takes_mask(self.attention)
+            masks = {"attention_mask": attention_mask}
         if not return_attention_scores:
-            return self.run(self.attention, x, training), None
-        return self.run(self.attention, x, training, return_attention_scores=True)
+            return self.run(self.attention, x, training, **masks), None
+        return self.run(self.attention, x, training, return_attention_scores=True, **masks)
 
-    def add_branches(self, x, attended, training):
+    def add_branches(self, x, attended, training, attention_mask=None):
         """Add both residual branches to `x`, given the output of the attention."""
         if training:
             suggest_loop(x)
         x = x + self.run_in_training(self.drop_path1, self.as_added(self.ls1, attended), training)
-        fed = self.run(self.mlp, self.run(self.norm2, x), training)
+        fed = self.run_all([self.mlp], self.run(self.norm2, x), training, attention_mask)
         return x + self.run_in_training(self.drop_path2, self.as_added(self.ls2, fed), training)
 
     def as_added(self, scale, branch):
@@ -129,15 +137,19 @@ class Block(Layer):
         branch = branch if scale is None else self.run(scale, branch)
         return branch if self.residual_scale == 1 else branch / self.residual_scale
 
-    def compute_output_spec(self, x, training=False, return_attention_scores=False):
+    def compute_output_spec(
+        self, x, training=False, return_attention_scores=False, attention_mask=None
+    ):
         """Return the spec of the output without tracing the block, which would take seconds."""
         if return_attention_scores:
             return super().compute_output_spec(x, return_attention_scores=True)
         return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
 
-    def call(self, x, training=False, return_attention_scores=False):
-        attended, maps = self.attend(self.run(self.norm1, x), training, return_attention_scores)
-        x = self.add_branches(x, attended, training)
+    def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
+        attended, maps = self.attend(
+            self.run(self.norm1, x), training, return_attention_scores, attention_mask
+        )
+        x = self.add_branches(x, attended, training, attention_mask)
         return (x, maps) if return_attention_scores else x
 
 
@@ -148,11 +160,15 @@ class ClassBlock(Block):
     Like `Block`, with an attention that returns one output per class token
     (`ClassAttention`); the patch tokens pass through unchanged.
 
-    Input and output: `(batch, class tokens + patches, dim)`, class tokens first.
+    Input and output: `(batch, class tokens + patches, dim)`, class tokens first. An
+    `attention_mask` is that of the attention, `(batch, class tokens, keys)`; the MLP, which
+    only sees the class tokens, has none.
     """
 
-    def call(self, x, training=False, return_attention_scores=False):
-        attended, maps = self.attend(self.run(self.norm1, x), training, return_attention_scores)
+    def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
+        attended, maps = self.attend(
+            self.run(self.norm1, x), training, return_attention_scores, attention_mask
+        )
         tokens = self.attention.num_class_tokens
         updated = self.add_branches(x[:, :tokens], attended, training)
         x = ops.concatenate([updated, x[:, tokens:]], axis=1)
@@ -213,7 +229,9 @@ class CarryingBlock(Block):
     def _reads_maps(self):
         return self.takes_maps and self.attention.reads_maps
 
-    def compute_output_spec(self, x, training=False, return_attention_scores=False):
+    def compute_output_spec(
+        self, x, training=False, return_attention_scores=False, attention_mask=None
+    ):
         if return_attention_scores:
             return Layer.compute_output_spec(self, x, return_attention_scores=True)
         tokens = x[0] if self.takes_maps else x
@@ -224,20 +242,34 @@ class CarryingBlock(Block):
         shape = (batch, self.attention.maps_given, count, count)
         return given, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
-    def call(self, x, training=False, return_attention_scores=False):
+    def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         x, carried = x if self.takes_maps else (x, None)
         normed = self.run(self.norm1, x)
         attended, maps = self.attend(
             (normed, carried) if self._reads_maps else normed,
             training,
             self.gives_maps or self.similarity or return_attention_scores,
+            attention_mask,
         )
         if self.similarity and training:
             self.add_loss(self.similarity * map_similarity(maps, carried, self.similarity_over))
-        x = self.add_branches(x, attended, training)
+        x = self.add_branches(x, attended, training, attention_mask)
         if self.gives_maps:
             x = (x, maps if self.attention.computes_maps else carried)
         return (x, maps) if return_attention_scores else x
+
+
+def check_takes_mask(attention: keras.layers.Layer) -> None:
+    """Check that an attention can be masked.
+
+    Raises:
+        ValueError: if it takes no `attention_mask`.
+    """
+    if not takes_attention_mask(attention):
+        raise ValueError(
+            "`attention_mask` must be None for a block whose attention takes none. "
+            f"Received: a mask for {type(attention).__name__}."
+        )
 
 
 SIMILARITY_AXES = {"heads": 1, "queries": 2}

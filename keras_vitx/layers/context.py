@@ -1,11 +1,38 @@
 """Layers over tokens that add a global context, for use inside an MLP or an attention."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.masking import as_pairs, hidden, masked, shares
 
 CONTEXTS = ("mean", "max", "class", "class_product", "class_and_mean")
+
+
+def mean(x: Any, attention_mask: Any = None) -> Any:
+    """Return the mean over the tokens, or over those that each token may attend.
+
+    Args:
+        x: `(batch, tokens, dim)`.
+        attention_mask: Broadcastable to `(batch, tokens, tokens)`, or None.
+
+    Returns:
+        `(batch, 1, dim)`; with a mask that differs between tokens, `(batch, tokens, dim)`.
+    """
+    if attention_mask is None:
+        return ops.mean(x, axis=1, keepdims=True)
+    return ops.matmul(ops.cast(shares(as_pairs(attention_mask, x, x)), x.dtype), x)
+
+
+def maximum(x: Any, attention_mask: Any = None) -> Any:
+    """Return the maximum over the tokens, or over those that each token may attend; as `mean`."""
+    if attention_mask is None:
+        return ops.max(x, axis=1, keepdims=True)
+    mask = as_pairs(attention_mask, x, x)[..., None]
+    largest = ops.max(hidden(x[:, None], mask), axis=2)
+    return masked(largest, ops.any(mask, axis=2))
 
 
 @register
@@ -17,7 +44,10 @@ class ContextBroadcasting(Layer):
     $\Lambda$ of length `dim`. The formula of $\mathrm{CB_S}$ is unreadable in our copy of the
     paper; its form and the initial value of $\Lambda$ are our interpretation.
 
-    Input and output: `(batch, tokens, dim)`.
+    Input and output: `(batch, tokens, dim)`. With an `attention_mask`, broadcastable to
+    `(batch, tokens, tokens)`, the mean and the maximum of each token run over the tokens that
+    it may attend, and are 0 if there is none; the mean then is uniform attention over them.
+    The first token counts in any case.
 
     Args:
         context: What takes the place of $\bar x$ (Tables 10, 13, 14): `"mean"`, $\bar x$
@@ -61,20 +91,20 @@ class ContextBroadcasting(Layer):
             name="scaling", shape=(input_shape[-1],), initializer=initializer.clone()
         )
 
-    def compute_output_spec(self, x):
+    def compute_output_spec(self, x, attention_mask=None):
         return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
 
-    def call(self, x):
+    def call(self, x, attention_mask=None):
         if self.context == "class_product":
             return ops.concatenate([x[:, :1], x[:, 1:] * x[:, :1]], axis=1)
         if self.context == "mean":
-            context = ops.mean(x, axis=1, keepdims=True)
+            context = mean(x, attention_mask)
         elif self.context == "max":
-            context = ops.max(x, axis=1, keepdims=True)
+            context = maximum(x, attention_mask)
         elif self.context == "class":
             context = x[:, :1]
         else:
-            context = (x[:, :1] + ops.mean(x, axis=1, keepdims=True)) / 2
+            context = (x[:, :1] + mean(x, attention_mask)) / 2
         y = x + (context if self.scale is None else context * self.scaling)
         halve = self.scale is None if self.halve is None else self.halve
         return y / 2 if halve else y
@@ -87,7 +117,7 @@ class SqueezeExcitation(Layer):
     $$y = x \odot \sigma(W_2\,\mathrm{ReLU}(W_1 \bar x + b_1) + b_2)$$
     Hu et al., 2018; a baseline in Context Broadcasting, Section 2.2, Table 3.
 
-    Input and output: `(batch, tokens, dim)`.
+    Input and output: `(batch, tokens, dim)`. `attention_mask` as in `ContextBroadcasting`.
 
     Args:
         ratio: Reduction ratio: `dim` divided by the hidden width.
@@ -105,9 +135,9 @@ class SqueezeExcitation(Layer):
         self.fc1.build((None, 1, dim))
         self.fc2.build((None, 1, hidden))
 
-    def compute_output_spec(self, x):
+    def compute_output_spec(self, x, attention_mask=None):
         return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
 
-    def call(self, x):
-        summary = ops.mean(x, axis=1, keepdims=True)
+    def call(self, x, attention_mask=None):
+        summary = mean(x, attention_mask)
         return x * ops.sigmoid(self.fc2(ops.relu(self.fc1(summary))))

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_vitx.keras_internals import has_replaced_moments, remat_mode
+from keras_vitx.layers.masking import hidden, masked
 
 BACKEND = keras.backend.backend()
 if BACKEND == "torch":
@@ -247,7 +248,9 @@ def has_fused_attention(dtype: str) -> bool:
     return not (jax is not None and dtype == "float16" and jax.default_backend() == "cpu")
 
 
-def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
+def attention(
+    query: Any, key: Any, value: Any, training: Any = False, mask: Any | None = None
+) -> Any:
     r"""Return $\mathrm{softmax}(Q K^\top / \sqrt d)\,V$ per head.
 
     PyTorch runs its fused kernel without the copies of the inputs that `keras.ops` makes. On a
@@ -261,22 +264,35 @@ def attention(query: Any, key: Any, value: Any, training: Any = False) -> Any:
         key: `(batch, keys, heads, size)`.
         value: The same shape as `key`.
         training: Whether a backward pass follows.
+        mask: `(batch or 1, 1, queries or 1, keys)`, True where a query attends a key; None is
+            True everywhere. A query without a key gives 0.
 
     Returns:
         `(batch, queries, heads, size)`.
     """
+    if mask is None:
+        return _attention(query, key, value, training)
+    # The kernels differ, and some give NaN, where a query has no key: let it see all.
+    has_keys = keras.ops.any(mask, axis=-1, keepdims=True)
+    mask = keras.ops.logical_or(mask, keras.ops.logical_not(has_keys))
+    y = _attention(query, key, value, training, mask)
+    return masked(y, keras.ops.transpose(has_keys, (0, 2, 1, 3)))
+
+
+def _attention(query, key, value, training, mask=None):
     if torch is not None:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         if on_cpu(query) and query.dtype is torch.bfloat16:
             logits = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(2, 3))
-            return torch.matmul(softmax(logits), value).transpose(1, 2)
-        y = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+            return torch.matmul(softmax(hidden(logits, mask)), value).transpose(1, 2)
+        y = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
         return y.transpose(1, 2)
     if not on_cpu(query) or keras.backend.standardize_dtype(query.dtype) != "float32":
-        return keras.ops.dot_product_attention(query, key, value)
+        return keras.ops.dot_product_attention(query, key, value, mask=mask)
     query = query * query.shape[-1] ** -0.5
     query, key, value = (keras.ops.transpose(part, (0, 2, 1, 3)) for part in (query, key, value))
     logits = keras.ops.matmul(query, keras.ops.transpose(key, (0, 1, 3, 2)))
+    logits = hidden(logits, mask)
     if training:
         y = keras.ops.matmul(keras.ops.softmax(logits), value)
     else:

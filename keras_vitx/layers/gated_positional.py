@@ -9,6 +9,7 @@ from keras import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import InferenceForm, register
 from keras_vitx.layers.fast import attention, linear, whole_numbers
+from keras_vitx.layers.masking import hidden, masked, renormalized
 
 
 @register
@@ -188,8 +189,14 @@ class PositionalAttention(Attention):
         """Return the positional term of the logits, which is the same for all images."""
         return self.over_pairs(*self.axis_logits(), ops.add)
 
-    def fused(self, query, key, value, training=False):
-        return ops.dot_product_attention(query, key, value, bias=self.positional_logits()[None])
+    def fused(self, query, key, value, training=False, mask=None):
+        bias = self.positional_logits()[None]
+        if mask is None:
+            return ops.dot_product_attention(query, key, value, bias=bias)
+        # Keras takes a bias or a mask.
+        y = ops.dot_product_attention(query, key, value, bias=hidden(bias, mask))
+        has_keys = ops.any(mask, axis=-1, keepdims=True)
+        return masked(y, ops.transpose(has_keys, (0, 2, 1, 3)))
 
     def inference_form(self) -> InferenceForm:
         """Return the form with constant positions."""
@@ -214,6 +221,8 @@ class GatedPositionalAttention(PositionalAttention):
     $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$. So $P V$ is two products, of $R$ with the rows and
     of $C$ with the columns of the values of the whole batch, and $P$ is not computed. With
     `constant_positions`, $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored.
+    With an `attention_mask` $M$, both softmaxes run over the allowed keys; the positional one is
+    $P_{ij} M_{ij} / \sum_k P_{ik} M_{ik}$, and nothing is fused.
 
     Input: `(batch, patches, dim)`, without a class token, patches row by row.
     Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps
@@ -270,16 +279,25 @@ class GatedPositionalAttention(PositionalAttention):
         by_row, by_column = map(self.softmax, self.axis_logits())
         return 1 - gates, gates * by_row, by_column
 
-    def weights_of(self, query, key, training=False):
+    def weights_of(self, query, key, training=False, mask=None):
         content_gate, by_row, by_column = self.gated_positions()
-        content = super().weights_of(query, key, training)
-        return content_gate * content + self.over_pairs(by_row, by_column, ops.multiply)
+        content = super().weights_of(query, key, training, mask)
+        if mask is None:
+            positional = self.over_pairs(by_row, by_column, ops.multiply)
+        else:
+            positional = self.gates() * renormalized(self.positional_map()[None], mask)
+            positional = ops.cast(positional, self.compute_dtype)
+        return content_gate * content + positional
 
     def logits_of(self, query, key):
         # The content logits only: the positional logits have a softmax of their own.
         return Attention.logits_of(self, query, key)
 
-    def fused(self, query, key, value, training=False):
+    def fused(self, query, key, value, training=False, mask=None):
+        if mask is not None:
+            # The positional map differs between images and is no product over the axes.
+            maps = self.weights_of(query, key, training, mask)
+            return self.aggregate(maps, value, training)
         content_gate, by_row, by_column = self.gated_positions()
         content = attention(query, key, value, training)
         # Two products for the whole batch: the values of all images are their columns.

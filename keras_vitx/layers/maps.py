@@ -19,10 +19,16 @@ from keras_vitx.keras_internals import children
 from keras_vitx.layers.base import InferenceForm, Layer, register
 from keras_vitx.layers.fast import batch_norm, convolve_maps, has_hooks, in_pieces, mix, relu6
 from keras_vitx.layers.initializers import truncated_normal, uniform
+from keras_vitx.layers.masking import masked, shares
 
 
 class MapLayer(Layer):
-    """A layer over maps; only the number of heads may differ between input and output."""
+    """A layer over maps; only the number of heads may differ between input and output.
+
+    A layer whose output depends on what is masked takes an argument `attention_mask` in `call`,
+    `(batch or 1, 1, queries or 1, keys)`. `Attention` sets the masked entries of all inputs and
+    outputs to 0 itself.
+    """
 
     def heads_of(self, heads: int) -> int:
         """Return the number of output heads for `heads` input heads."""
@@ -32,7 +38,7 @@ class MapLayer(Layer):
         batch, heads, queries, keys = input_shape
         return (batch, self.heads_of(heads), queries, keys)
 
-    def compute_output_spec(self, maps, training=False):
+    def compute_output_spec(self, maps, training=False, attention_mask=None):
         return keras.KerasTensor(self.compute_output_shape(maps.shape), dtype=self.compute_dtype)
 
     def folds(self, training: Any) -> bool:
@@ -250,6 +256,9 @@ class LocalMapConvolution(MapLayer):
     Refiner, Section 3.3. Each head's map is convolved as an image of queries x keys:
     $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2,$$
     with zero padding. Aggregating values with $A'$ aggregates them locally, then globally.
+    In a masked map, it moves attention to masked keys beside allowed ones (`Attention` sets
+    them to 0 again), and reads the rows of neighbouring queries, which the mask should leave
+    out if they are padding.
 
     Input and output: `(batch, heads, queries, keys)`.
 
@@ -408,7 +417,8 @@ class ResidualRefinement(MapLayer):
     $$A' = s\,(c \odot A + W_r\,\phi(w * \phi(W_e A + b_e) + b_w) + b_r), \qquad
     \phi = \mathrm{ReLU6},$$
     with biases and a weight $c$ per head (`skip`): the form at inference, after
-    `keras_vitx.fuse`.
+    `keras_vitx.fuse`. With an `attention_mask`, the maps that $w *$ convolves are masked again,
+    because BN and biases shift the masked entries.
 
     Input and output: `(batch, heads, queries, keys)`.
 
@@ -466,21 +476,25 @@ class ResidualRefinement(MapLayer):
         else:
             self.skip = self.add_weight(name="skip", shape=(heads,), initializer="ones")
 
-    def call(self, maps, training=False):
+    def call(self, maps, training=False, attention_mask=None):
         if self.folds(training):
-            return in_pieces(self.folded(), maps, self.expansion)
+            refine = self.folded(attention_mask)
+            if attention_mask is not None:
+                return refine(maps)
+            return in_pieces(refine, maps, self.expansion)
         # A hook may hold a reference to a tensor that `relu6` would overwrite.
         phi = ops.relu6 if has_hooks(*children(self)) else relu6
         if not self.normalize:
-            y = phi(self.run(self.conv_exp, maps))
+            y = masked(phi(self.run(self.conv_exp, maps)), attention_mask)
             y = self.run(self.conv_pro, phi(self.run(self.depth_sep_conv, y)))
             return self.map_scale * (maps * ops.reshape(self.skip, (-1, 1, 1)) + y)
         y = phi(batch_norm(self.bn1, self.run(self.conv_exp, maps), training))
+        y = masked(y, attention_mask)
         y = phi(batch_norm(self.bn2, self.run(self.depth_sep_conv, y), training))
         y = maps + batch_norm(self.bn3, self.run(self.conv_pro, y), training)
         return self.map_scale * batch_norm(self.adapt_bn, y, training)
 
-    def folded(self) -> Callable[[Any], Any]:
+    def folded(self, attention_mask: Any = None) -> Callable[[Any], Any]:
         """Return `call` at inference, with the normalizations folded into the kernels."""
         cast = partial(ops.cast, dtype=self.compute_dtype)
         weights = {name: cast(value) for name, value in self._folded_weights().items()}
@@ -492,6 +506,7 @@ class ResidualRefinement(MapLayer):
 
         def refine(maps):
             y = relu6(mix_heads(inside[0], maps, inside[1], heads_last=True))
+            y = masked(y, attention_mask)
             y = relu6(convolve_maps(y, local[0]) + ops.reshape(local[1], (-1, 1, 1)))
             return mix_heads(outside[0], y, outside[1]) + maps * skip
 
@@ -566,13 +581,14 @@ class Temperature(MapLayer):
 
 @register
 class UniformHeads(MapLayer):
-    r"""Uniform maps, appended to the learned ones: $A_{ij} = 1/N$.
+    r"""Uniform maps, appended to the learned ones: $A_{ij} = 1/N$, with $N$ keys.
 
     Context Broadcasting, Section 2.2, Table 3. For use in `on_weights`; the attention then
     has one value head per map. With $H$ heads,
     `Attention(H - 1, head_size=dim // H, on_weights=[UniformHeads(1)])` replaces one head,
     the same with `UniformHeads(2)` does so at equal parameters, and
-    `Attention(H, on_weights=[UniformHeads(1)])` appends one.
+    `Attention(H, on_weights=[UniformHeads(1)])` appends one. With an `attention_mask`, $N$ is
+    the number of keys that the query may attend.
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `count` more heads.
 
@@ -592,9 +608,13 @@ class UniformHeads(MapLayer):
     def heads_of(self, heads):
         return heads + self.count
 
-    def call(self, maps):
+    def call(self, maps, attention_mask=None):
         batch, _, queries, keys = ops.shape(maps)
-        uniform = ops.full((batch, self.count, queries, keys), 1 / keys, dtype=maps.dtype)
+        shape = (batch, self.count, queries, keys)
+        if attention_mask is None:
+            uniform = ops.full(shape, 1 / keys, dtype=maps.dtype)
+        else:
+            uniform = ops.broadcast_to(ops.cast(shares(attention_mask), maps.dtype), shape)
         return ops.concatenate([maps, uniform], axis=1)
 
 

@@ -13,7 +13,9 @@ from keras_vitx.layers.fast import gelu, linear
 class MLP(Layer):
     r"""Two Dense layers on each token: $y = \phi(x W_1 + b_1) W_2 + b_2$.
 
-    Input and output: `(batch, tokens, dim)`; the hidden width is `int(mlp_ratio * dim)`.
+    Input and output: `(batch, tokens, dim)`; the hidden width is `int(mlp_ratio * dim)`. An
+    `attention_mask` is passed on to the layers over tokens that take one, such as
+    `ContextBroadcasting`.
 
     Args:
         mlp_ratio: Ratio of the hidden width to `dim`.
@@ -69,13 +71,14 @@ class MLP(Layer):
         for layer in self.on_hidden:
             layer.build(inner)
 
-    def call(self, x, training=False):
+    def call(self, x, training=False, attention_mask=None):
         drops = training and self.dropout
-        x = linear(self.fc1, self.run_all(self.on_input, x, training))
+        x = linear(self.fc1, self.run_all(self.on_input, x, training, attention_mask))
         x = gelu(x, training) if self.activation == "gelu" else self.act(x)
-        x = self.run_all(self.on_hidden, self.run_in_training(self.drop, x, drops), training)
+        x = self.run_in_training(self.drop, x, drops)
+        x = self.run_all(self.on_hidden, x, training, attention_mask)
         x = self.run_in_training(self.drop, linear(self.fc2, x), drops)
-        return self.run_all(self.on_output, x, training)
+        return self.run_all(self.on_output, x, training, attention_mask)
 
 
 @register

@@ -3,6 +3,7 @@
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import register
 from keras_vitx.layers.fast import linear
+from keras_vitx.layers.masking import masked
 
 
 def check_carried(tokens, maps, num_heads: int) -> None:
@@ -30,7 +31,8 @@ class SharedAttention(Attention):
     $$V = x W_v + b_v, \qquad y = w(A_\text{carried}) V W_o + b_o,$$
     with $w$ the layers of `on_weights`. With `ReAttention` it is the reuse of maps in
     DeepViT, Appendix A, Equation 5; with a refiner, the second of Refined-ViT's two
-    kinds of block.
+    kinds of block. An `attention_mask` masks $A_\text{carried}$, whose rows are not
+    normalized again.
 
     Input: a pair of tokens `(batch, tokens, dim)` and carried maps
     `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
@@ -56,8 +58,8 @@ class SharedAttention(Attention):
     def projections(self, x):
         return None, None, self.split_heads(linear(self.v, x))
 
-    def maps_of(self, query, key, carried, training=False):
-        return self.run_all(self.on_weights, carried, training)
+    def maps_of(self, query, key, carried, training=False, mask=None):
+        return self.run_over_maps(self.on_weights, carried, training, mask)
 
     def can_fuse(self, training=False):
         return False
@@ -69,7 +71,7 @@ class AccumulatingAttention(Attention):
 
     $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{carried} / \sqrt d$$
     with $d$ the size of a head: the first of the two kinds of block of the released
-    Refined-ViT. The paper does not mention this sum.
+    Refined-ViT. The paper does not mention this sum. An `attention_mask` masks both terms.
 
     Input: a pair of tokens `(batch, tokens, dim)` and carried maps
     `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
@@ -90,8 +92,9 @@ class AccumulatingAttention(Attention):
         check_carried(tokens, maps, self.num_heads)
         super().build(tokens)
 
-    def maps_of(self, query, key, carried, training=False):
-        return super().maps_of(query, key, carried, training) + carried * self.size**-0.5
+    def maps_of(self, query, key, carried, training=False, mask=None):
+        maps = super().maps_of(query, key, carried, training, mask)
+        return maps + masked(carried, mask) * self.size**-0.5
 
     def can_fuse(self, training=False):
         return False

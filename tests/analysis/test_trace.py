@@ -93,8 +93,8 @@ class Stranger(keras.layers.Layer):
 
 
 class OwnSoftmax(Attention):
-    def weights_of(self, query, key, training=False):
-        return ops.flip(super().weights_of(query, key, training), axis=-1)
+    def weights_of(self, query, key, training=False, mask=None):
+        return ops.flip(super().weights_of(query, key, training, mask), axis=-1)
 
 
 def test_a_users_own_attention():
