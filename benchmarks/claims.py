@@ -80,7 +80,8 @@ def recipe(run: Run, options: argparse.Namespace) -> kv.training.Recipe:
     light = kv.training.recipes.get("small_images").but(
         rand_augment=None, erasing=0.0, mixing=None, drop_path=0.0, ema=None, result="last"
     )
-    epochs = 1 if options.smoke else round(options.epochs / run.fraction)
+    whole = options.deep_epochs if NETWORKS[run.network][1]["depth"] > 6 else options.epochs
+    epochs = 1 if options.smoke else round(whole / run.fraction)
     return light.but(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=2e-3)
 
 
@@ -313,6 +314,7 @@ def main(words: list[str] | None = None) -> None:
     verb.add_argument("folder", type=Path, help="of the results")
     verb.add_argument("--seeds", type=int, default=2, help="runs of each kind")
     verb.add_argument("--epochs", type=int, default=3, help="on all images; more on a fraction")
+    verb.add_argument("--deep-epochs", type=int, default=2, help="of the networks of 24 blocks")
     verb.add_argument("--smoke", action="store_true", help="tiny networks, one epoch")
     verb.set_defaults(call=run_all)
     verb = verbs.add_parser("report", help="print the tables, draw the figures")
