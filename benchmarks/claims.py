@@ -1,10 +1,9 @@
 """Try claims of the five papers on CIFAR-10, with networks that a core trains in minutes.
 
-    KERAS_BACKEND=torch python benchmarks/claims.py run cifar10.npz runs/claims
-    KERAS_BACKEND=torch python benchmarks/claims.py report runs/claims docs/figures
+    KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
 
-The first line trains and measures every run whose result is not yet in the folder; start it
-several times to use several cores. The second prints the tables of docs/claims.md and draws its
+Trains and measures every run whose result is not yet in the folder. To use several cores, start
+it several times. `benchmarks/claims_report.py` prints the tables of docs/claims.md and draws its
 figures.
 """
 
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 import keras_vitx as kv
 from keras_vitx import analysis, robustness
@@ -72,16 +70,12 @@ def runs(seeds: int) -> list[Run]:
     return [Run(*pair, seed) for seed in range(seeds) for pair in pairs]
 
 
-# Train.
-
-
 def recipe(run: Run, options: argparse.Namespace) -> kv.training.Recipe:
     """Return a light form of `small_images`, in which all fractions see equally many images."""
     light = kv.training.recipes.get("small_images").but(
         rand_augment=None, erasing=0.0, mixing=None, drop_path=0.0, ema=None, result="last"
     )
-    whole = options.deep_epochs if NETWORKS[run.network][1]["depth"] > 6 else options.epochs
-    epochs = 1 if options.smoke else round(whole / run.fraction)
+    epochs = 1 if options.smoke else round(options.epochs / run.fraction)
     return light.but(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=2e-3)
 
 
@@ -103,9 +97,6 @@ def train(run: Run, options: argparse.Namespace) -> keras.Model:
     data = {"fraction": run.fraction, "validation_split": 0.0, "seed": run.seed}
     kv.fit(model, options.source, recipe(run, options), **data, verbose=0)
     return model
-
-
-# Measure.
 
 
 def measure(model: keras.Model, run: Run, options: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +122,6 @@ def measure(model: keras.Model, run: Run, options: argparse.Namespace) -> dict[s
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """Train and measure what has no result yet."""
     options.folder.mkdir(parents=True, exist_ok=True)
     for run in runs(options.seeds):
         with alone(run.path(options.folder, ".lock")) as is_alone:
@@ -171,158 +161,14 @@ def alone(path: Path) -> Iterator[bool]:
             yield True
 
 
-# Report. `results` are those of one network on one fraction of the images, one per seed.
-
-
-def read(folder: Path) -> dict[tuple[str, float], list[dict]]:
-    found: dict[tuple[str, float], list[dict]] = {}
-    for run in runs(100):
-        file = run.path(folder, ".json")
-        if file.exists():
-            found.setdefault((run.network, run.fraction), []).append(json.loads(file.read_text()))
-    return found
-
-
-def accuracy(result: dict) -> float:
-    return 100 * result["accuracy"]
-
-
-def under(kind: str, index: int) -> Callable[[dict], float]:
-    return lambda result: 100 * result["perturbed"][kind][index]["accuracy"]
-
-
-def by_block(name: str) -> Callable[[dict], np.ndarray]:
-    """Return a function that returns a measure of each block, the mean over heads."""
-
-    def values(result):
-        blocks = result["measures"][name].items()
-        return np.array([np.mean(value) for block, value in blocks if "token_only" not in block])
-
-    return values
-
-
-def mean(name: str, start: int = 0) -> Callable[[dict], float]:
-    return lambda result: by_block(name)(result)[start:].mean()
-
-
-def spread(name: str) -> Callable[[dict], float]:
-    """Return a function that returns the standard deviation over blocks, in parts of the mean."""
-    return lambda result: by_block(name)(result).std() / by_block(name)(result).mean()
-
-
-def similar_blocks(result: dict) -> float:
-    shares = list(result["measures"]["cross_layer_similarity"].values())
-    return analysis.measures.similar_blocks(np.array(shares)).sum()
-
-
-TABLES = {
-    ("ViT-24", "DeepViT-24"): {"accuracy, %": accuracy, "similar blocks of 24": similar_blocks},
-    ("ViT", "CB-ViT"): {
-        "accuracy, %": accuracy,
-        "entropy": mean("entropy"),
-        "entropy, deeper half": mean("entropy", 3),
-    },
-    ("CaiT-24 without LayerScale", "CaiT-24"): {
-        "accuracy, %": accuracy,
-        "attention branch / tokens": mean("attention_branch"),
-        "spread over blocks": spread("attention_branch"),
-        "MLP branch / tokens": mean("mlp_branch"),
-        "its spread over blocks": spread("mlp_branch"),
-    },
-    ("ViT", "Refined-ViT"): {
-        "accuracy, %": accuracy,
-        "normalized CKA of the last block": mean("normalized_cka", -1),
-    },
-    ATTACKED: {
-        f"{kind} {strength:.3g}": under(kind, index)
-        for kind, strengths in STRENGTHS.items()
-        for index, strength in enumerate(strengths)
-    },
-}
-"""For each pair of networks, the figures that a claim is about."""
-
-
-def report(options: argparse.Namespace) -> None:
-    """Print the tables and draw the figures."""
-    found = read(options.folder)
-    rows = {f"{f:.0%} of the images": [found[n, f] for n in ("ViT", "ConViT")] for f in FRACTIONS}
-    print_table(("ViT", "ConViT"), {name: (accuracy, row) for name, row in rows.items()})
-    for networks, values in TABLES.items():
-        row = [found[network, 1.0] for network in networks]
-        print_table(networks, {name: (value, row) for name, value in values.items()})
-    draw(found, options.figures)
-
-
-def print_table(networks: tuple[str, ...], rows: dict[str, tuple]) -> None:
-    """Print a Markdown table: the mean over seeds, and the values of the seeds in brackets."""
-    print(f"\n| | {' | '.join(networks)} |\n|---|{'---|' * len(networks)}")
-    for name, (value, row) in rows.items():
-        cells = []
-        for results in row:
-            values = [value(result) for result in results]
-            digits = 1 if max(values) >= 3 else 2
-            seeds = ", ".join(f"{v:.{digits}f}" for v in values)
-            cells.append(f"{np.mean(values):.{digits}f} ({seeds})")
-        print(f"| {name} | {' | '.join(cells)} |")
-
-
-def draw(found: dict[tuple[str, float], list[dict]], folder: Path) -> None:
-    """Draw the means over seeds with the figures of `keras_vitx.analysis`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    points = {n: {f: mean_of(found[n, f], accuracy) for f in FRACTIONS} for n in ("ViT", "ConViT")}
-    analysis.plot_accuracy(points, folder / "claims-fractions.png", baseline="ViT")
-    deep = measures_of(found, "ViT-24", "DeepViT-24")
-    analysis.plot_similarity_matrix(deep, folder / "claims-similarity.png")
-    analysis.plot_entropy(measures_of(found, "ViT", "CB-ViT"), folder / "claims-entropy.png")
-    scaled = measures_of(found, "CaiT-24 without LayerScale", "CaiT-24")
-    analysis.plot_branches(scaled, folder / "claims-branches.png")
-    refined = measures_of(found, "ViT", "Refined-ViT")
-    analysis.plot_by_block(refined, "normalized_cka", folder / "claims-cka.png", "normalized CKA")
-    for kind, label in (("occlude", "occluded share"), ("fgsm", "FGSM, epsilon")):
-        points = {
-            n: {s: mean_of(found[n, 1.0], under(kind, i)) for i, s in enumerate(STRENGTHS[kind])}
-            for n in ATTACKED
-        }
-        analysis.plot_accuracy(points, folder / f"claims-{kind}.png", label)
-
-
-def mean_of(results: list[dict], value: Callable[[dict], float]) -> float:
-    return np.mean([value(result) for result in results])
-
-
-def measures_of(found, *networks: str) -> dict[str, dict[str, dict[str, np.ndarray]]]:
-    """Return the measures of networks as `analysis.measure` does, as means over seeds."""
-    return {
-        network: {
-            name: {
-                block: np.mean(
-                    [one["measures"][name][block] for one in found[network, 1.0]], axis=0
-                )
-                for block in blocks
-            }
-            for name, blocks in found[network, 1.0][0]["measures"].items()
-        }
-        for network in networks
-    }
-
-
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    verbs = parser.add_subparsers(required=True)
-    verb = verbs.add_parser("run", help="train and measure what has no result yet")
-    verb.add_argument("source", help="CIFAR-10: cifar10.npz or tfds:cifar10")
-    verb.add_argument("folder", type=Path, help="of the results")
-    verb.add_argument("--seeds", type=int, default=2, help="runs of each kind")
-    verb.add_argument("--epochs", type=int, default=3, help="on all images; more on a fraction")
-    verb.add_argument("--deep-epochs", type=int, default=2, help="of the networks of 24 blocks")
-    verb.add_argument("--smoke", action="store_true", help="tiny networks, one epoch")
-    verb.set_defaults(call=run_all)
-    verb = verbs.add_parser("report", help="print the tables, draw the figures")
-    verb.add_argument("folder", type=Path, help="of the results")
-    verb.add_argument("figures", type=Path, help="folder of the figures")
-    verb.set_defaults(call=report)
-    options = parser.parse_args(words)
-    options.call(options)
+    parser.add_argument("source", help="CIFAR-10: cifar10.npz or tfds:cifar10")
+    parser.add_argument("folder", type=Path, help="folder of the results")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each kind")
+    parser.add_argument("--epochs", type=int, default=2, help="of all images; more of fewer")
+    parser.add_argument("--smoke", action="store_true", help="tiny networks, one epoch")
+    run_all(parser.parse_args(words))
 
 
 if __name__ == "__main__":
