@@ -1,6 +1,16 @@
 """The public names of the package, all of which `import keras_vitx` re-exports."""
 
-from keras_vitx import analysis, data, export, layers, models, robustness, training, weights
+from keras_vitx import (
+    analysis,
+    data,
+    export,
+    layers,
+    models,
+    robustness,
+    segmentation,
+    training,
+    weights,
+)
 from keras_vitx.backend import keep_memory
 from keras_vitx.data import decode_predictions
 from keras_vitx.export.fuse import fuse

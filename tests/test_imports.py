@@ -15,6 +15,8 @@ PACKAGE = ROOT / "keras_vitx"
 
 # The parts of the package, and the parts that each of them may import.
 LEAVES = {"files", "text", "backend", "keras_internals", "classifier", "preprocessing"}
+ALL = {"layers", "weights", "models", "data", "training", "export", "analysis", "robustness"}
+ALL |= {"segmentation"}
 ARROWS = {
     "layers": set(),
     "weights": set(),
@@ -24,8 +26,9 @@ ARROWS = {
     "export": {"data", "layers"},
     "analysis": {"data", "layers"},
     "robustness": {"training"},
-    "cli": {"layers", "weights", "models", "data", "training", "export", "analysis", "robustness"},
-    "api": {"layers", "weights", "models", "data", "training", "export", "analysis", "robustness"},
+    "segmentation": {"models", "data", "training"},
+    "cli": ALL,
+    "api": ALL,
     "files": set(),
     "text": set(),
     "backend": set(),

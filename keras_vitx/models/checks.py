@@ -120,5 +120,27 @@ def check_heads(dim: int, num_heads: int) -> None:
         )
 
 
+def scale_factor(scale: Any, shape: Sequence[int]) -> int:
+    """Return by how much the sides of a map grow or shrink: `scale` or its inverse.
+
+    Args:
+        scale: A power of two, such as 4 or 0.5.
+        shape: Rows and columns of the map.
+
+    Raises:
+        ValueError: if it is none, or nothing would be left of the map.
+    """
+    is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool) and scale > 0
+    factor = round(max(scale, 1 / scale)) if is_number else 0
+    if not is_number or max(scale, 1 / scale) != factor or factor & (factor - 1):
+        raise ValueError(f"`scales` must be powers of two, such as 4 or 0.5. Received: {scale!r}.")
+    if scale < 1 and min(shape) < factor:
+        raise ValueError(
+            f"`scales` must leave at least one place of a map of {shape[0]} x {shape[1]}. "
+            f"Received: {scale!r}."
+        )
+    return factor
+
+
 def _is_whole(number):
     return isinstance(number, numbers.Integral) and not isinstance(number, bool)

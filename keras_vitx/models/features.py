@@ -1,7 +1,7 @@
 """Feature maps of chosen blocks: a network as the backbone of another one."""
 
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ from keras_vitx.layers import Block, ClassBlock, PatchMap
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.models import depth
 from keras_vitx.models.chain import Chain
+from keras_vitx.models.checks import scale_factor
 from keras_vitx.models.cut import as_chain
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
@@ -148,7 +149,7 @@ class Features(keras.Model):
             [
                 *([norm] if norm is not None else []),
                 PatchMap(grids[block], dtype=layers[0].dtype_policy, name=f"map_{index}"),
-                *rescaling(scale, grids[block], layers[0].dtype_policy, f"map_{index}"),
+                *_rescaling(scale, grids[block], layers[0].dtype_policy, f"map_{index}"),
             ]
             for index, (block, scale) in enumerate(zip(blocks, scales, strict=True))
         ]
@@ -220,39 +221,14 @@ class Features(keras.Model):
             )
 
 
-def rescaling(
-    scale: float, grid: tuple[int, int] | None, dtype: Any, name: str
-) -> list[keras.layers.Layer]:
-    """Return Keras's layers that multiply the sides of a map by a power of two.
-
-    Args:
-        scale: 2, 4, ... is a bilinear `UpSampling2D`; 1/2, 1/4, ... a `MaxPooling2D`.
-        grid: Rows and columns of the map.
-        dtype: Dtype policy of the layer.
-        name: Prefix of its name.
-
-    Raises:
-        ValueError: if the scale is no power of two, or the map is too small to be reduced.
-    """
-    is_number = isinstance(scale, Real) and not isinstance(scale, bool) and scale > 0
-    factor = round(max(scale, 1 / scale)) if is_number else 0
-    if not is_number or max(scale, 1 / scale) != factor or factor & (factor - 1):
-        raise ValueError(f"`scales` must be powers of two, such as 4 or 0.5. Received: {scale!r}.")
-    if factor == 1:
-        return []
+def _rescaling(scale, grid, dtype, name):
+    """Return Keras's layers that multiply the sides of a map by a power of two."""
+    factor = scale_factor(scale, grid)
     arguments = {"data_format": "channels_last", "dtype": dtype}
-    if scale > 1:
-        return [
-            keras.layers.UpSampling2D(
-                factor, interpolation="bilinear", name=f"{name}_up", **arguments
-            )
-        ]
-    if grid is not None and min(grid) < factor:
-        raise ValueError(
-            f"`scales` must leave at least one place of a map of {grid[0]} x {grid[1]}. "
-            f"Received: {scale!r}."
-        )
-    return [keras.layers.MaxPooling2D(factor, name=f"{name}_down", **arguments)]
+    if scale < 1:
+        return [keras.layers.MaxPooling2D(factor, name=f"{name}_down", **arguments)]
+    arguments |= {"interpolation": "bilinear", "name": f"{name}_up"}
+    return [keras.layers.UpSampling2D(factor, **arguments)] if factor > 1 else []
 
 
 def _through(layers, x):

@@ -66,8 +66,7 @@ def open_tfds(
         OSError: if its files can't be read.
         ImportError: if tensorflow-datasets is missing or can't be imported.
     """
-    tfds = _library(name)
-    builder = _builder(tfds, name, data_dir)
+    tfds, builder = _library(name), builder_of(name, data_dir)
     features = builder.info.features
     features = dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
     if not (
@@ -118,7 +117,14 @@ def _library(name: str):
     return tfds
 
 
-def _builder(tfds, name: str, data_dir):
+def builder_of(name: str, data_dir: str | os.PathLike | None) -> Any:
+    """Return the builder of a dataset, which prefers the format array_record.
+
+    Raises:
+        ValueError: if the name is unknown.
+        ImportError: if tensorflow-datasets is missing or can't be imported.
+    """
+    tfds = _library(name)
     try:
         builder = tfds.builder(name, data_dir=data_dir)
         if not builder.is_prepared() and importlib.util.find_spec("array_record"):

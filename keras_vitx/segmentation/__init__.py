@@ -1,0 +1,19 @@
+"""Semantic segmentation: heads on feature maps, masks, training and measures."""
+
+from keras_vitx.segmentation.batches import EvaluationPairs as EvaluationPairs
+from keras_vitx.segmentation.batches import TrainingCrops as TrainingCrops
+from keras_vitx.segmentation.evaluate import Counts as Counts
+from keras_vitx.segmentation.evaluate import evaluate as evaluate
+from keras_vitx.segmentation.fit import compile as compile
+from keras_vitx.segmentation.fit import fit as fit
+from keras_vitx.segmentation.heads import LinearHead as LinearHead
+from keras_vitx.segmentation.heads import UperNet as UperNet
+from keras_vitx.segmentation.model import Segmenter as Segmenter
+from keras_vitx.segmentation.pictures import overlay as overlay
+from keras_vitx.segmentation.pictures import palette as palette
+from keras_vitx.segmentation.predict import predict as predict
+from keras_vitx.segmentation.schedule import WarmupPolynomial as WarmupPolynomial
+from keras_vitx.segmentation.sources import IGNORED as IGNORED
+from keras_vitx.segmentation.sources import MaskedImages as MaskedImages
+from keras_vitx.segmentation.sources import MaskSource as MaskSource
+from keras_vitx.segmentation.sources import open_source as open_source

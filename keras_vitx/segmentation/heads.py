@@ -1,0 +1,206 @@
+"""Heads that turn feature maps into one class per pixel."""
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import keras
+from keras import ops
+from keras.layers import BatchNormalization, Concatenate, Conv2D, Conv2DTranspose
+
+from keras_vitx.models.checks import check_counts, scale_factor
+from keras_vitx.segmentation.model import Segmenter
+
+LAST = "channels_last"
+
+
+def UperNet(
+    backbone: keras.Model,
+    classes: int,
+    channels: int = 512,
+    scales: Sequence[float] | None = (4, 2, 1, 0.5),
+    pool_sizes: Sequence[int] = (1, 2, 3, 6),
+    dropout: float = 0.1,
+    auxiliary: int | None = 256,
+    class_names: Sequence[str] | None = None,
+    name: str = "upernet",
+) -> Segmenter:
+    """UperNet (Xiao et al., 2018): pyramid pooling and top-down fusion of several maps.
+
+    As for Context Broadcasting's Table 7, where `channels` is 192, 384 and 512 for ViT-Ti, -S
+    and -B, on four blocks. With "convolution" for a convolution without bias, followed by
+    BatchNormalization and ReLU:
+
+    1. The maps are brought to different scales: by 2 x 2 transposed convolutions of stride 2
+       (between two of them BatchNormalization and GELU), or by maximum pooling.
+    2. The last map is averaged over grids of `pool_sizes`, each is resized to the map after a
+       1 x 1 convolution, and a 3 x 3 convolution follows on all of them and the map.
+    3. The other maps have a 1 x 1 convolution; from the coarsest to the finest, each map is
+       resized and added to the one before, and has a 3 x 3 convolution.
+    4. All are resized to the finest, and have a 3 x 3 convolution together, dropout of
+       channels and the 1 x 1 classifier, whose logits are resized to the image (bilinear).
+
+    Args:
+        backbone: A model that returns feature maps, one per level, such as
+            `keras_vitx.features(model, [2, 5, 8, 11])`.
+        classes: Number of classes.
+        channels: Width of the head.
+        scales: Factor of the sides of each map, a power of two; None leaves maps that have
+            different scales already as they are.
+        pool_sizes: Sides of the grids of the pyramid pooling.
+        dropout: Dropout rate of the channels before the classifier.
+        auxiliary: Width of an auxiliary head on the last but one map, a 3 x 3 convolution and
+            a classifier, which only training uses; None for none.
+        class_names: Names of the classes.
+        name: Name of the model.
+
+    Returns:
+        A `Segmenter`, with logits `(batch, height, width, classes)` in float32.
+
+    Raises:
+        ValueError: if an argument is out of range, or does not fit the number of maps.
+    """
+    images, inputs = _inputs(backbone, classes, class_names)
+    check_counts(channels=channels, **{} if auxiliary is None else {"auxiliary": auxiliary})
+    check_counts(**{f"pool_sizes[{i}]": size for i, size in enumerate(pool_sizes)})
+    if auxiliary is not None and len(inputs) < 2:
+        raise ValueError("`auxiliary` needs a backbone with at least two maps; it has one.")
+    scales = (1,) * len(inputs) if scales is None else tuple(scales)
+    if len(scales) != len(inputs):
+        raise ValueError(
+            f"`scales` must have one factor per map, {len(inputs)}. Received: {scales}."
+        )
+    maps = [
+        rescaled(one, scale, f"scale_{index}")
+        for index, (one, scale) in enumerate(zip(inputs, scales, strict=True))
+    ]
+    last = maps[-1]
+    pooled = [
+        resized(
+            convolution(
+                keras.layers.AdaptiveAveragePooling2D(size, data_format=LAST)(last),
+                channels,
+                1,
+                f"pool_{size}",
+            ),
+            last.shape[1:3],
+        )
+        for size in pool_sizes
+    ]
+    levels = [
+        convolution(one, channels, 1, f"lateral_{index}") for index, one in enumerate(maps[:-1])
+    ]
+    levels.append(convolution(Concatenate()([last, *pooled]), channels, 3, "pyramid"))
+    for index in reversed(range(len(levels) - 1)):
+        levels[index] = levels[index] + resized(levels[index + 1], levels[index].shape[1:3])
+    finest = levels[0].shape[1:3]
+    fused = [
+        convolution(one, channels, 3, f"level_{index}") for index, one in enumerate(levels[:-1])
+    ]
+    fused = [resized(one, finest) for one in (*fused, levels[-1])]
+    x = convolution(Concatenate()(fused), channels, 3, "fusion") if len(fused) > 1 else fused[0]
+    outputs = [_classified(x, classes, images, dropout, "head")]
+    if auxiliary is not None:
+        x = convolution(maps[-2], auxiliary, 3, "auxiliary")
+        outputs.append(_classified(x, classes, images, dropout, "auxiliary_head"))
+    head = keras.Model(inputs, outputs, name=f"{name}_head")
+    return Segmenter(backbone, head, class_names=class_names, name=name)
+
+
+def LinearHead(
+    backbone: keras.Model,
+    classes: int,
+    dropout: float = 0.0,
+    class_names: Sequence[str] | None = None,
+    name: str = "linear_head",
+) -> Segmenter:
+    """A linear classifier of each patch; its logits are resized to the image (bilinear).
+
+    Several maps are resized to the first one and concatenated. BatchNormalization before the
+    classifier makes it independent of their scale.
+
+    Args:
+        backbone: A model that returns one feature map or several.
+        classes: Number of classes.
+        dropout: Dropout rate of the channels before the classifier.
+        class_names: Names of the classes.
+        name: Name of the model.
+
+    Returns:
+        A `Segmenter`, with logits `(batch, height, width, classes)` in float32.
+
+    Raises:
+        ValueError: if an argument is out of range, or the backbone returns no maps.
+    """
+    images, inputs = _inputs(backbone, classes, class_names)
+    maps = [inputs[0], *(resized(one, inputs[0].shape[1:3]) for one in inputs[1:])]
+    x = Concatenate()(maps) if len(maps) > 1 else maps[0]
+    x = BatchNormalization(momentum=0.9, epsilon=1e-5, name="norm")(x)
+    head = keras.Model(
+        inputs, _classified(x, classes, images, dropout, "head"), name=f"{name}_head"
+    )
+    return Segmenter(backbone, head, class_names=class_names, name=name)
+
+
+def convolution(x: Any, channels: int, side: int, name: str) -> Any:
+    """Convolution without bias, BatchNormalization, ReLU."""
+    x = Conv2D(channels, side, padding="same", use_bias=False, data_format=LAST, name=name)(x)
+    x = BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm")(x)
+    return ops.relu(x)
+
+
+def rescaled(x: Any, scale: float, name: str) -> Any:
+    """Multiply the sides of a map by a power of two, upwards by transposed convolutions.
+
+    Raises:
+        ValueError: if it is no power of two, or the map is too small.
+    """
+    factor = scale_factor(scale, x.shape[1:3])
+    if scale < 1:
+        return keras.layers.MaxPooling2D(factor, data_format=LAST, name=name)(x)
+    for index in range(factor.bit_length() - 1):
+        if index:
+            x = BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm_{index}")(x)
+            x = ops.gelu(x, approximate=False)
+        x = Conv2DTranspose(x.shape[-1], 2, 2, data_format=LAST, name=f"{name}_up_{index}")(x)
+    return x
+
+
+def resized(x: Any, size: tuple[int, int]) -> Any:
+    """Resize maps to `size` (bilinear, half-pixel centres)."""
+    if tuple(x.shape[1:3]) == tuple(size):
+        return x
+    return ops.image.resize(x, tuple(size), interpolation="bilinear", data_format=LAST)
+
+
+def _classified(x, classes, images, dropout, name):
+    if not isinstance(dropout, Real) or not 0 <= dropout < 1:
+        raise ValueError(f"`dropout` must be a rate in 0..1. Received: {dropout!r}.")
+    if dropout:
+        x = keras.layers.SpatialDropout2D(dropout, data_format=LAST, name=f"{name}_dropout")(x)
+    x = Conv2D(
+        classes,
+        1,
+        data_format=LAST,
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
+        dtype="float32",
+        name=name,
+    )(x)
+    return resized(x, images)
+
+
+def _inputs(backbone, classes, class_names):
+    """Return the size of the images, and one input per map of the backbone."""
+    check_counts(classes=classes)
+    if class_names is not None and len(class_names) != classes:
+        raise ValueError(
+            f"`class_names` must have one name per class, {classes}. Received: {len(class_names)}."
+        )
+    maps = keras.tree.flatten(getattr(backbone, "output", None))
+    if not maps or any(one is None or len(one.shape) != 4 or None in one.shape[1:] for one in maps):
+        found = getattr(backbone, "name", backbone)
+        raise ValueError(
+            "`backbone` must return feature maps (batch, rows, columns, dim), as "
+            f"keras_vitx.features(model, ...) does. Received: {found!r}."
+        )
+    return backbone.input_shape[1:3], [keras.Input(one.shape[1:]) for one in maps]

@@ -1,0 +1,311 @@
+"""Images with masks: folders, ADE20K's and Pascal VOC's layouts, tensorflow-datasets, arrays."""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from keras_vitx.data.preprocessing import as_uint8, decode_image
+from keras_vitx.data.sources.folders import ImageFiles, image_files
+from keras_vitx.data.sources.tfds import builder_of, keep_tensorflow_off_the_gpu
+
+IGNORED = 255
+"""The label of pixels that count neither in the loss nor in a measure."""
+
+IMAGES = ("images", "JPEGImages")
+MASKS = ("masks", "annotations", "SegmentationClass", "SegmentationClassPNG")
+PARTS = {"train": "train", "training": "train", "val": "validation", "validation": "validation"}
+LAYOUT = (
+    f"Expected a folder of images ({' or '.join(IMAGES)}) and one of masks "
+    f"({' or '.join(MASKS)}) with the same names, both with sub-folders train and val, or "
+    "training and validation, or neither."
+)
+log = logging.getLogger(__name__)
+
+
+class MaskedImages(NamedTuple):
+    """Images and their masks, in the same order.
+
+    Attributes:
+        images: A sequence of uint8 arrays (height, width, channels).
+        masks: A sequence of integer arrays (height, width): the class of each pixel, or
+            `IGNORED`.
+        names: What names each image in messages.
+    """
+
+    images: Sequence[np.ndarray]
+    masks: Sequence[np.ndarray]
+    names: Sequence[Any]
+
+    @property
+    def size(self) -> int:
+        """The number of images."""
+        return len(self.names)
+
+    def pair(self, index: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return an image and its mask, checked.
+
+        Raises:
+            ValueError: if their sizes differ, or a label is not in 0..classes - 1.
+        """
+        image, mask = self.images[index], self.masks[index]
+        if image.shape[:2] != mask.shape:
+            raise ValueError(
+                f"{self.names[index]}: the mask has the size {mask.shape}, the image "
+                f"{image.shape[:2]} (height, width)."
+            )
+        wrong = np.unique(mask[(mask != IGNORED) & ((mask < 0) | (mask >= classes))])
+        if len(wrong):
+            raise ValueError(
+                f"{self.names[index]}: the mask has the label {wrong[-1]}. Expected "
+                f"0..{classes - 1}, or {IGNORED} for pixels that are ignored."
+            )
+        return image, mask.astype("int32")
+
+
+@dataclass(frozen=True)
+class MaskSource:
+    """A set of images with masks, opened.
+
+    Attributes:
+        name: Name of the source, for messages.
+        train: The training images.
+        validation: The validation images, or None.
+        class_names: Label i means `class_names[i]`; None if unknown.
+    """
+
+    name: str
+    train: MaskedImages
+    validation: MaskedImages | None = None
+    class_names: tuple[str, ...] | None = None
+
+
+class MaskFiles(Sequence):
+    """Mask files, decoded lazily to integers.
+
+    Args:
+        paths: The files. The label is the grey value or, with a palette, the index.
+        first_label: The label that becomes 0. Lower ones become `IGNORED`.
+    """
+
+    def __init__(self, paths: Sequence[Path], first_label: int = 0):
+        self.paths, self.first_label = list(paths), first_label
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Return int32 (height, width). Raises OSError if the file can't be decoded."""
+        path = self.paths[index]
+        try:
+            with Image.open(path) as picture:
+                mask = np.array(picture)
+        except Exception as error:
+            raise OSError(f"{path} can't be decoded as a mask: {error}") from error
+        if mask.ndim != 2:
+            raise ValueError(
+                f"{path}: a mask has one number per pixel (grey, or with a palette). Found an "
+                f"image of mode {picture.mode!r}."
+            )
+        return from_first_label(mask, self.first_label)
+
+
+def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
+    """Return a mask whose first label is 0; lower labels and `IGNORED` are `IGNORED`."""
+    labels = mask.astype("int32")
+    keep = (labels >= first_label) & (labels != IGNORED)
+    return np.where(keep, labels - first_label, IGNORED)
+
+
+def open_source(
+    source: Any,
+    *,
+    first_label: int | None = None,
+    class_names: Sequence[str] | None = None,
+    data_dir: str | os.PathLike | None = None,
+) -> MaskSource:
+    """Open a set of images with masks.
+
+    Files are decoded lazily. The label 255 means that a pixel is ignored.
+
+    Args:
+        source: One of
+            a path to a folder with `images/` and `masks/`, whose files have the same names
+            but for the suffix, each with or without sub-folders `train/` and `val/`;
+            ADE20K's folder, `images/training/`, `annotations/training/`, ... and
+            `objectInfo150.txt`, whose label 0 is ignored;
+            Pascal VOC's, `JPEGImages/` and `SegmentationClass/`;
+            "tfds:NAME", a dataset of tensorflow-datasets with the features `image` and
+            `segmentation_mask`, such as "tfds:oxford_iiit_pet" (`first_label=1`);
+            arrays, (images, masks) or ((images, masks), (validation images, masks)), of
+            the shapes (n, height, width, channels) and (n, height, width).
+        first_label: The label that becomes class 0; lower labels are ignored. None is 1 for
+            ADE20K's layout, 0 otherwise.
+        class_names: Names of the classes. None reads those of ADE20K's layout, or a file
+            `class_names.txt` with one name per line.
+        data_dir: The folder where tensorflow-datasets stores its files.
+
+    Raises:
+        ValueError: if the source has no supported layout, a mask has no image, or a mask has
+            another size than its image.
+        OSError: if a file can't be read.
+        ImportError: if tensorflow-datasets is required but not installed.
+    """
+    if isinstance(source, MaskSource):
+        return source
+    names = None if class_names is None else tuple(class_names)
+    if isinstance(source, (tuple, list)):
+        return MaskSource("arrays", *_arrays(source, first_label or 0), class_names=names)
+    if str(source).startswith("tfds:"):
+        return _tfds(str(source).removeprefix("tfds:"), first_label or 0, names, data_dir)
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"source: {str(source)!r} is no folder. {LAYOUT}")
+    return _folder(folder, first_label, names)
+
+
+def _folder(folder, first_label, names):
+    images, masks = _only(folder, IMAGES), _only(folder, MASKS)
+    is_ade20k = masks.name == "annotations" and (masks / "training").is_dir()
+    if first_label is None:
+        first_label = 1 if is_ade20k else 0
+    parts = {}
+    for sub in sorted(path.name for path in masks.iterdir() if path.is_dir()):
+        if sub in PARTS:
+            parts[PARTS[sub]] = _pairs(images / sub, masks / sub, first_label)
+    if not parts:
+        parts["train"] = _pairs(images, masks, first_label)
+    if "train" not in parts:
+        raise ValueError(f"source: {masks} has no training part. {LAYOUT}")
+    return MaskSource(str(folder), **parts, class_names=names or _names(folder))
+
+
+def _only(folder, names):
+    found = [folder / name for name in names if (folder / name).is_dir()]
+    if len(found) != 1:
+        raise ValueError(
+            f"source: {folder} has {len(found)} of the folders {', '.join(names)}. {LAYOUT}"
+        )
+    return found[0]
+
+
+def _pairs(images, masks, first_label):
+    """Return the images of the masks in a folder; other images are left out."""
+    files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
+    paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
+    if not paths:
+        raise ValueError(f"source: no masks in {masks}. {LAYOUT}")
+    for name, path in paths.items():
+        if name not in files:
+            raise ValueError(f"source: the mask {path} has no image in {images}.")
+    for name, path in paths.items():
+        image, mask = _size(files[name]), _size(path)
+        if image != mask:
+            raise ValueError(
+                f"source: the mask {path} has the size {mask}, its image {image} (width, height)."
+            )
+    if len(files) > len(paths):
+        log.warning("%d images of %s have no mask.", len(files) - len(paths), images)
+    found = [files[name] for name in paths]
+    return MaskedImages(ImageFiles(found), MaskFiles(list(paths.values()), first_label), found)
+
+
+def _size(path):
+    try:
+        with Image.open(path) as picture:
+            # The orientation of a photograph, which `decode_image` applies.
+            turned = picture.getexif().get(0x0112, 1) >= 5
+            return picture.size[::-1] if turned else picture.size
+    except Exception as error:
+        raise OSError(f"{path} can't be decoded as an image: {error}") from error
+
+
+def _names(folder):
+    info, plain = folder / "objectInfo150.txt", folder / "class_names.txt"
+    if info.is_file():
+        # Columns separated by tabs under a header, the last of which has the names.
+        rows = [line.split("\t") for line in info.read_text().splitlines()[1:] if line.strip()]
+        return tuple(row[-1].split(",")[0].strip() for row in rows)
+    if plain.is_file():
+        return tuple(line.strip() for line in plain.read_text().splitlines() if line.strip())
+    return None
+
+
+def _arrays(source, first_label):
+    pairs = source if isinstance(source[0], (tuple, list)) else (source,)
+    if len(pairs) not in (1, 2) or any(len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            "source: expected (images, masks) or ((images, masks), (validation images, masks)). "
+            f"Received: {len(source)} items."
+        )
+    parts = []
+    for images, masks in pairs:
+        images, masks = as_uint8(images, "images"), np.asarray(masks)
+        if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
+            raise ValueError(
+                "source: expected images (n, height, width, channels) and integer masks (n, "
+                f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
+            )
+        masks = from_first_label(masks, first_label)
+        parts.append(MaskedImages(images, masks, range(len(images))))
+    return parts
+
+
+class _Examples(Sequence):
+    """One feature of the examples of tensorflow-datasets."""
+
+    def __init__(self, examples, read):
+        self.examples, self.read = examples, read
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, index):
+        return self.read(self.examples[int(index)])
+
+
+def _tfds(name, first_label, names, data_dir):
+    builder = builder_of(name, data_dir)
+    features = dict(builder.info.features.items())
+    if not {"image", "segmentation_mask"} <= features.keys():
+        raise ValueError(
+            f'source: "tfds:{name}" needs the features image and segmentation_mask. It has '
+            f"{', '.join(features)}."
+        )
+    if not builder.is_prepared():
+        keep_tensorflow_off_the_gpu()
+        builder.download_and_prepare()
+    parts = {}
+    for split in builder.info.splits:
+        part = "validation" if split == "test" else PARTS.get(split)
+        if part is None or part in parts:
+            continue
+        examples = builder.as_data_source(split=split)
+        parts[part] = MaskedImages(
+            _Examples(examples, lambda example: np.asarray(example["image"])),
+            _Examples(
+                examples,
+                lambda example: from_first_label(
+                    np.asarray(example["segmentation_mask"])[..., 0], first_label
+                ),
+            ),
+            [f"tfds:{name}, {split} {i}" for i in range(len(examples))],
+        )
+    return MaskSource(f"tfds:{name}", **parts, class_names=names)
+
+
+def image_of(image: Any) -> np.ndarray:
+    """Return an image, given as a path or as an array, as uint8 (height, width, channels)."""
+    if isinstance(image, (str, os.PathLike)):
+        return decode_image(image)
+    image = as_uint8(image, "image")
+    if image.ndim != 3:
+        raise ValueError(
+            f"image: expected a path or (height, width, channels). Received: {image.shape}."
+        )
+    return image

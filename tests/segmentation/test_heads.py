@@ -1,0 +1,184 @@
+"""UperNet and the linear head: parameters, shapes, a public implementation, training."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, FAMILIES, array, close, gradients, numbers, randomize
+from keras import ops
+
+import keras_vitx as kv
+from keras_vitx.segmentation import LinearHead, UperNet
+
+SHAPE = (32, 48, 3)
+SMALL = dict(channels=8, scales=(2, 1, 1, 0.5), pool_sizes=(1, 2, 3), dropout=0.0, auxiliary=4)
+
+
+def backbone(family="ViT", **changes):
+    keras.utils.set_random_seed(0)
+    changes = {"input_shape": SHAPE, "depth": 4, "drop_path": 0.0, **changes}
+    return kv.features(FAMILIES[family](**changes), range(4))
+
+
+def pyramid(widths, size=(64, 96)):
+    """A backbone that returns maps of four scales without any weights."""
+    images = keras.Input((*size, 3))
+    maps = [
+        keras.layers.AveragePooling2D(4 * 2**i)(ops.repeat(images, width // 3, axis=-1))
+        for i, width in enumerate(widths)
+    ]
+    return keras.Model(images, maps)
+
+
+def parameters(widths, channels, classes, auxiliary=0):
+    """Trainable parameters of the published architecture, convolution by convolution."""
+    *lateral, last = widths
+    count = 4 * (last * channels + 2 * channels)  # after pooling to 1, 2, 3 and 6
+    count += 9 * (last + 4 * channels) * channels + 2 * channels
+    count += sum(width * channels + 2 * channels for width in lateral)
+    count += len(lateral) * (9 * channels**2 + 2 * channels)
+    count += 9 * len(widths) * channels**2 + 2 * channels
+    count += channels * classes + classes
+    if auxiliary:
+        count += 9 * widths[-2] * auxiliary + 2 * auxiliary + auxiliary * classes + classes
+    return count
+
+
+def trainable(model):
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+
+
+@pytest.mark.backend_free
+def test_parameters_of_upernet():
+    widths = (96, 192, 384, 768)
+    model = UperNet(pyramid(widths), 150, scales=None)
+    assert trainable(model) == parameters(widths, 512, 150, 256)
+    # UperNet on Swin-T is published with 60 M: its backbone has 28.3 M, of which the
+    # classifier of ImageNet's 1,000 classes is dropped and a norm per map added.
+    swin = 28_288_354 - 769_000 + 2 * sum(widths[:-1])
+    assert round((swin + trainable(model)) / 1e6) == 60
+    # Two transposed convolutions with a norm between them, and one.
+    one = 384 * 384 * 4 + 384
+    model = UperNet(pyramid((384,) * 4), 150, channels=384)
+    assert trainable(model) == parameters((384,) * 4, 384, 150, 256) + 3 * one + 2 * 384
+
+
+def test_shapes():
+    model = UperNet(backbone(), 5, **SMALL)
+    assert model.output_shape == (None, *SHAPE[:2], 5)
+    found = model(numbers((2, *SHAPE)))
+    assert found.shape == (2, *SHAPE[:2], 5) and "float32" in str(found.dtype)
+    linear = LinearHead(backbone("CaiT"), 5)
+    assert linear(numbers((2, *SHAPE))).shape == (2, *SHAPE[:2], 5)
+    assert trainable(linear.head) == 4 * 8 * 2 + 4 * 8 * 5 + 5
+    logits = array(LinearHead(backbone(depth=4), 1, dropout=0.1)(numbers((1, *SHAPE))))
+    # 4 x 6 patches of 8 x 8 pixels: beyond the outer centres, bilinear resizing repeats.
+    np.testing.assert_allclose(logits[:, :4], logits[:, 3:4].repeat(4, 1), atol=1e-6)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the public implementation is PyTorch's")
+def test_against_a_public_implementation(monkeypatch):
+    torch = pytest.importorskip("torch")
+    # Not needed, and an error where it does not fit the version of PyTorch.
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    upernet = pytest.importorskip("transformers.models.upernet.modeling_upernet")
+    from transformers import UperNetConfig
+
+    config = UperNetConfig(hidden_size=8, num_labels=5, pool_scales=[1, 2, 3, 6])
+    widths = (6, 9, 12, 15)
+    theirs = upernet.UperNetHead(config, list(widths)).eval()
+    names = pyramid(widths)
+    model = UperNet(names, 5, channels=8, scales=None, auxiliary=None)
+    randomize(model)
+    ours = {v.path: array(v) for v in model.head.weights}
+    modules = {
+        **{f"pool_{size}": f"psp_modules.{i}.1" for i, size in enumerate((1, 2, 3, 6))},
+        **{f"lateral_{i}": f"lateral_convs.{i}" for i in range(3)},
+        **{f"level_{i}": f"fpn_convs.{i}" for i in range(3)},
+        "pyramid": "bottleneck",
+        "fusion": "fpn_bottleneck",
+    }
+    state = theirs.state_dict()
+    for name, module in modules.items():
+        state[f"{module}.conv.weight"] = ours[f"{name}/kernel"].transpose(3, 2, 0, 1)
+        for parameter, variable in (
+            ("weight", "gamma"), ("bias", "beta"), ("running_mean", "moving_mean"),
+            ("running_var", "moving_variance"),
+        ):  # fmt: skip
+            state[f"{module}.batch_norm.{parameter}"] = ours[f"{name}_norm/{variable}"]
+    state["classifier.weight"] = ours["head/kernel"].transpose(3, 2, 0, 1)
+    state["classifier.bias"] = ours["head/bias"]
+    theirs.load_state_dict({k: torch.as_tensor(np.array(v)) for k, v in state.items()})
+    images = numbers((2, 64, 96, 3))
+    with torch.no_grad():
+        maps = [one.permute(0, 3, 1, 2) for one in names(images)]
+        expected = torch.nn.functional.interpolate(
+            theirs(maps), size=(64, 96), mode="bilinear", align_corners=False
+        )
+    close(array(model(images)), expected.permute(0, 2, 3, 1).numpy())
+
+
+def test_training_reaches_every_variable(tmp_path):
+    model = UperNet(backbone(), 5, **SMALL)
+    masks = np.arange(4 * 32 * 48).reshape(4, 32, 48) % 5
+    masks[:, :10] = 255
+    images = numbers((4, *SHAPE))
+    kv.segmentation.compile(model, 10, learning_rate=1e-3)
+    model._in_train_step = True
+
+    def loss():
+        return model.compute_loss(images, masks, model(images, training=True), training=True)
+
+    _, found = gradients(loss, model.trainable_variables)
+    model._in_train_step = False
+    assert all(np.isfinite(gradient).all() for gradient in found)
+    pairs = zip(model.trainable_variables, found, strict=True)
+    assert not [v.path for v, gradient in pairs if not gradient.any()]
+
+    before = model.evaluate(images, masks, verbose=0)[0]
+    model.fit(images, masks, epochs=3, batch_size=4, verbose=0)
+    assert model.evaluate(images, masks, verbose=0)[0] != before
+    model.class_names = tuple("abcde")
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    close(again.predict(images, verbose=0), model.predict(images, verbose=0))
+    assert again.preprocessing == model.preprocessing and again.class_names == model.class_names
+
+
+def test_ignored_pixels():
+    """Neither the loss nor the metric depends on them; both equal those of NumPy."""
+    model = LinearHead(backbone(), 5)
+    randomize(model)
+    kv.segmentation.compile(model, 10)
+    images = numbers((2, *SHAPE))
+    masks = np.random.default_rng(0).integers(0, 5, (2, 32, 48))
+    ignored = np.random.default_rng(1).random(masks.shape) < 0.3
+    masks[ignored] = 255
+    logits = array(model(images)).astype("float64")
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    right = np.take_along_axis(logs, np.where(ignored, 0, masks)[..., None], -1)[..., 0]
+    loss, iou = model.evaluate(images, masks, verbose=0)
+    assert abs(loss + right[~ignored].mean()) < 1e-4
+    counts = kv.segmentation.Counts(5)
+    counts.add(masks, logits.argmax(-1))
+    assert abs(iou - counts.measures()["mean_iou"]) < 1e-6
+    assert np.isfinite(model.evaluate(images, np.full_like(masks, 255), verbose=0)[0])
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda maps: UperNet(maps, 0), "`classes`"),
+        (lambda maps: UperNet(maps, 5, scales=(1, 2)), "one factor per map, 4"),
+        (lambda maps: UperNet(maps, 5, scales=(3, 1, 1, 1)), "powers of two"),
+        (lambda maps: UperNet(maps, 5, scales=(1, 1, 1, 1 / 8)), "at least one place"),
+        (lambda maps: UperNet(maps, 5, dropout=1.0), "`dropout`"),
+        (lambda maps: UperNet(maps, 5, class_names=["a"]), "one name per class, 5"),
+        (lambda maps: LinearHead(FAMILIES["ViT"](), 5), "`backbone` must return feature maps"),
+    ],
+)
+def test_bad_input(make, words):
+    with pytest.raises(ValueError, match=words):
+        make(backbone())

@@ -1,0 +1,264 @@
+"""Sources of masks, crops, inference by windows, measures, pictures, training that resumes."""
+
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES, array, numbers, randomize
+from PIL import Image
+
+import keras_vitx as kv
+from keras_vitx import segmentation as seg
+from keras_vitx.preprocessing import HALVES, ModelInput
+from keras_vitx.segmentation.batches import resize_mask
+from keras_vitx.segmentation.predict import resize_logits, starts
+
+FACTS = ModelInput((None, 16, 24, 3), HALVES)
+
+
+def scene(seed, size=(20, 30)):
+    """An image whose red channel tells the class: 10 times the label, 250 where ignored."""
+    random = np.random.default_rng(seed)
+    mask = resize_mask(random.integers(0, 4, (4, 6)), size)
+    mask[:3] = 255
+    image = np.full((*size, 3), 128, "uint8")
+    image[..., 0] = np.where(mask == 255, 250, 10 * mask)
+    return image, mask.astype("uint8")
+
+
+def small(classes=4, **changes):
+    keras.utils.set_random_seed(0)
+    changes = {"input_shape": (16, 24, 3), "drop_path": 0.0, **changes}
+    return seg.LinearHead(kv.features(FAMILIES["ViT"](**changes)), classes)
+
+
+def write(folder, pairs, images="images", masks="masks", sub="", shift=0):
+    for i, (image, mask) in enumerate(pairs):
+        for kind, pixels in ((images, image), (masks, mask)):
+            path = folder / kind / sub / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kind == masks:
+                pixels = np.where(pixels == 255, 0 if shift else 255, pixels + shift)
+                picture = Image.fromarray(pixels.astype("uint8"), mode="P")
+                picture.putpalette(seg.palette(256).tobytes())
+            else:
+                picture = Image.fromarray(pixels)
+            picture.save(path)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.mark.backend_free
+def test_layouts(tmp_path):
+    pairs = [scene(0), scene(1)]
+    write(tmp_path / "plain", pairs, sub="train")
+    write(tmp_path / "plain", pairs[:1], sub="val")
+    (tmp_path / "plain" / "class_names.txt").write_text("a\nb\nc\nd\n")
+    write(tmp_path / "voc", pairs, "JPEGImages", "SegmentationClass")
+    for sub in ("training", "validation"):
+        write(tmp_path / "ade", pairs, "images", "annotations", sub, shift=1)
+    header, rows = "Idx\tRatio\tTrain\tVal\tStuff\tName\n", "1\t.1\t1\t1\t1\twall, house\n"
+    (tmp_path / "ade" / "objectInfo150.txt").write_text(header + rows)
+    arrays = tuple(map(np.stack, zip(*pairs, strict=True)))
+    plain, voc, ade, given = (
+        seg.open_source(s) for s in (*(tmp_path / n for n in ("plain", "voc", "ade")), arrays)
+    )
+    assert plain.class_names == tuple("abcd") and ade.class_names == ("wall",)
+    assert (plain.validation.size, voc.validation, ade.validation.size) == (1, None, 2)
+    for source in (plain, voc, ade, given):
+        for i, (image, mask) in enumerate(pairs):
+            found = source.train.pair(i, 4)
+            np.testing.assert_array_equal(found[0], image)
+            np.testing.assert_array_equal(found[1], mask)
+
+
+@pytest.mark.backend_free
+def test_tensorflow_datasets(tmp_path):
+    """Oxford-IIIT Pet's features, from files that were prepared before."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    pytest.importorskip("array_record")
+
+    class Pets(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        pkg_dir_path = tmp_path
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
+                "segmentation_mask": tfds.features.Image(shape=(None, None, 1), dtype=np.uint8),
+            }
+            features = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, manager):
+            return {split: self._generate_examples() for split in ("train", "test")}
+
+        def _generate_examples(self):
+            image, mask = scene(0)
+            yield 0, {"image": image, "segmentation_mask": np.uint8(mask % 252)[..., None]}
+
+    Pets(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    tfds.core.registered._DATASET_REGISTRY.pop("pets", None)
+    source = seg.open_source("tfds:pets", first_label=1, data_dir=tmp_path)
+    image, mask = source.validation.pair(0, 3)
+    np.testing.assert_array_equal(image, scene(0)[0])
+    labels = scene(0)[1] % 252
+    np.testing.assert_array_equal(mask, np.where(labels == 0, 255, labels.astype(int) - 1))
+
+
+@pytest.mark.backend_free
+def test_crops_keep_the_labels_of_their_pixels():
+    images, masks = map(np.stack, zip(*(scene(i) for i in range(6)), strict=True))
+    part = seg.open_source((images, masks)).train
+    batches = seg.TrainingCrops(part, FACTS, 4, 3, scales=(1.0, 1.0), seed=1)
+    exact = seg.TrainingCrops(part, FACTS, 4, 3, scales=(0.3, 3.0), seed=1)
+    assert len(batches) == 2
+    for index in range(2):
+        x, y = batches[index]
+        assert x.shape == (3, 16, 24, 3) and y.shape == (3, 16, 24) and y.dtype == "int32"
+        assert set(np.unique(exact[index][1])) <= {0, 1, 2, 3, 255}
+        red = np.rint((x[..., 0] * 0.5 + 0.5) * 255)
+        expected = np.where(y == 255, 250, 10 * y)
+        # Resized bilinearly, pixels at the borders of classes have mixed colours.
+        assert (np.abs(red - expected) < 3).mean() > 0.75
+    again = seg.TrainingCrops(part, FACTS, 4, 3, scales=(1.0, 1.0), seed=1)
+    np.testing.assert_array_equal(again[1][0], batches[1][0])
+    again.set_epoch(1)
+    assert (again[1][0] != batches[1][0]).any()
+    # Half the size: padded, and ignored there.
+    x, y = seg.TrainingCrops(part, FACTS, 4, 2, scales=(0.5, 0.5))[0]
+    assert (y[:, 8:] == 255).all() and not x[:, 8:].any()
+
+
+def test_windows_that_slide():
+    model = small()
+    randomize(model)
+    image = np.random.default_rng(0).integers(0, 256, (16, 40, 3), "uint8")
+    found = seg.predict(model, image, "slide", stride=(8, 12), batch_size=3)
+    pixels = ((image / 255 - model.preprocessing.mean) / model.preprocessing.std).astype("float32")
+    total, counts = np.zeros((16, 40, 4)), np.zeros((16, 40, 1))
+    for column in (0, 12, 16):
+        total[:, column : column + 24] += array(model(pixels[None, :, column : column + 24]))[0]
+        counts[:, column : column + 24] += 1
+    np.testing.assert_allclose(found, total / counts, atol=1e-4)
+    assert starts(16, 16, 5) == [0] and starts(30, 16, 5) == [0, 5, 10, 14]
+    # A higher image is resized to the width of the window.
+    high = np.random.default_rng(0).integers(0, 256, (64, 48, 3), "uint8")
+    assert seg.predict(model, high, "slide").shape == (64, 48, 4)
+    # An image of the model's size is one window.
+    one = image[:16, :24]
+    np.testing.assert_allclose(seg.predict(model, one, "slide"), seg.predict(model, one), atol=1e-6)
+
+
+def test_logits_at_another_size():
+    logits = numbers((5, 7, 3))
+    for size in ((10, 13), (4, 7), (5, 3)):
+        expected = keras.ops.image.resize(
+            logits, size, interpolation="bilinear", data_format="channels_last"
+        )
+        np.testing.assert_allclose(resize_logits(logits, size), array(expected), atol=1e-5)
+
+
+@pytest.mark.backend_free
+def test_mean_intersection_over_union():
+    counts = seg.Counts(4)
+    mask = np.array([[0, 0, 1], [1, 255, 2]])
+    counts.add(mask, np.array([[0, 1, 1], [1, 3, 0]]))
+    found = counts.measures()
+    # Class 3 is in no mask, and only predicted where the mask is ignored.
+    np.testing.assert_allclose(found["iou"], [1 / 3, 2 / 3, 0, np.nan])
+    assert abs(found["mean_iou"] - 1 / 3) < 1e-9
+    assert (found["accuracy"], found["mean_accuracy"]) == (3 / 5, 0.5)
+    with pytest.raises(ValueError, match="no pixel"):
+        seg.Counts(2).measures()
+
+
+def test_evaluation_at_the_size_of_the_masks():
+    model = small()
+    pairs = [scene(0, (20, 30)), scene(1, (40, 20))]
+    images, masks = zip(*pairs, strict=True)
+    source = seg.MaskSource("mine", seg.MaskedImages(images, masks, ["a", "b"]))
+    seen = []
+
+    def perturb(x, labels, index):
+        seen.append((x.shape, labels, index))
+        return x
+
+    found = seg.evaluate(model, source, perturb=perturb)
+    assert seen == [((1, 16, 24, 3), None, 0), ((1, 16, 24, 3), None, 1)]
+    counts = seg.Counts(4)
+    for image, mask in pairs:
+        counts.add(mask, seg.predict(model, image).argmax(-1))
+    assert found["mean_iou"] == counts.measures()["mean_iou"] and found["images"] == 2
+    assert seg.evaluate(model, source, mode="slide")["images"] == 2
+
+
+def test_training_resumes(tmp_path):
+    """Two epochs equal one epoch, continued in a new model."""
+    images, masks = map(np.stack, zip(*(scene(i) for i in range(6)), strict=True))
+    source = ((images, masks), (images[:2], masks[:2]))
+    settings = dict(batch_size=2, learning_rate=1e-2, weight_decay=0.0, verbose=0, seed=3)
+
+    def stop(epoch, logs):
+        raise KeyboardInterrupt
+
+    whole = small()
+    expected = seg.fit(whole, source, 6, output=tmp_path / "whole", **settings)
+    interrupt = keras.callbacks.LambdaCallback(on_epoch_begin=lambda e, logs: e and stop(e, logs))
+    with pytest.raises(KeyboardInterrupt):
+        seg.fit(small(), source, 6, output=tmp_path / "run", callbacks=[interrupt], **settings)
+    resumed = small()
+    found = seg.fit(resumed, source, 6, output=tmp_path / "run", resume=True, **settings)
+    assert found.history == expected.history and len(found.history["val_mean_iou"]) == 2
+    for one, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    last = keras.saving.load_model(tmp_path / "run" / "last.keras")
+    np.testing.assert_array_equal(seg.predict(last, images[0]), seg.predict(whole, images[0]))
+
+
+def test_schedule():
+    rate = seg.WarmupPolynomial(2.0, 100, 10, power=0.9)
+    for step, expected in ((0, 0.2), (9, 2 * 0.91**0.9), (50, 2 * 0.5**0.9), (100, 0), (120, 0)):
+        assert abs(float(array(rate(step))) - expected) < 1e-5
+    again = seg.WarmupPolynomial.from_config(rate.get_config())
+    assert float(array(again(30))) == float(array(rate(30)))
+
+
+@pytest.mark.backend_free
+def test_pictures():
+    assert seg.palette(5).tolist()[:4] == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0]]
+    image, mask = np.full((2, 2, 1), 100, "uint8"), np.array([[0, 1], [255, 2]])
+    drawn = seg.overlay(image, mask, opacity=0.5)
+    assert drawn[0, 0].tolist() == drawn[1, 0].tolist() == [100, 100, 100]
+    assert drawn[0, 1].tolist() == [114, 50, 50]
+    with pytest.raises(ValueError, match="`mask` must have the image's size"):
+        seg.overlay(image, mask[:1])
+
+
+@pytest.mark.backend_free
+def test_bad_input(tmp_path):
+    image, mask = scene(0)
+    write(tmp_path / "sizes", [(image, mask[:-1])])
+    with pytest.raises(ValueError, match=r"the size \(30, 19\), its image \(30, 20\)"):
+        seg.open_source(tmp_path / "sizes")
+    write(tmp_path / "labels", [(image, mask)])
+    with pytest.raises(ValueError, match=r"0.png: the mask has the label 3. Expected 0..2"):
+        seg.evaluate(small(3), tmp_path / "labels")
+    write(tmp_path / "lone", [(image, mask)])
+    (tmp_path / "lone" / "images" / "0.png").rename(tmp_path / "lone" / "images" / "1.png")
+    with pytest.raises(ValueError, match="has no image in"):
+        seg.open_source(tmp_path / "lone")
+    write(tmp_path / "colour", [(image, mask)])
+    Image.fromarray(image).save(tmp_path / "colour" / "masks" / "0.png")
+    with pytest.raises(ValueError, match="one number per pixel"):
+        seg.open_source(tmp_path / "colour").train.pair(0, 4)
+    with pytest.raises(ValueError, match="has 0 of the folders"):
+        seg.open_source(tmp_path)
+    with pytest.raises(ValueError, match="`mode` must be 'whole' or 'slide'"):
+        seg.evaluate(small(), tmp_path / "labels", mode="windows")
+    with pytest.raises(ValueError, match="`stride` must be"):
+        seg.predict(small(), image, "slide", stride=20)
+    with pytest.raises(ValueError, match="`steps`"):
+        seg.fit(small(), (image[None], mask[None]), 0)
+    with pytest.raises(ValueError, match="`part` must be one of train"):
+        seg.evaluate(small(), (image[None], mask[None]), "validation")
