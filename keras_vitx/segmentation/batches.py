@@ -1,5 +1,7 @@
 """Batches of images and masks, at the size of a model."""
 
+from typing import Any
+
 import numpy as np
 from PIL import Image
 
@@ -25,7 +27,7 @@ class TrainingCrops(Batches):
 
     Args:
         part: The images and their masks.
-        facts: The size, channels and preprocessing of the model.
+        model: The model, or any object with its `input_shape` and `preprocessing`.
         classes: Number of classes.
         batch_size: Images per batch, at most the number of images.
         scales: Range of the random factor.
@@ -37,7 +39,7 @@ class TrainingCrops(Batches):
     def __init__(
         self,
         part: MaskedImages,
-        facts: ModelInput,
+        model: Any,
         classes: int,
         batch_size: int = 16,
         scales: tuple[float, float] = (0.5, 2.0),
@@ -50,7 +52,8 @@ class TrainingCrops(Batches):
             raise ValueError(f"`scales` must be a range above 0. Received: {scales!r}.")
         if not 0 <= jitter < 1:
             raise ValueError(f"`jitter` must be in 0..1. Received: {jitter!r}.")
-        self.masked, self.facts, self.classes, self.seed = part, facts, classes, seed
+        self.masked, self.facts = part, ModelInput.of(model)
+        self.classes, self.seed = classes, seed
         self.batch_size = min(batch_size, part.size)
         self.scales, self.flip, self.jitter = scales, flip, jitter
 
@@ -111,15 +114,15 @@ class EvaluationPairs(Batches):
 
     Args:
         part: The images and their masks.
-        facts: The size, channels and preprocessing of the model.
+        model: The model, or any object with its `input_shape` and `preprocessing`.
         classes: Number of classes.
         batch_size: Images per batch; the last one may be smaller.
     """
 
-    def __init__(self, part: MaskedImages, facts: ModelInput, classes: int, batch_size: int = 16):
+    def __init__(self, part: MaskedImages, model: Any, classes: int, batch_size: int = 16):
         super().__init__()
-        self.masked, self.facts, self.classes = part, facts, classes
-        self.batch_size = batch_size
+        self.masked, self.facts = part, ModelInput.of(model)
+        self.classes, self.batch_size = classes, batch_size
 
     def __len__(self) -> int:
         return -(-self.masked.size // self.batch_size)

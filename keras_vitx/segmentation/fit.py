@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from keras_vitx.preprocessing import ModelInput
 from keras_vitx.segmentation.batches import TrainingCrops
 from keras_vitx.segmentation.evaluate import evaluate
 from keras_vitx.segmentation.predict import Mode
@@ -118,9 +117,7 @@ def fit(
         raise ValueError(
             f"model: it has {classes} classes, but the source has {len(opened.class_names)}."
         )
-    batches = TrainingCrops(
-        opened.train, ModelInput.of(model), classes, batch_size, scales, flip, jitter, seed
-    )
+    batches = TrainingCrops(opened.train, model, classes, batch_size, scales, flip, jitter, seed)
     epochs = max(1, round(steps / len(batches)))
     if not model.compiled:
         total = epochs * len(batches)
