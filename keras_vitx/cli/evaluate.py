@@ -48,6 +48,16 @@ def main(
         Path | None, typer.Option(help="Picture of which classes are taken for which.")
     ] = None,
     per_class: Annotated[Path | None, typer.Option(help="CSV with one row per class.")] = None,
+    real: Annotated[
+        Path | None,
+        typer.Option(
+            help="ImageNet-ReaL's labels, real.json; the source is ImageNet's validation folder."
+        ),
+    ] = None,
+    restrict: Annotated[
+        bool,
+        typer.Option("--restrict", help="Predict the source's classes only (ImageNet-A, -R)."),
+    ] = False,
     occlude: Strengths("occluded share of the area, at the centre, such as 0.25") = None,
     fgsm: Strengths("epsilon of the fast gradient sign attack, such as 1/255") = None,
     pgd: Strengths("epsilon of projected gradient descent, 10 steps") = None,
@@ -85,6 +95,8 @@ def main(
         network.preprocessing = preprocessing_of(network)
     if getattr(network, "class_names", None) is None:
         network.class_names = class_names_of(network)
+    if real is not None:
+        source = kv.data.open_real(source, real)
     rows = []
     for ratio in crop_ratio or [None]:
         measures = kv.evaluate(
@@ -96,6 +108,7 @@ def main(
             seed=seed,
             strict=strict,
             crop_ratio=ratio,
+            restrict=restrict,
             confusion=bool(confusion or per_class),
         )
         counts, names = measures.pop("confusion", None), measures.pop("class_names", None)
@@ -107,6 +120,7 @@ def main(
             "validation_split": validation_split,
             "seed": seed,
             "strict": strict,
+            "restrict": restrict,
             "crop_ratio": crop_ratio[0] if crop_ratio else None,
         }
         clean = {"perturbation": "none", "strength": 0, **_only(rows[0])}

@@ -7,7 +7,7 @@ from keras_vitx.data.grain import Examples, grain_batches
 from keras_vitx.data.pipelines import Pipelines, pipelines
 from keras_vitx.data.predictions import decode_predictions
 from keras_vitx.data.preprocessing import decode_image, preprocess_input
-from keras_vitx.data.sources import Source, open_source
+from keras_vitx.data.sources import Source, open_real, open_source
 
 __all__ = [
     "Augmentation",
@@ -20,6 +20,7 @@ __all__ = [
     "decode_image",
     "decode_predictions",
     "grain_batches",
+    "open_real",
     "open_source",
     "pipelines",
     "preprocess_input",

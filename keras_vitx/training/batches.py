@@ -137,7 +137,9 @@ class Perturbed(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         images, labels, *weights = self.batches[index]
-        outputs = labels if self.order is None else np.asarray(self.order)[np.asarray(labels)]
+        outputs = np.asarray(labels)
+        if self.order is not None and outputs.ndim == 1:
+            outputs = np.asarray(self.order)[outputs]
         return self.perturb(images, outputs, index), labels, *weights
 
 

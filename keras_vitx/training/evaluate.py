@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vitx.classifier import outputs_of
+from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.training.batches import PartName, Perturbed, are_numbers, labels_of, part_of
 from keras_vitx.training.confusion import Confusion
 from keras_vitx.training.devices.replicas import Replicate, share_of
@@ -29,6 +31,7 @@ class Measured(keras.Model):
             value per image.
         metrics: Keras metrics or their names.
         order: Indices of the outputs in the order of the labels; None leaves the order.
+        normalize: Whether the outputs that remain are divided by their sum.
     """
 
     def __init__(
@@ -37,10 +40,11 @@ class Measured(keras.Model):
         loss: Any,
         metrics: Sequence[Any] = (),
         order: Sequence[int] | None = None,
+        normalize: bool = False,
     ):
         super().__init__()
         self.model = model
-        self.order = order
+        self.order, self.normalize = order, normalize
         loss = keras.losses.get(loss)
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
         mean_loss = keras.metrics.MeanMetricWrapper(per_image, name=LOSS)
@@ -52,7 +56,12 @@ class Measured(keras.Model):
 
     def call(self, images):
         outputs = self.model(images, training=False)
-        return outputs if self.order is None else keras.ops.take(outputs, self.order, axis=-1)
+        if self.order is None:
+            return outputs
+        outputs = keras.ops.take(outputs, self.order, axis=-1)
+        if self.normalize:
+            outputs = outputs / keras.ops.sum(outputs, axis=-1, keepdims=True)
+        return outputs
 
     def measures(
         self,
@@ -87,6 +96,7 @@ def evaluate(
     seed: int = 0,
     strict: bool = False,
     crop_ratio: float | None = None,
+    restrict: bool = False,
     confusion: bool = False,
     perturb: Callable[[Any, np.ndarray, int], np.ndarray] | None = None,
     verbose: str | int = 0,
@@ -100,7 +110,10 @@ def evaluate(
     for other floats the mean squared and the mean absolute error.
 
     If both model and source have class names, labels are matched with outputs by
-    name: the source may have them in another order, or have only some of them.
+    name: the source may have them in another order, or have only some of them. A model
+    of 1,000 outputs without names has ImageNet's classes: folders may have the names of their
+    WordNet synsets (ImageNet, ImageNet-A, ImageNet-R), or the numbers 0 to 999
+    (ImageNet-V2).
 
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one.
@@ -113,6 +126,8 @@ def evaluate(
         seed: The value given to `fit`, for the same reason.
         strict: Whether an image that can't be decoded is an error.
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
+        restrict: Whether the prediction is the best one of the source's classes, leaving the
+            other outputs out, as is usual for ImageNet-A and ImageNet-R, which have 200.
         confusion: Whether to count which classes are taken for which.
         perturb: A function that changes the images of each batch, such as those of
             `keras_vitx.robustness`. It is given the images, the indices of the right outputs
@@ -132,8 +147,9 @@ def evaluate(
 
     Raises:
         ValueError: if the model has no classifier, the data do not fit it, `confusion` is
-            asked of a task without classes, or `crop_ratio` of your own batches; or if
-            `perturb` is given with batches that have no index.
+            asked of a task without classes, or `crop_ratio` of your own batches; if
+            `perturb` is given with batches that have no index; or if `restrict` is given
+            without class names on both sides, or to independent outputs.
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
@@ -148,8 +164,21 @@ def evaluate(
         strict=strict,
     )
     task = task_of(outputs, labels_of(batches))
-    order = _order(getattr(model, "class_names", None), class_names)
-    metrics = task.metrics(top_5=True)
+    output_names = _output_names(model, class_names)
+    order = _order(output_names, class_names)
+    if restrict:
+        if order is None or outputs.kind == "sigmoid":
+            raise ValueError(
+                "`restrict` needs a classifier of one class per image, and class names of both "
+                "model and source."
+            )
+        order = order[: len(class_names)]
+        outputs = outputs._replace(classes=len(order))
+        task = replace(task, outputs=outputs)
+    if getattr(source, "any_of", False):
+        metrics = [keras.metrics.MeanMetricWrapper(one_of, name="accuracy")]
+    else:
+        metrics = task.metrics(top_5=True)
     if perturb is not None:
         batches = Perturbed(batches, perturb, order)
     counts = Confusion(max(outputs.classes, 2)) if confusion else None
@@ -157,11 +186,12 @@ def evaluate(
         if task.kind not in ("classes", "distributions", "binary"):
             raise ValueError(f"`confusion` needs one class per image. The task is {task.kind}.")
         metrics.append(counts)
-    measured, speed = Measured(model, task.loss(), metrics, order), Speed()
+    normalize = restrict and outputs.kind == "softmax"
+    measured, speed = Measured(model, task.loss(), metrics, order, normalize), Speed()
     measures = measured.measures(batches, verbose, [speed])
     facts = {"part": part, "images": measured.images, "images_per_second": speed.result(batches)}
     if counts is not None:
-        names = _names(model, class_names, order, counts.classes)
+        names = _names(output_names, class_names, order, counts.classes)
         measures |= {"confusion": counts.matrix, "class_names": names}
     return {**facts, **measures}
 
@@ -185,19 +215,42 @@ class Speed(keras.callbacks.Callback):
 
 
 def _names(
-    model: keras.Model,
+    outputs: Sequence[str] | None,
     labels: Sequence[str] | None,
     order: Sequence[int] | None,
     classes: int,
 ) -> tuple[str, ...]:
     """Return the names of the classes in the order of the labels."""
-    outputs = getattr(model, "class_names", None)
     if order is not None:
         return tuple(outputs[i] for i in order)
     for names in (labels, outputs):
         if names is not None and len(names) == classes and not are_numbers(names):
             return tuple(names)
     return tuple(map(str, range(classes)))
+
+
+def one_of(labels: Any, outputs: Any) -> Any:
+    """Return, per image, whether the most probable class is one of its labels.
+
+    Args:
+        labels: (batch, classes), above 0 for the right classes.
+        outputs: (batch, classes).
+    """
+    best = keras.ops.argmax(outputs, axis=-1)[:, None]
+    return keras.ops.cast(keras.ops.take_along_axis(labels, best, axis=-1)[:, 0] > 0, "float32")
+
+
+def _output_names(model: keras.Model, labels: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the names of a model's outputs; of ImageNet's classes in the form of `labels`."""
+    names = getattr(model, "class_names", None)
+    if names is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
+        for form in (
+            [synset for synset, _ in imagenet_classes()],
+            list(map(str, range(len(imagenet_classes())))),
+        ):
+            if set(labels) <= set(form):
+                return form
+    return names
 
 
 def _order(outputs: Sequence[str] | None, labels: Sequence[str] | None) -> list[int] | None:

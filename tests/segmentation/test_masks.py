@@ -130,6 +130,7 @@ def test_crops_keep_the_labels_of_their_pixels():
     assert (y[:, 8:] == 255).all() and not x[:, 8:].any()
 
 
+@pytest.mark.backend_free
 def test_windows_that_slide():
     model = small()
     randomize(model)
@@ -150,6 +151,7 @@ def test_windows_that_slide():
     np.testing.assert_allclose(seg.predict(model, one, "slide"), seg.predict(model, one), atol=1e-6)
 
 
+@pytest.mark.backend_free
 def test_logits_at_another_size():
     logits = numbers((5, 7, 3))
     for size in ((10, 13), (4, 7), (5, 3)):
@@ -173,6 +175,7 @@ def test_mean_intersection_over_union():
         seg.Counts(2).measures()
 
 
+@pytest.mark.backend_free
 def test_evaluation_at_the_size_of_the_masks():
     model = small()
     pairs = [scene(0, (20, 30)), scene(1, (40, 20))]
@@ -193,6 +196,7 @@ def test_evaluation_at_the_size_of_the_masks():
     assert seg.evaluate(model, source, mode="slide")["images"] == 2
 
 
+@pytest.mark.backend_free
 def test_training_resumes(tmp_path):
     """Two epochs equal one epoch, continued in a new model."""
     images, masks = map(np.stack, zip(*(scene(i) for i in range(6)), strict=True))

@@ -7,10 +7,11 @@ from pathlib import Path
 from keras_vitx.data.sources.arrays import open_arrays, open_fashion_mnist, open_npz
 from keras_vitx.data.sources.folders import open_folder
 from keras_vitx.data.sources.parts import Part, Source
+from keras_vitx.data.sources.real import open_real
 from keras_vitx.data.sources.tfds import open_tfds
 from keras_vitx.data.sources.tfrecords import open_tfrecords, shards_of
 
-__all__ = ["Part", "Source", "open_source"]
+__all__ = ["Part", "Source", "open_real", "open_source"]
 
 KINDS = (
     'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, an .npz file, '

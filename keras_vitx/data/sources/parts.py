@@ -64,6 +64,8 @@ class Source:
             `validation_split=0`.
         test: The test part of the source, which training never uses, or None.
         skipped: Files that were skipped because they can't be decoded.
+        any_of: Whether labels (n, classes) hold several right classes per image, of which a
+            prediction needs to be one (ImageNet-ReaL).
     """
 
     name: str
@@ -72,6 +74,7 @@ class Source:
     validation: Part | None = None
     test: Part | None = None
     skipped: tuple[Path, ...] = ()
+    any_of: bool = False
 
 
 def checked_labels(labels, count: int, classes: int | None, what: str) -> np.ndarray:
