@@ -20,6 +20,7 @@ from keras_vitx.analysis.figures import (
     plot_re_attention,
     plot_similar_blocks,
     plot_similarity_matrix,
+    plot_strength,
 )
 from keras_vitx.analysis.measure import MEASURES, Measure, measure
 from keras_vitx.analysis.page import explore

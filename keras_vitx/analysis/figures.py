@@ -281,6 +281,39 @@ def plot_accuracy(
     return Path(path)
 
 
+def plot_strength(
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    path: str | os.PathLike,
+    label: str = "strength",
+) -> Path:
+    """Plot accuracy against the strength of a perturbation, one curve per model.
+
+    Args:
+        curves: What `keras_vitx.robustness.curve` returned, by label of the model. Where
+            a row has an interval, it is drawn as a bar.
+        path: Path of the file.
+        label: What the strength is, with its unit.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if a model has no rows.
+    """
+    if not curves or not all(curves.values()):
+        raise ValueError(f"`curves` must have rows for each model. Received: {list(curves)}.")
+    with drawing(path) as ((axis,),):
+        for model, rows in curves.items():
+            rows = sorted(rows, key=lambda row: row["strength"])
+            strengths, accuracies = ([row[k] for row in rows] for k in ("strength", "accuracy"))
+            bars = [row.get("interval") or 0 for row in rows]
+            axis.errorbar(strengths, accuracies, bars, fmt=".-", capsize=2, label=model)
+        axis.set(xlabel=label, ylabel="accuracy", ylim=(0, 1))
+        axis.legend(fontsize=7)
+    return Path(path)
+
+
 def _of(results, name):
     if name not in results:
         raise ValueError(f"The results have no measure {name!r}. {nearest(name, results)}")

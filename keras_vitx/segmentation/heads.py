@@ -10,6 +10,7 @@ from keras.layers import BatchNormalization, Concatenate, Conv2D, Conv2DTranspos
 
 from keras_vitx.models.checks import check_counts, scale_factor
 from keras_vitx.segmentation.model import Segmenter
+from keras_vitx.segmentation.pooling import GridPooling
 
 LAST = "channels_last"
 
@@ -78,7 +79,7 @@ def UperNet(
     pooled = [
         resized(
             convolution(
-                keras.layers.AdaptiveAveragePooling2D(size, data_format=LAST)(last),
+                GridPooling(size)(last),
                 channels,
                 1,
                 f"pool_{size}",

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -125,6 +127,22 @@ def test_logits_are_attacked_alike(model, pixels):
     logits.preprocessing = model.preprocessing
     found, expected = (changed(FGSM(each, 0.01), model, pixels) for each in (logits, model))
     assert (np.abs(found - expected) < 1e-6).mean() > 0.99
+
+
+def test_attacks_agree_between_backends(model, pixels):
+    """Against attacks.npz, written under JAX by the lines that are compared here."""
+    inputs = to_inputs(model, pixels)
+    found = {"gradient": FGSM(model, 0.01).gradient(inputs, LABELS)}
+    found |= {"fgsm": changed(FGSM(model, 0.01), model, pixels)}
+    found |= {"pgd": changed(PGD(model, 0.02, steps=3), model, pixels)}
+    expected = np.load(Path(__file__).with_name("attacks.npz"))
+    scale = np.abs(expected["gradient"]).max()
+    np.testing.assert_allclose(found["gradient"], expected["gradient"], atol=1e-5 * scale)
+    # A sign may differ only where the gradient is that close to zero.
+    clear = np.abs(expected["gradient"]) > 1e-5 * scale
+    assert clear.mean() > 0.99
+    np.testing.assert_allclose(found["fgsm"][clear], expected["fgsm"][clear], atol=1e-5)
+    assert (np.abs(found["pgd"] - expected["pgd"]) < 1e-5).mean() > 0.999
 
 
 def test_curve(model, pixels):
