@@ -58,7 +58,7 @@ else:
     source = segmentation.open_source(pairs, class_names=names)
 
 # Patches of 4 pixels: maps of 1/2, 1/4, 1/8 and 1/16 of the image.
-backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), [1, 2, 3, 5], size=(SIDE, SIDE))
+backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(SIDE, SIDE))
 model = segmentation.UperNet(
     backbone, len(names), channels=64, scales=(2, 1, 0.5, 0.25), auxiliary=64, class_names=names
 )
