@@ -57,7 +57,8 @@ def test_half_the_size(tiny, golden_model, weights_of, tmp_path):
     found = weights_of(tiny(weights=tmp_path / "half.safetensors"))
     for name, array in weights_of(model).items():
         assert found[name].dtype == np.float32
-        np.testing.assert_array_equal(found[name], array.astype("float16"), err_msg=name)
+        kept = array if array.ndim < 2 else array.astype("float16")
+        np.testing.assert_array_equal(found[name], kept, err_msg=name)
 
 
 def test_wrong_arguments_leave_no_file(tiny, tmp_path):
@@ -71,8 +72,9 @@ def test_wrong_arguments_leave_no_file(tiny, tmp_path):
         save_safetensors(model, path, metadata={"epoch": 3})
     with pytest.raises(ValueError, match="grid"):
         save_safetensors(model, path, metadata={"grid": "[2, 2]"})
-    model.get_layer("norm").gamma.assign(np.full(24, 1e6, "float32"))
-    with pytest.raises(ValueError, match=r"norm\.weight"):
+    kernel = model.get_layer("head").kernel
+    kernel.assign(np.full(kernel.shape, 1e6, "float32"))
+    with pytest.raises(ValueError, match=r"head\.weight"):
         save_safetensors(model, path, dtype="float16")
     assert not list(tmp_path.iterdir())
 
