@@ -244,6 +244,9 @@ CHECKPOINTS = (
         preprocessing=HALVES.but(crop_ratio=1.13),
     ),
     _cifar10("CaiT_Mini", 71.35),
+    _cifar10("ConViT_Mini", 71.89),
+    _cifar10("DeepViT_Mini", 58.34, HALVES),
+    _cifar10("CBViT_Mini", 66.10),
 )
 
 DATASETS = {checkpoint.dataset for checkpoint in CHECKPOINTS}

@@ -10,7 +10,7 @@ from keras_vitx.weights import catalog, checkpoints_of, find, resolve
 pytestmark = pytest.mark.backend_free
 
 
-def test_ten_public_cait_checkpoints_and_a_shipped_one():
+def test_ten_public_cait_checkpoints():
     assert len({c.name for c in catalog.CHECKPOINTS}) == len(catalog.CHECKPOINTS)
     public = [c for c in catalog.CHECKPOINTS if c.source.startswith("hf://timm/cait_")]
     assert len(public) == 10
@@ -23,10 +23,18 @@ def test_ten_public_cait_checkpoints_and_a_shipped_one():
         assert 78 < checkpoint.top1 < 87
 
 
-def test_shipped_checkpoint_names_its_classes():
-    (checkpoint,) = checkpoints_of("CaiT_Mini")
-    assert checkpoint is find("cifar10", "CaiT_Mini")
+SHIPPED = [c.constructor for c in catalog.CHECKPOINTS if c.source.startswith("package:")]
+
+
+@pytest.mark.parametrize("size", SHIPPED)
+def test_shipped_checkpoints(size):
+    (checkpoint,) = checkpoints_of(size)
+    assert checkpoint is find("cifar10", size)
     assert len(checkpoint.class_names) == checkpoint.classes == 10
+    model = getattr(kv, size)(weights="cifar10")
+    assert tuple(model.class_names) == checkpoint.class_names
+    assert model.preprocessing == checkpoint.preprocessing
+    assert resolve("cifar10", size).path.stat().st_size < 1.5e6
 
 
 @pytest.mark.parametrize(
@@ -87,7 +95,7 @@ def test_all_public_checkpoints_are_there():
         assert c.top1 is None or 59 < c.top1_v2 < c.top1 < min(c.top5, c.top1_real) < 99
         assert "_" + str(c.image_size) in c.name or c.name.startswith("convit")
         assert ("distilled" in c.name) == c.distillation_token
-    assert len(catalog.CHECKPOINTS) == 41 + 5 + 1
+    assert len(catalog.CHECKPOINTS) == 41 + 5 + len(SHIPPED)
 
 
 @pytest.mark.parametrize("checkpoint", catalog.CHECKPOINTS, ids=lambda c: c.name)
