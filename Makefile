@@ -8,11 +8,15 @@ TORCH ?= torch==2.13.0
 # Reference implementations used by the tests (scikit-image for its photographs); tests that miss
 # one are skipped. Installed without dependencies, which would install another PyTorch.
 PEERS ?= timm==1.0.31 torchvision==0.28.0 pyyaml scikit-image==0.26.0
+# The documentation needs only its photographs; the package is not imported.
+PHOTOGRAPHS ?= scikit-image==0.26.0
+# In docs/site/npm.sha256, too.
+NPM ?= katex@0.16.47 iframe-worker@1.0.4
 BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-newest test-backend-free lint constraints clean $(BACKENDS:%=test-%)
+.PHONY: demo docs test test-newest test-backend-free lint constraints clean $(BACKENDS:%=test-%)
 
 demo: .venv/demo
 	.venv/bin/keras-vitx demo --backend $(BACKEND)
@@ -46,6 +50,24 @@ test-newest:
 	OMP_NUM_THREADS=1 KERAS_BACKEND=$$backend .venv-newest/bin/python -m pytest -q \
 	tests/test_keras_internals.py tests/layers tests/models/test_golden.py || exit 1; done
 
+# The documentation, in site/. It has an environment of its own; figures are drawn with PyTorch.
+docs: .venv-docs/installed build/npm
+	KERAS_BACKEND=torch .venv-docs/bin/python docs/site/build.py
+
+.venv-docs/installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -q --upgrade pip
+	.venv-docs/bin/python -m pip install -q -c $(CONSTRAINTS) "$(TORCH)"
+	.venv-docs/bin/python -m pip install -q -c $(CONSTRAINTS) -e ".[docs]"
+	.venv-docs/bin/python -m pip install -q -c $(CONSTRAINTS) --no-deps $(PHOTOGRAPHS)
+	@touch $@
+
+# KaTeX, for the formulas, and the shim of the search: fixed versions with fixed checksums.
+build/npm: docs/site/npm.sha256
+	rm -rf $@ && mkdir -p $@
+	cd $@ && npm pack --silent $(NPM) >/dev/null && sha256sum --quiet --check $(CURDIR)/$<
+	cd $@ && for package in $(NPM); do tar xzf $$(echo $$package | tr @ -).tgz && mv package $${package%@*}; done
+
 lint: .venv/test
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -71,4 +93,4 @@ constraints: .venv/test
 	> .ci/constraints.txt
 
 clean:
-	rm -rf .venv .venv-newest
+	rm -rf .venv .venv-newest .venv-docs build site

@@ -21,6 +21,7 @@ os.environ.setdefault(
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
 
 def pytest_sessionstart(session):
@@ -47,3 +48,39 @@ def fixed_seeds():
     np.random.seed(0)
     yield
     assert keras.config.dtype_policy().name == "float32", "a test left another precision behind"
+
+
+@pytest.fixture
+def downloads(tmp_path, monkeypatch):
+    """Random weights in place of the hub's."""
+    import keras_vitx as kv
+    from keras_vitx.weights import checkpoints_of, save_safetensors
+
+    made = {}
+
+    def download(address, sha256=None):
+        (known,) = (one for one in checkpoints_of(None) if address.startswith(one.source))
+        if known.name not in made:
+            side = known.image_size
+            model = kv.create_model(known.constructor, input_shape=(side, side, 3))
+            made[known.name] = tmp_path / f"{known.name}.safetensors"
+            save_safetensors(model, made[known.name])
+        return made[known.name]
+
+    # A function of the package shadows the module.
+    monkeypatch.setattr(sys.modules["keras_vitx.weights.load"], "download", download)
+    return made
+
+
+@pytest.fixture
+def write_pictures(tmp_path, monkeypatch):
+    """A function that writes pictures of noise, by their paths, into a new working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(*names):
+        noise = np.random.default_rng(0)
+        for path in map(tmp_path.joinpath, names):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise.integers(0, 256, (60, 80, 3), "uint8")).save(path)
+
+    return write

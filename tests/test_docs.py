@@ -154,18 +154,20 @@ def decimals(number):
     return len(number.partition(".")[2])
 
 
-PAGES = sorted(set((Path(__file__).parents[1] / "docs").glob("*.md")) - {PAGE})
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```python" in page.read_text()]
+PAGES.remove(PAGE)
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_blocks_of_a_page_run(page, downloads, write_pictures, monkeypatch):
     """In order, with the names of the blocks before, on a few images of the sample."""
-    monkeypatch.chdir(tmp_path)
+    write_pictures("cat.png", "coffee.png", "rocket.jpg")
     monkeypatch.setattr(sources, "open_fashion_mnist", few_images)
     names = {"__name__": page.stem}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        exec(compile(block, f"docs/{page.name}", "exec"), names)
+        exec(compile(block, str(page), "exec"), names)
 
 
 def test_blocks_run():

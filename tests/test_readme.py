@@ -1,17 +1,14 @@
 """The README's code blocks run unchanged, and its table of sizes matches the registry."""
 
 import re
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from harness import BACKEND
 from models.test_sizes import COUNTS
-from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.weights import checkpoints_of, save_safetensors
+from keras_vitx.weights import checkpoints_of
 
 pytestmark = pytest.mark.backend_free
 
@@ -28,34 +25,9 @@ SIZES = {
 }
 
 
-@pytest.fixture
-def downloads(tmp_path, monkeypatch):
-    """Random weights in place of the hub's."""
-    made = {}
-
-    def download(address, sha256=None):
-        (known,) = (one for one in checkpoints_of(None) if address.startswith(one.source))
-        if known.name not in made:
-            side = known.image_size
-            model = kv.create_model(known.constructor, input_shape=(side, side, 3))
-            made[known.name] = tmp_path / f"{known.name}.safetensors"
-            save_safetensors(model, made[known.name])
-        return made[known.name]
-
-    # A function of the package shadows the module.
-    monkeypatch.setattr(sys.modules["keras_vitx.weights.load"], "download", download)
-    return made
-
-
 @pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
-def test_blocks_run(downloads, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(0)
-    names = ["cat.jpg", "dog.jpg", *(f"photos/{c}/{i}.jpg" for c in "abc" for i in range(4))]
-    for name in names:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (60, 80, 3), "uint8")).save(path)
+def test_blocks_run(downloads, write_pictures, tmp_path):
+    write_pictures("cat.jpg", "dog.jpg", *(f"photos/{c}/{i}.jpg" for c in "abc" for i in range(4)))
     namespace = {"__name__": "readme"}
     for number, block in enumerate(BLOCKS):
         exec(compile(block, f"block {number} of the README", "exec"), namespace)

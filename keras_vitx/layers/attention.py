@@ -265,8 +265,11 @@ def RefinedAttention(
 
     Args:
         num_heads: Number of heads.
-        expansion: As in `Refinement`, like `kernel_size`, `reduction`, `constraint`
-            and `grid`.
+        expansion: As in `Refinement`.
+        kernel_size: As in `Refinement`.
+        reduction: As in `Refinement`.
+        constraint: As in `Refinement`.
+        grid: As in `Refinement`.
         **kwargs: Further arguments of `Attention`.
     """
     layer = Refinement(

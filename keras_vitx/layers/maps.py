@@ -360,7 +360,8 @@ class Refinement(MapLayer):
         expansion: $r$, at least 1 (Table 1).
         kernel_size: Side of the convolution, odd (Figure 6).
         reduction: Whether to apply $W_r$ (Table 3).
-        constraint: As in `LocalMapConvolution` (Table 4), like `grid`.
+        constraint: As in `LocalMapConvolution` (Table 4).
+        grid: As in `LocalMapConvolution`.
 
     Raises:
         ValueError: if `expansion` is below 1, and as in `LocalMapConvolution`.

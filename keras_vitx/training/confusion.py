@@ -23,6 +23,7 @@ class Confusion(keras.metrics.Metric):
 
     Args:
         classes: Number of classes.
+        name: Name of the metric.
     """
 
     def __init__(self, classes: int, name: str = "class_accuracy", **kwargs: Any):

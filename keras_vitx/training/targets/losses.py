@@ -20,6 +20,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
     Args:
         label_smoothing: $s$, in [0, 1).
         from_logits: Whether predictions are logits rather than probabilities.
+        name: Name of the loss.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class SoftDistillation(keras.losses.Loss):
     Args:
         temperature: $\tau$, above 0.
         from_logits: Whether predictions are logits rather than probabilities.
+        name: Name of the loss.
 
     Raises:
         ValueError: if `temperature` is not above 0.
@@ -135,6 +137,7 @@ class PerHead(keras.losses.Loss):
             uses the loss of `"head"`.
         weights: Weights in the sum of losses, by name, in place of the model's own. For a
             model with one classifier they are 1 by default.
+        name: Name of the loss.
 
     Raises:
         ValueError: if `losses` has no `"head"`, or a loss is not a `keras.losses.Loss`.

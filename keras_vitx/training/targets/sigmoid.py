@@ -19,6 +19,7 @@ class SigmoidCrossentropy(keras.losses.Loss):
 
     Args:
         label_smoothing: $s$, in [0, 1).
+        name: Name of the loss.
     """
 
     def __init__(

@@ -1,0 +1,102 @@
+"""Public names in pages: `::: keras_vitx.fit` becomes its reference."""
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import griffe
+from docstrings import separated
+
+import keras_vitx as kv
+
+SIZES = Path(__file__).parents[1] / "sizes.md"
+
+
+def documented(path: str) -> str:
+    """Return the Markdown that documents the public name `path`.
+
+    Families are made by a decorator, which their source does not show; they are described as
+    Python has them. For the others, mkdocstrings reads the source.
+    """
+    found = find(path)
+    if found in kv.models.FAMILIES.values():
+        return family(found)
+    place = path
+    if inspect.isroutine(found) or inspect.isclass(found):
+        # A function such as `fit` may have the name of its module.
+        place = f"{found.__module__}.{found.__qualname__}"
+    heading = f"`{path}`".replace("keras_vitx.", "kv.", 1).strip("`")
+    label = path.rpartition(".")[2]
+    return f"::: {place}\n    options:\n      heading: {heading}\n      toc_label: {label}"
+
+
+def find(path: str) -> object:
+    """Return the object with the public name `path`, such as `keras_vitx.layers.MLP`."""
+    found = kv
+    for name in path.split(".")[1:]:
+        found = getattr(found, name)
+    return found
+
+
+def family(constructor: Callable) -> str:
+    """Return the signature, the description and the arguments of a family."""
+    name = constructor.__name__
+    parameters = [f"    {written(one)}," for one in signature(constructor)]
+    lines = [f"### kv.{name} {{ #keras_vitx.{name} }}", "", "```python"]
+    lines += [f"kv.{name}(", *parameters, ") -> keras.Model", "```", ""]
+    docstring = griffe.Docstring(separated(inspect.getdoc(constructor)), lineno=1)
+    for section in docstring.parse("google", warnings=False):
+        if section.kind is griffe.DocstringSectionKind.text:
+            lines += [section.value, ""]
+        elif section.kind is griffe.DocstringSectionKind.parameters:
+            lines += ["**Parameters:**", ""]
+            lines += [f"- **`{one.name}`** – {joined(one.description)}" for one in section.value]
+            lines += [""]
+    return "\n".join(lines)
+
+
+def signature(constructor: Callable) -> list[inspect.Parameter | str]:
+    """Return the parameters, with a `*` before those that are keywords only."""
+    parameters = list(inspect.signature(constructor).parameters.values())
+    keywords = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
+    others = [one for one in parameters if one not in keywords]
+    return [*others, "*", *keywords] if keywords else others
+
+
+def written(parameter: inspect.Parameter | str) -> str:
+    """Return a parameter with its default; types are left to the descriptions."""
+    if isinstance(parameter, str):
+        return parameter
+    default = parameter.default
+    return parameter.name if default is parameter.empty else f"{parameter.name}={default!r}"
+
+
+def joined(text: str) -> str:
+    """Return a description in one line."""
+    return " ".join(text.split())
+
+
+def table(what: str, family: str) -> str:
+    """Return the sizes or the checkpoints of a family; the sizes are a section of docs/sizes.md."""
+    return {"sizes": sizes, "checkpoints": checkpoints}[what](family)
+
+
+def sizes(title: str) -> str:
+    """Return the section of docs/sizes.md whose title begins with a word."""
+    found = re.search(rf"^## {title}\b.*?\n\n(.*?)(?=\n## |\Z)", SIZES.read_text(), re.M | re.S)
+    # The pages of families are in a folder beside docs/sizes.md.
+    return found[1].replace("](../", "](../../").strip()
+
+
+def checkpoints(family: str) -> str:
+    """Return a table of the known checkpoints of a family, which `keras-vitx list` shows too."""
+    lines = ["| `weights=` | model | image size | top-1, % | from |", "|---|---|---|---|---|"]
+    for one in kv.weights.checkpoints_of(None):
+        if kv.models.MODELS[one.constructor].family == family:
+            top1 = "–" if one.top1 is None else f"{one.top1:.1f}"
+            source = one.source.removeprefix("package:")
+            lines.append(
+                f"| `{one.name}` | {one.constructor} | {one.image_size} | {top1} | {source} |"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,130 @@
+"""The pages agree with the package: public names, arguments, links, names in texts."""
+
+import inspect
+import os
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+import keras_vitx as kv
+
+pytestmark = pytest.mark.backend_free
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "weights" / "README.md"]
+MODULES = [name for name, value in vars(kv.api).items() if isinstance(value, types.ModuleType)]
+MODULES.append("analysis.measures")
+DOCUMENTED = [
+    name
+    for page in PAGES
+    for name in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
+]
+
+
+def public_names():
+    """Every public name that is not a module or a size, `keras_vitx.fit` for example."""
+    for module in ("keras_vitx", *(f"keras_vitx.{name}" for name in MODULES)):
+        names = vars(found(module))
+        for name in getattr(found(module), "__all__", names):
+            value = names[name]
+            own = getattr(value, "__module__", "keras_vitx").startswith("keras_vitx")
+            hidden = name.startswith("_") or isinstance(value, types.ModuleType)
+            if own and not hidden and name not in kv.list_models():
+                yield f"{module}.{name}"
+
+
+def found(path):
+    value = kv
+    for name in path.split(".")[1:]:
+        value = getattr(value, name)
+    return value
+
+
+PUBLIC = list(public_names())
+
+
+def test_every_public_name_is_in_the_reference():
+    documented = {id(found(name)) for name in DOCUMENTED}
+    missing = [name for name in PUBLIC if id(found(name)) not in documented]
+    assert not missing, f"add `::: NAME` to a page of docs/reference: {missing}"
+
+
+def test_no_name_is_in_the_reference_twice():
+    assert len(set(DOCUMENTED)) == len(DOCUMENTED)
+    assert len({id(found(name)) for name in DOCUMENTED}) == len(DOCUMENTED)
+
+
+def arguments_of(docstring):
+    """The names in the section `Args:` of a docstring, or None if there is none."""
+    section = re.search(r"^Args:\n((?: +.*\n|\n)*)", docstring + "\n", flags=re.MULTILINE)
+    if section is None:
+        return None
+    first = re.findall(r"^    (\S[^:]*): ?", section[1], flags=re.MULTILINE)
+    return [name.lstrip("*") for names in first for name in names.split(", ")]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if callable(found(name))])
+def test_documented_arguments_are_those_of_the_signature(name):
+    value = found(name)
+    docstring = inspect.getdoc(value)
+    assert docstring, f"{name} has no docstring"
+    documented = arguments_of(docstring)
+    if documented is None:
+        return
+    kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    taken = inspect.signature(value).parameters
+    required = [one for one, parameter in taken.items() if parameter.kind not in kinds]
+    if "kwargs" in documented:
+        # A subclass that says whose arguments the others are.
+        documented, required = documented[:-1], []
+    assert [one for one in documented if one not in taken] == []
+    assert [one for one in required if one not in documented] == []
+    assert documented == [one for one in taken if one in documented], "another order"
+
+
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target, anchor in LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = Path(os.path.normpath(page.parent / target)) if target else page
+        assert path.exists(), f"{target} does not exist"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", path.read_text(), flags=re.MULTILINE)
+            assert anchor in map(anchor_of, titles), f"{target} has no title #{anchor}"
+
+
+def anchor_of(title):
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-")
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    assert len(set(listed)) == len(listed)
+    own = {page.relative_to(DOCS).as_posix() for page in PAGES}
+    others = {"changelog.md", "contributing.md", "checkpoints.md"}
+    assert set(listed) - others == own
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_names_in_texts_exist(page):
+    """Names such as `kv.fit`, and those of commands and families, are spelled as they are."""
+    text = page.read_text()
+    for path in re.findall(r"\bkv\.([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)", text):
+        value = kv
+        for name in path.split("."):
+            if not isinstance(value, types.ModuleType | type):
+                break
+            assert hasattr(value, name), f"kv.{path}"
+            value = getattr(value, name)
+    prose = re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+    for wrong in ("Cait", "CAIT", "Convit", "Deepvit", "DeepVit", "Tensorflow", "Pytorch", "Jax"):
+        assert not re.search(rf"\b{wrong}\b", prose), wrong
