@@ -18,7 +18,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx import segmentation
 
-SIDE, EPOCHS, BATCH = 64, 8, 16
+SIDE, EPOCHS, BATCH = 32, 3, 16
 keras.utils.set_random_seed(0)
 
 
@@ -28,7 +28,7 @@ def scene(part, random):
     image = (ramp[:, None] + random.normal(0, 12, (SIDE, SIDE, 3))).clip(0, 255)
     mask = np.zeros((SIDE, SIDE), "int32")
     for index in random.integers(part.size, size=3):
-        side = random.integers(24, 40)
+        side = random.integers(14, 22)
         article = Image.fromarray(part.images[index][..., 0]).resize((side, side))
         shade = np.asarray(article, "float32")[..., None] / 255
         top, left = random.integers(SIDE - side + 1, size=2)
@@ -42,9 +42,9 @@ def scene(part, random):
 
 
 def scenes(part, seed):
-    """Return as many scenes as half the images of a part."""
+    """Return one scene for every five images of a part."""
     random = np.random.default_rng(seed)
-    images, masks = zip(*(scene(part, random) for _ in range(part.size // 2)), strict=True)
+    images, masks = zip(*(scene(part, random) for _ in range(part.size // 5)), strict=True)
     return np.stack(images), np.stack(masks)
 
 
@@ -60,11 +60,11 @@ else:
 # Patches of 4 pixels: maps of 1/2 to 1/16 of the image.
 backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(SIDE, SIDE))
 model = segmentation.UperNet(
-    backbone, len(names), channels=64, scales=(2, 1, 0.5, 0.25), auxiliary=64, class_names=names
+    backbone, len(names), channels=32, scales=(2, 1, 0.5, 0.25), auxiliary=32, class_names=names
 )
-steps = EPOCHS * (source.train.size // BATCH) if len(sys.argv) < 2 else 600  # few images per epoch
+steps = EPOCHS * max(1, source.train.size // BATCH) if len(sys.argv) < 2 else 300
 segmentation.fit(
-    model, source, steps, batch_size=BATCH, learning_rate=1e-3, scales=(0.8, 1.25), verbose=2
+    model, source, steps, batch_size=BATCH, learning_rate=2e-3, scales=(0.8, 1.25), verbose=2
 )
 measures = segmentation.evaluate(model, source)
 for name, iou in zip(names, measures["iou"], strict=True):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.segmentation.predict import Mode, check_mode, predict
+from keras_vitx.segmentation.predict import Mode, check_mode, predict, predict_whole
 from keras_vitx.segmentation.sources import IGNORED, MaskSource, open_source
 
 
@@ -63,6 +63,7 @@ def evaluate(
     part: Literal["validation", "train"] | None = None,
     mode: Mode = "whole",
     stride: int | tuple[int, int] | None = None,
+    batch_size: int = 8,
     perturb: Callable[[np.ndarray, Any, int], np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Measure a model on images with masks, at the size of the masks.
@@ -73,6 +74,7 @@ def evaluate(
         part: `"validation"` or `"train"`; None is the first of these that the source has.
         mode: As in `predict`, as is `stride`.
         stride: Pixels between two windows.
+        batch_size: Images, or windows of one image, per batch.
         perturb: A function that changes the images, such as those of `keras_vitx.robustness`
             (Context Broadcasting, Table 12). It is given images, None and the index.
 
@@ -87,11 +89,24 @@ def evaluate(
     check_mode(mode)
     masked = part_of(open_source(source), part)
     counts = Counts(model.output_shape[-1])
-    for index in range(masked.size):
-        image, mask = masked.pair(index, counts.classes)
-        change = None if perturb is None else lambda x, i=index: perturb(x, None, i)
-        counts.add(mask, predict(model, image, mode, stride, perturb=change).argmax(-1))
+    for start in range(0, masked.size, batch_size):
+        indices = range(start, min(start + batch_size, masked.size))
+        images, masks = zip(*(masked.pair(i, counts.classes) for i in indices), strict=True)
+        changes = [None if perturb is None else _at(perturb, i) for i in indices]
+        if mode == "whole":
+            found = predict_whole(model, images, changes)
+        else:
+            found = (
+                predict(model, image, mode, stride, batch_size, change)
+                for image, change in zip(images, changes, strict=True)
+            )
+        for mask, logits in zip(masks, found, strict=True):
+            counts.add(mask, logits.argmax(-1))
     return {**counts.measures(), "images": masked.size}
+
+
+def _at(perturb, index):
+    return lambda images: perturb(images, None, index)
 
 
 def part_of(source: MaskSource, part: str | None) -> Any:

@@ -1,6 +1,6 @@
 """Predictions for images of any size: of the whole image at once, or by windows that slide."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -46,15 +46,32 @@ def predict(
     facts = ModelInput.of(model)
     check_mode(mode)
     pixels = image_of(image)
-    size = pixels.shape[:2]
-    inputs = to_model(pixels, facts, facts.size if mode == "whole" else _covering(size, facts.size))
-    if perturb is not None:
-        inputs = perturb(inputs[None])[0]
     if mode == "whole":
-        logits = _run(model, inputs[None])[0]
-    else:
-        logits = _slid(model, inputs, facts.size, stride, batch_size)
-    return resize_logits(logits, size)
+        return predict_whole(model, [pixels], [perturb])[0]
+    inputs = _perturbed(to_model(pixels, facts, _covering(pixels.shape[:2], facts.size)), perturb)
+    logits = _slid(model, inputs, facts.size, stride, batch_size)
+    return resize_logits(logits, pixels.shape[:2])
+
+
+def predict_whole(
+    model: keras.Model, images: Sequence[np.ndarray], perturb: Sequence[Callable | None]
+) -> list[np.ndarray]:
+    """Return the logits of whole images, computed as one batch.
+
+    Args:
+        model: As in `predict`.
+        images: uint8 arrays (height, width, channels), of any sizes.
+        perturb: As in `predict`, one per image.
+    """
+    facts = ModelInput.of(model)
+    inputs = [
+        _perturbed(to_model(image, facts, facts.size), change)
+        for image, change in zip(images, perturb, strict=True)
+    ]
+    found = _run(model, np.stack(inputs))
+    return [
+        resize_logits(logits, image.shape[:2]) for logits, image in zip(found, images, strict=True)
+    ]
 
 
 def check_mode(mode: Any) -> None:
@@ -121,6 +138,10 @@ def _strides(stride, window):
             f"`stride` must be whole numbers in 1..window, {tuple(window)}. Received: {stride!r}."
         )
     return strides
+
+
+def _perturbed(inputs, perturb):
+    return inputs if perturb is None else perturb(inputs[None])[0]
 
 
 def _run(model, images):

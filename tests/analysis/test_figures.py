@@ -128,6 +128,19 @@ def test_accuracy_and_gap(drawn):
         drawn(analysis.plot_accuracy, points, baseline="c")
 
 
+def test_accuracy_by_strength(drawn):
+    rows = [
+        {"strength": 2, "accuracy": 0.5, "interval": 0.1},
+        {"strength": 0, "accuracy": 0.8, "interval": None},
+    ]
+    ((axis,),) = drawn(analysis.plot_strength, {"a": rows, "b": rows[:1]})
+    line, _, (bars,) = axis.containers[0]
+    assert line.get_ydata().tolist() == [0.8, 0.5]
+    np.testing.assert_allclose(bars.get_segments()[1], [[2, 0.4], [2, 0.6]])
+    with pytest.raises(ValueError, match="`curves` must have rows"):
+        drawn(analysis.plot_strength, {"a": []})
+
+
 def test_training(drawn):
     rows = [
         {
