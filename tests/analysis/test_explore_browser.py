@@ -41,6 +41,9 @@ VISIT = """<script>
   found.after = [...weights(shown[0], "after", 1)];
   press("ArrowDown", canvas);
   found.arrow = await readout();
+  const touch = { ...at(0.1, 0.9), pointerType: "touch" };
+  canvas.dispatchEvent(new PointerEvent("pointermove", touch));
+  found.touched = await readout();
   press("b"); press("h");
   found.keys = await readout();
   press("c");
@@ -51,7 +54,10 @@ VISIT = """<script>
   found.image = state.image;
   document.querySelectorAll("#sheet canvas")[0].click();
   found.tile = await readout();
+  const paper = () => getComputedStyle(document.body).backgroundColor;
+  const before = paper();
   element("theme").click();
+  found.papers = [before, paper()];
   element("stage").children[2].click();
   found.stage = state.stage;
   await pause();
@@ -87,6 +93,8 @@ def test_mouse_and_keys(tmp_path):
         found["clicked"] == "Block 0 (blocks_0), mean; the query is the patch in row 1, column 2."
     )
     assert found["arrow"].endswith("row 2, column 2.")
+    assert found["touched"].endswith("row 2, column 1.")
+    assert len(set(found["papers"])) == 2
     assert found["keys"].startswith("Block 1 (blocks_1), head 0;")
     assert found["token"].startswith(
         "Block 3 (blocks_token_only_0), head 0; the query is the class"
