@@ -145,7 +145,8 @@ def draw(found: Found, folder: Path) -> None:
     analysis.plot_branches(measures(CAIT), path("branches"))
     analysis.plot_by_block(measures(REFINED), "normalized_cka", path("cka"), "normalized CKA")
     for kind, label in (("occlude", "share of the area occluded"), ("fgsm", "FGSM, epsilon")):
-        points = {n: {s: mean(n, under(kind, s)) for s in STRENGTHS[kind]} for n in ATTACKED}
+        strengths = {0.0: under("occlude", 0.0)} | {s: under(kind, s) for s in STRENGTHS[kind]}
+        points = {n: {s: mean(n, value) for s, value in strengths.items()} for n in ATTACKED}
         analysis.plot_accuracy(points, path(kind), label)
 
 
