@@ -9,6 +9,7 @@ the values of the seeds in brackets; figures are drawn by `keras_vitx.analysis`.
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,8 @@ def under(kind: str, strength: float) -> Value:
     return accuracy_under
 
 
-DEEPVIT, CB = ("ViT-24", "DeepViT-24"), ("ViT", "CB-ViT")
+CONVIT, CB = ("ViT", "ConViT"), ("ViT", "CB-ViT")
+DEEPVIT = ("ViT-24", "DeepViT-24")
 CAIT, REFINED = ("CaiT-24 without LayerScale", "CaiT-24"), ("ViT", "Refined-ViT")
 TABLES: tuple[tuple[tuple[str, str], dict[str, Value]], ...] = (
     (DEEPVIT, {"accuracy, %": accuracy, "similar blocks": similar_blocks}),
@@ -86,7 +88,13 @@ TABLES: tuple[tuple[tuple[str, str], dict[str, Value]], ...] = (
     (ATTACKED, {f"{s:.0%} occluded": under("occlude", s) for s in STRENGTHS["occlude"]}),
     (ATTACKED, {f"FGSM, {255 * s:.0f}/255": under("fgsm", s) for s in STRENGTHS["fgsm"]}),
 )
-"""For each pair of networks, the figures that a claim is about."""
+"""For each pair of networks, the values that a claim is about."""
+FIGURES = (
+    (DEEPVIT, "similarity", analysis.plot_similarity_matrix),
+    (CB, "entropy", analysis.plot_entropy),
+    (CAIT, "branches", analysis.plot_branches),
+    (REFINED, "cka", partial(analysis.plot_by_block, name="normalized_cka")),
+)
 
 
 def read(folder: Path) -> Found:
@@ -95,21 +103,24 @@ def read(folder: Path) -> Found:
         file = run.path(folder, ".json")
         if file.exists():
             found.setdefault((run.network, run.fraction), []).append(json.loads(file.read_text()))
-    missing = {(run.network, run.fraction) for run in runs(1)} - found.keys()
-    if missing:
-        raise SystemExit(f"{folder} has no result of {sorted(missing)}.")
     return found
 
 
 def print_tables(found: Found) -> None:
-    networks = ("ViT", "ConViT")
-    print_head(networks)
-    for part in FRACTIONS:
-        print_row(f"{part:.0%} of the images", accuracy, [found[n, part] for n in networks])
+    """Print the tables of all claims whose runs are there."""
+    if all((network, part) in found for network in CONVIT for part in FRACTIONS):
+        print_head(CONVIT)
+        for part in FRACTIONS:
+            print_row(f"{part:.0%} of the images", accuracy, [found[n, part] for n in CONVIT])
     for networks, values in TABLES:
-        print_head(networks)
-        for name, value in values.items():
-            print_row(name, value, [found[network, 1.0] for network in networks])
+        if are_there(found, networks):
+            print_head(networks)
+            for name, value in values.items():
+                print_row(name, value, [found[network, 1.0] for network in networks])
+
+
+def are_there(found: Found, networks: tuple[str, ...]) -> bool:
+    return all((network, 1.0) in found for network in networks)
 
 
 def print_head(networks: tuple[str, ...]) -> None:
@@ -127,27 +138,24 @@ def print_row(name: str, value: Value, row: list[list[dict]]) -> None:
 
 
 def draw(found: Found, folder: Path) -> None:
+    """Draw the figures of all claims whose runs are there."""
     folder.mkdir(parents=True, exist_ok=True)
-
-    def path(name):
-        return folder / f"claims-{name}.png"
 
     def mean(network, value, part=1.0):
         return np.mean([value(result) for result in found[network, part]])
 
-    def measures(networks):
-        return {network: mean_measures(found[network, 1.0]) for network in networks}
-
-    points = {n: {f: mean(n, accuracy, f) for f in FRACTIONS} for n in ("ViT", "ConViT")}
-    analysis.plot_accuracy(points, path("fractions"), baseline="ViT")
-    analysis.plot_similarity_matrix(measures(DEEPVIT), path("similarity"))
-    analysis.plot_entropy(measures(CB), path("entropy"))
-    analysis.plot_branches(measures(CAIT), path("branches"))
-    analysis.plot_by_block(measures(REFINED), "normalized_cka", path("cka"), "normalized CKA")
-    for kind, label in (("occlude", "share of the area occluded"), ("fgsm", "FGSM, epsilon")):
-        strengths = {0.0: under("occlude", 0.0)} | {s: under(kind, s) for s in STRENGTHS[kind]}
-        points = {n: {s: mean(n, value) for s, value in strengths.items()} for n in ATTACKED}
-        analysis.plot_accuracy(points, path(kind), label)
+    if all((network, part) in found for network in CONVIT for part in FRACTIONS):
+        points = {n: {part: mean(n, accuracy, part) for part in FRACTIONS} for n in CONVIT}
+        analysis.plot_accuracy(points, folder / "claims-fractions.png", baseline="ViT")
+    for networks, name, plot in FIGURES:
+        if are_there(found, networks):
+            measures = {network: mean_measures(found[network, 1.0]) for network in networks}
+            plot(measures, path=folder / f"claims-{name}.png")
+    if are_there(found, ATTACKED):
+        for kind, label in (("occlude", "share of the area occluded"), ("fgsm", "FGSM, epsilon")):
+            values = {0.0: under("occlude", 0.0)} | {s: under(kind, s) for s in STRENGTHS[kind]}
+            points = {n: {s: mean(n, value) for s, value in values.items()} for n in ATTACKED}
+            analysis.plot_accuracy(points, folder / f"claims-{kind}.png", label)
 
 
 def mean_measures(results: list[dict]) -> dict[str, dict[str, np.ndarray]]:
@@ -167,8 +175,11 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("figures", type=Path, help="folder of the figures")
     options = parser.parse_args(words)
     found = read(options.folder)
+    missing = [run for run in runs(1) if (run.network, run.fraction) not in found]
     print_tables(found)
     draw(found, options.figures)
+    if missing:
+        print(f"\nNo result yet: {', '.join(run.path(Path(), '').name for run in missing)}.")
 
 
 if __name__ == "__main__":
