@@ -48,7 +48,7 @@ def test_runs_and_report(programs, tmp_path, capsys):
     report.main([str(tmp_path / "runs"), str(tmp_path / "figures")])
     out = capsys.readouterr().out
     accuracy = 100 * whole[tmp_path / "runs" / "DeepViT-24-1-0.json"]["accuracy"]
-    assert f" {accuracy:.{1 if accuracy >= 5 else 2}f} (" in out.split("DeepViT-24")[1]
+    assert f" {accuracy:.{1 if accuracy >= 5 else 2}f} (" in out.split("| DeepViT-24 |")[1]
     figures = sorted((tmp_path / "figures").glob("claims-*.png"))
     assert len(figures) == 7
     for path in figures:
