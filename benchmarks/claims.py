@@ -3,8 +3,7 @@
     KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
 
 Trains and measures every run whose result is not yet in the folder. To use several cores, start
-it several times. `benchmarks/claims_report.py` prints the tables of docs/claims.md and draws its
-figures.
+it several times. `benchmarks/claims_report.py` prints tables of the results and draws figures.
 """
 
 import argparse
@@ -174,7 +173,7 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("folder", type=Path, help="folder of the results")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each kind")
-    parser.add_argument("--epochs", type=int, default=1, help="of all images; more of fewer")
+    parser.add_argument("--epochs", type=int, default=10, help="of all images; more of fewer")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, one epoch")
     run_all(parser.parse_args(words))
 

@@ -1,8 +1,8 @@
-"""Print the results of docs/claims.md, and draw its figures.
+"""Print what came out of `benchmarks/claims.py` as Markdown, and draw its figures.
 
-    python benchmarks/claims_report.py runs/claims docs/figures
+    KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims runs/figures > runs/claims.md
 
-The folder is the one that `benchmarks/claims.py` wrote. Each cell is the mean over seeds, with
+Each cell is the mean over seeds, with
 the values of the seeds in brackets; figures are drawn by `keras_vitx.analysis`.
 """
 
