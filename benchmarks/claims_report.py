@@ -2,8 +2,8 @@
 
     KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims runs/figures > runs/claims.md
 
-Each cell is the mean over seeds, with
-the values of the seeds in brackets; figures are drawn by `keras_vitx.analysis`.
+Each cell is the mean over seeds, with the values of the seeds in brackets; figures are drawn by
+`keras_vitx.analysis`.
 """
 
 import argparse
