@@ -57,6 +57,14 @@ def test_bfloat16_in_the_format_of_the_backend(wide, tmp_path):
     assert size < 0.75 and difference < 0.05
 
 
+def test_a_model_that_keras_has_rounded_to_int4(tmp_path):
+    model = kv.fuse(kv.ViT(128, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5))
+    model.quantize("int4")
+    path = tmp_path / f"model{FORMATS[OWN].suffix}"
+    exported = kv.export(model, path, OWN, verbose=False)
+    assert exported.difference <= 1e-5 and "quantized layers" in exported.not_fused
+
+
 @pytest.mark.backend_free
 def test_calibration_images_of_a_folder_are_preprocessed(unused, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 48, 3)).astype("uint8")
