@@ -4,6 +4,7 @@ from keras_vitx import (
     analysis,
     data,
     export,
+    language,
     layers,
     models,
     robustness,

@@ -44,6 +44,7 @@ from keras_vitx.layers import (
     PatchMap,
     PositionalAttention,
     PositionEmbedding,
+    PostNormBlock,
     ReAttention,
     RefinedAttention,
     Refinement,
@@ -339,6 +340,13 @@ LAYERS = {
         TOKENS,
     ),
     "Block/mixing": LayerCase(lambda: Block(TokenMixing(6), MLP()), TOKENS),
+    "PostNormBlock": LayerCase(
+        lambda: PostNormBlock(
+            RefinedAttention(2), MLP(dropout=0.1), layer_scale=0.5, drop_path=0.2
+        ),
+        TOKENS,
+        random=True,
+    ),
     "CarryingBlock": LayerCase(
         lambda: CarryingBlock(
             SharedAttention(2, on_weights=[ResidualRefinement(map_scale=0.5)]),

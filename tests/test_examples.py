@@ -24,6 +24,8 @@ EXPORTED = {
     "with_jax": "stablehlo",
 }
 """The format that each example in exported/ opens."""
+SMALL = {"language": ("40", "1")}
+"""Arguments of an example that is not run on images."""
 # Under TensorFlow, training/test_devices.py covers the other one.
 ON_EACH_BACKEND = ("finetune_keras", *(["several_devices"] if BACKEND == "jax" else []))
 
@@ -41,7 +43,7 @@ def test_examples_are_short():
 )
 def test_example(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run(path)
+    run(path, *SMALL.get(path.stem, ()))
     assert "%" in capsys.readouterr().out
 
 

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "keras_vitx"
 # The parts of the package, and the parts that each of them may import.
 LEAVES = {"files", "text", "backend", "keras_internals", "classifier", "preprocessing"}
 ALL = {"layers", "weights", "models", "data", "training", "export", "analysis", "robustness"}
-ALL |= {"segmentation"}
+ALL |= {"segmentation", "language"}
 ARROWS = {
     "layers": set(),
     "weights": set(),
@@ -27,6 +27,7 @@ ARROWS = {
     "analysis": {"data", "layers"},
     "robustness": {"training"},
     "segmentation": {"models", "data", "training"},
+    "language": {"layers"},
     "cli": ALL,
     "api": ALL,
     "files": set(),
@@ -152,6 +153,8 @@ def test_what_an_import_loads():
         "torchvision",
         "scipy",
         "onnx",
+        "tokenizers",
+        "sklearn",
     }
     assert not beyond & lazy
     if BACKEND == "tensorflow":

@@ -8,6 +8,7 @@ from keras_vitx.layers.attention import TalkingHeadsAttention as TalkingHeadsAtt
 from keras_vitx.layers.blocks import Block as Block
 from keras_vitx.layers.blocks import CarryingBlock as CarryingBlock
 from keras_vitx.layers.blocks import ClassBlock as ClassBlock
+from keras_vitx.layers.blocks import PostNormBlock as PostNormBlock
 from keras_vitx.layers.context import ContextBroadcasting as ContextBroadcasting
 from keras_vitx.layers.context import SqueezeExcitation as SqueezeExcitation
 from keras_vitx.layers.gated_positional import ConvolutionalStart as ConvolutionalStart

@@ -154,6 +154,37 @@ class Block(Layer):
 
 
 @register
+class PostNormBlock(Block):
+    r"""A post-norm residual block, as in BERT (Devlin et al., 2019).
+
+    $$x \leftarrow \eta_1(x + d_1(\gamma_1 \odot \mathrm{attention}(x))), \qquad
+    x \leftarrow \eta_2(x + d_2(\gamma_2 \odot \mathrm{mlp}(x)))$$
+    Like `Block`, but for the places of the norms; `residual_scale` must be 1.
+
+    Input and output: `(batch, tokens, dim)`.
+
+    Raises:
+        ValueError: if `residual_scale` is not 1.
+    """
+
+    def __init__(self, attention: keras.layers.Layer, mlp: keras.layers.Layer, **kwargs):
+        super().__init__(attention, mlp, **kwargs)
+        if self.residual_scale != 1:
+            raise ValueError(
+                "`residual_scale` must be 1 in a post-norm block. "
+                f"Received: residual_scale={self.residual_scale}."
+            )
+
+    def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
+        attended, maps = self.attend(x, training, return_attention_scores, attention_mask)
+        attended = self.as_added(self.ls1, attended)
+        x = self.run(self.norm1, x + self.run_in_training(self.drop_path1, attended, training))
+        fed = self.as_added(self.ls2, self.run_all([self.mlp], x, training, attention_mask))
+        x = self.run(self.norm2, x + self.run_in_training(self.drop_path2, fed, training))
+        return (x, maps) if return_attention_scores else x
+
+
+@register
 class ClassBlock(Block):
     r"""A block that updates the class tokens only (CaiT, Section 3).
 

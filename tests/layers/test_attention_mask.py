@@ -88,6 +88,7 @@ def test_every_attention_is_masked():
         "AccumulatingAttention",
         "ClassAttention",
         "Block",
+        "PostNormBlock",
         "CarryingBlock",
         "ClassBlock",
         "MLP",
