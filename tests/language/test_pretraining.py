@@ -1,5 +1,6 @@
 """Masked tokens: which are chosen, how they are replaced, and that the network learns."""
 
+import keras
 import numpy as np
 import pytest
 from harness import array
@@ -78,6 +79,7 @@ def test_bad_arguments(tokenizer, arguments, message):
 
 
 def test_pretraining_learns(tokenizer, file):
+    keras.utils.set_random_seed(0)
     network = language.BERT(16, 1, 4, embedding_dim=8, vocabulary=80, positions=32, dropout=0.0)
     before = array(network.get_layer("embedding").tokens.value)
     history = language.pretrain(
