@@ -3,7 +3,7 @@
     python examples/language.py [FILES [EPOCHS]]
 
 The texts are the sentences of Python's own documentation and of NumPy's, by file: those of some
-files are only used to measure. Needs the extra "text". Takes about ten minutes on two cores.
+files are only used to measure. Needs the extra "text". Takes some minutes.
 """
 
 import ast
