@@ -161,7 +161,7 @@ PAGES.remove(PAGE)
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_blocks_of_a_page_run(page, downloads, write_pictures, monkeypatch):
+def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeypatch):
     """In order, with the names of the blocks before, on a few images of the sample."""
     write_pictures("cat.png", "coffee.png", "rocket.jpg")
     monkeypatch.setattr(sources, "open_fashion_mnist", few_images)
