@@ -43,7 +43,8 @@ def family(constructor: Callable) -> str:
     """Return the signature, the description and the arguments of a family."""
     name = constructor.__name__
     parameters = [f"    {written(one)}," for one in signature(constructor)]
-    lines = [f"### kv.{name} {{ #keras_vitx.{name} }}", "", "```python"]
+    # Not "python", which is run.
+    lines = [f"### kv.{name} {{ #keras_vitx.{name} }}", "", "```py"]
     lines += [f"kv.{name}(", *parameters, ") -> keras.Model", "```", ""]
     docstring = griffe.Docstring(separated(inspect.getdoc(constructor)), lineno=1)
     for section in docstring.parse("google", warnings=False):
