@@ -4,9 +4,9 @@
     python examples/segment.py FOLDER
 
 Each scene has three articles, in random colours and sizes, on a random background; a pixel has
-the class of its article, the background is class 0, and the rims of articles are ignored. A
+the kind of its article, the background is class 0, and the rims of articles are ignored. A
 FOLDER holds images/ and masks/ (or Pascal VOC's or ADE20K's folders) and class_names.txt.
-Writes `segmented.png`: images, masks and predictions. Takes about five minutes on two cores.
+Writes `segmented.png`, predictions last. Two epochs, three minutes, find no shoes and bags yet.
 """
 
 import sys
@@ -18,7 +18,9 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx import segmentation
 
-SIDE, EPOCHS, BATCH = 32, 3, 16
+SIDE, EPOCHS, BATCH = 32, 2, 16
+NAMES = ("background", "clothing", "shoes", "bag")
+KIND = np.array([1, 1, 1, 1, 1, 2, 1, 2, 3, 2])  # of each class of Fashion-MNIST
 keras.utils.set_random_seed(0)
 
 
@@ -36,7 +38,7 @@ def scene(part, random):
         inside, rim = shade[..., 0] > 0.2, shade[..., 0] > 0.02
         colour = random.uniform(80, 255, 3)
         image[place] = np.where(rim[..., None], shade * colour, image[place])
-        labels = np.where(inside, part.labels[index] + 1, segmentation.IGNORED)
+        labels = np.where(inside, KIND[part.labels[index]], segmentation.IGNORED)
         mask[place] = np.where(rim, labels, mask[place])
     return image.astype("uint8"), mask
 
@@ -50,13 +52,11 @@ def scenes(part, seed):
 
 if len(sys.argv) > 1:
     source = segmentation.open_source(sys.argv[1])
-    names = source.class_names
 else:
     articles = kv.data.open_source("fashion_mnist")
-    names = ("background", *articles.class_names)
     pairs = scenes(articles.train, 0), scenes(articles.test, 1)
-    source = segmentation.open_source(pairs, class_names=names)
-
+    source = segmentation.open_source(pairs, class_names=NAMES)
+names = source.class_names
 # Patches of 4 pixels: maps of 1/2 to 1/16 of the image.
 backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(SIDE, SIDE))
 model = segmentation.UperNet(
