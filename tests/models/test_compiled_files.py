@@ -26,7 +26,13 @@ def compiled(**arguments):
 CONTINUE = """
 import sys
 folder, wrote = sys.argv[1:]
-sys.modules[wrote] = None
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == wrote:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
 import keras, numpy as np
 import keras_vitx
 model = keras.saving.load_model(f"{folder}/model.keras")
