@@ -20,6 +20,7 @@ import keras_vitx as kv
 from keras_vitx import layers
 from keras_vitx.data import sources
 from keras_vitx.models import build
+from keras_vitx.weights import names as weight_names
 
 pytestmark = pytest.mark.backend_free
 
@@ -159,7 +160,21 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```python" in page.read
 PAGES.remove(PAGE)
 
 
+@pytest.fixture
+def registries():
+    """Forget the families and sizes that a page defines."""
+    kept = [
+        (registry, dict(registry))
+        for registry in (build.FAMILIES, build.MODELS, weight_names.TABLES)
+    ]
+    yield
+    for registry, items in kept:
+        registry.clear()
+        registry.update(items)
+
+
 @pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeypatch):
     """In order, with the names of the blocks before, on a few images of the sample."""
