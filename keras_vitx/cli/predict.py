@@ -10,6 +10,7 @@ import typer
 import keras_vitx as kv
 from keras_vitx.cli import _predictions
 from keras_vitx.cli._classifier import Classifier, is_exported, of_file, of_network
+from keras_vitx.cli._images import Images, files_of
 from keras_vitx.cli._models import is_size, only_sensible_weights, open_model
 from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile, Overwrite, Weights
 from keras_vitx.cli._output import check_form, check_new, progress, text_file
@@ -19,13 +20,7 @@ log = logging.getLogger(__name__)
 
 def main(
     model: ModelOrFile,
-    images: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Image files, and folders whose images are taken, those of sub-folders too.",
-            metavar="IMAGE|FOLDER",
-        ),
-    ],
+    images: Images,
     weights: Weights = None,
     top: Annotated[int, typer.Option(help="Number of classes per image.", min=1)] = 5,
     batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
@@ -57,7 +52,7 @@ def main(
     form = _form(output, format, json, csv)
     if output is not None:
         check_new(output, overwrite)
-    paths = _files(images)
+    paths = files_of(images)
     kv.keep_memory()
     if weights is None and is_size(model):
         weights = only_sensible_weights(model)
@@ -120,23 +115,6 @@ def _form(output: Path | None, format: str | None, json: bool, csv: bool) -> str
             f"`--output` should end in .csv or .jsonl, or have a `--format`; got {output}."
         )
     return format or suffix
-
-
-def _files(given: Sequence[Path]) -> list[Path]:
-    """Return the files, and those of folders in the order of their paths.
-
-    Raises:
-        ValueError: if a folder has no images.
-    """
-    from keras_vitx.data.sources.folders import image_files
-
-    paths = []
-    for path in given:
-        found = image_files(path) if path.is_dir() else [path]
-        if not found:
-            raise ValueError(f"The folder {path} has no images.")
-        paths += found
-    return paths
 
 
 def _predicted(

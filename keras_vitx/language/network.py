@@ -57,6 +57,7 @@ def BERT(
     def plain(index):
         return Attention(num_heads, dropout=dropout, proj_dropout=dropout)
 
+    check_length(length, positions)
     inputs = {
         part: keras.Input((length,), dtype="int32", name=part)
         for part in ("ids", "segments", "mask")

@@ -81,8 +81,13 @@ def read_text(path: str | Path, tokenizer: Any, length: int = 128) -> np.ndarray
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it has no text.
+        ValueError: if it has no text, or `length` has no room for a token.
     """
+    if length < 3:
+        raise ValueError(
+            "`length` must be at least 3: a token between [CLS] and [SEP]. "
+            f"Received: length={length}."
+        )
     with open(path, encoding="utf-8") as file:
         rows = list(_packed(file, tokenizer, length - 2))
     if not rows:

@@ -343,11 +343,19 @@ def _flatten(images):
 
 def _grid(input_shape, patch_size, stride=None):
     """Return the rows and columns of patches of images of `input_shape`."""
-    for side in input_shape[1:3]:
+    sides = tuple(input_shape[1:3])
+    for side in sides:
         if side is None or side < patch_size or (stride is None and side % patch_size):
             fit = "at least" if stride else "multiples of"
+            hint = "" if stride or None in sides else f"; {nearest_sides(sides, patch_size)}"
             raise ValueError(
                 f"Height and width of the images must be {fit} `patch_size`. Received: "
-                f"images of shape {tuple(input_shape[1:])}, patch_size={patch_size}."
+                f"images of shape {tuple(input_shape[1:])}, patch_size={patch_size}{hint}."
             )
-    return tuple((side - patch_size) // (stride or patch_size) + 1 for side in input_shape[1:3])
+    return tuple((side - patch_size) // (stride or patch_size) + 1 for side in sides)
+
+
+def nearest_sides(sides: Sequence[int], patch_size: int) -> str:
+    """Return, for an error message, the nearest sides that are multiples of the patch size."""
+    fit = tuple(max(patch_size, int(side / patch_size + 0.5) * patch_size) for side in sides)
+    return f"the nearest is {fit}"

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import TokenPooling
+from keras_vitx.layers.tokens import nearest_sides
 
 
 def patch_grid(
@@ -36,7 +37,8 @@ def patch_grid(
     if height % patch_size or width % patch_size:
         raise ValueError(
             f"`input_shape` must have sides that are multiples of the patch size {patch_size}. "
-            f"Received: input_shape={tuple(image_shape)}."
+            f"Received: input_shape={tuple(image_shape)}; "
+            f"{nearest_sides((height, width), patch_size)}."
         )
     return height // patch_size, width // patch_size
 

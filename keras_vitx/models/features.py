@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_vitx.layers import Block, ClassBlock, PatchMap
 from keras_vitx.layers.base import register, serialize
+from keras_vitx.layers.tokens import nearest_sides
 from keras_vitx.models import depth
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import scale_factor
@@ -293,9 +294,8 @@ def _checked_size(chain, size):
     patch = getattr(embedding, "patch_size", 1)
     # Patches at a stride of their own leave remaining pixels out.
     if getattr(embedding, "stride", None) is None and any(side % patch for side in size):
-        fit = tuple(max(patch, int(side / patch + 0.5) * patch) for side in size)
         raise ValueError(
             f"`size` must have sides that are multiples of the patch size {patch}. Received: "
-            f"{tuple(size)}; the nearest is {fit}."
+            f"{tuple(size)}; {nearest_sides(size, patch)}."
         )
     return tuple(map(int, size))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vitx.robustness.attacks import FGSM, PGD
 from keras_vitx.robustness.corruptions import GaussianBlur, GaussianNoise, Occlusion, ShotNoise
@@ -59,6 +60,8 @@ def curve(
         raise ValueError(f"`kind` {kind!r} is unknown. {nearest(kind, KINDS)}")
     if not isinstance(runs, int) or not 1 <= runs <= len(T) + 1:
         raise ValueError(f"`runs` must be a whole number in 1..{len(T) + 1}. Received: {runs!r}.")
+    if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):
+        raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")
     seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]
     # All are made before the first evaluation, so that a wrong strength costs no time.
     made = [(s, [KINDS[kind](model, s, **seed) for seed in seeds]) for s in strengths]

@@ -1,6 +1,7 @@
 """Images of a model as pixels in 0..1, and back."""
 
 import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def check_strength(name: str, value: Any, below: float = math.inf) -> float:
     Raises:
         ValueError: if it is not.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= below or math.isinf(value):
         limit = "" if math.isinf(below) else f" and at most {below:g}"
         raise ValueError(f"`{name}` must be a number of at least 0{limit}. Received: {value!r}.")

@@ -11,6 +11,7 @@ from keras_vitx.segmentation.heads import UperNet as UperNet
 from keras_vitx.segmentation.model import Segmenter as Segmenter
 from keras_vitx.segmentation.pictures import overlay as overlay
 from keras_vitx.segmentation.pictures import palette as palette
+from keras_vitx.segmentation.pictures import save_mask as save_mask
 from keras_vitx.segmentation.predict import predict as predict
 from keras_vitx.segmentation.schedule import WarmupPolynomial as WarmupPolynomial
 from keras_vitx.segmentation.sources import IGNORED as IGNORED

@@ -29,7 +29,7 @@ class TrainingCrops(Batches):
         part: The images and their masks.
         model: The model, or any object with its `input_shape` and `preprocessing`.
         classes: Number of classes.
-        batch_size: Images per batch, at most the number of images.
+        batch_size: Images per batch; with fewer images, it is their number.
         scales: Range of the random factor.
         flip: Whether half of the images are mirrored.
         jitter: Largest random change of brightness, contrast and saturation, as a factor.

@@ -6,7 +6,13 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.segmentation.predict import Mode, check_mode, predict, predict_whole
+from keras_vitx.segmentation.predict import (
+    Mode,
+    check_mode,
+    check_segmenter,
+    predict,
+    predict_whole,
+)
 from keras_vitx.segmentation.sources import IGNORED, MaskSource, open_source
 
 
@@ -86,6 +92,7 @@ def evaluate(
             number of classes.
         OSError: if a file can't be read.
     """
+    check_segmenter(model)
     check_mode(mode)
     masked = part_of(open_source(source), part)
     counts = Counts(model.output_shape[-1])

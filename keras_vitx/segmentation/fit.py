@@ -9,7 +9,7 @@ import keras
 
 from keras_vitx.segmentation.batches import TrainingCrops
 from keras_vitx.segmentation.evaluate import evaluate
-from keras_vitx.segmentation.predict import Mode
+from keras_vitx.segmentation.predict import Mode, check_segmenter
 from keras_vitx.segmentation.schedule import WarmupPolynomial
 from keras_vitx.segmentation.sources import IGNORED, open_source
 from keras_vitx.training import AdamW, KeepBest, StopAtNonFinite, Validate, resumable_fit
@@ -111,6 +111,7 @@ def fit(
         raise ValueError(f"`steps` must be a whole number of at least 1. Received: {steps!r}.")
     if output is None and (resume or save_every is not None):
         raise ValueError("`resume` and `save_every` need `output`, the folder of the run.")
+    check_segmenter(model)
     opened = open_source(source)
     classes = model.output_shape[-1]
     if opened.class_names is not None and len(opened.class_names) != classes:

@@ -1,7 +1,11 @@
-"""Masks drawn over images."""
+"""Masks drawn over images, and written as files."""
+
+import os
 
 import numpy as np
+from PIL import Image
 
+from keras_vitx.files import written_whole
 from keras_vitx.segmentation.sources import IGNORED
 
 
@@ -49,3 +53,28 @@ def overlay(
     pixels = np.broadcast_to(image, (*mask.shape, 3)).astype("float32")
     pixels[drawn] = (1 - opacity) * pixels[drawn] + opacity * colours[mask[drawn]]
     return np.rint(pixels).astype("uint8")
+
+
+def save_mask(mask: np.ndarray, path: str | os.PathLike) -> None:
+    """Write a mask as a file for `open_source`: the classes, shown in the colours of `palette`.
+
+    Args:
+        mask: Integers (height, width), 0 to 255.
+        path: The file to write, .png.
+
+    Raises:
+        ValueError: if `path` is no .png, or the mask has another shape or other labels.
+        OSError: if the file can't be written.
+    """
+    mask = np.asarray(mask)
+    if mask.ndim != 2 or mask.dtype.kind not in "iu" or mask.min() < 0 or mask.max() > 255:
+        raise ValueError(
+            "`mask` must have integers 0..255, (height, width). Received: "
+            f"{mask.dtype} {mask.shape}."
+        )
+    if os.path.splitext(path)[1].lower() != ".png":
+        raise ValueError(f"`path` must end in .png, which loses no label. Received: {path}.")
+    picture = Image.fromarray(mask.astype("uint8"))
+    picture.putpalette(palette(256).tobytes())
+    with written_whole(path) as unfinished:
+        picture.save(unfinished)

@@ -44,6 +44,7 @@ def predict(
         OSError: if the image can't be decoded.
     """
     facts = ModelInput.of(model)
+    check_segmenter(model)
     check_mode(mode)
     pixels = image_of(image)
     if mode == "whole":
@@ -72,6 +73,20 @@ def predict_whole(
     return [
         resize_logits(logits, image.shape[:2]) for logits, image in zip(found, images, strict=True)
     ]
+
+
+def check_segmenter(model: keras.Model) -> None:
+    """Check that a model has one output of the images' sides.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    images, outputs = (getattr(model, f"{end}_shape", None) for end in ("input", "output"))
+    if not isinstance(outputs, tuple) or len(outputs) != 4 or outputs[1:3] != images[1:3]:
+        raise ValueError(
+            "`model` must return logits (batch, height, width, classes) of the images' sides, as "
+            f"UperNet and LinearHead do. Received: {model.name!r} with outputs {outputs}."
+        )
 
 
 def check_mode(mode: Any) -> None:

@@ -163,6 +163,8 @@ def open_source(
         return MaskSource("arrays", *_arrays(source, first_label or 0), class_names=names)
     if str(source).startswith("tfds:"):
         return _tfds(str(source).removeprefix("tfds:"), first_label or 0, names, data_dir)
+    if not isinstance(source, (str, os.PathLike)):
+        raise ValueError(f"source: expected a path, a name or arrays. Received: {source!r}.")
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise ValueError(f"source: {str(source)!r} is no folder. {LAYOUT}")

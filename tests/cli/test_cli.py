@@ -29,6 +29,7 @@ def test_every_verb_and_option_has_a_help_text():
         "list",
         "predict",
         "recipes",
+        "segment",
         "train",
     ]
     for verb in group.commands.values():
