@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_vitx.language.glue import Examples, Task, check_labels, task_of
+from keras_vitx.language.glue import Examples, Task, check_examples, task_of
 from keras_vitx.language.network import check_batch, classifier
 from keras_vitx.language.optimizer import adamw
 from keras_vitx.language.tokens import encode
@@ -61,12 +61,12 @@ def finetune(
         verbose: As in `keras.Model.fit`.
 
     Raises:
-        ValueError: if GLUE has no such task, a label is above the classes, or the texts do not
-            fit the network.
+        ValueError: if GLUE has no such task, the examples are not of the task, or the texts do
+            not fit the network.
     """
     task = task_of(task)
     for examples in (train, validation):
-        check_labels(examples.labels, len(task.classes))
+        check_examples(task, examples)
     batch = encode(tokenizer, train.texts, train.pairs, length)
     check_batch(network, batch)
     keras.utils.set_random_seed(seed)
@@ -101,7 +101,7 @@ def score(
         batch_size: Texts per step.
     """
     task = task_of(task)
-    check_labels(examples.labels, len(task.classes))
+    check_examples(task, examples)
     batch = encode(tokenizer, examples.texts, examples.pairs, length)
     outputs = model.predict(batch, batch_size=batch_size, verbose=0)
     return task.metric(examples.labels, np.asarray(outputs, "float32"))

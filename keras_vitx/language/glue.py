@@ -227,6 +227,27 @@ def from_rows(task: str | Task, rows: Iterable[dict[str, Any]]) -> Examples:
     return examples
 
 
+def check_examples(task: Task, examples: Examples) -> None:
+    """Check that examples are those of a task.
+
+    Raises:
+        ValueError: if they have pairs and the task has none, or the other way round; if the
+            numbers of texts and labels differ; or a label is not one of the classes.
+    """
+    texts, has_pairs = len(task.columns), examples.pairs is not None
+    if has_pairs != (texts > 1):
+        raise ValueError(
+            f"Examples of task {task.name!r} must have {texts} texts each. "
+            f"Received: {1 + has_pairs} texts each."
+        )
+    if len(examples.texts) != len(examples.labels):
+        raise ValueError(
+            "Examples must have as many labels as texts. "
+            f"Received: {len(examples.texts)} texts, {len(examples.labels)} labels."
+        )
+    check_labels(examples.labels, len(task.classes))
+
+
 def check_labels(labels: np.ndarray, classes: int) -> None:
     """Check class labels; `classes=0` is a regression.
 

@@ -122,9 +122,14 @@ def check_batch(network: keras.Model, batch: dict[str, Any]) -> None:
     """Check encoded texts against the embedding of a network.
 
     Raises:
-        ValueError: if texts are longer than the positions, or an id is not in the vocabulary.
+        ValueError: if texts are longer than the positions, an id is not in the vocabulary, or
+            the network is none of `BERT`.
     """
-    embedding = network.get_layer("embedding")
+    layers = getattr(network, "layers", ())
+    embedding = next((layer for layer in layers if isinstance(layer, TextEmbedding)), None)
+    if embedding is None:
+        name = getattr(network, "name", network)
+        raise ValueError(f"`network` must be a model of `language.BERT`. Received: {name!r}.")
     ids = batch["ids"]
     check_length(ids.shape[1], embedding.positions)
     if ids.size and not 0 <= ids.min() <= ids.max() < embedding.vocabulary:

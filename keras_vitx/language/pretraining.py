@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_vitx.language.network import check_batch
 from keras_vitx.language.optimizer import adamw
+from keras_vitx.language.tokens import check_room
 from keras_vitx.layers.base import register
 from keras_vitx.layers.initializers import truncated_normal
 
@@ -83,11 +84,7 @@ def read_text(path: str | Path, tokenizer: Any, length: int = 128) -> np.ndarray
         FileNotFoundError: if there is no such file.
         ValueError: if it has no text, or `length` has no room for a token.
     """
-    if length < 3:
-        raise ValueError(
-            "`length` must be at least 3: a token between [CLS] and [SEP]. "
-            f"Received: length={length}."
-        )
+    check_room(length)
     with open(path, encoding="utf-8") as file:
         rows = list(_packed(file, tokenizer, length - 2))
     if not rows:

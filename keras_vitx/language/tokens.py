@@ -108,9 +108,10 @@ def encode(
         `"ids"`, `"segments"` and `"mask"`, int32 `(texts, length)`.
 
     Raises:
-        ValueError: if `pairs` are fewer or more than `texts`; or a text is longer than
-            `length` with `truncate=False`.
+        ValueError: if `pairs` are fewer or more than `texts`; if `length` is below 3; or a text
+            is longer than `length` with `truncate=False`.
     """
+    check_room(length)
     if pairs is not None and len(pairs) != len(texts):
         raise ValueError(
             f"`pairs` must be as many as `texts`. Received: {len(pairs)} pairs, {len(texts)} texts."
@@ -134,3 +135,15 @@ def encode(
         batch["segments"][index, :count] = row.type_ids
         batch["mask"][index, :count] = 1
     return batch
+
+
+def check_room(length: int) -> None:
+    """Check that a row has room for a token between `[CLS]` and `[SEP]`.
+
+    Raises:
+        ValueError: if it has not.
+    """
+    if length < 3:
+        raise ValueError(
+            f"`length` must be at least 3: [CLS], a token, [SEP]. Received: length={length}."
+        )

@@ -128,6 +128,8 @@ def test_tokens(tmp_path):
         np.testing.assert_array_equal(found["ids"], expected["ids"])
     with pytest.raises(ValueError, match=r"length=4 tokens. Received: 6 tokens in text 1"):
         language.encode(tokenizer, ["the", "the read the read"], length=4, truncate=False)
+    with pytest.raises(ValueError, match=r"`length` must be at least 3.*length=2"):
+        language.encode(tokenizer, ["the"], length=2)
     with pytest.raises(ValueError, match=r"`pairs`.*1 pairs, 2 texts"):
         language.encode(tokenizer, ["the", "read"], ["the"])
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nthe")
@@ -162,3 +164,12 @@ def test_fine_tuning_learns(name):
             language.finetune(network, tokenizer, name, wrong, examples, 20)
         with pytest.raises(ValueError, match=r"at most 20 tokens"):
             language.finetune(network, tokenizer, name, examples, examples, 21)
+        for wrong, said in (
+            (language.Examples(texts, texts, labels), r"must have 1 texts each. Received: 2"),
+            (language.Examples(texts[1:], None, labels), r"95 texts, 96 labels"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                language.score(tuned.model, tokenizer, name, wrong, 20)
+        with pytest.raises(ValueError, match=r"must be a model of `language.BERT`.*'mine'"):
+            other = keras.Sequential([keras.Input((4,))], name="mine")
+            language.finetune(other, tokenizer, name, examples, examples, 20)

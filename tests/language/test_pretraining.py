@@ -37,6 +37,8 @@ def test_rows_hold_whole_lines_of_one_document(tokenizer, tmp_path):
     path.write_text("\n \n")
     with pytest.raises(ValueError, match=r"must have text.*text\.txt"):
         language.read_text(path, tokenizer, 10)
+    with pytest.raises(ValueError, match=r"at least 3.*length=2"):  # There it would never end.
+        language.read_text(path, tokenizer, 2)
 
 
 @pytest.mark.backend_free

@@ -100,7 +100,7 @@ WRONG = {
     "patches that do not fit": (
         lambda: ConvStem(8, patch_size=4).build((None, 8, 10, 3)),
         "patch_size",
-        "(8, 10, 3), patch_size=4",
+        "(8, 10, 3), patch_size=4; the nearest is (8, 12)",
     ),
     "no multiple": (
         lambda: TokenDownsampling(12, (2, 2)).build(TOKENS),

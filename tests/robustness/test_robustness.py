@@ -195,6 +195,7 @@ def test_interval():
         (lambda m: FGSM(kv.CaiT(**SIZES, classifier_activation="sigmoid"), 0.1), "sigmoid"),
         (lambda m: curve(m, None, "fsgm", [0]), "Did you mean 'fgsm'"),
         (lambda m: curve(m, None, "noise", [1], runs=11), "`runs`"),
+        (lambda m: curve(m, None, "noise", 1), "`strengths` must be a list"),
         (lambda m: kv.evaluate(m, iter([]), perturb=lambda *_: _), "source"),
     ],
 )  # fmt: skip

@@ -258,6 +258,15 @@ def test_bad_input(tmp_path):
         seg.open_source(tmp_path / "colour").train.pair(0, 4)
     with pytest.raises(ValueError, match="has 0 of the folders"):
         seg.open_source(tmp_path)
+    with pytest.raises(ValueError, match=r"expected a path, a name or arrays\. Received: 3"):
+        seg.open_source(3)
+    for function in (seg.predict, seg.evaluate, seg.fit):
+        with pytest.raises(ValueError, match=r"`model` must return logits.*\(None, 5\)"):
+            function(FAMILIES["ViT"](), image)
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        seg.save_mask(mask, tmp_path / "mask.jpg")
+    with pytest.raises(ValueError, match=r"integers 0..255.*int64 \(2, 2\)"):
+        seg.save_mask(np.full((2, 2), 300), tmp_path / "mask.png")
     with pytest.raises(ValueError, match="`mode` must be 'whole' or 'slide'"):
         seg.evaluate(small(), tmp_path / "labels", mode="windows")
     with pytest.raises(ValueError, match="`stride` must be"):
