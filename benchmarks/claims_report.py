@@ -206,11 +206,12 @@ def print_row(name: str, value: Value, row: list[list[dict]]) -> None:
 
 
 def mean_measures(results: list[dict]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the means over seeds, in the form that `keras_vitx.analysis.measure` returns."""
+    """Return the means over seeds, without class blocks, as `keras_vitx.analysis.measure` does."""
     return {
         name: {
             block: np.mean([result["measures"][name][block] for result in results], axis=0)
             for block in blocks
+            if "token_only" not in block
         }
         for name, blocks in results[0]["measures"].items()
     }

@@ -268,6 +268,7 @@ def plot_accuracy(
         for model, points in accuracies.items():
             axis.plot(*zip(*sorted(points.items()), strict=True), ".-", label=model)
         axis.set(xlabel=label, ylabel="accuracy")
+        axis.locator_params("x", nbins=6)  # Small strengths have long labels.
         axis.legend(fontsize=7)
         if baseline is not None:
             gaps = axis.twinx()
