@@ -4,6 +4,7 @@ Keras may rename them in any release. `tests/test_keras_internals.py` has one co
 test per name, so that an incompatible Keras release fails there first.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,13 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Return the arguments given to `model.compile`, as objects; empty if it wasn't called."""
     return dict(model._compile_config.config) if model.compiled else {}
+
+
+def without_autocast() -> contextlib.AbstractContextManager:
+    """Return a context in which variables have their own dtype, also in half precision."""
+    from keras.src.backend.common.variables import AutocastScope
+
+    return AutocastScope(None)
 
 
 def takes_training(layer: keras.layers.Layer) -> bool:

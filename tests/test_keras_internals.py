@@ -55,6 +55,21 @@ def test_compile_arguments_are_the_objects_that_compile_got():
     model.compile(**arguments)
 
 
+def test_variables_have_their_own_dtype_without_autocast():
+    class Reads(keras.layers.Layer):
+        def build(self, input_shape):
+            self.weight = self.add_weight(shape=())
+
+        def call(self, x):
+            with keras_internals.without_autocast():
+                inside = ops.convert_to_tensor(self.weight)
+            return x, inside, ops.convert_to_tensor(self.weight)
+
+    _, inside, outside = Reads(dtype="mixed_bfloat16")(np.zeros(2))
+    kinds = [keras.backend.standardize_dtype(tensor.dtype) for tensor in (inside, outside)]
+    assert kinds == ["float32", "bfloat16"]
+
+
 def test_takes_training_reads_the_signature_of_call():
     assert keras_internals.takes_training(keras.layers.Dropout(0.1))
     assert keras_internals.takes_training(keras.Sequential([keras.Input((2,))]))

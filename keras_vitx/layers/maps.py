@@ -15,7 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import children
+from keras_vitx.keras_internals import children, without_autocast
 from keras_vitx.layers.base import InferenceForm, Layer, register
 from keras_vitx.layers.fast import batch_norm, convolve_maps, has_hooks, in_pieces, mix, relu6
 from keras_vitx.layers.initializers import truncated_normal, uniform
@@ -229,9 +229,19 @@ class ReAttention(MapLayer):
         return batch_norm(self.var_norm, mix_heads(kernel, maps), True, offset=bias)
 
     def folded(self) -> Callable[[Any], Any]:
-        """Return `call` at inference as a single mix of heads."""
-        kernel, bias = (ops.cast(part, self.compute_dtype) for part in self._folded_mix())
-        return lambda maps: mix_heads(kernel, maps, bias)
+        """Return `call` at inference as a single mix of heads, in float32.
+
+        BN subtracts means that are several times the spread of the maps: half precision would
+        round both by more than what is left.
+        """
+        with without_autocast():
+            kernel, bias = (ops.cast(part, "float32") for part in self._folded_mix())
+
+        def mixed(maps):
+            y = mix_heads(kernel, ops.cast(maps, "float32"), bias)
+            return ops.cast(y, self.compute_dtype)
+
+        return mixed
 
     def inference_form(self) -> InferenceForm:
         """Return the form without BN and scale, which are folded into the mix."""
@@ -498,7 +508,8 @@ class ResidualRefinement(MapLayer):
     def folded(self, attention_mask: Any = None) -> Callable[[Any], Any]:
         """Return `call` at inference, with the normalizations folded into the kernels."""
         cast = partial(ops.cast, dtype=self.compute_dtype)
-        weights = {name: cast(value) for name, value in self._folded_weights().items()}
+        with without_autocast():
+            weights = {name: cast(value) for name, value in self._folded_weights().items()}
         (inside, local, outside) = (
             (weights[f"{name}/kernel"], weights[f"{name}/bias"])
             for name in ("conv_exp", "depth_sep_conv", "conv_pro")

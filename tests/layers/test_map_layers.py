@@ -350,3 +350,19 @@ def test_re_attention_in_training_is_without_rounding_of_its_bias():
         close(array(layer.var_norm.moving_mean.value), 0.1 * mean, 2e-3)
     # Rounded beside a bias of 8, the fourth map would be off by more than its deviation.
     assert np.abs(found["mixed_bfloat16"] - found["float32"]).mean() < 0.02
+
+
+def test_re_attention_at_inference_is_without_rounding_of_its_bias():
+    maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
+    found = {}
+    for policy in ("float32", "mixed_bfloat16"):
+        layer = ReAttention(dtype=policy)
+        layer.build(maps.shape)
+        layer.reatten_matrix.kernel.assign(numbers((4, 4)))
+        layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+        mixed = np.einsum("ij,bjqk->bqki", array(layer.reatten_matrix.kernel.value), maps)
+        mixed = mixed.reshape(-1, 4) + array(layer.reatten_matrix.bias.value)
+        layer.var_norm.moving_mean.assign(mixed.mean(0))
+        layer.var_norm.moving_variance.assign(mixed.var(0))
+        found[policy] = array(ops.cast(layer(ops.cast(maps, layer.compute_dtype)), "float32"))
+    assert np.abs(found["mixed_bfloat16"] - found["float32"]).max() < 0.03
