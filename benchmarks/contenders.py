@@ -99,7 +99,9 @@ def keras_steps(model, task: dict) -> Callable[[], None]:
     import numpy as np
 
     images, labels = batch(task["batch"])
-    model.compile(keras.optimizers.AdamW(1e-4), "sparse_categorical_crossentropy")
+    jit = True if task["compile"] else "auto"
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=jit)
     images = keras.ops.convert_to_tensor(images)
     if task["mode"] == "train":
         labels = keras.ops.convert_to_tensor(labels)

@@ -12,8 +12,9 @@ evicted the caches. Times are medians; speed-ups are medians over the turns. The
 rate is a model's MACs per second divided by those of the matrix product. Peers run as their users
 run them and, under PyTorch, once more with the allocator settings of `keras_vitx.keep_memory`
 ("kept memory"), which leaves the ratio of the algorithms. In mixed_bfloat16, they run under
-autocast and as `.bfloat16()`. A peer that is not installed is skipped with a message. Prints
-tables to standard output; --csv and --plot write files.
+autocast and as `.bfloat16()`. Where TensorFlow runs, Keras models run once more with XLA. A peer
+that is not installed is skipped with a message. Prints tables to standard output; --csv and
+--plot write files.
 """
 
 import argparse
@@ -94,7 +95,9 @@ class Contender:
     @classmethod
     def start(cls, who: str, backend: str, of: str, **task) -> "Contender":
         """Start a contender for the benchmark of model `of`."""
-        label = {"ours": "keras_vitx"}.get(who, who) + (", compiled" if task.get("compile") else "")
+        label = {"ours": "keras_vitx"}.get(who, who)
+        if task.get("compile"):
+            label += ", XLA" if backend == "tensorflow" else ", compiled"
         label += ", remat" if task.get("remat") else ""
         label += " .bfloat16()" if task.get("pure") else ""
         label += ", kept memory" if task.get("kept") else ""
@@ -172,9 +175,15 @@ def contenders_of(model: str, mode: str, backends: list[str], full: bool, argume
                 (who, "torch", {**way, **kept}) for way in ways for kept in ({}, {"kept": True})
             ]
         found += [("timm", "torch", {"compile": True})] if model in TIMM and full else []
-    for who, models in (("zeromodels", ZEROMODELS), ("keras_hub", KERAS_HUB)):
-        if full and model in models:
-            found += [(who, backend, {}) for backend in backends]
+    peers = [
+        who
+        for who, models in (("zeromodels", ZEROMODELS), ("keras_hub", KERAS_HUB))
+        if full and model in models
+    ]
+    found += [(who, backend, {}) for who in peers for backend in backends]
+    if full and "tensorflow" in backends:
+        # TensorFlow does without XLA on a CPU, unless asked.
+        found += [(who, "tensorflow", {"compile": True}) for who in ("ours", *peers)]
     return found
 
 
@@ -200,6 +209,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
         contender.stop()
     at_best = side**3 / 1e9 / statistics.median(limit.times)
     ours = {c.backend: c for c in entered if c.label == "keras_vitx"}
+    with_xla = {c.backend: c for c in entered if c.label == "keras_vitx, XLA"}
     plain = {c.backend: c for c in entered if c.label == f"keras_vitx {PLAIN_VIT.get(model)}"}
     rows = []
     for contender in entered:
@@ -208,6 +218,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
         images = batch * gmacs(PLAIN_VIT[model] if is_plain else model)
         work = images * (3 if mode == "train" else 1)
         seconds = statistics.median(contender.times)
+        own = ours | with_xla if ", XLA" in contender.label else ours
         price = None
         if contender.label == "keras_vitx" and contender.backend in plain:
             work_ratio = gmacs(model) / gmacs(PLAIN_VIT[model])
@@ -223,7 +234,7 @@ def race(model: str, mode: str, batch: int, precision: str, arguments) -> list[d
                 "images/s": batch / seconds,
                 "spread": (max(contender.times) - min(contender.times)) / seconds,
                 "share": work / seconds / at_best,
-                "speed-up": {} if is_plain else {k: _ratio(contender, c) for k, c in ours.items()},
+                "speed-up": {} if is_plain else {k: _ratio(contender, c) for k, c in own.items()},
                 "price": price,
                 "memory": contender.memory,
                 "first": contender.first,
