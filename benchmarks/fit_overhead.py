@@ -4,8 +4,8 @@
 
 One compiled model and one set of images in memory; the forms take turns of a number of steps:
 
-- step: `model.train_function`, which Keras compiles, on one batch of tensors. Losses are not read.
-- train_on_batch: the same batch; the loss is read after each step.
+- step: `model.train_function`, which Keras compiles, on one batch of tensors.
+- train_on_batch: the same batch.
 - fit, arrays: `model.fit` on the whole images, preprocessed, as NumPy arrays.
 - fit, pipeline: `model.fit` on `kv.data.pipelines(..., augmentation=None).train`.
 - kv.fit: on the same images, without augmentation.
@@ -58,8 +58,7 @@ def forms_of(model: keras.Model, size: int, steps: int) -> dict[str, Callable[[]
             one()
             start = time.perf_counter()
             for _ in range(steps - 1):
-                logs = one()
-            float(logs["loss"])
+                float(one()["loss"])  # Waits for the step.
             return (time.perf_counter() - start) / (steps - 1)
 
     def train_on_batch() -> float:

@@ -62,8 +62,8 @@ def test_variables_have_their_own_dtype_without_autocast():
 
         def call(self, x):
             with keras_internals.without_autocast():
-                inside = ops.convert_to_tensor(self.weight)
-            return x, inside, ops.convert_to_tensor(self.weight)
+                inside = self.weight.value
+            return x, inside, self.weight.value
 
     _, inside, outside = Reads(dtype="mixed_bfloat16")(np.zeros(2))
     kinds = [keras.backend.standardize_dtype(tensor.dtype) for tensor in (inside, outside)]
