@@ -6,13 +6,17 @@ Pages are assembled in build/docs, run where they ask for it (not with `--fast`)
 site/ by Zensical. `make docs` calls it with KaTeX in build/npm.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pages
+import photographs
 import running
 
 BUILD, SITE = pages.ROOT / "build", pages.ROOT / "site"
@@ -25,19 +29,35 @@ def main() -> None:
     """Build the site, or stop with an error."""
     started = time.perf_counter()
     fast = "--fast" in sys.argv[1:]
-    running.quiet()
     made = pages.assemble(BUILD / "docs")
-    for page in made:
-        if page.read_text().startswith(running.HEADER):
-            if fast:
-                page.write_text(page.read_text().removeprefix(running.HEADER))
-            else:
-                running.run(page, BUILD / "run" / page.stem)
+    asking = [page for page in made if page.read_text().startswith(running.HEADER)]
+    if fast:
+        for page in asking:
+            page.write_text(page.read_text().removeprefix(running.HEADER))
+    else:
+        run(asking)
     copy_katex(BUILD / "docs" / "assets")
     zensical = Path(sys.executable).with_name("zensical")
     subprocess.run([zensical, "build", "--clean", "--strict"], cwd=pages.ROOT, check=True)
     own_shim()
     print(f"{len(made)} pages in {time.perf_counter() - started:.0f} s: {SITE / 'index.html'}")
+
+
+def run(waiting: list[Path]) -> None:
+    """Run pages side by side, each in a process of its own with one thread.
+
+    Their networks are small: more threads would only wait for each other.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    pictures = BUILD / "docs" / "photographs"
+    photographs.copy(pictures)
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(None, spawn, running.quiet, max_tasks_per_child=1) as pool:
+        futures = [
+            pool.submit(running.run, page, BUILD / "run" / page.stem, pictures) for page in waiting
+        ]
+        for future in futures:
+            print("ran", future.result(), flush=True)
 
 
 def copy_katex(assets: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import keras
@@ -69,7 +70,7 @@ def plot_class_heads(
             for row, (name, scores) in zip(rows, maps.items(), strict=True):
                 for head, scored in enumerate(scores[index]):
                     row[1 + head].imshow(scored, cmap="cividis")
-                    row[1 + head].set_title(f"{name}, head {head + 1}", fontsize=5)
+                    row[1 + head].set_title(f"{name}\nhead {head + 1}", fontsize=7)
         _without_axes(axes)
     return Path(path)
 
@@ -114,7 +115,7 @@ def plot_saliency(
             said = [f"{names[i] if names else i} ({100 * predicted[i]:.0f}%)" for i in likely]
             _image(row[0], image, "")
             row[1].imshow(_gray(image) * focus, cmap="cividis")
-            row[1].set_title(", ".join(said), fontsize=7)
+            row[1].set_title(fill(", ".join(said), 28), fontsize=7)
         _without_axes(axes)
     return Path(path)
 
