@@ -11,8 +11,8 @@ One compiled model and one set of images in memory; the forms take turns of a nu
 - kv.fit: on the same images, without augmentation.
 - kv.fit, augmented: with the augmentation of the recipe `finetune`.
 
-Times are medians over the turns of the mean of a turn, without the turn's first step. The ratio
-is the median over the turns of the ratio to the step alone.
+Times are medians over the turns of the mean of a turn, without the turn's first two steps. The
+ratio is the median over the turns of the ratio to the step alone.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 import keras_vitx as kv
+
+UNTIMED = 2
 
 
 class Ends(keras.callbacks.Callback):
@@ -55,24 +57,16 @@ def forms_of(model: keras.Model, size: int, steps: int) -> dict[str, Callable[[]
 
     def step() -> float:
         with BareStep(model, batch) as one:
-            one()
-            start = time.perf_counter()
-            for _ in range(steps - 1):
-                float(one()["loss"])  # Waits for the step.
-            return (time.perf_counter() - start) / (steps - 1)
+            return seconds(lambda: float(one()["loss"]), steps)
 
     def train_on_batch() -> float:
-        model.train_on_batch(*batch)
-        start = time.perf_counter()
-        for _ in range(steps - 1):
-            model.train_on_batch(*batch)
-        return (time.perf_counter() - start) / (steps - 1)
+        return seconds(lambda: model.train_on_batch(*batch), steps)
 
     def timed(fit: Callable, *arguments, **settings) -> float:
         ends = Ends()
         fit(*arguments, **settings, callbacks=[ends], verbose=0)
-        times = sorted(ends.times)
-        return (times[-1] - times[0]) / (steps - 1)
+        times = sorted(ends.times)[UNTIMED - 1 :]
+        return (times[-1] - times[0]) / (len(times) - 1)
 
     return {
         "step": step,
@@ -82,6 +76,16 @@ def forms_of(model: keras.Model, size: int, steps: int) -> dict[str, Callable[[]
         "kv.fit": lambda: timed(kv.fit, model, source, augmentation=None, **settings),
         "kv.fit, augmented": lambda: timed(kv.fit, model, source, **settings),
     }
+
+
+def seconds(step: Callable[[], object], steps: int) -> float:
+    """Return the seconds per step, without the first ones."""
+    for _ in range(UNTIMED):
+        step()
+    start = time.perf_counter()
+    for _ in range(steps - UNTIMED):
+        step()
+    return (time.perf_counter() - start) / (steps - UNTIMED)
 
 
 class BareStep:

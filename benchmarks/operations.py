@@ -49,6 +49,7 @@ def main() -> None:
             "precision": "float32",
             "compile": False,
             "remat": False,
+            "pure": False,
         }
         found = {}
         for who in ("ours", peer) if backend == "torch" else ("ours",):
