@@ -124,7 +124,8 @@ class Attention(Layer):
         """Return the maps that multiply the values, `(batch, heads, queries, keys)`.
 
         Args:
-            query: `(batch, queries, heads, size)`; `key` is `(batch, keys, heads, size)`.
+            query: `(batch, queries, heads, size)`.
+            key: `(batch, keys, heads, size)`.
             carried: The carried maps of an earlier block if `reads_maps`, else None.
             training: Whether this is a training pass.
             mask: `(batch or 1, 1, queries or 1, keys)`, boolean, or None.

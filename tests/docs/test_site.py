@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import dataclasses
 import importlib
 import inspect
 import json
@@ -63,25 +64,41 @@ def test_no_name_is_in_the_reference_twice():
     assert len({id(found(name)) for name in DOCUMENTED}) == len(DOCUMENTED)
 
 
-def arguments_of(docstring):
-    """The names in the section `Args:` of a docstring, or None if there is none."""
-    section = re.search(r"^Args:\n((?: +.*\n|\n)*)", docstring + "\n", flags=re.MULTILINE)
+def with_docstrings():
+    """Public functions and classes, and the methods of these that have a docstring."""
+    for name in PUBLIC:
+        if callable(found(name)):
+            yield name
+        for method, value in vars(found(name)).items() if inspect.isclass(found(name)) else ():
+            if inspect.isfunction(value) and not method.startswith("_") and value.__doc__:
+                yield f"{name}.{method}"
+
+
+def section_of(value):
+    """The section of a docstring that names what the value is called with."""
+    fields = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+    return "Attributes" if fields else "Args"
+
+
+def arguments_of(docstring, section="Args"):
+    """The names in the section of a docstring, or None if there is none."""
+    section = re.search(rf"^{section}:\n((?: +.*\n|\n)*)", docstring + "\n", flags=re.MULTILINE)
     if section is None:
         return None
     first = re.findall(r"^    (\S[^:]*): ?", section[1], flags=re.MULTILINE)
     return [name.lstrip("*") for names in first for name in names.split(", ")]
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if callable(found(name))])
+@pytest.mark.parametrize("name", list(with_docstrings()))
 def test_documented_arguments_are_those_of_the_signature(name):
     value = found(name)
     docstring = inspect.getdoc(value)
     assert docstring, f"{name} has no docstring"
-    documented = arguments_of(docstring)
+    documented = arguments_of(docstring, section_of(value))
     if documented is None:
         return
     kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
-    taken = inspect.signature(value).parameters
+    taken = {one: p for one, p in inspect.signature(value).parameters.items() if one != "self"}
     required = [one for one, parameter in taken.items() if parameter.kind not in kinds]
     if "kwargs" in documented:
         # A subclass that says whose arguments the others are.
