@@ -6,7 +6,7 @@
 Each scene has three articles, in random colours and sizes, on a random background; a pixel has
 the kind of its article, the background is class 0, and the rims of articles are ignored. A
 FOLDER holds images/ and masks/ (or Pascal VOC's or ADE20K's folders) and class_names.txt.
-Writes `segmented.png`, predictions last. Two epochs, three minutes, find no shoes and bags yet.
+Writes `segmented.png`, predictions last. Ten epochs, four minutes of a core, find no bags yet.
 """
 
 import sys
@@ -18,7 +18,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx import segmentation
 
-SIDE, EPOCHS, BATCH = 32, 2, 16
+SIDE, EPOCHS, BATCH = 32, 10, 16
 NAMES = ("background", "clothing", "shoes", "bag")
 KIND = np.array([1, 1, 1, 1, 1, 2, 1, 2, 3, 2])  # of each class of Fashion-MNIST
 keras.utils.set_random_seed(0)
@@ -76,5 +76,5 @@ for index in range(min(6, part.size)):
     image, mask = part.pair(index, len(names))
     found = segmentation.predict(model, image).argmax(-1)
     three = [image, segmentation.overlay(image, mask), segmentation.overlay(image, found)]
-    rows.append(np.vstack([Image.fromarray(one).resize((192, 192)) for one in three]))
+    rows += [np.vstack([Image.fromarray(one).resize((128, 128), 0) for one in three])]  # nearest
 Image.fromarray(np.hstack(rows)).save("segmented.png")
