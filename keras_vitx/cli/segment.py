@@ -53,7 +53,9 @@ def main(
     paths = files_of(images)
     masks = _outputs(paths, output, ".png", overwrite)
     overlays = _outputs(paths, output, "-overlay.png", overwrite) if overlay else []
-    network = _segmenter(model)
+    if is_size(model):
+        raise ValueError(f"{model} is a size, which gives one class per image. Expected a file.")
+    network = open_model(model)
     kv.keep_memory()
     rows, skipped = [], {}
     with progress(len(paths), "images") as advance:
@@ -101,17 +103,6 @@ def _outputs(paths: Sequence[Path], folder: Path, suffix: str, overwrite: bool) 
     for path in found:
         check_new(path, overwrite)
     return found
-
-
-def _segmenter(model: str) -> Any:
-    """Open a model of one class per pixel."""
-    from keras_vitx.segmentation.predict import check_segmenter
-
-    if is_size(model):
-        raise ValueError(f"{model} is a size, which gives one class per image. Expected a file.")
-    network = open_model(model)
-    check_segmenter(network)
-    return network
 
 
 def _shares(path: Path, mask: np.ndarray, names: Sequence[str] | None) -> list[dict[str, Any]]:
