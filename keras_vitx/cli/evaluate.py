@@ -95,6 +95,9 @@ def main(
         network.preprocessing = preprocessing_of(network)
     if getattr(network, "class_names", None) is None:
         network.class_names = class_names_of(network)
+    for kind, strengths in changes.items():
+        for strength in strengths:  # A wrong one is told before long work.
+            kv.robustness.KINDS[kind](network, strength)
     if real is not None:
         source = kv.data.open_real(source, real)
     rows = []

@@ -123,6 +123,24 @@ def test_evaluate_by_class_and_crop(run, tiny_file, small_set, tmp_path):
         assert code == 2 and message in err, err
 
 
+def test_evaluate_on_perturbed_images(run, tiny_file, small_set):
+    clean = json.loads(run("evaluate", tiny_file, small_set, "--json")[1])["accuracy"]
+    words = ("--fgsm", "4/255", "--occlude", 0, "--occlude", 0.5)
+    code, out, err = run("evaluate", tiny_file, small_set, "--json", *words)
+    assert code == 0, err
+    rows = json.loads(out)
+    kinds = [(row["perturbation"], row["strength"]) for row in rows]
+    assert kinds == [("none", 0), ("occlude", 0), ("occlude", 0.5), ("fgsm", 4 / 255)]
+    assert rows[0]["accuracy"] == rows[1]["accuracy"] == clean >= rows[3]["accuracy"]
+    for words, said in (
+        (("--fgsm", "2"), "`epsilon` must be a number of at least 0 and at most 1"),
+        (("--noise", "much"), "`--noise` takes numbers such as 0.25 or 1/255"),
+    ):
+        # The error precedes opening the source, which doesn't exist.
+        code, _, err = run("evaluate", tiny_file, "gone.npz", *words)
+        assert code == 2 and said in err and err.count("\n") == 1, err
+
+
 def test_train_takes_a_file_as_it_is(run, tiny_file):
     code, _, err = run("train", tiny_file, "fashion_mnist")
     assert code == 2 and "has 2 classes, fashion_mnist has 10" in err and "--weights" in err
