@@ -506,19 +506,26 @@ class ResidualRefinement(MapLayer):
         return self.map_scale * batch_norm(self.adapt_bn, y, training)
 
     def folded(self, attention_mask: Any = None) -> Callable[[Any], Any]:
-        """Return `call` at inference, with the normalizations folded into the kernels."""
+        """Return `call` at inference, with the normalizations folded into the kernels.
+
+        The first mix is in float32, as in `ReAttention.folded`.
+        """
         cast = partial(ops.cast, dtype=self.compute_dtype)
         with without_autocast():
-            weights = {name: cast(value) for name, value in self._folded_weights().items()}
-        (inside, local, outside) = (
+            weights = self._folded_weights()
+            inside = [
+                ops.cast(weights[f"conv_exp/{name}"], "float32") for name in ("kernel", "bias")
+            ]
+            weights = {name: cast(value) for name, value in weights.items()}
+        (local, outside) = (
             (weights[f"{name}/kernel"], weights[f"{name}/bias"])
-            for name in ("conv_exp", "depth_sep_conv", "conv_pro")
+            for name in ("depth_sep_conv", "conv_pro")
         )
         skip = ops.reshape(weights["skip"], (-1, 1, 1))
 
         def refine(maps):
-            y = relu6(mix_heads(inside[0], maps, inside[1], heads_last=True))
-            y = masked(y, attention_mask)
+            y = mix_heads(inside[0], ops.cast(maps, "float32"), inside[1], heads_last=True)
+            y = masked(cast(relu6(y)), attention_mask)
             y = relu6(convolve_maps(y, local[0]) + ops.reshape(local[1], (-1, 1, 1)))
             return mix_heads(outside[0], y, outside[1]) + maps * skip
 
