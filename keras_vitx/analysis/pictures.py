@@ -115,7 +115,7 @@ def plot_saliency(
             said = [f"{names[i] if names else i} ({100 * predicted[i]:.0f}%)" for i in likely]
             _image(row[0], image, "")
             row[1].imshow(_gray(image) * focus, cmap="cividis")
-            row[1].set_title(fill(", ".join(said), 28), fontsize=7)
+            row[1].set_title(_in_lines(said), fontsize=7)
         _without_axes(axes)
     return Path(path)
 
@@ -290,6 +290,12 @@ def _shown(images, shown):
         return shown
     low, high = images.min((1, 2, 3), keepdims=True), images.max((1, 2, 3), keepdims=True)
     return (images - low) / np.maximum(high - low, np.finfo("float32").tiny)
+
+
+def _in_lines(names):
+    """Join names by commas, in lines of at most 28 characters that break at commas only."""
+    whole = ", ".join(name.replace(" ", "\xa0") for name in names)
+    return fill(whole, 28, break_on_hyphens=False).replace("\xa0", " ")
 
 
 def _gray(image):
