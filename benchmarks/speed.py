@@ -79,6 +79,12 @@ def machine() -> str:
     return f"{name[1] if name else platform.machine()}, {', '.join(sorted(has)) or 'no bfloat16'}"
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count()
+
+
 @dataclass
 class Contender:
     """A process that takes steps on request, and its measurements."""
@@ -307,7 +313,7 @@ def plot(rows: list[dict], path: Path) -> None:
         names = [f"{row['who']} ({row['backend']})" for row in mine]
         ax.barh(names, [row["images/s"] for row in mine], color=colours)
         ax.set_title(", ".join(panel), fontsize=9)
-        ax.tick_params(labelsize=7)
+        ax.tick_params(labelsize=7 if len(mine) < 8 else 5)
         ax.set_xlabel("images/s", fontsize=7)
     figure.savefig(path, dpi=100)
 
@@ -341,7 +347,7 @@ def main() -> None:
     limit = statistics.median(row["limit"] for row in rows)
     print(
         f"Batch {arguments.batch}, {arguments.precision}. {machine()}. "
-        f"A large matrix product ran at {limit:.0f} GFLOP/s on {os.cpu_count()} cores.\n"
+        f"A large matrix product ran at {limit:.0f} GFLOP/s on {cores()} cores.\n"
     )
     print(table(rows), "\n\n" + prices(rows), sep="")
     if arguments.csv:
