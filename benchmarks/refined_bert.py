@@ -25,7 +25,6 @@ from typing import Any
 import keras
 import numpy as np
 from claims import alone
-from claims_report import print_row
 
 from keras_vitx import language
 from keras_vitx.files import written_whole
@@ -210,13 +209,16 @@ def run_one(run: Run, corpus: Corpus, options: argparse.Namespace) -> None:
 
 
 ROWS = {
-    "parameters, thousands": lambda result: result["parameters"] / 1000,
-    "masked tokens, held-out loss": lambda result: result["history"]["val_loss"][-1],
-    "masked tokens, held-out accuracy, %": lambda r: 100 * r["history"]["val_accuracy"][-1],
-    "libraries, accuracy, %": lambda result: 100 * result["accuracy"],
-    "the same without pre-training, %": lambda r: 100 * r["accuracy_without_pretraining"],
-    "CPU minutes of pre-training": lambda result: result["pretraining_cpu_seconds"] / 60,
+    "masked tokens, held-out loss": (2, lambda result: result["history"]["val_loss"][-1]),
+    "masked tokens, held-out accuracy, %": (1, lambda r: 100 * r["history"]["val_accuracy"][-1]),
+    "libraries, accuracy, %": (1, lambda result: 100 * result["accuracy"]),
+    "the same without pre-training, %": (
+        1,
+        lambda result: 100 * result["accuracy_without_pretraining"],
+    ),
+    "CPU minutes of pre-training": (1, lambda result: result["pretraining_cpu_seconds"] / 60),
 }
+"""Number of digits, and a function of a result."""
 
 
 def report(folder: Path) -> None:
@@ -225,10 +227,17 @@ def report(folder: Path) -> None:
         name: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
         for name in ATTENTION
     }
-    if all(found.values()):
-        print(f"| | {' | '.join(found)} |\n|---|{'---|' * len(found)}")
-        for name, value in ROWS.items():
-            print_row(name, value, list(found.values()))
+    if not all(found.values()):
+        return
+    heads = [f"{name}, {results[0]['parameters']:,} weights" for name, results in found.items()]
+    print(f"| | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
+    for name, (digits, value) in ROWS.items():
+        cells = []
+        for results in found.values():
+            values = [value(result) for result in results]
+            seeds = ", ".join(f"{one:.{digits}f}" for one in values)
+            cells.append(f"{np.mean(values):.{digits}f} ({seeds})")
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 def main(words: list[str] | None = None) -> None:

@@ -23,7 +23,7 @@ def test_runs_and_table(tmp_path, monkeypatch, capsys):
     assert results["plain-0"]["parameters"] < results["refined-0"]["parameters"]
     for result in results.values():
         loss = result["history"]["val_loss"][-1]
-        assert 0 < loss < 7 and f" {loss:.{1 if loss >= 5 else 2}f}" in printed
+        assert 0 < loss < 7 and f" {loss:.2f} (" in printed
         assert 0 <= result["accuracy"] <= 1
     corpus = json.loads((tmp_path / "corpus.json").read_text())
     lines = [
