@@ -155,7 +155,7 @@ def report(found: Found, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
     def picture(name):
-        print(f"\n![]({folder.name}/claims-{name}.png)")
+        print(f"\n![{name}]({folder.name}/claims-{name}.png)")
         return folder / f"claims-{name}.png"
 
     if all((network, part) in found for network in CONVIT for part in FRACTIONS):
