@@ -92,12 +92,18 @@ def sizes(title: str) -> str:
 
 def checkpoints(family: str) -> str:
     """Return a table of the known checkpoints of a family, which `keras-vitx list` shows too."""
-    lines = ["| `weights=` | model | image size | top-1, % | from |", "|---|---|---|---|---|"]
+    lines = ["| `weights=` | model | image size | top-1 (%) | from |", "|---|---|---|---|---|"]
     for one in kv.weights.checkpoints_of(None):
         if kv.models.MODELS[one.constructor].family == family:
             top1 = "–" if one.top1 is None else f"{one.top1:.1f}"
-            source = one.source.removeprefix("package:")
-            lines.append(
-                f"| `{one.name}` | {one.constructor} | {one.image_size} | {top1} | {source} |"
-            )
+            row = f"`{one.name}`", one.constructor, one.image_size, top1, origin(one.source)
+            lines.append("| " + " | ".join(map(str, row)) + " |")
     return "\n".join(lines)
+
+
+def origin(source: str) -> str:
+    """Return where a checkpoint is from, with a link if it is on the web."""
+    scheme, _, rest = source.partition(":")
+    if scheme in ("http", "https"):
+        return f"[{rest.strip('/').partition('/')[0]}]({source})"
+    return "this package" if scheme == "package" else source

@@ -61,7 +61,11 @@ def run(page: Path, folder: Path, pictures: Path) -> str:
     cells.append(notebooks.text_cell(text[position:]))
     notebook = page.with_suffix(".ipynb")
     notebook.write_text(notebooks.written(cells))
-    parts.append(f"\n[Download this page as a notebook]({notebook.name}){{ .notebook download }}\n")
+    # From a file, browsers show what a click on it would download from a server.
+    parts.append(
+        f"\n[Download this page as a notebook]({notebook.name}){{ .notebook download }} "
+        "(where the site is opened as files: save the link).\n"
+    )
     if used:
         folder_link = os.path.relpath(pictures, page.parent)
         links = [f"[{name}]({folder_link}/{name}){{ download }}" for name in used]
