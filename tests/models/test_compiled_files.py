@@ -27,12 +27,18 @@ CONTINUE = """
 import sys
 folder, wrote = sys.argv[1:]
 
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == wrote:
-            raise ModuleNotFoundError(name)
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Missing())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] != wrote:
+            return self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
 import keras, numpy as np
 import keras_vitx
 model = keras.saving.load_model(f"{folder}/model.keras")
