@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
-from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.cli._images import Images, files_of
@@ -50,6 +49,8 @@ def main(
     A mask is a picture with a palette, whose indices are the classes. An image that can't be
     decoded is reported and skipped, and the exit code is 1.
     """
+    from PIL import Image
+
     paths = files_of(images)
     masks = _outputs(paths, output, ".png", overwrite)
     overlays = _outputs(paths, output, "-overlay.png", overwrite) if overlay else []
