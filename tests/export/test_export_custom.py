@@ -64,6 +64,7 @@ def own_activation(x):
 
 with open(runs, "a") as file:
     file.write("run ")
+keras.utils.set_random_seed(0)
 images = keras.Input((8, 8, 1))
 x = my_module.Unregistered()(my_module.Scale()(Own()(images)))
 x = keras.layers.Dense(2, activation=own_activation)(keras.layers.Flatten()(x))
@@ -81,6 +82,7 @@ class Scale(keras.layers.Layer):
     def call(self, x):
         return x * 3.0
 
+keras.utils.set_random_seed(0)
 images = keras.Input((8, 8, 1))
 model = keras.Model(images, Scale()(images))
 try:
