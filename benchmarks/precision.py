@@ -44,9 +44,9 @@ class Losses(keras.callbacks.Callback):
         return np.diff(sums, prepend=0.0)
 
 
-def losses_of(family: str, precision: str, steps: int, batch_size: int) -> np.ndarray:
+def losses_of(family: str, precision: str, steps: int, batch_size: int, seed: int) -> np.ndarray:
     """Return the loss of each step of a training."""
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(seed)
     model = FAMILIES[family](classes=10)
     batches = kv.data.pipelines("fashion_mnist", model, batch_size, augmentation=None).train
     kv.training.set_precision(model, precision)
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=64, help="images per step")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights at the start")
     parser.add_argument("--predict", metavar="SOURCE", help="compare predictions on test images")
     parser.add_argument("--models", nargs="+", help="sizes for --predict; default: all")
     parser.add_argument("--weights", default="cifar10", help="checkpoints for --predict")
@@ -108,7 +109,7 @@ def main() -> None:
     for family in arguments.families:
         cells, base = [], None
         for precision in PRECISIONS:
-            losses = losses_of(family, precision, arguments.steps, arguments.batch)
+            losses = losses_of(family, precision, arguments.steps, arguments.batch, arguments.seed)
             mean = losses.mean()
             base = mean if base is None else base
             cells.append(f"{mean:.4f} ({mean / base - 1:+.2%})")
