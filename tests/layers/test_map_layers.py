@@ -324,15 +324,21 @@ def test_the_precision_reaches_the_layers_over_maps():
         assert {part.dtype_policy.name for part in parts} == {"mixed_bfloat16"}
 
 
+def with_large_bias(policy, maps):
+    """Return re-attention of four heads with a bias far above the spread of its maps."""
+    layer = ReAttention(dtype=policy)
+    layer.build(maps.shape)
+    layer.reatten_matrix.kernel.assign(numbers((4, 4)))
+    layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+    return layer
+
+
 def test_re_attention_in_training_is_without_rounding_of_its_bias():
     """The bias cancels in BN: no gradient reaches it, and half precision keeps the maps."""
     maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
     found = {}
     for policy in ("float32", "mixed_bfloat16"):
-        layer = ReAttention(dtype=policy)
-        layer.build(maps.shape)
-        layer.reatten_matrix.kernel.assign(numbers((4, 4)))
-        layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+        layer = with_large_bias(policy, maps)
         given = ops.cast(maps, layer.compute_dtype)
         variables = layer.trainable_variables
 
@@ -356,10 +362,7 @@ def test_re_attention_at_inference_is_without_rounding_of_its_bias():
     maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
     found = {}
     for policy in ("float32", "mixed_bfloat16"):
-        layer = ReAttention(dtype=policy)
-        layer.build(maps.shape)
-        layer.reatten_matrix.kernel.assign(numbers((4, 4)))
-        layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+        layer = with_large_bias(policy, maps)
         mixed = np.einsum("ij,bjqk->bqki", array(layer.reatten_matrix.kernel.value), maps)
         mixed = mixed.reshape(-1, 4) + array(layer.reatten_matrix.bias.value)
         layer.var_norm.moving_mean.assign(mixed.mean(0))
