@@ -45,3 +45,4 @@ Source = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")]

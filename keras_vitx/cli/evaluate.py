@@ -15,7 +15,7 @@ from keras_vitx.cli._models import (
     open_model,
     preprocessing_of,
 )
-from keras_vitx.cli._options import Backend, Json, ModelOrFile, Source, Weights
+from keras_vitx.cli._options import Backend, Json, ModelOrFile, Source, Strict, Weights
 from keras_vitx.cli._output import show, show_json
 from keras_vitx.files import check_writable
 
@@ -74,9 +74,7 @@ def main(
     seed: Annotated[
         int, typer.Option(help="The value given to `train`, for the same reason.", min=0)
     ] = 0,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")
-    ] = False,
+    strict: Strict = False,
     json: Json = False,
     backend: Backend = None,
 ) -> None:

@@ -11,7 +11,7 @@ import typer
 import keras_vitx as kv
 from keras_vitx.cli._images import Images, files_of
 from keras_vitx.cli._models import is_size, open_model
-from keras_vitx.cli._options import Backend, Json, Overwrite
+from keras_vitx.cli._options import Backend, Json, Overwrite, Strict
 from keras_vitx.cli._output import check_new, progress, show, show_json
 from keras_vitx.files import written_whole
 
@@ -38,9 +38,7 @@ def main(
         typer.Option("--overlay", help="Also draw each mask over its image, NAME-overlay.png."),
     ] = False,
     overwrite: Overwrite = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")
-    ] = False,
+    strict: Strict = False,
     json: Json = False,
     backend: Backend = None,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 import keras_vitx as kv
 from keras_vitx.cli import _devices
 from keras_vitx.cli._models import is_size, open_model
-from keras_vitx.cli._options import Backend, ModelOrFile, Source, Weights
+from keras_vitx.cli._options import Backend, ModelOrFile, Source, Strict, Weights
 from keras_vitx.cli._output import new_run
 from keras_vitx.cli._recipe import Changes, RecipeName, Smoke, a_few_images, changes_of
 from keras_vitx.cli._resume import Keep, Resume, SaveEvery, recorder, resumed
@@ -77,9 +77,7 @@ def main(
     save_every: SaveEvery = None,
     keep: Keep = 3,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.", min=0)] = 0,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")
-    ] = False,
+    strict: Strict = False,
     devices: _devices.Devices = None,
     backend: Backend = None,
 ) -> None:
