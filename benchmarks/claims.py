@@ -76,7 +76,13 @@ def runs(seeds: int) -> list[Run]:
 def recipe(run: Run, options: argparse.Namespace) -> kv.training.Recipe:
     """Return a light form of `small_images`, in which all fractions see equally many images."""
     light = kv.training.recipes.get("small_images").but(
-        rand_augment=None, erasing=0.0, mixing=None, drop_path=0.0, ema=None, result="last"
+        algorithm="adamw",  # as in the papers
+        rand_augment=None,
+        erasing=0.0,
+        mixing=None,
+        drop_path=0.0,
+        ema=None,
+        result="last",
     )
     epochs = 1 if options.smoke else round(options.epochs / run.fraction)
     return light.but(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=2e-3)

@@ -150,13 +150,8 @@ def moving_average(
     return [(variable, average) for variable, average in pairs if average is not None]
 
 
-# Under PyTorch, Keras makes an optimizer of another class, which updates all variables at
-# once; a subclass of the public class would lose it.
-_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
-
-
-class AdamWByRate(_AdamW):
-    """Keras's AdamW with a factor of the learning rate for each variable.
+class ByRate:
+    """A Keras optimizer with a factor of the learning rate for each variable.
 
     Variables of the same factor are updated together, by Keras's own code for the backend.
 
@@ -201,6 +196,31 @@ class AdamWByRate(_AdamW):
             factor = self.rate_factors[self._get_variable_index(variable)]
             places.setdefault(factor, []).append(place)
         return list(places.items())
+
+
+# Under PyTorch, Keras makes an optimizer of another class, which updates all variables at
+# once; a subclass of the public class would lose it.
+_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
+
+
+class AdamWByRate(ByRate, _AdamW):
+    """Keras's AdamW with a factor of the learning rate for each variable."""
+
+
+class MuonByRate(ByRate, keras.optimizers.Muon):
+    """Keras's Muon for chosen variables, with a factor of the learning rate for each variable.
+
+    Attributes:
+        matrices: Places of the variables that Muon updates, among those that the optimizer
+            was built with; AdamW updates the others. None leaves the choice to Keras.
+    """
+
+    matrices: tuple[int, ...] | None = None
+
+    def _should_use_adamw(self, variable):
+        if self.matrices is None:
+            return super()._should_use_adamw(variable)
+        return self._get_variable_index(variable) not in self.matrices
 
 
 def build_training(model: keras.Model, batch: Any) -> None:

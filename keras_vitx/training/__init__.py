@@ -18,6 +18,7 @@ from keras_vitx.training.network import set_network as set_network
 from keras_vitx.training.network.drop_path import set_drop_path as set_drop_path
 from keras_vitx.training.network.similarity import set_similarity as set_similarity
 from keras_vitx.training.optimizer import AdamW as AdamW
+from keras_vitx.training.optimizer import Muon as Muon
 from keras_vitx.training.optimizer import make_optimizer as make_optimizer
 from keras_vitx.training.optimizer import make_schedule as make_schedule
 from keras_vitx.training.optimizer.moving_average import averaged as averaged

@@ -81,12 +81,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Settings of AdamW, and what is done around an update.
+    """Settings of AdamW or Muon, and what is done around an update.
 
     Attributes:
+        algorithm: `"adamw"`, or `"muon"` (`keras_vitx.training.Muon`): Muon for the
+            matrices of the blocks, AdamW for the rest.
         weight_decay: Decoupled weight decay. It does not apply to biases, norms,
             LayerScale, tokens and position embeddings.
-        beta_1: Decay of the mean of the gradients.
+        beta_1: AdamW's decay of the mean of the gradients.
         beta_2: Decay of the mean of their squares.
         epsilon: Added to the root of that mean.
         clip_norm: Maximum global norm of the gradient; None for no clipping.
@@ -101,6 +103,7 @@ class Optimizer:
         ValueError: if a value is out of range.
     """
 
+    algorithm: Literal["adamw", "muon"] = "adamw"
     weight_decay: float = 0.05
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -113,6 +116,7 @@ class Optimizer:
     def __post_init__(self):
         check(
             self,
+            algorithm=Choice(("adamw", "muon")),
             weight_decay=Range(),
             beta_1=Range(below=1),
             beta_2=Range(below=1),
@@ -219,7 +223,7 @@ class Recipe:
     Attributes:
         name: Name of the recipe.
         schedule: How long to train, and the learning rate over time.
-        optimizer: Settings of AdamW, and what is done around an update.
+        optimizer: Settings of AdamW or Muon, and what is done around an update.
         augmentation: Augmentation of the training images, or a name of one (see
             `keras_vitx.data.pipelines`); None trains on the images of evaluation.
         mixing: MixUp and CutMix; None for neither.

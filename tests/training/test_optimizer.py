@@ -5,9 +5,10 @@ from harness import BACKEND, FAMILIES, array, close, randomize
 from keras import ops
 
 from keras_vitx.training import Recipe
-from keras_vitx.training.optimizer import AdamW, is_decayed, make_optimizer, part_of_batch
+from keras_vitx.training.optimizer import AdamW, Muon, make_optimizer, matrices_of, part_of_batch
 from keras_vitx.training.optimizer.layer_decay import rate_factors
 from keras_vitx.training.optimizer.moving_average import averaged
+from keras_vitx.training.optimizer.updates import is_decayed
 
 LEFT_OUT = {"bias", "beta", "gamma", "token", "embeddings", "gating_param"}
 
@@ -55,12 +56,40 @@ def test_numbers_of_the_recipe():
     assert (plain.beta_1, plain.beta_2, plain.epsilon) == (0.9, 0.999, 1e-8)
 
 
-class Reference:
-    """AdamW with everything that a recipe adds, in NumPy."""
+@pytest.mark.parametrize("family", FAMILIES if BACKEND == "torch" else ("CaiT",))
+def test_muon_takes_the_projections_of_the_blocks(family):
+    model = FAMILIES[family]()
+    optimizer = make_optimizer(model, Recipe("mine").but(algorithm="muon"), 10)
+    optimizer.build(model.trainable_variables)
+    # Muon has no mean of the squares.
+    places = [i for i, squares in enumerate(optimizer.adam_velocities) if squares is None]
+    assert tuple(places) == matrices_of(model)
+    taken = {model.trainable_variables[i].path for i in places}
+    layers = {path.split("/")[-2] for path in taken}
+    assert {"fc1", "fc2"} <= layers
+    assert layers <= {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
+    # The other matrices are the heads', mixes of heads, and the pooling of PiT's class token.
+    left = {v.path for v in model.trainable_variables if len(v.shape) == 2} - taken
+    names = ("proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc")
+    assert all(path.startswith("head") or path.split("/")[-2] in names for path in left), left
 
-    def __init__(self, weights, recipe, factors, decayed, rate):
+
+def orthogonal(matrix):
+    """Five steps of Muon's iteration (Jordan et al. 2024)."""
+    x = (matrix.T if matrix.shape[0] > matrix.shape[1] else matrix) / np.linalg.norm(matrix)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+class Reference:
+    """AdamW, or Muon for some of the weights, with everything that a recipe adds, in NumPy."""
+
+    def __init__(self, weights, recipe, factors, decayed, rate, by_muon=()):
         self.weights = [np.array(w) for w in weights]
         self.recipe, self.factors, self.decayed, self.rate = recipe, factors, decayed, rate
+        self.by_muon = by_muon
         self.m = [np.zeros_like(w) for w in weights]
         self.v = [np.zeros_like(w) for w in weights]
         self.average = None
@@ -75,6 +104,12 @@ class Reference:
             rate = self.rate(self.updates - 1) * self.factors[i]
             if self.decayed[i]:
                 self.weights[i] = self.weights[i] * (1 - rate * settings.weight_decay)
+            if i in self.by_muon:
+                self.m[i] = 0.95 * self.m[i] + clip * gradient
+                update = orthogonal(clip * gradient + 0.95 * self.m[i])
+                update *= 0.2 * np.sqrt(max(update.shape))
+                self.weights[i] = self.weights[i] - rate * update
+                continue
             b1, b2 = settings.beta_1, settings.beta_2
             self.m[i] = b1 * self.m[i] + (1 - b1) * clip * gradient
             self.v[i] = b2 * self.v[i] + (1 - b2) * (clip * gradient) ** 2
@@ -104,6 +139,8 @@ BASE = Recipe("mine").but(
         {"layer_decay": 0.5},
         {"layer_decay": 0.5, "clip_norm": 0.5, "ema": 0.7, "accumulate_steps": 2},
         {"ema": 0.7},
+        {"algorithm": "muon"},
+        {"algorithm": "muon", "layer_decay": 0.5, "ema": 0.7, "accumulate_steps": 2},
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )
@@ -124,7 +161,8 @@ def test_updates_are_those_of_numpy(changes):
 
     factors = [0.5, 0.5, 1, 1] if recipe.optimizer.layer_decay else [1] * 4
     weights = [array(w.value) for w in model.trainable_variables]
-    reference = Reference(weights, recipe, factors, [True, False, True, False], rate)
+    by_muon = [0] if recipe.optimizer.algorithm == "muon" else []
+    reference = Reference(weights, recipe, factors, [True, False, True, False], rate, by_muon)
     for x_, y_ in zip(x.reshape(updates, -1, 2), y.reshape(updates, -1, 1), strict=True):
         kernel, bias, kernel2, bias2 = reference.weights
         hidden = x_ @ kernel + bias
@@ -189,16 +227,17 @@ def test_rates_fall_toward_the_images(family):
     assert set(rate_factors(outer, 1)) == {1}
 
 
-def test_saved_and_loaded(tmp_path):
+@pytest.mark.parametrize(("algorithm", "made"), [("adamw", AdamW), ("muon", Muon)])
+def test_saved_and_loaded(tmp_path, algorithm, made):
     """Decay of kernels and rates per layer survive, as does the state."""
-    recipe = BASE.but(layer_decay=0.5, ema=0.7)
+    recipe = BASE.but(algorithm=algorithm, layer_decay=0.5, ema=0.7)
     model = two_layers()
     model.compile(make_optimizer(model, recipe, 2), "mse")
     x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
     model.train_on_batch(x, y)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded.optimizer, AdamW)
+    assert isinstance(loaded.optimizer, made)
     assert loaded.optimizer.rate_factors == (0.5, 0.5, 1.0, 1.0)
     for one in (model, loaded):
         one.train_on_batch(x, y)
@@ -211,8 +250,9 @@ def test_saved_and_loaded(tmp_path):
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match=r"`accumulate_steps` must divide batch_size=64.*3"):
         part_of_batch(Recipe("mine").but(accumulate_steps=3))
-    with pytest.raises(ValueError, match=r"`rate_factors` must have one factor per .* 4.* 2"):
-        AdamW(rate_factors=(1.0, 0.5)).build(two_layers().trainable_variables)
+    for made in (AdamW, Muon):
+        with pytest.raises(ValueError, match=r"`rate_factors` must have one factor per .* 4.* 2"):
+            made(rate_factors=(1.0, 0.5)).build(two_layers().trainable_variables)
 
 
 @pytest.mark.backend_free

@@ -22,6 +22,7 @@ WRONG = {
     "warmup_learning_rate": (-1e-6,),
     "cooldown_epochs": (-1, 0.5),
     "decay": ("linear",),
+    "algorithm": ("sgd",),
     "weight_decay": (-0.1,),
     "beta_1": (1.0,),
     "beta_2": (1,),

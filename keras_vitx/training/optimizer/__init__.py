@@ -1,14 +1,12 @@
 """The optimizer that a recipe asks for."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import keras
 
-from keras_vitx.keras_internals import AdamWByRate
 from keras_vitx.training.optimizer.layer_decay import rate_factors
 from keras_vitx.training.optimizer.schedule import WarmupCosine
+from keras_vitx.training.optimizer.updates import AdamW, Muon, matrices_of
 from keras_vitx.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -17,55 +15,7 @@ log = logging.getLogger(__name__)
 OPTIMIZER = "keras_vitx_recipe"
 
 
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(AdamWByRate):
-    """Keras's AdamW, with weight decay of kernels only and a learning rate per layer.
-
-    Keras has both, but not in saved files (`exclude_from_weight_decay`), or only by one
-    optimizer per layer, which can't clip by the global norm (`MultiOptimizer`).
-
-    Args:
-        learning_rate: As in Keras.
-        weight_decay: Decoupled weight decay of the variables for which `is_decayed`.
-        rate_factors: Factor of the learning rate for each trainable variable, in the order
-            of `model.trainable_variables`, see `layer_decay.rate_factors`. It applies to the
-            decay of the weights as well. None is 1 for all.
-        **kwargs: As in `keras.optimizers.AdamW`.
-
-    Raises:
-        ValueError: when built with another number of variables.
-    """
-
-    def __init__(
-        self,
-        learning_rate: Any = 1e-3,
-        weight_decay: float = 0.05,
-        rate_factors: Sequence[float] | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(learning_rate, weight_decay, **kwargs)
-        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
-
-    def build(self, variables):
-        if not self.built:
-            factors = self.rate_factors
-            if factors is not None and len(factors) != len(variables):
-                raise ValueError(
-                    "`rate_factors` must have one factor per trainable variable, "
-                    f"{len(variables)}. Received: {len(factors)}."
-                )
-            self.exclude_from_weight_decay(var_list=[v for v in variables if not is_decayed(v)])
-        super().build(variables)
-
-    def get_config(self) -> dict[str, Any]:
-        factors = self.rate_factors
-        return {
-            **super().get_config(),
-            "rate_factors": None if factors is None else list(factors),
-        }
-
-
-def make_optimizer(model: keras.Model, recipe: Recipe, steps_per_epoch: int) -> AdamW:
+def make_optimizer(model: keras.Model, recipe: Recipe, steps_per_epoch: int) -> AdamW | Muon:
     """Return the optimizer of a recipe, with its schedule.
 
     Args:
@@ -86,19 +36,25 @@ def make_optimizer(model: keras.Model, recipe: Recipe, steps_per_epoch: int) -> 
     factors = None
     if settings.layer_decay is not None:
         factors = rate_factors(model, settings.layer_decay)
-    return AdamW(
-        make_schedule(recipe, steps_per_epoch),
-        settings.weight_decay,
-        factors,
-        beta_1=settings.beta_1,
-        beta_2=settings.beta_2,
-        epsilon=settings.epsilon,
-        global_clipnorm=settings.clip_norm,
-        use_ema=settings.ema is not None,
+    shared = {
+        "learning_rate": make_schedule(recipe, steps_per_epoch),
+        "weight_decay": settings.weight_decay,
+        "rate_factors": factors,
+        "epsilon": settings.epsilon,
+        "global_clipnorm": settings.clip_norm,
+        "use_ema": settings.ema is not None,
         # Keras updates the average with every part of a batch.
-        ema_momentum=0.0 if settings.ema is None else settings.ema ** (1 / parts),
-        gradient_accumulation_steps=parts if parts > 1 else None,
-        name=OPTIMIZER,
+        "ema_momentum": 0.0 if settings.ema is None else settings.ema ** (1 / parts),
+        "gradient_accumulation_steps": parts if parts > 1 else None,
+        "name": OPTIMIZER,
+    }
+    if settings.algorithm == "adamw":
+        return AdamW(beta_1=settings.beta_1, beta_2=settings.beta_2, **shared)
+    return Muon(
+        adam_beta_1=settings.beta_1,
+        adam_beta_2=settings.beta_2,
+        matrices=matrices_of(model),
+        **shared,
     )
 
 
@@ -150,12 +106,3 @@ def _check_length(momentum: float, updates: float) -> None:
             window,
             updates,
         )
-
-
-def is_decayed(variable: keras.Variable) -> bool:
-    """Return whether weight decay applies to `variable`: only if it is a kernel.
-
-    Biases, norms and LayerScale have one axis; tokens and position embeddings are
-    recognized by their names.
-    """
-    return len(variable.shape) > 1 and variable.name not in ("embeddings", "token")
