@@ -22,6 +22,14 @@ def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def kernel_of(dense: keras.layers.Dense) -> Any:
+    """Return `dense.kernel` of a built layer that is not quantized.
+
+    The property asks for every kind of quantization before it returns the variable.
+    """
+    return dense.kernel if dense.lora_enabled else dense._kernel
+
+
 def remat_mode(layer: keras.layers.Layer) -> Any:
     """Return the rematerialization mode that `keras.RematScope` set on `layer`, or None."""
     return getattr(layer, "_remat_mode", None)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import keras
-from keras import ops
 
+from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.fast import attention, has_fused_attention, linear, softmax
 from keras_vitx.layers.maps import HeadMixing, ReAttention, Refinement

@@ -4,10 +4,11 @@ import inspect
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_vitx.keras_internals import takes_attention_mask
+from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import Layer, register, suggest_loop
+from keras_vitx.layers.fast import layer_norm
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -124,7 +125,7 @@ class Block(Layer):
         if training:
             suggest_loop(x)
         x = x + self.run_in_training(self.drop_path1, self.as_added(self.ls1, attended), training)
-        fed = self.run_all([self.mlp], self.run(self.norm2, x), training, attention_mask)
+        fed = self.run_all([self.mlp], layer_norm(self.norm2, x), training, attention_mask)
         return x + self.run_in_training(self.drop_path2, self.as_added(self.ls2, fed), training)
 
     def as_added(self, scale, branch):
@@ -147,7 +148,7 @@ class Block(Layer):
 
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         attended, maps = self.attend(
-            self.run(self.norm1, x), training, return_attention_scores, attention_mask
+            layer_norm(self.norm1, x), training, return_attention_scores, attention_mask
         )
         x = self.add_branches(x, attended, training, attention_mask)
         return (x, maps) if return_attention_scores else x
@@ -178,9 +179,9 @@ class PostNormBlock(Block):
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         attended, maps = self.attend(x, training, return_attention_scores, attention_mask)
         attended = self.as_added(self.ls1, attended)
-        x = self.run(self.norm1, x + self.run_in_training(self.drop_path1, attended, training))
+        x = layer_norm(self.norm1, x + self.run_in_training(self.drop_path1, attended, training))
         fed = self.as_added(self.ls2, self.run_all([self.mlp], x, training, attention_mask))
-        x = self.run(self.norm2, x + self.run_in_training(self.drop_path2, fed, training))
+        x = layer_norm(self.norm2, x + self.run_in_training(self.drop_path2, fed, training))
         return (x, maps) if return_attention_scores else x
 
 
@@ -198,7 +199,7 @@ class ClassBlock(Block):
 
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         attended, maps = self.attend(
-            self.run(self.norm1, x), training, return_attention_scores, attention_mask
+            layer_norm(self.norm1, x), training, return_attention_scores, attention_mask
         )
         tokens = self.attention.num_class_tokens
         updated = self.add_branches(x[:, :tokens], attended, training)
@@ -275,7 +276,7 @@ class CarryingBlock(Block):
 
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         x, carried = x if self.takes_maps else (x, None)
-        normed = self.run(self.norm1, x)
+        normed = layer_norm(self.norm1, x)
         attended, maps = self.attend(
             (normed, carried) if self._reads_maps else normed,
             training,

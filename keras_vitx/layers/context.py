@@ -3,8 +3,8 @@
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.masking import as_pairs, hidden, masked, shares
 

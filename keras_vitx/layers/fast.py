@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.keras_internals import has_replaced_moments, remat_mode
+from keras_vitx.keras_internals import has_replaced_moments, kernel_of, remat_mode
 from keras_vitx.layers.masking import hidden, masked
 
 BACKEND = keras.backend.backend()
@@ -70,6 +70,18 @@ def is_traced(x: Any) -> bool:
     )
 
 
+def is_eager(x: Any) -> bool:
+    """Return whether `x` is a tensor of PyTorch that is being computed now, not traced."""
+    return torch is not None and not is_traced(x)
+
+
+def has_dtype(x: Any, dtype: Any) -> bool:
+    """Return whether `x`, a tensor, has the precision `dtype`, a name or the backend's own."""
+    if torch is not None:
+        return x.dtype is (getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    return keras.backend.standardize_dtype(x.dtype) == keras.backend.standardize_dtype(dtype)
+
+
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -80,10 +92,14 @@ def has_hooks(*layers: keras.layers.Layer) -> bool:
     """
     if torch is None:
         return False
-    modules = torch.nn.modules.module
-    return any(getattr(modules, f"_global{name}", None) for name in HOOKS) or any(
-        getattr(layer, name, None) for layer in layers for name in HOOKS
-    )
+    modules = vars(torch.nn.modules.module)
+    for name in HOOKS:
+        if modules.get(f"_global{name}"):
+            return True
+        for layer in layers:
+            if vars(layer).get(name):
+                return True
+    return False
 
 
 def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
@@ -109,7 +125,7 @@ def runs_straight(layer: keras.layers.Layer, x: Any, dtype: str) -> bool:
         and remat_mode(layer) is None
         and not has_hooks(layer)
         and all(
-            isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, dtype)
+            isinstance(tensor, torch.Tensor) and has_dtype(tensor, dtype)
             for tensor in (x if isinstance(x, tuple) else (x,))
         )
     )
@@ -132,13 +148,38 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
         torch is not None
         and dense.quantization_mode is None
         and not has_hooks(dense)
-        and dense.compute_dtype == keras.backend.standardize_dtype(x.dtype)
+        and has_dtype(x, dense.compute_dtype)
     )
     if not fits:
         return dense(x)
-    kernel = keras.ops.convert_to_tensor(dense.kernel)
-    bias = None if dense.bias is None else keras.ops.convert_to_tensor(dense.bias)
-    return torch.nn.functional.linear(x, kernel.T, bias)
+    bias = None if dense.bias is None else value_of(dense.bias)
+    return torch.nn.functional.linear(x, value_of(kernel_of(dense)).T, bias)
+
+
+def layer_norm(norm: keras.layers.LayerNormalization, x: Any) -> Any:
+    """Apply a `LayerNormalization` over the last axis; under PyTorch, without its conversions.
+
+    Args:
+        norm: A layer. In half precision, and where `runs_straight` says so, Keras calls it.
+        x: `(..., dim)`.
+    """
+    if not runs_straight(norm, x, norm.compute_dtype):
+        return norm(x)
+    fits = (
+        x.dtype is torch.float32
+        and type(norm) is keras.layers.LayerNormalization
+        and norm.axis in ([-1], [x.ndim - 1])
+        and not norm.rms_scaling
+    )
+    if not fits:
+        return norm.call(x)
+    gamma, beta = (None if part is None else value_of(part) for part in (norm.gamma, norm.beta))
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], gamma, beta, norm.epsilon)
+
+
+def value_of(weight: Any) -> Any:
+    """Return the tensor of a variable, in the precision of the layer that is called."""
+    return weight.value if isinstance(weight, keras.Variable) else weight
 
 
 def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> Any:
@@ -327,18 +368,18 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
     Returns:
         `(batch, output rows, columns)`.
     """
-    batch = keras.ops.shape(x)[0]
     if torch is None:
+        batch = keras.ops.shape(x)[0]
         y = keras.ops.matmul(keras.ops.broadcast_to(kernel, (batch, *kernel.shape)), x)
         return y if bias is None else y + keras.ops.expand_dims(bias, -1)
-    kernel = keras.ops.convert_to_tensor(kernel).expand(batch, -1, -1)
+    kernel = value_of(kernel).expand(x.shape[0], -1, -1)
     # The product and its gradients keep the memory layout of `x`.
     turned = heads_last or x.stride(1) == 1
     pair = (x.transpose(1, 2), kernel.transpose(1, 2)) if turned else (kernel, x)
     if bias is None:
         y = torch.bmm(*pair)
     else:  # One operation for product and bias saves a pass over the maps.
-        bias = keras.ops.convert_to_tensor(bias)
+        bias = value_of(bias)
         y = torch.baddbmm(bias if turned else bias[:, None], *pair)
     y = y.transpose(1, 2) if turned else y
     return y if heads_last else y.contiguous()
@@ -394,6 +435,8 @@ def gelu(x: Any, training: Any = False) -> Any:
     inference by a rational function, because its SavedModels cannot hold `erf`. In half
     precision, $1 + \mathrm{erf}$ would lose small values, so Keras's form is kept.
     """
+    if is_eager(x):
+        return torch.nn.functional.gelu(x)
     plain = torch is not None or (jax is not None and not on_cpu(x))
     if plain or keras.backend.standardize_dtype(x.dtype) != "float32":
         return keras.activations.gelu(x, approximate=False)

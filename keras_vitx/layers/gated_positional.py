@@ -4,8 +4,8 @@ from math import isqrt
 
 import keras
 import numpy as np
-from keras import ops
 
+from keras_vitx.layers import eager as ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import InferenceForm, register
 from keras_vitx.layers.fast import attention, linear, whole_numbers

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_vitx.keras_internals import children, without_autocast
+from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import InferenceForm, Layer, register
 from keras_vitx.layers.fast import batch_norm, convolve_maps, has_hooks, in_pieces, mix, relu6
 from keras_vitx.layers.initializers import truncated_normal, uniform

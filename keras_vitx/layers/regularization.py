@@ -1,10 +1,11 @@
 """Regularization of residual branches: LayerScale and stochastic depth."""
 
 import keras
-from keras import ops
 
 from keras_vitx.keras_internals import replace_seed_generator
+from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.fast import value_of
 
 
 @register
@@ -44,7 +45,7 @@ class LayerScale(Layer):
         )
 
     def call(self, x):
-        return x * self.gamma
+        return x * value_of(self.gamma)
 
 
 @register

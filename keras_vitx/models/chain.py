@@ -161,7 +161,7 @@ class Chain(keras.Model):
         in_parts = self._in_train_step if return_parts is None else return_parts
         in_parts = in_parts and training and isinstance(head, SeveralHeads)
         steps = body if in_parts else [*body, head]
-        how = bool(training), self.scan, self.remat
+        how = bool(training), self.scan, self.remat, self.compute_dtype
         box, losses = mix_token.box_of(self) if training else None, []
         if box is not None:
             embedding, steps = mix_token.at_embedding(steps)

@@ -18,12 +18,14 @@ from keras import ops
 
 from keras_vitx.keras_internals import sublayers, takes_training
 from keras_vitx.layers.base import arguments, inside_chain
-from keras_vitx.layers.fast import gains_from_scan, keep_products
+from keras_vitx.layers.fast import gains_from_scan, keep_products, runs_straight
 
 Layers = Sequence[keras.layers.Layer]
 
 
-def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tuple[Any, list]:
+def run(
+    layers: Layers, x: Any, training: bool, scan: bool, remat: bool, dtype: str | None = None
+) -> tuple[Any, list]:
     """Run `layers` in order on `x`.
 
     Args:
@@ -34,6 +36,8 @@ def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tupl
             benefit from it (JAX).
         remat: Whether each layer keeps only its input for the backward pass and
             recomputes the rest.
+        dtype: The compute dtype of the model. Layers that have it are called without checks
+            where that is faster (PyTorch); None calls all in full.
 
     Returns:
         The output of the last layer, and the losses added by layers that ran in a
@@ -44,7 +48,8 @@ def run(layers: Layers, x: Any, training: bool, scan: bool, remat: bool) -> tupl
         if training and (remat or (scan and gains_from_scan())):
             return _run_in_training(layers, x, scan, remat)
         for layer in layers:
-            x = _call(layer, x, training)
+            straight = dtype is not None and runs_straight(layer, x, dtype)
+            x = _call(layer.call if straight else layer, x, training, takes_training(layer))
         return x, []
     finally:
         inside_chain.reset(token)
@@ -67,13 +72,13 @@ def _run_in_training(layers, x, scan, remat):
     return x, losses
 
 
-def _call(layer, x, training):
-    return layer(x, training=training) if takes_training(layer) else layer(x)
+def _call(function, x, training, takes):
+    return function(x, training=training) if takes else function(x)
 
 
 def _run_listed(unit, x):
     for layer in unit:
-        x = _call(layer, x, True)
+        x = _call(layer, x, True, takes_training(layer))
     return x
 
 

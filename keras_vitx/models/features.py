@@ -182,7 +182,9 @@ class Features(keras.Model):
         for step in self.steps:
             stretch.append(step)
             if step.name in self.blocks:
-                x, losses = depth.run(stretch, x, training, self.scan, self.remat)
+                x, losses = depth.run(
+                    stretch, x, training, self.scan, self.remat, self.compute_dtype
+                )
                 for loss in losses:
                     # `add_loss` of a functional model raises.
                     keras.layers.Layer.add_loss(self, loss)
