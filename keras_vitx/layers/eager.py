@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_vitx.layers.fast import has_dtype, is_eager
+from keras_vitx.layers.fast import has_dtype, is_eager, torch
 
 
 def __getattr__(name: str) -> Any:
@@ -44,6 +44,11 @@ def matmul(x1: Any, x2: Any) -> Any:
     if is_eager(x1) and is_eager(x2) and x1.dtype is x2.dtype:
         return x1 @ x2
     return keras.ops.matmul(x1, x2)
+
+
+def stack(x: Sequence, axis: int = 0) -> Any:
+    """Stack tensors along a new axis."""
+    return torch.stack(x, axis) if all(map(is_eager, x)) else keras.ops.stack(x, axis)
 
 
 def cast(x: Any, dtype: Any) -> Any:

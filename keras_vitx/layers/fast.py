@@ -506,4 +506,5 @@ def whole_numbers(count: int, dtype: str) -> Any:
     if jax is not None:
         return keras.ops.convert_to_tensor(np.arange(count, dtype="float32"), dtype)
     # In float32, because TensorFlow has no range in half precision.
-    return keras.ops.cast(keras.ops.arange(count, dtype="float32"), dtype)
+    numbers = keras.ops.arange(count, dtype="float32")
+    return numbers if has_dtype(numbers, dtype) else keras.ops.cast(numbers, dtype)

@@ -1,7 +1,8 @@
 """PyTorch hooks on child layers: a layer with hooks is called, even on fast paths."""
 
+import numpy as np
 import pytest
-from harness import BACKEND, array, close, numbers, randomize
+from harness import BACKEND, FAMILIES, array, close, numbers, randomize
 
 from keras_vitx.keras_internals import sublayers, takes_training
 from keras_vitx.layers import (
@@ -151,3 +152,13 @@ def test_global_hooks_fire():
     finally:
         handle.remove()
     assert set(names) <= set(fired)
+
+
+def test_hooks_on_the_layers_of_a_model():
+    model = FAMILIES["CaiT"]()
+    x = np.zeros((1, *model.input_shape[1:]), "float32")
+    fired = []
+    for step in model.steps:
+        step.register_forward_hook(lambda step, *_: fired.append(step.name))
+    model(x)
+    assert fired == [step.name for step in model.steps]
