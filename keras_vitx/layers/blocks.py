@@ -8,7 +8,7 @@ import keras
 from keras_vitx.keras_internals import takes_attention_mask
 from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import Layer, register, suggest_loop
-from keras_vitx.layers.fast import layer_norm
+from keras_vitx.layers.fast import add_scaled, layer_norm
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -124,9 +124,26 @@ class Block(Layer):
         """Add both residual branches to `x`, given the output of the attention."""
         if training:
             suggest_loop(x)
-        x = x + self.run_in_training(self.drop_path1, self.as_added(self.ls1, attended), training)
+        x = self.add(x, attended, self.ls1, self.drop_path1, training)
         fed = self.run_all([self.mlp], layer_norm(self.norm2, x), training, attention_mask)
-        return x + self.run_in_training(self.drop_path2, self.as_added(self.ls2, fed), training)
+        return self.add(x, fed, self.ls2, self.drop_path2, training)
+
+    def add(self, x, branch, scale, drop_path, training):
+        r"""Return $x + d(\gamma \odot b) / s$.
+
+        Args:
+            x: The tokens.
+            branch: $b$, the output of the attention or of the MLP.
+            scale: The LayerScale of the branch, or None.
+            drop_path: The stochastic depth of the branch.
+            training: Whether this is a training pass.
+        """
+        drops = training and drop_path.seed_generator is not None
+        # A trace observes `as_added`, to see what is added.
+        alone = getattr(self.as_added, "__func__", None) is Block.as_added
+        if alone and scale is not None and self.residual_scale == 1 and not drops:
+            return add_scaled(x, branch, scale)
+        return x + self.run_in_training(drop_path, self.as_added(scale, branch), training)
 
     def as_added(self, scale, branch):
         """Return the output of a branch as it is added to the tokens, but for stochastic depth.
@@ -178,10 +195,9 @@ class PostNormBlock(Block):
 
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         attended, maps = self.attend(x, training, return_attention_scores, attention_mask)
-        attended = self.as_added(self.ls1, attended)
-        x = layer_norm(self.norm1, x + self.run_in_training(self.drop_path1, attended, training))
-        fed = self.as_added(self.ls2, self.run_all([self.mlp], x, training, attention_mask))
-        x = layer_norm(self.norm2, x + self.run_in_training(self.drop_path2, fed, training))
+        x = layer_norm(self.norm1, self.add(x, attended, self.ls1, self.drop_path1, training))
+        fed = self.run_all([self.mlp], x, training, attention_mask)
+        x = layer_norm(self.norm2, self.add(x, fed, self.ls2, self.drop_path2, training))
         return (x, maps) if return_attention_scores else x
 
 

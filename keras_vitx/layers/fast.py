@@ -25,6 +25,13 @@ if BACKEND == "jax":
 else:
     jax = None
 
+HAS_ONEDNN = (
+    torch is not None
+    and torch.backends.mkldnn.is_available()
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
+"""Whether PyTorch has oneDNN's product with an activation."""
+
 PIECE = 12 << 20
 """Bytes of maps per piece in `in_pieces`."""
 
@@ -144,16 +151,51 @@ def linear(dense: keras.layers.Dense, x: Any) -> Any:
     Returns:
         `(..., units)`.
     """
-    fits = (
+    if not _is_one_operation(dense, x):
+        return dense(x)
+    return _product(dense, x)
+
+
+def linear_gelu(dense: keras.layers.Dense, x: Any, training: Any = False) -> Any:
+    """Return `gelu(linear(dense, x), training)`.
+
+    At inference under PyTorch, in float32 on a CPU, oneDNN applies the GELU to each part of
+    the product while that is in the cache.
+    """
+    if not _is_one_operation(dense, x):
+        return gelu(dense(x), training)
+    if _runs_onednn(x):
+        return _product(dense, x, "gelu")
+    return gelu(_product(dense, x), training)
+
+
+def _is_one_operation(dense, x):
+    return (
         torch is not None
         and dense.quantization_mode is None
         and not has_hooks(dense)
         and has_dtype(x, dense.compute_dtype)
     )
-    if not fits:
-        return dense(x)
+
+
+def _runs_onednn(x):
+    # The operation has no gradient, and serves the graphs that PyTorch compiles.
+    return (
+        HAS_ONEDNN
+        and not torch.is_grad_enabled()
+        and x.dtype is torch.float32
+        and on_cpu(x)
+        and not is_traced(x)
+    )
+
+
+def _product(dense, x, activation=""):
+    kernel = value_of(kernel_of(dense)).T
     bias = None if dense.bias is None else value_of(dense.bias)
-    return torch.nn.functional.linear(x, value_of(kernel_of(dense)).T, bias)
+    if _runs_onednn(x):
+        product = torch.ops.mkldnn._linear_pointwise.default
+        return product(x, kernel, bias, activation or "none", [], "none" if activation else "")
+    return torch.nn.functional.linear(x, kernel, bias)
 
 
 def layer_norm(norm: keras.layers.LayerNormalization, x: Any) -> Any:
@@ -175,6 +217,19 @@ def layer_norm(norm: keras.layers.LayerNormalization, x: Any) -> Any:
         return norm.call(x)
     gamma, beta = (None if part is None else value_of(part) for part in (norm.gamma, norm.beta))
     return torch.nn.functional.layer_norm(x, x.shape[-1:], gamma, beta, norm.epsilon)
+
+
+def add_scaled(x: Any, branch: Any, scale: keras.layers.Layer) -> Any:
+    """Return `x + scale(branch)`; under PyTorch, one operation.
+
+    Args:
+        x: Tokens.
+        branch: Tensor of the same shape.
+        scale: A `LayerScale`. One that has hooks is called.
+    """
+    if not runs_straight(scale, branch, scale.compute_dtype) or x.dtype is not branch.dtype:
+        return x + scale(branch)
+    return torch.addcmul(x, branch, value_of(scale.gamma))
 
 
 def value_of(weight: Any) -> Any:

@@ -6,7 +6,7 @@ import keras
 
 from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import gelu, linear
+from keras_vitx.layers.fast import linear, linear_gelu
 
 
 @register
@@ -73,8 +73,11 @@ class MLP(Layer):
 
     def call(self, x, training=False, attention_mask=None):
         drops = training and self.dropout
-        x = linear(self.fc1, self.run_all(self.on_input, x, training, attention_mask))
-        x = gelu(x, training) if self.activation == "gelu" else self.act(x)
+        x = self.run_all(self.on_input, x, training, attention_mask)
+        if self.activation == "gelu":
+            x = linear_gelu(self.fc1, x, training)
+        else:
+            x = self.act(linear(self.fc1, x))
         x = self.run_in_training(self.drop, x, drops)
         x = self.run_all(self.on_hidden, x, training, attention_mask)
         x = self.run_in_training(self.drop, linear(self.fc2, x), drops)

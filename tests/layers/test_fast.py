@@ -7,12 +7,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array, close, gradients, numbers, precision, run_python
+from harness import BACKEND, array, close, gradients, numbers, precision, randomize, run_python
 from keras import ops
 from plain import softmax
 
 import keras_vitx as kv
-from keras_vitx.layers import fast
+from keras_vitx.layers import MLP, Attention, Block, ClassAttention, ClassBlock, fast
 
 
 def dense(**arguments):
@@ -287,3 +287,30 @@ def test_freed_memory_is_kept(monkeypatch):
     assert kept < given_back / 4
     monkeypatch.setenv("KERAS_VITX_KEEP_MEMORY", "0")
     assert not kv.keep_memory()
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's products")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Block(Attention(2, qkv_bias=False), MLP(), layer_scale=0.5),
+        lambda: ClassBlock(ClassAttention(2), MLP(), layer_scale=0.5),
+        lambda: Block(Attention(2), MLP(activation="relu"), residual_scale=0.5),
+    ],
+)
+def test_products_without_gradients(made, monkeypatch):
+    """At inference on a CPU, oneDNN multiplies, and applies the GELU."""
+    import torch
+
+    block = made()
+    x = numbers((3, 5, 8))
+    block(x)
+    randomize(block)
+    ran, choose = [], fast._runs_onednn
+    monkeypatch.setattr(fast, "_runs_onednn", lambda x: ran.append(choose(x)) or ran[-1])
+    expected = array(block(x))
+    assert ran and not any(ran)
+    ran.clear()
+    with torch.no_grad():
+        close(array(block(x)), expected, 1e-6)
+    assert all(ran) == fast.HAS_ONEDNN
