@@ -183,7 +183,7 @@ def _runs_onednn(x):
     return (
         HAS_ONEDNN
         and not torch.is_grad_enabled()
-        and x.dtype is torch.float32
+        and x.dtype in (torch.float32, torch.bfloat16)
         and on_cpu(x)
         and not is_traced(x)
     )
@@ -202,13 +202,14 @@ def layer_norm(norm: keras.layers.LayerNormalization, x: Any) -> Any:
     """Apply a `LayerNormalization` over the last axis; under PyTorch, without its conversions.
 
     Args:
-        norm: A layer. In half precision, and where `runs_straight` says so, Keras calls it.
+        norm: A layer. In float16, and where `runs_straight` says so, Keras calls it.
         x: `(..., dim)`.
     """
     if not runs_straight(norm, x, norm.compute_dtype):
         return norm(x)
+    # It computes the statistics of bfloat16 in float32, too.
     fits = (
-        x.dtype is torch.float32
+        x.dtype in (torch.float32, torch.bfloat16)
         and type(norm) is keras.layers.LayerNormalization
         and norm.axis in ([-1], [x.ndim - 1])
         and not norm.rms_scaling
