@@ -25,12 +25,10 @@ if BACKEND == "jax":
 else:
     jax = None
 
-HAS_ONEDNN = (
-    torch is not None
-    and torch.backends.mkldnn.is_available()
-    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-)
-"""Whether PyTorch has oneDNN's product with an activation."""
+ONEDNN = None
+"""oneDNN's product with a bias and an activation, which PyTorch has for the code it compiles."""
+if torch is not None and torch.backends.mkldnn.is_available():
+    ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 PIECE = 12 << 20
 """Bytes of maps per piece in `in_pieces`."""
@@ -181,7 +179,7 @@ def _is_one_operation(dense, x):
 def _runs_onednn(x):
     # The operation has no gradient, and serves the graphs that PyTorch compiles.
     return (
-        HAS_ONEDNN
+        ONEDNN is not None
         and not torch.is_grad_enabled()
         and x.dtype in (torch.float32, torch.bfloat16)
         and on_cpu(x)
@@ -193,8 +191,7 @@ def _product(dense, x, activation=""):
     kernel = value_of(kernel_of(dense)).T
     bias = None if dense.bias is None else value_of(dense.bias)
     if _runs_onednn(x):
-        product = torch.ops.mkldnn._linear_pointwise.default
-        return product(x, kernel, bias, activation or "none", [], "none" if activation else "")
+        return ONEDNN(x, kernel, bias, activation or "none", [], "none" if activation else "")
     return torch.nn.functional.linear(x, kernel, bias)
 
 
