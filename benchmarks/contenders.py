@@ -32,7 +32,8 @@ def ours(task: dict) -> Callable[[], None]:
     import keras_vitx as kv
 
     kv.keep_memory()
-    return keras_steps(kv.create_model(task["model"], drop_path=0.0, remat=task["remat"]), task)
+    model = kv.create_model(task["model"], drop_path=0.0, remat=task["remat"])
+    return keras_steps(model, task, kv.training.AdamW(1e-4))
 
 
 def zeromodels(task: dict) -> Callable[[], None]:
@@ -93,15 +94,15 @@ def product(task: dict) -> Callable[[], None]:
 WHO = {f.__name__: f for f in (ours, zeromodels, keras_hub, timm, plain, product)}
 
 
-def keras_steps(model, task: dict) -> Callable[[], None]:
-    """Return one step of a Keras model, as in `predict` or `fit`."""
+def keras_steps(model, task: dict, optimizer=None) -> Callable[[], None]:
+    """Return one step of a Keras model, as in `predict` or `fit`; by default with Keras's AdamW."""
     import keras
     import numpy as np
 
     images, labels = batch(task["batch"])
     jit = True if task["compile"] else "auto"
     loss = "sparse_categorical_crossentropy"
-    model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=jit)
+    model.compile(optimizer or keras.optimizers.AdamW(1e-4), loss, jit_compile=jit)
     images = keras.ops.convert_to_tensor(images)
     if task["mode"] == "train":
         labels = keras.ops.convert_to_tensor(labels)
