@@ -245,7 +245,7 @@ CHECKPOINTS = (
     ),
     _cifar10("ViT_Mini", 68.67),
     _cifar10("CaiT_Mini", 71.35),
-    _cifar10("ConViT_Mini", 73.92),
+    _cifar10("ConViT_Mini", 89.22),
     _cifar10("DeepViT_Mini", 59.48, HALVES),
     _cifar10("RefinedViT_Mini", 64.01, HALVES),
     _cifar10("CBViT_Mini", 66.86),
