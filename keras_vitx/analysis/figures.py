@@ -311,6 +311,8 @@ def plot_strength(
             bars = [row.get("interval") or 0 for row in rows]
             axis.errorbar(strengths, accuracies, bars, fmt=".-", capsize=2, label=model)
         axis.set(xlabel=label, ylabel="accuracy", ylim=(0, 1))
+        # Epsilons of an attack are small numbers with many digits.
+        axis.locator_params(axis="x", nbins=5)
         axis.legend(fontsize=7)
     return Path(path)
 
