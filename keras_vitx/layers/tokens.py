@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import keras
-from keras import ops
 
+from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import InferenceForm, Layer, register
 from keras_vitx.layers.fast import convolution
 from keras_vitx.layers.initializers import truncated_normal, uniform
