@@ -12,6 +12,16 @@ from keras_vitx.training.network.blocks import is_block, layers_of
 class _KernelsDecay:
     """Weight decay of kernels only, and a learning rate per layer, kept in saved files."""
 
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        weight_decay: float = 0.05,
+        rate_factors: Sequence[float] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
+        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
+
     def build(self, variables):
         if not self.built:
             factors = self.rate_factors
@@ -50,16 +60,6 @@ class AdamW(_KernelsDecay, AdamWByRate):
         ValueError: when built with another number of variables.
     """
 
-    def __init__(
-        self,
-        learning_rate: Any = 1e-3,
-        weight_decay: float = 0.05,
-        rate_factors: Sequence[float] | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(learning_rate, weight_decay, **kwargs)
-        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
-
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class Muon(_KernelsDecay, MuonByRate):
@@ -96,8 +96,7 @@ class Muon(_KernelsDecay, MuonByRate):
         **kwargs: Any,
     ):
         kwargs["adam_weight_decay"] = weight_decay
-        super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
-        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
+        super().__init__(learning_rate, weight_decay, rate_factors, **kwargs)
         self.matrices = None if matrices is None else tuple(matrices)
 
     def get_config(self) -> dict[str, Any]:
