@@ -182,13 +182,14 @@ def _is_one_operation(dense, x):
 
 def _runs_onednn(x):
     # The operation has no gradient, and serves the graphs that PyTorch compiles.
+    # The size comes last: a comparison would fix the batch size of an exported graph.
     return (
         ONEDNN is not None
-        and x.numel() >= LARGE
         and not torch.is_grad_enabled()
         and x.dtype in (torch.float32, torch.bfloat16)
         and on_cpu(x)
         and not is_traced(x)
+        and x.numel() >= LARGE
     )
 
 
