@@ -262,3 +262,38 @@ def test_an_average_of_the_first_weights_only(caplog):
     assert "ema" not in caplog.text
     make_optimizer(two_layers(), recipe, steps_per_epoch=29)
     assert "(ema=0.99) spans about 100 updates, but the run has 290" in caplog.text
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="XLA's")
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_variables_of_one_shape_share_compiled_code(kind):
+    import jax
+
+    random = np.random.default_rng(0)
+    shapes = [(3, 3), (3,), (3, 3), (3,), (3, 3)]
+    draw = lambda: [random.normal(size=shape).astype("float32") for shape in shapes]  # noqa: E731
+    values, gradients = draw(), [draw() for _ in range(3)]
+
+    def made():
+        variables = [keras.Variable(value, name="kernel") for value in values]
+        factors = [0.5, 0.5, 1, 1, 1]
+        optimizer = kind(0.1, rate_factors=factors, use_ema=True, ema_momentum=0.7)
+        optimizer.build(variables)
+        return optimizer, variables
+
+    one_by_one, expected = made()
+    for step in gradients:
+        one_by_one.apply([ops.convert_to_tensor(x) for x in step], expected)
+
+    optimizer, variables = made()
+    apply = jax.jit(optimizer.stateless_apply)
+    kept, trained = [v.value for v in optimizer.variables], [v.value for v in variables]
+    for step in gradients:
+        trained, kept = apply(kept, step, trained)
+    for variable, value in zip(expected, trained, strict=True):
+        close(array(value), array(variable.value), 1e-6, variable.path)
+    for variable, value in zip(one_by_one.variables, kept, strict=True):
+        close(array(value), array(variable.value), 1e-6, variable.path)
+    # The decay of kernels at two factors; the update and the average of two shapes.
+    functions = apply.lower(kept, gradients[0], trained).as_text().count("func.func private @pure")
+    assert functions == 2 + 2 + 2
