@@ -5,6 +5,7 @@ test per name, so that an incompatible Keras release fails there first.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -188,64 +189,62 @@ class ByRate:
         return rate if self._factor == 1 else rate * self._factor
 
     def _apply_weight_decay(self, variables):
-        if self.weight_decay is None:
+        if self.weight_decay is None or self._shared is not None:
             return
-        decay = super()._apply_weight_decay
         for factor, places in self._by_factor(variables):
-            self._factor = factor
-            try:
-                for variable in (variables[i] for i in places):
-                    if self._use_weight_decay(variable):
-                        self._run([variable], lambda v=variable: decay([v]))
-            finally:
-                self._factor = 1.0
+            decayed = [variables[i] for i in places if self._use_weight_decay(variables[i])]
+            if decayed:
+                with self._at(factor):
+                    super()._apply_weight_decay(decayed)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         for factor, places in self._by_factor(trainable_variables):
-            super()._backend_update_step(
-                [grads[i] for i in places],
-                [trainable_variables[i] for i in places],
-                learning_rate if factor == 1 else learning_rate * factor,
-            )
+            with self._at(factor):
+                super()._backend_update_step(
+                    [grads[i] for i in places],
+                    [trainable_variables[i] for i in places],
+                    learning_rate if factor == 1 else learning_rate * factor,
+                )
 
     def update_step(self, gradient, variable, learning_rate):
-        update = super().update_step
-        self._run(
-            [variable, *self._kept(variable)],
-            lambda gradient, rate: update(gradient, variable, rate),
-            gradient,
-            learning_rate,
+        if self._shared is None:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        place = self._get_variable_index(variable)
+        kept = [getattr(self, name)[place] for name in self.slots if hasattr(self, name)]
+        decays = self.weight_decay is not None and self._use_weight_decay(variable)
+        average = self._model_variables_moving_average[place] if self._averages_here() else None
+        self._shared(
+            (decays and self._factor, average is not None),
+            [value for value in (variable, *kept, average) if value is not None],
+            functools.partial(self._update, variable, decays, average),
+            [gradient, learning_rate],
+            [value for value in self.variables if value.shape == ()],
         )
 
+    def _update(self, variable, decays, average, gradient, learning_rate):
+        if decays:
+            super()._apply_weight_decay([variable])
+        super().update_step(gradient, variable, learning_rate)
+        if average is not None:
+            momentum = ops.cast(self.iterations != 0, average.dtype) * self.ema_momentum
+            average.assign(momentum * average + (1 - momentum) * variable)
+
+    def _averages_here(self):
+        # With accumulation, Keras decides after the update which weights enter the average.
+        return self._shared is not None and self.use_ema and not self.gradient_accumulation_steps
+
     def _update_model_variables_moving_average(self, trainable_variables):
-        if self._shared is None:
+        if not self._averages_here():
             super()._update_model_variables_moving_average(trainable_variables)
-            return
-        # Keras's method takes all averages at once.
-        kept = ops.cast(self.iterations != 0, "float32") * self.ema_momentum
-        for variable, average in moving_average(self):
-            self._shared(
-                ("average",),
-                [average],
-                lambda x, kept, average=average: average.assign(kept * average + (1 - kept) * x),
-                variable.value,
-                kept,
-            )
 
-    def _kept(self, variable):
-        place = self._get_variable_index(variable)
-        slots = [getattr(self, name)[place] for name in self.slots if hasattr(self, name)]
-        return [value for value in slots if value is not None]
-
-    def _run(self, variables, function, *tensors):
-        """Call a function that updates `variables`, of which the first is trained."""
-        if self._shared is None:
-            function(*tensors)
-            return
-        # Muon, which keeps less for a variable, has another rule than AdamW.
-        key = (self._factor, len(self._kept(variables[0])))
-        numbers = [value for value in self.variables if value.shape == ()]
-        self._shared(key, variables, function, *tensors, numbers=numbers)
+    @contextlib.contextmanager
+    def _at(self, factor):
+        self._factor = factor
+        try:
+            yield
+        finally:
+            self._factor = 1.0
 
     def _by_factor(self, variables):
         """Return each factor and the places of its variables in the list."""
@@ -281,42 +280,42 @@ class _SharedCode:
     def __call__(
         self,
         key: tuple,
-        variables: Sequence[keras.Variable],
+        updated: Sequence[keras.Variable],
         function: Callable[..., Any],
-        *tensors: Any,
-        numbers: Sequence[keras.Variable] = (),
+        inputs: Sequence[Any],
+        read: Sequence[keras.Variable],
     ) -> None:
-        """Update `variables` by `function(*tensors)`, or by one that was called before.
+        """Call `function(*inputs)`, or the function of its key that was called first.
 
         Args:
             key: Identifies functions that differ only in the variables that they update.
-            variables: Variables that `function` reads and updates, in the same order for
-                all functions of a key.
-            function: Updates `variables`.
-            *tensors: Its arguments.
-            numbers: Other variables that it reads.
+            updated: Variables that `function` reads and updates, in the same order for all
+                functions of a key.
+            function: Updates variables.
+            inputs: Its arguments.
+            read: Other variables that it reads.
         """
         import jax
         from jax.experimental.xla_metadata import set_xla_metadata
 
-        variables, numbers = list(variables), list(numbers)
-        key = (*key, *((variable.shape, variable.dtype) for variable in variables))
+        variables = [*updated, *read]
+        key = (*key, *((variable.shape, variable.dtype) for variable in updated))
         if key not in self._compiled:
 
-            def pure(values, tensors):
-                mapping = list(zip(variables + numbers, values, strict=True))
+            def pure(values, inputs):
+                mapping = list(zip(variables, values, strict=True))
                 with keras.StatelessScope(state_mapping=mapping) as scope:
-                    function(*tensors)
-                    return [scope.get_current_value(variable) for variable in variables]
+                    function(*inputs)
+                    return [scope.get_current_value(variable) for variable in updated]
 
             self._compiled[key] = jax.jit(pure)
         # Inlined, each call would be compiled by itself.
         with set_xla_metadata(inlineable="false"):
             values = self._compiled[key](
-                [variable.value for variable in variables + numbers],
-                [ops.convert_to_tensor(tensor) for tensor in tensors],
+                [variable.value for variable in variables],
+                [ops.convert_to_tensor(tensor) for tensor in inputs],
             )
-        for variable, value in zip(variables, values, strict=True):
+        for variable, value in zip(updated, values, strict=True):
             variable.assign(value)
 
 
