@@ -92,7 +92,8 @@ class Attention(Layer):
     def call(self, x, training=False, return_attention_scores=False, attention_mask=None):
         x, carried = x if self.reads_maps else (x, None)
         around = self.mask_around(attention_mask)
-        query, key, value = self.projections(self.run_all(self.on_input, x, training, around))
+        x = self.run_all(self.on_input, x, training, around)
+        query, key, value = self.projections(x, training)
         mask = attention_mask
         if mask is not None:
             mask = as_pairs(mask, value if query is None else query, value)[:, None]
@@ -108,12 +109,12 @@ class Attention(Layer):
         """Return the mask for the layers of `on_input` and `on_output`, over all tokens."""
         return attention_mask
 
-    def projections(self, x):
+    def projections(self, x, training=False):
         """Return the queries, keys and values of the tokens `x`.
 
         Each is `(batch, tokens, heads, size)`; the number of value heads may differ.
         """
-        x, heads = self.split_heads(linear(self.qkv, x)), self.num_heads
+        x, heads = self.split_heads(linear(self.qkv, x, training)), self.num_heads
         if self.value_width == self.width:
             # The gradient of a split is one concatenation; that of slices, a sum of three tensors.
             return ops.split(x, 3, axis=2)
@@ -166,7 +167,7 @@ class Attention(Layer):
     def project(self, y, training=False, attention_mask=None):
         """Project the aggregated values of all heads to the output of the layer."""
         batch, tokens, heads, size = ops.shape(y)
-        y = linear(self.proj, ops.reshape(y, (batch, tokens, heads * size)))
+        y = linear(self.proj, ops.reshape(y, (batch, tokens, heads * size)), training)
         y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
         return self.run_all(self.on_output, y, training, attention_mask)
 
@@ -322,11 +323,11 @@ class ClassAttention(Attention):
         # The queries are other tokens than the keys.
         return None
 
-    def projections(self, x):
+    def projections(self, x, training=False):
         asking = x[:, : self.num_class_tokens]
         asked = x if self.class_in_keys else x[:, self.num_class_tokens :]
         pairs = ((self.q, asking), (self.k, asked), (self.v, asked))
-        return [self.split_heads(linear(layer, tokens)) for layer, tokens in pairs]
+        return [self.split_heads(linear(layer, tokens, training)) for layer, tokens in pairs]
 
     def build(self, input_shape):
         keys = input_shape[1]

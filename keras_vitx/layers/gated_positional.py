@@ -178,9 +178,10 @@ class PositionalAttention(Attention):
         patches = self.rows * self.columns
         return ops.reshape(pairs, (self.num_heads, patches, patches))
 
-    def projections(self, x):
-        query, key = ops.split(linear(self.qk, x), 2, axis=-1)
-        return [self.split_heads(part) for part in (query, key, linear(self.v, x))]
+    def projections(self, x, training=False):
+        query, key = ops.split(linear(self.qk, x, training), 2, axis=-1)
+        value = linear(self.v, x, training)
+        return [self.split_heads(part) for part in (query, key, value)]
 
     def logits_of(self, query, key):
         return super().logits_of(query, key) + self.positional_logits()

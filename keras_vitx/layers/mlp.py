@@ -77,10 +77,10 @@ class MLP(Layer):
         if self.activation == "gelu":
             x = linear_gelu(self.fc1, x, training)
         else:
-            x = self.act(linear(self.fc1, x))
+            x = self.act(linear(self.fc1, x, training))
         x = self.run_in_training(self.drop, x, drops)
         x = self.run_all(self.on_hidden, x, training, attention_mask)
-        x = self.run_in_training(self.drop, linear(self.fc2, x), drops)
+        x = self.run_in_training(self.drop, linear(self.fc2, x, training), drops)
         return self.run_all(self.on_output, x, training, attention_mask)
 
 

@@ -55,8 +55,8 @@ class SharedAttention(Attention):
         self.v = self.dense(self.value_width, "v", self.qkv_bias)
         self.v.build(tokens)
 
-    def projections(self, x):
-        return None, None, self.split_heads(linear(self.v, x))
+    def projections(self, x, training=False):
+        return None, None, self.split_heads(linear(self.v, x, training))
 
     def maps_of(self, query, key, carried, training=False, mask=None):
         return self.run_over_maps(self.on_weights, carried, training, mask)

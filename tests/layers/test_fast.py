@@ -29,6 +29,29 @@ def test_linear(changes):
     close(array(fast.linear(layer, x)), array(layer(x)), 1e-6)
 
 
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX's")
+@pytest.mark.parametrize("units", [2, 4, 6])
+def test_gradients_of_linear_in_training(units, monkeypatch):
+    import jax
+
+    layer = keras.layers.Dense(units, bias_initializer=keras.initializers.RandomNormal())
+    layer.build((None, 5, 4))
+    x, weights = numbers((2, 5, 4)), numbers((2, 5, units))
+
+    def loss(x, kernel, bias, training):
+        mapping = [(layer.kernel, kernel), (layer.bias, bias)]
+        with keras.StatelessScope(state_mapping=mapping):
+            return ops.sum(fast.linear(layer, x, training) ** 2 * weights)
+
+    values = x, layer.kernel.value, layer.bias.value
+    expected = jax.value_and_grad(loss, (0, 1, 2))(*values, False)
+    with monkeypatch.context() as without:
+        without.setattr(keras.layers.Dense, "__call__", None)
+        found = jax.jit(jax.value_and_grad(loss, (0, 1, 2)), static_argnums=3)(*values, True)
+    for one, other in zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True):
+        close(array(one), array(other), 1e-6)
+
+
 def test_linear_of_a_quantized_layer():
     layer, x = dense(), ops.convert_to_tensor(numbers((2, 5, 4)))
     layer.quantize("int8")

@@ -131,7 +131,7 @@ def test_position_is_computed_once_for_all_images(monkeypatch):
     assert layer.positional_map().shape == (4, 6, 6)
     shapes = []
 
-    def spy(dense, x):
+    def spy(dense, x, training=False):
         if dense is layer.pos_proj:
             shapes.append(tuple(x.shape))
         return linear(dense, x)
