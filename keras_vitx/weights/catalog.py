@@ -247,7 +247,7 @@ CHECKPOINTS = (
     _cifar10("CaiT_Mini", 85.14),
     _cifar10("ConViT_Mini", 89.22),
     _cifar10("DeepViT_Mini", 80.29, HALVES),
-    _cifar10("RefinedViT_Mini", 64.01, HALVES),
+    _cifar10("RefinedViT_Mini", 82.69, HALVES),
     _cifar10("CBViT_Mini", 83.70),
 )
 
