@@ -37,6 +37,9 @@ some 25 microseconds more, by which ViT_Mini on one image was a sixth slower."""
 PIECE = 12 << 20
 """Bytes of maps per piece in `in_pieces`."""
 
+ROWS = 1 << 20
+"""Bytes per piece in `_some_rows`."""
+
 TERMS = 96
 """Least number of terms per output entry of the matrix products that `keep_products` keeps.
 
@@ -488,11 +491,11 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
 def batch_norm(
     norm: keras.layers.BatchNormalization, x: Any, training: Any = True, offset: Any = None
 ) -> Any:
-    """Apply a batch normalization over axis 1; in training under PyTorch, as one operation.
+    """Apply a batch normalization; in training under PyTorch, as one operation.
 
     Args:
         norm: A built layer.
-        x: `(batch, channels, ...)`.
+        x: `(batch, channels, ...)`, or another order that `norm.axis` gives.
         training: Whether the statistics of the batch are used.
         offset: In training, `(channels,)`, a constant that is added to `x` in thought: it
             changes nothing but the running mean.
@@ -504,26 +507,112 @@ def batch_norm(
     return y
 
 
-def _batch_norm(norm, x, training):
+def batch_norm_relu6(norm: keras.layers.BatchNormalization, x: Any, training: Any = True) -> Any:
+    """Return `relu6(batch_norm(norm, x, training))`.
+
+    In training under PyTorch, in float32 on a CPU, it is one operation if the channels are last
+    in memory and do not fill the processor's vectors: PyTorch's own takes twice as long then.
+    """
+    if has_hooks(norm):  # A hook may hold the tensor that `relu6` would overwrite.
+        return keras.ops.relu6(norm(x, training=training))
+    return _batch_norm(norm, x, training, clips=True)
+
+
+def _batch_norm(norm, x, training, clips=False):
     plain = not training or norm.renorm or norm.synchronized or not norm.trainable
     # On several devices, the statistics are those of the whole batch.
     plain = plain or has_replaced_moments(norm)
     if torch is None or plain or has_hooks(norm) or x.dtype is torch.float16:
-        return norm(x, training=training)
-    # PyTorch computes the statistics of bfloat16 in float32, too.
-    mean, variance = x.new_zeros(2, x.shape[1], dtype=torch.float32)
-    gamma, beta = map(keras.ops.convert_to_tensor, (norm.gamma, norm.beta))
-    # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance` become
-    # the statistics of this batch.
-    y = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, norm.epsilon)
-    count = x.numel() / x.shape[1]
-    # PyTorch keeps the unbiased variance, Keras the biased one.
-    for moving, new in (
-        (norm.moving_mean, mean),
-        (norm.moving_variance, variance * ((count - 1) / count)),
-    ):
+        y = norm(x, training=training)
+        return relu6(y) if clips else y
+    gamma, beta = (
+        None if part is None else keras.ops.convert_to_tensor(part)
+        for part in (norm.gamma, norm.beta)
+    )
+    x = x.movedim(norm.axis, 1)
+    rows = x.movedim(1, -1)
+    if clips and gamma is not None and beta is not None and _runs_rows(rows):
+        y, mean, variance = _NormalizedRows.apply(rows.flatten(0, -2), gamma, beta, norm.epsilon)
+        y = y.view(rows.shape).movedim(-1, 1)
+    else:
+        # PyTorch computes the statistics of bfloat16 in float32, too.
+        mean, variance = x.new_zeros(2, x.shape[1], dtype=torch.float32)
+        # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance`
+        # become the statistics of this batch.
+        y = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, norm.epsilon)
+        y = relu6(y) if clips else y
+        # PyTorch keeps the unbiased variance, Keras the biased one.
+        count = x.numel() / x.shape[1]
+        variance = variance * ((count - 1) / count)
+    for moving, new in ((norm.moving_mean, mean), (norm.moving_variance, variance)):
         moving.assign(moving * norm.momentum + new * (1 - norm.momentum))
-    return y
+    return y.movedim(1, norm.axis)
+
+
+def _runs_rows(x):
+    fits = x.dtype is torch.float32 and x.is_contiguous() and x.shape[-1] % 16
+    return fits and on_cpu(x) and not is_traced(x)
+
+
+if torch is not None:
+
+    class _NormalizedRows(torch.autograd.Function):
+        """ReLU6 of a batch normalization of the rows of a matrix, some rows at a time.
+
+        Sums over rows are matrix products, and the rows stay in the cache from one operation
+        to the next. Returns the output, the mean and the biased variance.
+        """
+
+        @staticmethod
+        def forward(ctx, x, gamma, beta, epsilon):
+            count, y = len(x), torch.empty_like(x)
+            ones = x.new_ones(1, count)
+            mean = (ones @ x) / count
+            variance = torch.zeros_like(mean)
+            for (part,) in _some_rows(x):
+                variance.addmm_(ones[:, : len(part)], (part - mean).square_())
+            variance /= count
+            inverse = torch.rsqrt(variance + epsilon)
+            scale = gamma * inverse
+            shift = beta - mean * scale
+            for part, out in _some_rows(x, y):
+                torch.addcmul(shift, part, scale, out=out).clamp_(0, 6)
+            ctx.save_for_backward(x, y, gamma, mean, inverse)
+            ctx.epsilon = epsilon
+            ctx.mark_non_differentiable(mean, variance)
+            return y, mean[0], variance[0]
+
+        @staticmethod
+        def backward(ctx, gradient, *_):
+            x, y, gamma, mean, inverse = ctx.saved_tensors
+            if torch.is_grad_enabled():  # The gradient may be differentiated again.
+                seen = gradient * ((y > 0) & (y < 6))
+                statistics = None, None, mean[0], inverse[0], True, ctx.epsilon
+                gradients = torch.ops.aten.native_batch_norm_backward(
+                    seen, x, gamma, *statistics, [True] * 3
+                )
+                return *gradients, None
+            count, to_x = len(x), torch.empty_like(x)
+            ones = x.new_ones(1, count)
+            # The sums over the rows of the gradient, and of its products with centred inputs.
+            sums, products = torch.zeros_like(mean), torch.zeros_like(mean)
+            clip = torch.ops.aten.hardtanh_backward.grad_input
+            for part, given, cut, seen in _some_rows(x, gradient.contiguous(), y, to_x):
+                clip(given, cut, 0, 6, grad_input=seen)
+                sums.addmm_(ones[:, : len(part)], seen)
+                products.addmm_(ones[:, : len(part)], (part - mean).mul_(seen))
+            to_gamma, scale = products * inverse, gamma * inverse
+            slope = -scale * inverse * to_gamma / count
+            constant = -scale * sums / count - slope * mean
+            for part, seen in _some_rows(x, to_x):
+                seen.mul_(scale).addcmul_(part, slope).add_(constant)
+            return to_x, to_gamma[0], sums[0], None
+
+
+def _some_rows(*matrices):
+    """Split matrices of one shape into pieces of some rows."""
+    at_a_time = max(1, ROWS // (matrices[0].shape[1] * matrices[0].element_size()))
+    return zip(*(matrix.split(at_a_time) for matrix in matrices), strict=True)
 
 
 def gelu(x: Any, training: Any = False) -> Any:

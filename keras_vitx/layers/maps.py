@@ -17,7 +17,15 @@ import keras
 from keras_vitx.keras_internals import children, without_autocast
 from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import InferenceForm, Layer, register
-from keras_vitx.layers.fast import batch_norm, convolve_maps, has_hooks, in_pieces, mix, relu6
+from keras_vitx.layers.fast import (
+    batch_norm,
+    batch_norm_relu6,
+    convolve_maps,
+    has_hooks,
+    in_pieces,
+    mix,
+    relu6,
+)
 from keras_vitx.layers.initializers import truncated_normal, uniform
 from keras_vitx.layers.masking import masked, shares
 
@@ -493,15 +501,15 @@ class ResidualRefinement(MapLayer):
             if attention_mask is not None:
                 return refine(maps)
             return in_pieces(refine, maps, self.expansion)
-        # A hook may hold a reference to a tensor that `relu6` would overwrite.
-        phi = ops.relu6 if has_hooks(*children(self)) else relu6
         if not self.normalize:
+            # A hook may hold a reference to a tensor that `relu6` would overwrite.
+            phi = ops.relu6 if has_hooks(*children(self)) else relu6
             y = masked(phi(self.run(self.conv_exp, maps)), attention_mask)
             y = self.run(self.conv_pro, phi(self.run(self.depth_sep_conv, y)))
             return self.map_scale * (maps * ops.reshape(self.skip, (-1, 1, 1)) + y)
-        y = phi(batch_norm(self.bn1, self.run(self.conv_exp, maps), training))
+        y = batch_norm_relu6(self.bn1, self.run(self.conv_exp, maps), training)
         y = masked(y, attention_mask)
-        y = phi(batch_norm(self.bn2, self.run(self.depth_sep_conv, y), training))
+        y = batch_norm_relu6(self.bn2, self.run(self.depth_sep_conv, y), training)
         y = maps + batch_norm(self.bn3, self.run(self.conv_pro, y), training)
         return self.map_scale * batch_norm(self.adapt_bn, y, training)
 

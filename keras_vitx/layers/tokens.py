@@ -6,7 +6,7 @@ import keras
 
 from keras_vitx.layers import eager as ops
 from keras_vitx.layers.base import InferenceForm, Layer, register
-from keras_vitx.layers.fast import convolution
+from keras_vitx.layers.fast import batch_norm, convolution
 from keras_vitx.layers.initializers import truncated_normal, uniform
 from keras_vitx.layers.maps import affine
 
@@ -121,7 +121,7 @@ class ConvStem(Layer):
         for index, layer in enumerate(self.convolutions):
             x = convolution(layer, x, training)
             if self.normalize:
-                x = self.norms[index](x, training=training)
+                x = batch_norm(self.norms[index], x, training)
             x = ops.relu(x)
         return _flatten(convolution(self.proj, x))
 

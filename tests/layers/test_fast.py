@@ -160,6 +160,51 @@ def test_batch_norm(trainable, policy):
         close(array(one), array(other), 1e-6)
 
 
+def test_batch_norm_of_the_last_axis():
+    fast_one, plain = (keras.layers.BatchNormalization(epsilon=1e-5) for _ in "ab")
+    x = numbers((3, 4, 5, 2)) * 3 + 1
+    for norm in (fast_one, plain):
+        norm.build(x.shape)
+    y = fast.batch_norm(fast_one, ops.convert_to_tensor(x))
+    close(array(y), array(plain(x, training=True)), 1e-6)
+    for one, other in zip(fast_one.variables, plain.variables, strict=True):
+        close(array(one), array(other), 1e-6)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's")
+@pytest.mark.parametrize("channels", [6, 16])
+def test_batch_norm_relu6(channels, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(fast, "ROWS", 4 * channels * 7)  # Seven rows of 24.
+    fast_one, plain = (keras.layers.BatchNormalization(axis=1, momentum=0.9) for _ in "ab")
+    for norm in (fast_one, plain):
+        norm.build((3, channels, 4, 2))
+        for seed, variable in enumerate(norm.variables):
+            variable.assign(1 + 2 * numbers(variable.shape, seed) ** 2)
+    x = torch.from_numpy(numbers((3, 4, 2, channels)) * 3 + 9).permute(0, 3, 1, 2)
+    weights = torch.from_numpy(numbers((3, channels, 4, 2), 1))
+
+    def found(norm, form):
+        given = x.clone().requires_grad_()
+        y = form(norm, given)
+        inputs = given, norm.gamma.value, norm.beta.value
+        first = torch.autograd.grad((y * weights).sum(), inputs, create_graph=True)
+        eager = torch.autograd.grad((form(norm, given) * weights).sum(), inputs)
+        second = torch.autograd.grad((first[0] ** 2).sum(), inputs[:2])
+        return y, *first, *eager, *second
+
+    def in_two(norm, x):
+        return torch.nn.functional.relu6(norm(x, training=True))
+
+    one, other = found(fast_one, fast.batch_norm_relu6), found(plain, in_two)
+    assert (other[0] == 0).any() and (other[0] == 6).any()
+    for ours, theirs in zip(one, other, strict=True):
+        close(array(ours.detach()), array(theirs.detach()), 1e-5)
+    for ours, theirs in zip(fast_one.variables, plain.variables, strict=True):
+        close(array(ours), array(theirs), 1e-6)
+
+
 def test_in_pieces(monkeypatch):
     monkeypatch.setattr(fast, "PIECE", 2 * 3 * 4 * 4 * 4)  # Two images.
     maps, sizes = ops.convert_to_tensor(numbers((5, 3, 4, 4))), []
@@ -270,7 +315,7 @@ library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 library.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 library.free.argtypes = [ctypes.c_void_p]
-size = 28 << 20
+size = 40 << 20
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def use():
@@ -288,7 +333,14 @@ def measured():
     return faults() - before
 given_back = measured()
 assert keras_vitx.keep_memory()
-print(given_back, measured())
+kept = measured()
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+before = held()
+keras_vitx.backend.return_memory()
+assert held() < before - 7 * size
+print(given_back, kept)
 """
 
 
