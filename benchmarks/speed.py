@@ -54,7 +54,7 @@ BACKENDS = ("torch", "jax", "tensorflow")
 FULL = ("CaiT_XXS24", "ViT_Ti")
 QUICK = ("CaiT_XXS24", "ViT_Ti")
 # The settings of `keras_vitx.keep_memory`, which the C library reads when a process starts.
-KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 # To save time, these run only if named or with `--all`.
 RARE = ("CBViT_S",)
 # To save time, these run without their baseline except with `--all`.
@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="images per step")
     parser.add_argument("--precision", choices=("float32", "mixed_bfloat16"), default="float32")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1, help="timed steps per turn")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps per turn")
     parser.add_argument("--remat", action="store_true", help="also train our models with remat")
     parser.add_argument("--quick", action="store_true", help="a few rows, as a smoke test")
     parser.add_argument(

@@ -30,7 +30,7 @@ WRITTEN_BY_KERAS = {
 }
 
 # From glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 # Device files of the drivers of NVIDIA, AMD and Google.
 ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 
@@ -161,27 +161,35 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
 
 
 def keep_memory() -> bool:
-    """Let the C library keep freed memory, up to 1 GiB, for the next allocation.
+    """Let the C library keep freed memory for the next allocation.
 
     By default, glibc returns blocks as large as attention maps to the system, which clears
     every page when the memory is allocated again (see `docs/speed.md` for the cost). The
-    setting applies to the whole process. It is made by `fit` and the commands `train`,
-    `predict` and `evaluate`, not by an import. It is not made if `KERAS_VITX_KEEP_MEMORY=0`
-    or if the user configures glibc, e.g. by `MALLOC_TRIM_THRESHOLD_`.
+    setting applies to the whole process, which may then hold as much as at its peak. It is made
+    by `fit`, which returns the memory in the end, and by the commands `train`, `predict`,
+    `evaluate` and `segment`, not by an import. It is not made if `KERAS_VITX_KEEP_MEMORY=0` or
+    if the user configures glibc, e.g. by `MALLOC_TRIM_THRESHOLD_`.
 
     Returns:
         Whether the setting was made: only with glibc, and without a GPU or TPU.
     """
-    settings = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    variables = "MALLOC_TRIM_THRESHOLD_ MALLOC_MMAP_THRESHOLD_ MALLOC_MMAP_MAX_".split()
+    settings = (*variables, "GLIBC_TUNABLES", "LD_PRELOAD")
     off = os.environ.get("KERAS_VITX_KEEP_MEMORY") == "0" or any(map(os.environ.get, settings))
     # Looked up in /dev, because querying a backend might initialize its devices too early.
     elsewhere = any(Path("/dev", device).exists() for device in ACCELERATORS)
     if off or elsewhere or platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
-    # Blocks above 32 MiB, the largest threshold that glibc allows, are still returned.
-    kept = library.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+    # A block from `mmap` is always returned. The threshold for its use is at most 32 MiB, less
+    # than the maps of a batch; so it is not used.
+    kept = library.mallopt(M_MMAP_MAX, 0)
     return bool(kept and library.mallopt(M_TRIM_THRESHOLD, 1 << 30))
+
+
+def return_memory() -> None:
+    """Return the memory that the C library, glibc, keeps to the system."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _check_running(wanted: str | None) -> None:

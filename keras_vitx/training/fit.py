@@ -89,7 +89,8 @@ def fit(
     and Ctrl-C wait for the end of the step and for the checkpoint; after SIGTERM, the exit
     code is 143.
 
-    On a CPU, the process keeps freed memory from then on (`keras_vitx.keep_memory`).
+    On a CPU, the process keeps freed memory until the training ends, and reuses it
+    (`keras_vitx.keep_memory`).
 
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one. If it
@@ -156,7 +157,7 @@ def fit(
         FloatingPointError: if the loss or the weights become NaN or infinite; the message
             has the step, the images of its batch and the last good checkpoint.
     """
-    backend.keep_memory()
+    keeps_memory = backend.keep_memory()
     recipe = recipes.get(recipe).but(**changes)
     at_once = part_of_batch(recipe)
     check_head(head)
@@ -256,6 +257,8 @@ def fit(
             run |= best.facts()
             run["seconds"] = round(run["seconds"] + time.perf_counter() - begun, 1)
             write_results(output, run, best.rows)
+        if keeps_memory:
+            backend.return_memory()
     return history
 
 
