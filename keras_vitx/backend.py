@@ -173,7 +173,7 @@ def keep_memory() -> bool:
     Returns:
         Whether the setting was made: only with glibc, and without a GPU or TPU.
     """
-    variables = "MALLOC_TRIM_THRESHOLD_ MALLOC_MMAP_THRESHOLD_ MALLOC_MMAP_MAX_".split()
+    variables = ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"]
     settings = (*variables, "GLIBC_TUNABLES", "LD_PRELOAD")
     off = os.environ.get("KERAS_VITX_KEEP_MEMORY") == "0" or any(map(os.environ.get, settings))
     # Looked up in /dev, because querying a backend might initialize its devices too early.
