@@ -42,6 +42,9 @@ def split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 def matmul(x1: Any, x2: Any) -> Any:
     """Multiply matrices."""
     if is_eager(x1) and is_eager(x2) and x1.dtype is x2.dtype:
+        if x2.ndim > 3 and x2.stride(-2) == 1:
+            # PyTorch would copy it column by column to flatten the batch: copy rows instead.
+            x2 = x2.mT.contiguous().mT
         return x1 @ x2
     return keras.ops.matmul(x1, x2)
 

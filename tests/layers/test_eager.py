@@ -15,6 +15,7 @@ CALLS = {
     "split": lambda ops, x: ops.concatenate(ops.split(x, 3, axis=1)[::-1], axis=1),
     "split at places": lambda ops, x: ops.split(x, [1, 4], axis=1)[1],
     "matmul": lambda ops, x: ops.matmul(x, ops.transpose(x, (0, 2, 1))),
+    "matmul of heads": lambda ops, x: ops.matmul(x[None], ops.transpose(x, (0, 2, 1))[None]),
     "matmul in two precisions": lambda ops, x: ops.matmul(x, ops.cast(x[:1, :4], "int32")),
     "stack": lambda ops, x: ops.stack([x, 2 * x], axis=-1),
     "cast": lambda ops, x: ops.cast(x, "float32"),
