@@ -9,13 +9,19 @@ from keras import ops
 from keras_vitx.layers import eager
 
 X = np.random.default_rng(0).normal(size=(2, 6, 4)).astype("float32")
+
+
+def heads(ops, x, axes=(0, 2, 1, 3)):
+    return ops.transpose(ops.reshape(x, (2, 6, 2, 2)), axes)
+
+
 CALLS = {
     "reshape": lambda ops, x: ops.reshape(x, (2, -1)),
     "transpose": lambda ops, x: ops.transpose(x, (2, 0, 1)),
     "split": lambda ops, x: ops.concatenate(ops.split(x, 3, axis=1)[::-1], axis=1),
     "split at places": lambda ops, x: ops.split(x, [1, 4], axis=1)[1],
     "matmul": lambda ops, x: ops.matmul(x, ops.transpose(x, (0, 2, 1))),
-    "matmul of heads": lambda ops, x: ops.matmul(x[None], ops.transpose(x, (0, 2, 1))[None]),
+    "matmul of heads": lambda ops, x: ops.matmul(heads(ops, x), heads(ops, x, (0, 2, 3, 1))),
     "matmul in two precisions": lambda ops, x: ops.matmul(x, ops.cast(x[:1, :4], "int32")),
     "stack": lambda ops, x: ops.stack([x, 2 * x], axis=-1),
     "cast": lambda ops, x: ops.cast(x, "float32"),
