@@ -22,6 +22,7 @@ else:
     torch = None
 if BACKEND == "jax":
     import jax
+    import jax.ad_checkpoint
 else:
     jax = None
 
@@ -44,6 +45,9 @@ TERMS = 96
 """Least number of terms per output entry of the matrix products that `keep_products` keeps.
 
 It is more than the width of a head."""
+
+SAVED = "saved"
+"""The name by which `keep_products` knows what else is worth saving."""
 
 # For |x| <= ERF_REACH, erf(x / sqrt 2) / 2 is x times the ratio of these polynomials in x², with
 # an error of 6e-8 (a weighted least-squares fit). Beyond, it is 1/2.
@@ -290,7 +294,8 @@ def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> An
 
     In float32 on a CPU, under PyTorch and JAX, a convolution of adjacent patches is one matrix
     product. In training under JAX on a CPU, the kernel gradients of other convolutions are
-    matrix products, too: XLA's convolution is several times slower.
+    matrix products, too: XLA's convolution is several times slower. Under PyTorch, Keras copies
+    the image to channels first and back before it convolves; here, it stays as it is.
 
     Args:
         layer: A built layer without groups or dilation. A layer with hooks is called as usual.
@@ -301,13 +306,16 @@ def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> An
         `(batch, new rows, new columns, filters)`.
     """
     is_square = len({*layer.kernel_size}) == len({*layer.strides}) == 1
-    precisions = {layer.compute_dtype, keras.backend.standardize_dtype(x.dtype)}
-    if has_hooks(layer) or not (on_cpu(x) and is_square and precisions == {"float32"}):
+    if has_hooks(layer) or not is_square:
         return layer(x)
     side, stride = layer.kernel_size[0], layer.strides[0]
-    if side == stride and not (x.shape[1] % side or x.shape[2] % side):
+    precisions = {layer.compute_dtype, keras.backend.standardize_dtype(x.dtype)}
+    in_float32 = on_cpu(x) and precisions == {"float32"}
+    if in_float32 and side == stride and not (x.shape[1] % side or x.shape[2] % side):
         y = _project_patches(x, keras.ops.convert_to_tensor(layer.kernel))
-    elif jax is not None and training:
+    elif _convolves_in_place(layer, x):
+        return _convolve_in_place(layer, x)
+    elif in_float32 and jax is not None and training:
         if layer.padding == "same":
             before, after = (side - 1) // 2, side // 2
             x = keras.ops.pad(x, ((0, 0), (before, after), (before, after), (0, 0)))
@@ -315,6 +323,20 @@ def convolution(layer: keras.layers.Conv2D, x: Any, training: Any = False) -> An
     else:
         return layer(x)
     return y if layer.bias is None else y + keras.ops.convert_to_tensor(layer.bias)
+
+
+def _convolves_in_place(layer, x):
+    is_even = layer.padding == "valid" or (layer.strides[0] == 1 and layer.kernel_size[0] % 2)
+    return is_even and is_eager(x) and runs_straight(layer, x, layer.compute_dtype)
+
+
+def _convolve_in_place(layer, x):
+    padding = layer.kernel_size[0] // 2 if layer.padding == "same" else 0
+    kernel = value_of(layer.kernel).permute(3, 2, 0, 1)
+    kernel = kernel.contiguous(memory_format=torch.channels_last)
+    bias = None if layer.bias is None else value_of(layer.bias)
+    x = x.permute(0, 3, 1, 2)
+    return torch.nn.functional.conv2d(x, kernel, bias, layer.strides, padding).permute(0, 2, 3, 1)
 
 
 def _project_patches(x, kernel):
@@ -401,7 +423,7 @@ def attention(
     CPU in bfloat16, where that kernel takes 2 to 7 times as long, it multiplies matrices.
     JAX in float32 on a CPU runs matrix products with heads first and, at inference, divides
     by the sums of the softmax after the product with the values, which has fewer entries
-    than the maps.
+    than the maps. In training, it saves the maps and the inputs of the products.
 
     Args:
         query: `(batch, queries, heads, size)`.
@@ -434,18 +456,38 @@ def _attention(query, key, value, training, mask=None):
     if not on_cpu(query) or keras.backend.standardize_dtype(query.dtype) != "float32":
         return keras.ops.dot_product_attention(query, key, value, mask=mask)
     query = query * query.shape[-1] ** -0.5
-    query, key, value = (keras.ops.transpose(part, (0, 2, 1, 3)) for part in (query, key, value))
+    query, key, value = (
+        _saved(keras.ops.transpose(part, (0, 2, 1, 3))) for part in (query, key, value)
+    )
     logits = keras.ops.matmul(query, keras.ops.transpose(key, (0, 1, 3, 2)))
     logits = hidden(logits, mask)
     if training:
-        y = keras.ops.matmul(keras.ops.softmax(logits), value)
+        y = keras.ops.matmul(_saved_softmax(logits), value)
     else:
         # Subtracting a constant from a row of logits leaves its softmax unchanged.
         largest = keras.ops.stop_gradient(keras.ops.max(logits, axis=-1, keepdims=True))
         weights = keras.ops.exp(logits - largest)
         sums = keras.ops.sum(weights, axis=-1, keepdims=True)
         y = keras.ops.matmul(weights, value) / sums
-    return keras.ops.transpose(y, (0, 2, 1, 3))
+    return _saved(keras.ops.transpose(y, (0, 2, 1, 3)))
+
+
+def _saved(x):
+    """Return `x`, which `keep_products` saves (JAX)."""
+    return jax.ad_checkpoint.checkpoint_name(x, SAVED)
+
+
+if jax is not None:
+
+    @jax.custom_jvp
+    def _saved_softmax(logits):
+        return jax.nn.softmax(logits)
+
+    @_saved_softmax.defjvp
+    def _softmax_jvp(primals, tangents):
+        # JAX's own computes the derivative from a softmax that cannot be marked.
+        y, (change,) = _saved(_saved_softmax(*primals)), tangents
+        return y, y * (change - keras.ops.sum(y * change, axis=-1, keepdims=True))
 
 
 def softmax(logits: Any) -> Any:
@@ -489,9 +531,13 @@ def mix(kernel: Any, x: Any, bias: Any | None = None, heads_last: bool = False) 
 
 
 def batch_norm(
-    norm: keras.layers.BatchNormalization, x: Any, training: Any = True, offset: Any = None
+    norm: keras.layers.BatchNormalization,
+    x: Any,
+    training: Any = True,
+    offset: Any = None,
+    scale: float = 1.0,
 ) -> Any:
-    """Apply a batch normalization; in training under PyTorch, as one operation.
+    """Apply a batch normalization; under PyTorch, as one operation.
 
     Args:
         norm: A built layer.
@@ -499,8 +545,9 @@ def batch_norm(
         training: Whether the statistics of the batch are used.
         offset: In training, `(channels,)`, a constant that is added to `x` in thought: it
             changes nothing but the running mean.
+        scale: A constant that multiplies the result.
     """
-    y = _batch_norm(norm, x, training)
+    y = _batch_norm(norm, x, training, scale)
     if offset is not None:
         share = keras.ops.cast(offset, norm.moving_mean.dtype) * (1 - norm.momentum)
         norm.moving_mean.assign(norm.moving_mean + keras.ops.stop_gradient(share))
@@ -518,18 +565,23 @@ def batch_norm_relu6(norm: keras.layers.BatchNormalization, x: Any, training: An
     return _batch_norm(norm, x, training, clips=True)
 
 
-def _batch_norm(norm, x, training, clips=False):
-    plain = not training or norm.renorm or norm.synchronized or not norm.trainable
-    # On several devices, the statistics are those of the whole batch.
-    plain = plain or has_replaced_moments(norm)
-    if torch is None or plain or has_hooks(norm) or x.dtype is torch.float16:
+def _batch_norm(norm, x, training, scale=1.0, clips=False):
+    learns = training and norm.trainable
+    if not _is_one_normalization(norm, x, learns, scale):
         y = norm(x, training=training)
+        y = y if scale == 1 else scale * y
         return relu6(y) if clips else y
     gamma, beta = (
         None if part is None else keras.ops.convert_to_tensor(part)
         for part in (norm.gamma, norm.beta)
     )
+    if scale != 1:  # A pass over the output less.
+        gamma, beta = scale * gamma, scale * beta
     x = x.movedim(norm.axis, 1)
+    if not learns:
+        mean, variance = value_of(norm.moving_mean), value_of(norm.moving_variance)
+        y = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, False, 0, norm.epsilon)
+        return (relu6(y) if clips else y).movedim(1, norm.axis)
     rows = x.movedim(1, -1)
     if clips and gamma is not None and beta is not None and _runs_rows(rows):
         y, mean, variance = _NormalizedRows.apply(rows.flatten(0, -2), gamma, beta, norm.epsilon)
@@ -547,6 +599,16 @@ def _batch_norm(norm, x, training, clips=False):
     for moving, new in ((norm.moving_mean, mean), (norm.moving_variance, variance)):
         moving.assign(moving * norm.momentum + new * (1 - norm.momentum))
     return y.movedim(1, norm.axis)
+
+
+def _is_one_normalization(norm, x, learns, scale):
+    if torch is None or has_hooks(norm) or x.dtype is torch.float16:
+        return False
+    if scale != 1 and (norm.gamma is None or norm.beta is None):
+        return False
+    # On several devices, the statistics are those of the whole batch.
+    special = norm.renorm or norm.synchronized or has_replaced_moments(norm)
+    return not special if learns else is_eager(x)
 
 
 def _runs_rows(x):
@@ -647,13 +709,17 @@ def polynomial(coefficients: Sequence[float], x: Any) -> Any:
 def keep_products(step: Callable) -> Callable:
     """Under JAX on a CPU, make `step` save only matrix products for its backward pass.
 
-    Recomputing everything else is faster than writing it to memory and reading it back. The
-    same holds for products with few terms, such as mixes of heads, which are not saved.
+    Recomputing everything else is faster than writing it to memory and reading it back, except
+    in `attention`. The same holds for products with few terms, such as mixes of heads, which
+    are not saved.
     """
     if jax is None or jax.default_backend() != "cpu":
         return step
+    is_marked = jax.checkpoint_policies.save_only_these_names(SAVED)
 
     def is_kept(primitive, *operands, **parameters):
+        if is_marked(primitive, *operands, **parameters):
+            return True
         if primitive is not jax.lax.dot_general_p:
             return False
         (summed, _), _ = parameters["dimension_numbers"]

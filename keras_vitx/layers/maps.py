@@ -217,15 +217,14 @@ class ReAttention(MapLayer):
             and self.var_norm.trainable
             and not has_hooks(*children(self))
         ):
-            maps = self.normalized(maps)
-        else:
-            maps = self.run(self.reatten_matrix, maps)
-            if self.normalize:
-                maps = batch_norm(self.var_norm, maps, training)
+            return self.normalized(maps)
+        maps = self.run(self.reatten_matrix, maps)
+        if self.normalize:
+            return batch_norm(self.var_norm, maps, training, scale=self.map_scale)
         return maps if self.map_scale == 1 else self.map_scale * maps
 
     def normalized(self, maps: Any) -> Any:
-        r"""Return $\mathrm{BN}(\Theta A + b)$ in training, as $\mathrm{BN}(\Theta A)$.
+        r"""Return $s\,\mathrm{BN}(\Theta A + b)$ in training, as $s\,\mathrm{BN}(\Theta A)$.
 
         BN subtracts $b$ again. Half precision would lose the maps, whose spread is about 0.01,
         beside $b$, which starts within $\pm 1/\sqrt{\text{heads}}$; and rounding errors would
@@ -234,7 +233,8 @@ class ReAttention(MapLayer):
         kernel, bias = self.reatten_matrix.kernel, self.reatten_matrix.bias
         # With a gradient, zero, since optimizers warn of variables without one.
         kernel = kernel + 0.0 * ops.expand_dims(bias, -1)
-        return batch_norm(self.var_norm, mix_heads(kernel, maps), True, offset=bias)
+        mixed = mix_heads(kernel, maps)
+        return batch_norm(self.var_norm, mixed, True, offset=bias, scale=self.map_scale)
 
     def folded(self) -> Callable[[Any], Any]:
         """Return `call` at inference as a single mix of heads, in float32.
@@ -511,7 +511,7 @@ class ResidualRefinement(MapLayer):
         y = masked(y, attention_mask)
         y = batch_norm_relu6(self.bn2, self.run(self.depth_sep_conv, y), training)
         y = maps + batch_norm(self.bn3, self.run(self.conv_pro, y), training)
-        return self.map_scale * batch_norm(self.adapt_bn, y, training)
+        return batch_norm(self.adapt_bn, y, training, scale=self.map_scale)
 
     def folded(self, attention_mask: Any = None) -> Callable[[Any], Any]:
         """Return `call` at inference, with the normalizations folded into the kernels.
