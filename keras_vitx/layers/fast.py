@@ -22,7 +22,7 @@ else:
     torch = None
 if BACKEND == "jax":
     import jax
-    import jax.ad_checkpoint
+    from jax import ad_checkpoint
 else:
     jax = None
 
@@ -474,7 +474,7 @@ def _attention(query, key, value, training, mask=None):
 
 def _saved(x):
     """Return `x`, which `keep_products` saves (JAX)."""
-    return jax.ad_checkpoint.checkpoint_name(x, SAVED)
+    return ad_checkpoint.checkpoint_name(x, SAVED)
 
 
 if jax is not None:
