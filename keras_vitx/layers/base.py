@@ -2,16 +2,14 @@
 
 import functools
 import inspect
-import logging
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_vitx.keras_internals import children, takes_attention_mask, takes_training
-from keras_vitx.layers.fast import is_compiled_by_jax, runs_straight
-from keras_vitx.layers.initializers import truncated_normal
+from keras_vitx.keras_internals import children
+from keras_vitx.layers import ops
+from keras_vitx.layers.initializers import initializers
 
 
 def register(cls: type) -> type:
@@ -48,29 +46,6 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
     return tuple(names)
 
 
-inside_chain: ContextVar[bool] = ContextVar("inside_chain", default=False)
-"""Whether a `Chain` is running its layers (as one loop over depth, where that is faster)."""
-
-
-def suggest_loop(x: Any) -> None:
-    """Log once, under JAX, that blocks trained outside a `Chain` do without the loop over depth.
-
-    Args:
-        x: The input tokens of a block in training.
-    """
-    if is_compiled_by_jax(x) and not inside_chain.get():
-        _suggest_loop()
-
-
-@functools.cache
-def _suggest_loop() -> None:
-    logging.getLogger("keras_vitx").warning(
-        "Under JAX, blocks trained one after the other compile and run more slowly than "
-        "the loop over depth of a Chain: train `keras_vitx.as_chain(model)` instead, which has "
-        "the same layers and weights."
-    )
-
-
 class InferenceForm(NamedTuple):
     """An equal form of a layer for inference, with fewer operations.
 
@@ -96,6 +71,8 @@ class Layer(keras.layers.Layer):
     `from_config` need nothing else, including for nested layers.
 
     Attributes:
+        initialization: Name of the initializers of child `Dense` layers, as in
+            `layers.initializers`.
         varying: Names of numeric arguments that may differ between blocks that
             run as one loop over depth.
         adapted: Changes made to child `Dense` layers after construction (`quantize`,
@@ -103,6 +80,7 @@ class Layer(keras.layers.Layer):
             restored from a config.
     """
 
+    initialization = "normal"
     varying: tuple[str, ...] = ()
     adapted: dict[str, dict[str, Any]] = {}
 
@@ -134,53 +112,50 @@ class Layer(keras.layers.Layer):
         self, layer: keras.layers.Layer, x: Any, training: bool | None = None, **arguments: Any
     ) -> Any:
         """Run a child layer on `x`, passing `training` on if the child accepts it."""
-        straight = runs_straight(layer, x, self.compute_dtype)
-        if takes_training(layer):
-            arguments["training"] = training
-            # If it is None, `__call__` resolves it from the enclosing call.
-            straight = straight and training is not None
-        return (layer.call if straight else layer)(x, **arguments)
+        return ops.call(layer, x, training, self.compute_dtype, **arguments)
 
     def run_all(
-        self,
-        layers: Sequence[keras.layers.Layer],
-        x: Any,
-        training: bool | None = None,
-        attention_mask: Any = None,
+        self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None = None
     ) -> Any:
-        """Run child layers on `x`, one after another; those that accept a mask are given it."""
+        """Run child layers on `x`, one after another."""
         for layer in layers:
-            if attention_mask is not None and takes_attention_mask(layer):
-                x = self.run(layer, x, training, attention_mask=attention_mask)
-            else:
-                x = self.run(layer, x, training)
+            x = self.run(layer, x, training)
         return x
 
     def run_in_training(self, layer: keras.layers.Layer, x: Any, training: Any) -> Any:
-        """Run a child that is the identity outside training, such as a dropout.
-
-        Outside training it is not called at all: in small networks run eagerly, the call
-        overhead of such layers is as large as the cost of some that compute.
-        """
-        return self.run(layer, x, True) if training else x
+        """Run a dropout or stochastic depth, which is the identity outside training."""
+        return self.run(layer, x, training) if training else x
 
     def dense(
         self,
         units: int,
         name: str,
         use_bias: bool = True,
-        kernel_initializer: keras.initializers.Initializer | None = None,
+        *,
+        fan_in: int,
+        **arguments: Any,
     ) -> keras.layers.Dense:
-        """Return a child `Dense` with this layer's precision and the papers' initialization.
+        """Return a child `Dense` with this layer's precision and initialization.
 
         The dtype policy is passed explicitly because a child would otherwise use the
         global one when a saved model is loaded.
+
+        Args:
+            units: Width of the output.
+            name: Name of the child.
+            use_bias: Whether it has a bias.
+            fan_in: Width of the input.
+            **arguments: Further arguments of `Dense`.
         """
-        arguments = {"dtype": self.dtype_policy, **self.adapted.get(name, {})}
+        arguments = {
+            **initializers(self.initialization, fan_in),
+            "dtype": self.dtype_policy,
+            **arguments,
+            **self.adapted.get(name, {}),
+        }
         return keras.layers.Dense(
             units,
             use_bias=use_bias,
-            kernel_initializer=kernel_initializer or truncated_normal(),
             trainable=self.trainable,
             name=name,
             **arguments,

@@ -1,38 +1,12 @@
-"""Layers over tokens that add a global context, for use inside an MLP or an attention."""
-
-from typing import Any
+"""Context Broadcasting and the variants of its tables: a global context for each token."""
 
 import keras
 
-from keras_vitx.layers import eager as ops
+from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.masking import as_pairs, hidden, masked, shares
+from keras_vitx.layers.maps import MapLayer
 
 CONTEXTS = ("mean", "max", "class", "class_product", "class_and_mean")
-
-
-def mean(x: Any, attention_mask: Any = None) -> Any:
-    """Return the mean over the tokens, or over those that each token may attend.
-
-    Args:
-        x: `(batch, tokens, dim)`.
-        attention_mask: Broadcastable to `(batch, tokens, tokens)`, or None.
-
-    Returns:
-        `(batch, 1, dim)`; with a mask that differs between tokens, `(batch, tokens, dim)`.
-    """
-    if attention_mask is None:
-        return ops.mean(x, axis=1, keepdims=True)
-    return ops.matmul(ops.cast(shares(as_pairs(attention_mask, x, x)), x.dtype), x)
-
-
-def maximum(x: Any, attention_mask: Any = None) -> Any:
-    """Return the maximum over the tokens, or over those that each token may attend; as `mean`."""
-    if attention_mask is None:
-        return ops.max(x, axis=1, keepdims=True)
-    mask = as_pairs(attention_mask, x, x)[..., None]
-    largest = ops.max(hidden(x[:, None], mask), axis=2)
-    return masked(largest, ops.any(mask, axis=2))
 
 
 @register
@@ -44,15 +18,13 @@ class ContextBroadcasting(Layer):
     $\Lambda$ of length `dim`. The formula of $\mathrm{CB_S}$ is unreadable in our copy of the
     paper; its form and the initial value of $\Lambda$ are our interpretation.
 
-    Input and output: `(batch, tokens, dim)`. With an `attention_mask`, broadcastable to
-    `(batch, tokens, tokens)`, the mean and the maximum of each token run over the tokens that
-    it may attend, and are 0 if there is none; the mean then is uniform attention over them.
-    The first token counts in any case.
+    Input and output: `(batch, tokens, dim)`.
 
     Args:
         context: What takes the place of $\bar x$ (Tables 10, 13, 14): `"mean"`, $\bar x$
             itself; `"max"`, the maximum over tokens; `"class"`, the first token;
-            `"class_product"`, which multiplies every other token by the first,
+            `"class_product"`, which multiplies every other token by the first (our reading of
+            Tables 13 and 14, whose formula is lost),
             $y_i = x_i \odot x_0$; `"class_and_mean"`, $(x_0 + \bar x) / 2$, our
             interpretation of their combination.
         scale: Initial value of $\Lambda$, a number or an initializer; None is no $\Lambda$.
@@ -91,20 +63,20 @@ class ContextBroadcasting(Layer):
             name="scaling", shape=(input_shape[-1],), initializer=initializer.clone()
         )
 
-    def compute_output_spec(self, x, attention_mask=None):
+    def compute_output_spec(self, x):
         return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
 
-    def call(self, x, attention_mask=None):
+    def call(self, x):
         if self.context == "class_product":
             return ops.concatenate([x[:, :1], x[:, 1:] * x[:, :1]], axis=1)
         if self.context == "mean":
-            context = mean(x, attention_mask)
+            context = ops.mean(x, axis=1, keepdims=True)
         elif self.context == "max":
-            context = maximum(x, attention_mask)
+            context = ops.max(x, axis=1, keepdims=True)
         elif self.context == "class":
             context = x[:, :1]
         else:
-            context = (x[:, :1] + mean(x, attention_mask)) / 2
+            context = (x[:, :1] + ops.mean(x, axis=1, keepdims=True)) / 2
         y = x + (context if self.scale is None else context * self.scaling)
         halve = self.scale is None if self.halve is None else self.halve
         return y / 2 if halve else y
@@ -117,7 +89,7 @@ class SqueezeExcitation(Layer):
     $$y = x \odot \sigma(W_2\,\mathrm{ReLU}(W_1 \bar x + b_1) + b_2)$$
     Hu et al., 2018; a baseline in Context Broadcasting, Section 2.2, Table 3.
 
-    Input and output: `(batch, tokens, dim)`. `attention_mask` as in `ContextBroadcasting`.
+    Input and output: `(batch, tokens, dim)`.
 
     Args:
         ratio: Reduction ratio: `dim` divided by the hidden width.
@@ -130,14 +102,49 @@ class SqueezeExcitation(Layer):
     def build(self, input_shape):
         dim = input_shape[-1]
         hidden = max(dim // self.ratio, 1)
-        self.fc1 = self.dense(hidden, "fc1")
-        self.fc2 = self.dense(dim, "fc2")
+        self.fc1 = self.dense(hidden, "fc1", fan_in=dim)
+        self.fc2 = self.dense(dim, "fc2", fan_in=hidden)
         self.fc1.build((None, 1, dim))
         self.fc2.build((None, 1, hidden))
 
-    def compute_output_spec(self, x, attention_mask=None):
+    def compute_output_spec(self, x):
         return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
 
-    def call(self, x, attention_mask=None):
-        summary = mean(x, attention_mask)
-        return x * ops.sigmoid(self.fc2(ops.relu(self.fc1(summary))))
+    def call(self, x):
+        mean = ops.mean(x, axis=1, keepdims=True)
+        hidden = ops.relu(self.run(self.fc1, mean))
+        return x * ops.sigmoid(self.run(self.fc2, hidden))
+
+
+@register
+class UniformHeads(MapLayer):
+    r"""Uniform maps, appended to the learned ones: $A_{ij} = 1/N$, with $N$ keys.
+
+    Context Broadcasting, Section 2.2, Table 3. For use in `on_weights`; the attention then
+    has one value head per map. With $H$ heads,
+    `Attention(H - 1, head_size=dim // H, on_weights=[UniformHeads(1)])` replaces one head,
+    the same with `UniformHeads(2)` does so at equal parameters, and
+    `Attention(H, on_weights=[UniformHeads(1)])` appends one.
+
+    Input: `(batch, heads, queries, keys)`. Output: the same with `count` more heads.
+
+    Args:
+        count: Number of uniform maps, at least 1.
+
+    Raises:
+        ValueError: if `count` is below 1.
+    """
+
+    def __init__(self, count: int = 1, **kwargs):
+        super().__init__(**kwargs)
+        if count < 1:
+            raise ValueError(f"`count` must be at least 1. Received: {count}.")
+        self.count = count
+
+    def heads_of(self, heads):
+        return heads + self.count
+
+    def call(self, maps):
+        batch, _, queries, keys = ops.shape(maps)
+        uniform = ops.full((batch, self.count, queries, keys), 1 / keys, dtype=maps.dtype)
+        return ops.concatenate([maps, uniform], axis=1)

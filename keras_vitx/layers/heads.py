@@ -27,15 +27,22 @@ class SeveralHeads(Layer):
     names: tuple[str, ...] = ()
     loss_weights: dict[str, float] = {}
 
-    def __init__(self, classes: int, activation: str | Callable | None = None, **kwargs):
+    def __init__(
+        self,
+        classes: int,
+        activation: str | Callable | None = None,
+        initialization: str = "normal",
+        **kwargs,
+    ):
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.classes = classes
         self.activation = activation
+        self.initialization = initialization
         self.act = keras.activations.get(activation)
 
     def build(self, input_shape):
         for name in self.names:
-            head = self.dense(self.classes, name)
+            head = self.dense(self.classes, name, fan_in=input_shape[-1])
             head.build((None, input_shape[-1]))
             setattr(self, name, head)
 
@@ -52,55 +59,6 @@ class SeveralHeads(Layer):
         if return_parts:
             return {name: self.act(part) for name, part in parts.items()}
         return self.act(self.prediction(parts))
-
-    def weighted_loss(
-        self,
-        loss: keras.losses.Loss,
-        labels: Any,
-        parts: dict[str, Any],
-        sample_weight: Any = None,
-    ) -> Any:
-        r"""Return the training loss, $\sum_i w_i \, \mathrm{loss}_i(y_i, \hat y_i)$ over the parts.
-
-        Args:
-            loss: The loss of every part. Its attributes `losses` and `weights`, if any, are
-                dictionaries with the loss and the weight of individual parts
-                (`keras_vitx.training.PerHead`).
-            labels: The labels of the images, used for all parts; or a dictionary with
-                `"head"` and labels of other parts. A missing part uses those of `"head"`.
-            parts: The outputs of the classifiers, by name.
-            sample_weight: Weight per image, `(batch,)`; or a dictionary of such weights, as
-                for labels.
-
-        Raises:
-            ValueError: if a dictionary lacks `"head"` or names a part that does not exist.
-        """
-        weights = {**self.loss_weights, **getattr(loss, "weights", {})}
-        losses = getattr(loss, "losses", {})
-        labels, sample_weight = self.by_name(labels), self.by_name(sample_weight)
-        total = 0.0
-        for name, part in parts.items():
-            label = labels[name] if name in labels else _for_every_patch(labels["head"], part)
-            each = sample_weight.get(name, sample_weight["head"])
-            if each is not None and len(each.shape) == 1:
-                each = _for_every_patch(each, part)
-            total = total + weights[name] * losses.get(name, loss)(label, part, each)
-        return total
-
-    def by_name(self, values: Any) -> dict[str, Any]:
-        """Return labels or sample weights as a dictionary by the names of the classifiers.
-
-        Raises:
-            ValueError: if a dictionary lacks `"head"` or names a part that does not exist.
-        """
-        if not isinstance(values, dict):
-            return {"head": values}
-        if "head" not in values or not set(values) <= set(self.names):
-            raise ValueError(
-                "A dictionary of labels or sample weights must have 'head', and no names but "
-                f"{', '.join(map(repr, self.names))}. Received: {sorted(values)}."
-            )
-        return values
 
 
 @register
@@ -119,6 +77,7 @@ class DistilledHead(SeveralHeads):
     Args:
         classes: Number of classes.
         activation: $\phi$; None gives logits.
+        initialization: Initial weights, as in `keras_vitx.layers.initializers`.
     """
 
     names = ("head", "head_dist")
@@ -148,6 +107,7 @@ class DenseHead(SeveralHeads):
     Args:
         classes: Number of classes.
         activation: $\phi$; None gives logits.
+        initialization: Initial weights, as in `keras_vitx.layers.initializers`.
     """
 
     names = ("head", "aux_head")
@@ -158,10 +118,3 @@ class DenseHead(SeveralHeads):
 
     def prediction(self, parts):
         return parts["head"] + ops.max(parts["aux_head"], axis=1) / 2
-
-
-def _for_every_patch(values, part):
-    """Repeat `(batch, ...)` to `(batch, patches, ...)` if `part` has one output per patch."""
-    if len(part.shape) < 3:
-        return values
-    return ops.repeat(ops.expand_dims(values, 1), part.shape[1], axis=1)

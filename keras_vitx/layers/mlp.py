@@ -4,18 +4,15 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_vitx.layers import eager as ops
+from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import linear, linear_gelu
 
 
 @register
 class MLP(Layer):
     r"""Two Dense layers on each token: $y = \phi(x W_1 + b_1) W_2 + b_2$.
 
-    Input and output: `(batch, tokens, dim)`; the hidden width is `int(mlp_ratio * dim)`. An
-    `attention_mask` is passed on to the layers over tokens that take one, such as
-    `ContextBroadcasting`.
+    Input and output: `(batch, tokens, dim)`; the hidden width is `int(mlp_ratio * dim)`.
 
     Args:
         mlp_ratio: Ratio of the hidden width to `dim`.
@@ -26,6 +23,8 @@ class MLP(Layer):
         on_hidden: Layers over the hidden tokens, run after the activation.
         on_output: Layers over tokens, run last.
         hidden: Hidden width, in place of `mlp_ratio`.
+        initialization: Initial weights, as in `keras_vitx.layers.initializers`: `"normal"`,
+            `"uniform"` in PiT, `"xavier"` in Mixer.
 
     Raises:
         ValueError: at build, if the hidden width is below 1.
@@ -40,6 +39,7 @@ class MLP(Layer):
         on_hidden: Sequence[keras.layers.Layer] = (),
         on_output: Sequence[keras.layers.Layer] = (),
         hidden: int | None = None,
+        initialization: str = "normal",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -50,7 +50,8 @@ class MLP(Layer):
         self.on_hidden = list(on_hidden)
         self.on_output = list(on_output)
         self.hidden = hidden
-        self.act = keras.activations.get(activation)
+        self.initialization = initialization
+        self.act = ops.gelu if activation == "gelu" else keras.activations.get(activation)
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape):
@@ -62,8 +63,8 @@ class MLP(Layer):
                 f"Received: mlp_ratio={self.mlp_ratio}, hidden={self.hidden}, width={dim}."
             )
         inner = (*input_shape[:-1], hidden)
-        self.fc1 = self.dense(hidden, "fc1")
-        self.fc2 = self.dense(dim, "fc2")
+        self.fc1 = self.dense(hidden, "fc1", fan_in=dim, activation=self.act)
+        self.fc2 = self.dense(dim, "fc2", fan_in=hidden)
         self.fc1.build(input_shape)
         self.fc2.build(inner)
         for layer in (*self.on_input, *self.on_output):
@@ -71,17 +72,13 @@ class MLP(Layer):
         for layer in self.on_hidden:
             layer.build(inner)
 
-    def call(self, x, training=False, attention_mask=None):
+    def call(self, x, training=False):
         drops = training and self.dropout
-        x = self.run_all(self.on_input, x, training, attention_mask)
-        if self.activation == "gelu":
-            x = linear_gelu(self.fc1, x, training)
-        else:
-            x = self.act(linear(self.fc1, x, training))
-        x = self.run_in_training(self.drop, x, drops)
-        x = self.run_all(self.on_hidden, x, training, attention_mask)
-        x = self.run_in_training(self.drop, linear(self.fc2, x, training), drops)
-        return self.run_all(self.on_output, x, training, attention_mask)
+        x = self.run_all(self.on_input, x, training)
+        x = self.run(self.fc1, x, training)
+        x = self.run_all(self.on_hidden, self.run_in_training(self.drop, x, drops), training)
+        x = self.run_in_training(self.drop, self.run(self.fc2, x, training), drops)
+        return self.run_all(self.on_output, x, training)
 
 
 @register
@@ -95,13 +92,21 @@ class TokenMixing(Layer):
     Args:
         hidden: Hidden width.
         dropout: As in `MLP`.
+        initialization: As in `MLP`.
     """
 
-    def __init__(self, hidden: int, dropout: float = 0.0, **kwargs):
+    def __init__(self, hidden: int, dropout: float = 0.0, initialization: str = "normal", **kwargs):
         super().__init__(**kwargs)
         self.hidden = hidden
         self.dropout = dropout
-        self.mlp = MLP(hidden=hidden, dropout=dropout, dtype=self.dtype_policy, name="mlp")
+        self.initialization = initialization
+        self.mlp = MLP(
+            hidden=hidden,
+            dropout=dropout,
+            initialization=initialization,
+            dtype=self.dtype_policy,
+            name="mlp",
+        )
 
     def build(self, input_shape):
         batch, tokens, dim = input_shape

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import has_symbolic_sizes
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest
 
@@ -25,6 +25,9 @@ def _bicubic(xp, x):
 
 KERNELS = {"bilinear": _bilinear, "bicubic": _bicubic}
 """Weight of a pixel as a function of its distance, 0 or more, from the point sampled."""
+
+REACH = 2
+"""Distance at which every kernel is 0."""
 
 HALF_BITS = 11
 """Half the bits of Pillow's weights, which are integers over 2^22."""
@@ -48,8 +51,8 @@ class ImagePreprocessing(Layer):
 
     Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. The matrices are
     computed once, for the height and width given to `build`, and again for images of other
-    sizes. For sizes unknown at tracing, a TensorFlow graph computes them at run time; in the
-    traced graphs of other backends, images must have the size given to `build`.
+    sizes. For sizes unknown at tracing, a graph of TensorFlow or PyTorch computes them at run time;
+    in a graph traced by JAX, images must have the size given to `build`.
     Output: float32 `(batch, *size, channels)`, whatever the precision.
 
     Args:
@@ -132,16 +135,21 @@ class ImagePreprocessing(Layer):
             )
         self.image_size = tuple(input_shape[1:3])
         if None not in self.image_size:
-            self.constants = self._matrices(np, *map(np.float64, self.image_size))
+            self.constants = self._matrices(np, *self.image_size)
 
     def compute_output_shape(self, input_shape):
         return (input_shape[0], *self.size, input_shape[-1])
 
     def call(self, images):
-        rows, columns = (
-            ops.cast(each, "float32") for each in self._matrices_for(*ops.shape(images)[1:3])
-        )
-        x = ops.clip(ops.round(ops.cast(images, "float32")), 0, 255)
+        rows, columns = self._matrices_for(*ops.shape(images)[1:3])
+        for axis, (first, matrix) in ((1, rows), (2, columns)):
+            if first is not None:
+                seen = (slice(None),) * axis
+                images = images[(*seen, slice(first, first + ops.shape(matrix)[2]))]
+        rows, columns = (ops.cast(matrix, "float32") for _, matrix in (rows, columns))
+        x = ops.cast(images, "float32")
+        if "float" in keras.backend.standardize_dtype(images.dtype):
+            x = ops.clip(ops.round(x), 0, 255)
         x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
         x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
         if self.normalize is False:
@@ -154,24 +162,29 @@ class ImagePreprocessing(Layer):
     def _matrices_for(self, *sides):
         """Return `_matrices` for images of these sides, which a traced graph may not know."""
         if all(isinstance(side, int) for side in sides):
-            if sides == self.image_size:
-                return self.constants
-            return self._matrices(np, *map(np.float64, sides))
-        if has_symbolic_sizes():
-            return self._matrices(ops, *(ops.cast(side, "float64") for side in sides))
+            return self.constants if sides == self.image_size else self._matrices(np, *sides)
         if None not in self.image_size and _are_equal(sides, self.image_size):
             return self.constants
+        # Unknown sides are tensors under TensorFlow, symbols under PyTorch.
+        if any(ops.is_tensor(side) or type(side).__name__ == "SymInt" for side in sides):
+            return self._matrices(ops, *sides)
         raise ValueError(
-            "In a traced graph, images must have the height and width with which the layer was "
-            f"built, except under TensorFlow. Received: {sides}; built with {self.image_size}."
+            "In a traced graph of unknown sizes, images must have the height and width with which "
+            f"the layer was built. Received: {sides}; built with {self.image_size}."
         )
 
-    def _matrices(self, xp, *sides):
-        """Return the weights along the height and along the width, `(2, size, side)` each."""
+    def _matrices(self, xp, *counts):
+        """Return, for the height and the width, the first pixel that is seen and the weights.
+
+        The weights are `(2, size, number of pixels seen)`. The first pixel is None if the weights
+        are those of all pixels.
+        """
+        pixels = [xp.arange(count, dtype="float64") + 0.5 for count in counts]
+        sides = [each[-1] + 0.5 for each in pixels]
         scaled = scaled_size(xp, sides, self.size, self.crop_ratio)
         return tuple(
             _weights(xp, *numbers, KERNELS[self.interpolation])
-            for numbers in zip(sides, scaled, self.size, strict=True)
+            for numbers in zip(counts, pixels, sides, scaled, self.size, strict=True)
         )
 
 
@@ -202,25 +215,36 @@ def scaled_size(xp, image_size, size, crop_ratio):
     return xp.round(height / ratio), xp.round(width / ratio)
 
 
-def _weights(xp, side, scaled, target, kernel):
-    """Return the matrix of one axis, resized and cropped to its center: `(2, target, side)`.
+def _weights(xp, count, pixels, side, scaled, target, kernel):
+    """Return the first pixel seen, and the matrix of one axis, resized and cropped to its center.
 
-    Pillow's weights, integers over 2^22, are split into a coarse part over 2^11 and the rest,
-    because float32, and even TF32, holds the products of each part exactly.
+    The matrix is `(2, target, seen)`. Pillow's weights, integers over 2^22, are split into a
+    coarse part over 2^11 and the rest, because float32, and even TF32, holds the products of
+    each part exactly.
     """
     border = (target - scaled) // 2
     start = xp.where(scaled < target, -border, xp.round((scaled - target) / 2))
     places = xp.arange(target, dtype="float64") + start
     # When shrinking, the kernel is stretched over all input pixels of an output pixel.
     step = side / scaled
-    centres = (places + 0.5) * step
-    pixels = xp.arange(side, dtype="float64") + 0.5
-    weights = kernel(xp, xp.abs(pixels - centres[:, None]) / xp.maximum(step, 1.0))
+    width = xp.maximum(step, 1.0)
+    centers = (places + 0.5) * step
+    first = None
+    if xp is np or ops.is_tensor(count):
+        # A long image is not resized where it will be cropped. (PyTorch's symbols do not slice.)
+        first, last = (
+            xp.floor(xp.clip(each, 0, side)).astype(int)
+            if xp is np
+            else ops.cast(ops.floor(ops.clip(each, 0, side)), "int32")
+            for each in (centers[0] - REACH * width, centers[-1] + REACH * width + 1)
+        )
+        pixels = pixels[first:last]
+    weights = kernel(xp, xp.abs(pixels - centers[:, None]) / width)
     inside = ((places >= 0) & (places < scaled))[:, None]
     total = xp.where(inside, xp.sum(weights, axis=1, keepdims=True), 1.0)
     weights = xp.round(xp.where(inside, weights / total, 0.0) * 4.0**HALF_BITS)
     coarse = xp.round(weights / 2.0**HALF_BITS)
-    return xp.stack([coarse, weights - coarse * 2.0**HALF_BITS])
+    return first, xp.stack([coarse, weights - coarse * 2.0**HALF_BITS])
 
 
 def _to_levels(sums):

@@ -3,9 +3,8 @@
 import keras
 
 from keras_vitx.keras_internals import replace_seed_generator
-from keras_vitx.layers import eager as ops
+from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.fast import value_of
 
 
 @register
@@ -45,7 +44,7 @@ class LayerScale(Layer):
         )
 
     def call(self, x):
-        return x * value_of(self.gamma)
+        return x * self.gamma
 
 
 @register
@@ -59,7 +58,8 @@ class DropPath(Layer):
 
     Args:
         rate: $p$, in [0, 1).
-        seed: Random seed.
+        seed: Random seed. Under PyTorch, a layer without one draws from PyTorch's own generator,
+            as Keras's `Dropout` does; with one, every draw waits for the device.
 
     Raises:
         ValueError: if `rate` is not in [0, 1).
@@ -93,6 +93,4 @@ class DropPath(Layer):
         if not training or self.seed_generator is None:
             return x
         keep = 1 - self.rate
-        shape = (ops.shape(x)[0], *[1] * (len(x.shape) - 1))
-        kept = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator) < keep
-        return x * ops.cast(ops.cast(kept, "float32") / keep, x.dtype)
+        return x * ops.kept_samples(x, keep, self.seed_generator, self.seed)

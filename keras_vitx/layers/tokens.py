@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_vitx.layers import eager as ops
+from keras_vitx.layers import ops
 from keras_vitx.layers.base import InferenceForm, Layer, register
-from keras_vitx.layers.fast import batch_norm, convolution
-from keras_vitx.layers.initializers import truncated_normal, uniform
+from keras_vitx.layers.initializers import initializers, normal, uniform
 from keras_vitx.layers.maps import affine
 
 
@@ -23,27 +22,43 @@ class PatchEmbedding(Layer):
         patch_size: Side of a patch in pixels.
         stride: Distance between patches in pixels; None is `patch_size`. With a smaller
             stride, patches overlap (PiT) and remaining pixels at the edge are dropped.
+        initialization: Initial weights, as in `keras_vitx.layers.initializers`: `"uniform"`, or
+            `"lecun"` in Mixer.
 
     Raises:
         ValueError: at build, if a side of the image is not a multiple of `patch_size`, or,
             with a `stride`, is smaller than `patch_size`.
     """
 
-    def __init__(self, dim: int, patch_size: int = 16, stride: int | None = None, **kwargs):
+    def __init__(
+        self,
+        dim: int,
+        patch_size: int = 16,
+        stride: int | None = None,
+        initialization: str = "uniform",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.dim = dim
         self.patch_size = patch_size
         self.stride = stride
+        self.initialization = initialization
 
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size, self.stride)
         stride = self.stride or self.patch_size
         self.proj = _convolution(
-            self.dim, self.patch_size, stride, input_shape, dtype=self.dtype_policy, name="proj"
+            self.dim,
+            self.patch_size,
+            stride,
+            input_shape,
+            initialization=self.initialization,
+            dtype=self.dtype_policy,
+            name="proj",
         )
 
     def call(self, images):
-        return _flatten(convolution(self.proj, images))
+        return _flatten(self.run(self.proj, images))
 
 
 @register
@@ -119,11 +134,11 @@ class ConvStem(Layer):
     def call(self, images, training=False):
         x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
         for index, layer in enumerate(self.convolutions):
-            x = convolution(layer, x, training)
+            x = self.run(layer, x)
             if self.normalize:
-                x = batch_norm(self.norms[index], x, training)
+                x = self.run(self.norms[index], x, training)
             x = ops.relu(x)
-        return _flatten(convolution(self.proj, x))
+        return _flatten(self.run(self.proj, x))
 
     def inference_form(self) -> InferenceForm:
         """Return the form without BatchNormalization, which is folded into the convolutions."""
@@ -150,17 +165,26 @@ class TokenDownsampling(Layer):
         dim: New width of a token, a multiple of the old one.
         grid: Rows and columns of patches of the input.
         num_prefix_tokens: Number of leading tokens that are not patches.
+        initialization: Initial weights of the Dense, as in `keras_vitx.layers.initializers`.
 
     Raises:
         ValueError: at build, if `dim` is not a multiple of the old width, or the number of
             tokens does not match `grid`.
     """
 
-    def __init__(self, dim: int, grid: tuple[int, int], num_prefix_tokens: int = 1, **kwargs):
+    def __init__(
+        self,
+        dim: int,
+        grid: tuple[int, int],
+        num_prefix_tokens: int = 1,
+        initialization: str = "uniform",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.dim = dim
         self.grid = tuple(grid)
         self.num_prefix_tokens = num_prefix_tokens
+        self.initialization = initialization
 
     @property
     def new_grid(self) -> tuple[int, int]:
@@ -193,15 +217,16 @@ class TokenDownsampling(Layer):
             name="conv",
         )
         self.conv.build((None, rows + 2, columns + 2, width))
-        self.fc = self.dense(self.dim, "fc")
+        self.fc = self.dense(self.dim, "fc", fan_in=width)
         self.fc.build((None, self.num_prefix_tokens, width))
 
-    def call(self, x):
-        prefix, patches = ops.split(x, [self.num_prefix_tokens], axis=1)
+    def call(self, x, training=False):
+        # Under PyTorch, a split at given indices waits for the device.
+        prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         batch, _, width = ops.shape(patches)
         patches = ops.reshape(patches, (batch, *self.grid, width))
-        patches = self.conv(ops.pad(patches, ((0, 0), (1, 1), (1, 1), (0, 0))))
-        return ops.concatenate([self.fc(prefix), _flatten(patches)], axis=1)
+        patches = self.run(self.conv, ops.pad(patches, ((0, 0), (1, 1), (1, 1), (0, 0))))
+        return ops.concatenate([self.run(self.fc, prefix, training), _flatten(patches)], axis=1)
 
 
 @register
@@ -226,7 +251,7 @@ class PositionEmbedding(Layer):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(1, self.num_prefix_tokens + rows * columns, input_shape[-1]),
-            initializer=truncated_normal(),
+            initializer=normal(),
         )
 
     def call(self, x):
@@ -258,7 +283,7 @@ class ClassToken(Layer):
         self.token = self.add_weight(
             name="token",
             shape=(1, self.count, input_shape[-1]),
-            initializer=truncated_normal(),
+            initializer=normal(),
         )
 
     def call(self, x):
@@ -319,16 +344,15 @@ class PatchMap(Layer):
         return ops.reshape(x[:, -rows * columns :], (-1, rows, columns, x.shape[-1]))
 
 
-def _convolution(filters, side, stride, input_shape, **arguments):
-    """Return a built square `Conv2D`, initialized as in PyTorch."""
+def _convolution(filters, side, stride, input_shape, initialization="uniform", **arguments):
+    """Return a built square `Conv2D`, initialized as in PyTorch unless told otherwise."""
     fan_in = side * side * input_shape[-1]
     layer = keras.layers.Conv2D(
         filters,
         side,
         stride,
         data_format="channels_last",
-        kernel_initializer=uniform(fan_in),
-        bias_initializer=uniform(fan_in),
+        **initializers(initialization, fan_in),
         **arguments,
     )
     layer.build(input_shape)

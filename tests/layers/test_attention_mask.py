@@ -18,7 +18,7 @@ from harness import (
 from keras import ops
 from plain import X, aggregate, built, dense, logits, mix, sigmoid
 
-from keras_vitx.keras_internals import takes_attention_mask, takes_training
+from keras_vitx.keras_internals import takes_training
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -28,20 +28,26 @@ from keras_vitx.layers import (
     HeadMixing,
     PositionalAttention,
     RefinedAttention,
-    ResidualRefinement,
     TokenMixing,
     UniformHeads,
 )
-from keras_vitx.layers.maps import MapLayer
 
 MASKABLE = [
     name
     for name, case in LAYERS.items()
-    if takes_attention_mask(case.make()) and name != "Block/mixing"
+    if "attention_mask" in case.make().call_signature_parameters and name != "Block/mixing"
 ]
 # Elsewhere, where each operation is compiled, one of each kind.
 HERE = [name for name in MASKABLE if BACKEND == "torch" or "/" not in name]
 every_layer = pytest.mark.parametrize("name", HERE)
+NO_MASK = (
+    "Attention/uniform",
+    "Attention/around",
+    "Block/residual_scale",
+    "CarryingBlock",
+    "CarryingBlock/uniform",
+)
+"""Cases with layers that count or shift the padding: ContextBroadcasting, UniformHeads, BN."""
 BY_GRID = "Positional", "spatial"
 """Parts of the names of layers with a fixed grid of tokens."""
 
@@ -56,8 +62,6 @@ def made(name):
 
 
 def pairs(name, layer, case):
-    if isinstance(layer, MapLayer):
-        return 3, *case.shape[1:]
     attention = getattr(layer, "attention", layer)
     tokens = (case.shape[0] if isinstance(case.shape[0], tuple) else case.shape)[0]
     classes = getattr(attention, "num_class_tokens", None)
@@ -68,9 +72,7 @@ def pairs(name, layer, case):
 
 def run(layer, x, mask, training=False, **arguments):
     """Run a layer with a mask `(batch, queries, keys)`, or None."""
-    if mask is not None:
-        # Layers over maps receive it from `Attention`, with an axis for the heads.
-        mask = ops.convert_to_tensor(mask[:, None] if isinstance(layer, MapLayer) else mask)
+    mask = None if mask is None else ops.convert_to_tensor(mask)
     if takes_training(layer):
         arguments["training"] = training
     return layer(x, attention_mask=mask, **arguments)
@@ -91,11 +93,6 @@ def test_every_attention_is_masked():
         "PostNormBlock",
         "CarryingBlock",
         "ClassBlock",
-        "MLP",
-        "ContextBroadcasting",
-        "SqueezeExcitation",
-        "UniformHeads",
-        "ResidualRefinement",
     } == {name.split("/")[0] for name in MASKABLE}
 
 
@@ -141,12 +138,7 @@ def padded(x):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in HERE
-        if not any(part in name for part in BY_GRID)
-        and not issubclass(type(LAYERS[name].make()), MapLayer)
-    ],
+    [name for name in HERE if not any(part in name for part in BY_GRID) and name not in NO_MASK],
 )
 def test_padding_changes_nothing(name):
     """A padded sequence gives what it gives without the padding."""
@@ -194,8 +186,7 @@ def test_the_formula(name, mask):
     maps = masked_softmax(maps, pairs)
     for part in layer.on_weights:
         if isinstance(part, UniformHeads):
-            uniform = masked_softmax(np.zeros(pairs.shape), pairs)
-            maps = np.concatenate([maps, uniform], axis=1)
+            maps = np.concatenate([maps, np.where(pairs, 1 / 5, 0)], axis=1)
         else:
             maps = np.where(pairs, mix(maps, part), 0)
     expected = dense(aggregate(maps, value), layer.proj)
@@ -234,17 +225,6 @@ def test_the_fused_kernel_takes_the_mask(monkeypatch):
     layer(X, attention_mask=MASK)
 
 
-def test_masked_refinement():
-    """Without the mask inside, BN would shift padding, and the convolution would read it."""
-    maps = np.abs(numbers((2, 2, 4, 6)))
-    mask = np.zeros((2, 1, 4, 6), bool)
-    mask[..., :3, :4] = True
-    for fused in (False, True):
-        layer = built(ResidualRefinement(normalize=not fused), maps)
-        found = array(layer(np.where(mask, maps, 0), attention_mask=mask))[..., :3, :4]
-        close(found, array(layer(maps[..., :3, :4])))
-
-
 def test_a_convolution_reads_the_rows_of_padded_queries():
     """As the docstring of `Attention` says: mask the queries of the padding, too."""
     layer = built(RefinedAttention(2))
@@ -255,15 +235,6 @@ def test_a_convolution_reads_the_rows_of_padded_queries():
     expected = array(layer(X))
     close(both, expected)
     assert np.abs(only_keys - expected).max() > 1e-3 * np.abs(expected).max()
-
-
-def test_masked_context():
-    shares = MASK / np.maximum(MASK.sum(-1, keepdims=True), 1)
-    close(array(ContextBroadcasting()(X, attention_mask=MASK)), (X + shares @ X) / 2)
-    largest = np.where(MASK[..., None], X[:, None], -np.inf).max(2)
-    largest = np.where(MASK.any(-1)[..., None], largest, 0)
-    layer = ContextBroadcasting("max", halve=False)
-    close(array(layer(X, attention_mask=MASK)), X + largest)
 
 
 @pytest.mark.parametrize("shape", ((3, 5), (4, 5, 5), (3, 4, 5), (3, 1, 5, 5), (5,)))

@@ -78,8 +78,8 @@ def test_head_mixing_starts_as_a_dense_unless_told():
         layer = HeadMixing(use_bias, heads_out=64)
         layer.build(MAPS)
         values = array(layer.kernel.value)
-        assert np.abs(values).max() <= 0.04, "cut at two deviations"
-        assert 0.016 < values.std() < 0.02
+        assert 0.055 < np.abs(values).max() < 0.1, "not cut at two deviations"
+        assert 0.0188 < values.std() < 0.0212
         assert not use_bias or not array(layer.bias.value).any()
 
     start = keras.initializers.RandomUniform(1.0, 2.0)

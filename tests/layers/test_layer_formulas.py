@@ -20,8 +20,8 @@ from keras_vitx.layers import (
     PositionEmbedding,
     TalkingHeadsAttention,
     TokenPooling,
-    fast,
 )
+from keras_vitx.layers import ops as layer_ops
 
 ATTENTIONS = {
     "plain": lambda: Attention(2),
@@ -49,11 +49,8 @@ def test_attention(name):
 
 def test_the_fused_kernel_runs_only_where_it_may(monkeypatch):
     fused = []
-    whole = fast.attention
-    monkeypatch.setattr(
-        "keras_vitx.layers.attention.attention",
-        lambda *arrays: fused.append(1) or whole(*arrays),
-    )
+    whole = layer_ops.attention
+    monkeypatch.setattr(layer_ops, "attention", lambda *given: fused.append(1) or whole(*given))
     built(Attention(2, dropout=0.5))(X)
     assert len(fused) == 1
     built(Attention(2, dropout=0.5))(X, training=True)

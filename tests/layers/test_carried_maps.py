@@ -19,7 +19,7 @@ from keras_vitx.layers import (
     TalkingHeadsAttention,
     UniformHeads,
 )
-from keras_vitx.layers.blocks import map_similarity
+from keras_vitx.layers.deepvit import map_similarity
 
 CARRIED = softmax(numbers((3, 2, 5, 5), seed=4))
 PAIR = (X.shape, CARRIED.shape)

@@ -5,11 +5,9 @@ from math import isqrt
 import keras
 import numpy as np
 
-from keras_vitx.layers import eager as ops
+from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import InferenceForm, register
-from keras_vitx.layers.fast import attention, linear, whole_numbers
-from keras_vitx.layers.masking import hidden, masked, renormalized
 
 
 @register
@@ -41,7 +39,7 @@ class ConvolutionalStart(keras.initializers.Initializer):
         x, y = 2 * (places // side - centre), 2 * (places % side - centre)
         kernel = ops.convert_to_tensor(np.stack([x, y, -np.ones(side**2)]), dtype=dtype)
         if heads > side**2:
-            rest = keras.initializers.TruncatedNormal(stddev=0.02, seed=self.seed)
+            rest = keras.initializers.RandomNormal(stddev=0.02, seed=self.seed)
             left_over = rest((shape[0], heads - side**2), dtype=dtype)
             kernel = ops.concatenate([kernel, left_over], axis=1)
         return self.locality_strength * kernel
@@ -63,10 +61,12 @@ class PositionalAttention(Attention):
     Args:
         num_heads: Number of heads.
         grid: Rows and columns of patches; None is a square grid.
-        conv_start: Whether the value projection is initialized as the identity and $v$
-            as a convolution (`ConvolutionalStart`), for which `num_heads` must be a
-            square. `"partial"` accepts any number and initializes the heads beyond the
-            largest square at random, as the public code does.
+        conv_start: Whether the value projection is initialized as the identity, $v$ as a
+            convolution (`ConvolutionalStart`), and, without gates, the projections to queries
+            and keys as zeros (Equation 5). Neither of the two then receives a gradient: the
+            attention stays positional, as Appendix A reports. `num_heads` must be a square;
+            `"partial"` accepts any number and initializes the heads beyond the largest square
+            at random, as the public code does.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
         constant_positions: Whether the values of `axis_logits` are stored (`by_row`,
@@ -78,6 +78,9 @@ class PositionalAttention(Attention):
         ValueError: if `num_heads` is not a square, and at build if the number of
             patches of `grid` is not the number of tokens.
     """
+
+    # Queries and keys start at 0 beside a convolutional start (Equation 5).
+    zero_content = True
 
     def __init__(
         self,
@@ -119,9 +122,11 @@ class PositionalAttention(Attention):
                 f"fill a square. Received: grid={self.grid}, tokens={patches}."
             )
         self.build_around(input_shape, queries=patches, keys=patches)
-        identity = keras.initializers.Identity() if self.conv_start else None
-        self.qk = self.dense(2 * self.width, "qk", self.qkv_bias)
-        self.v = self.dense(self.value_width, "v", self.qkv_bias, identity)
+        dim = input_shape[-1]
+        content = {"kernel_initializer": "zeros"} if self.conv_start and self.zero_content else {}
+        identity = {"kernel_initializer": "identity"} if self.conv_start else {}
+        self.qk = self.dense(2 * self.width, "qk", self.qkv_bias, fan_in=dim, **content)
+        self.v = self.dense(self.value_width, "v", self.qkv_bias, fan_in=dim, **identity)
         self.qk.build(input_shape)
         self.v.build(input_shape)
         self.build_positions()
@@ -138,8 +143,9 @@ class PositionalAttention(Attention):
                 initializer="zeros",
             )
             return
-        places = ConvolutionalStart(self.locality_strength) if self.conv_start else None
-        self.pos_proj = self.dense(self.num_heads, "pos_proj", kernel_initializer=places)
+        start = ConvolutionalStart(self.locality_strength)
+        places = {"kernel_initializer": start} if self.conv_start else {}
+        self.pos_proj = self.dense(self.num_heads, "pos_proj", fan_in=3, **places)
         self.pos_proj.build((None, 3))
 
     def axis_logits(self, dtype: str | None = None):
@@ -160,13 +166,14 @@ class PositionalAttention(Attention):
         return tuple(ops.cast(part, self.compute_dtype) for part in (self.by_row, self.by_column))
 
     def _logits_along(self, count, is_row, dtype):
-        places = whole_numbers(count, dtype or self.compute_dtype)
+        # In float32, because TensorFlow has no range in half precision.
+        places = ops.arange(count, dtype="float32")
         offsets = places - places[:, None]
         zeros = ops.zeros_like(offsets)
         x, y = (zeros, offsets) if is_row else (offsets, zeros)
         offsets = ops.stack([x, y, offsets**2], axis=-1)
         if dtype is None:
-            logits = linear(self.pos_proj, offsets)
+            logits = self.run(self.pos_proj, ops.cast(offsets, self.compute_dtype))
         else:
             kernel, bias = (ops.cast(v, dtype) for v in (self.pos_proj.kernel, self.pos_proj.bias))
             logits = ops.matmul(offsets, kernel) + bias
@@ -179,8 +186,8 @@ class PositionalAttention(Attention):
         return ops.reshape(pairs, (self.num_heads, patches, patches))
 
     def projections(self, x, training=False):
-        query, key = ops.split(linear(self.qk, x, training), 2, axis=-1)
-        value = linear(self.v, x, training)
+        query, key = ops.split(self.run(self.qk, x, training), 2, axis=-1)
+        value = self.run(self.v, x, training)
         return [self.split_heads(part) for part in (query, key, value)]
 
     def logits_of(self, query, key):
@@ -193,11 +200,12 @@ class PositionalAttention(Attention):
     def fused(self, query, key, value, training=False, mask=None):
         bias = self.positional_logits()[None]
         if mask is None:
-            return ops.dot_product_attention(query, key, value, bias=bias)
+            return ops.dot_product_attention(query, key, value, bias, flash_attention=False)
         # Keras takes a bias or a mask.
-        y = ops.dot_product_attention(query, key, value, bias=hidden(bias, mask))
+        bias = ops.mask_logits(bias, mask)
+        y = ops.dot_product_attention(query, key, value, bias, flash_attention=False)
         has_keys = ops.any(mask, axis=-1, keepdims=True)
-        return masked(y, ops.transpose(has_keys, (0, 2, 1, 3)))
+        return ops.zero_masked(y, ops.transpose(has_keys, (0, 2, 1, 3)))
 
     def inference_form(self) -> InferenceForm:
         """Return the form with constant positions."""
@@ -212,13 +220,13 @@ class PositionalAttention(Attention):
 class GatedPositionalAttention(PositionalAttention):
     r"""Self-attention with a gate per head between content and position (GPSA).
 
-    ConViT, Section 3, Equation 6:
+    ConViT, Section 3, Equations 6 and 7:
     $$A = (1 - \sigma(\lambda))\,\mathrm{softmax}(Q K^\top / \sqrt d)
         + \sigma(\lambda)\,\mathrm{softmax}(v^\top r + b)$$
     with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination
-    of maps sum to 1 and are not normalized again. Without layers over the maps, the
-    content term is fused attention. The positional map $P$ is the same for all images, and
-    the softmax of a sum over axes is a product over axes:
+    of maps sum to 1, so that Equation 6's `normalize` changes nothing and is left out. Without
+    layers over the maps, the content term is fused attention. The positional map $P$ is the
+    same for all images, and the softmax of a sum over axes is a product over axes:
     $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$. So $P V$ is two products, of $R$ with the rows and
     of $C$ with the columns of the values of the whole batch, and $P$ is not computed. With
     `constant_positions`, $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored.
@@ -238,6 +246,9 @@ class GatedPositionalAttention(PositionalAttention):
     Raises:
         ValueError: as in `PositionalAttention`.
     """
+
+    # The gates dispense with it (Section 3).
+    zero_content = False
 
     def __init__(self, num_heads: int, gate: float = 1.0, learn_gates: bool = True, **kwargs):
         super().__init__(num_heads, **kwargs)
@@ -265,7 +276,7 @@ class GatedPositionalAttention(PositionalAttention):
             by_row, by_column = self.stored_positions()
             by_row = by_row / ops.cast(self.gates(), self.compute_dtype)
         else:
-            by_row, by_column = map(self.softmax, self.axis_logits())
+            by_row, by_column = map(ops.softmax, self.axis_logits())
         return self.over_pairs(by_row, by_column, ops.multiply)
 
     def gated_positions(self):
@@ -277,7 +288,7 @@ class GatedPositionalAttention(PositionalAttention):
             content = ops.cast(self.content_gate, self.compute_dtype)
             return ops.reshape(content, (-1, 1, 1)), *self.stored_positions()
         gates = ops.cast(self.gates(), self.compute_dtype)
-        by_row, by_column = map(self.softmax, self.axis_logits())
+        by_row, by_column = map(ops.softmax, self.axis_logits())
         return 1 - gates, gates * by_row, by_column
 
     def weights_of(self, query, key, training=False, mask=None):
@@ -300,19 +311,20 @@ class GatedPositionalAttention(PositionalAttention):
             maps = self.weights_of(query, key, training, mask)
             return self.aggregate(maps, value, training)
         content_gate, by_row, by_column = self.gated_positions()
-        content = attention(query, key, value, training)
-        # Two products for the whole batch: the values of all images are their columns.
-        batch, patches, heads, size = ops.shape(value)
-        values = ops.transpose(value, (2, 1, 0, 3))
-        values = ops.reshape(values, (heads, self.rows, self.columns * batch * size))
-        values = ops.reshape(
-            ops.matmul(by_row, values), (heads, self.rows, self.columns, batch * size)
-        )
-        by_column = ops.broadcast_to(
-            by_column[:, None], (heads, self.rows, self.columns, self.columns)
-        )
-        positional = ops.reshape(ops.matmul(by_column, values), (heads, patches, batch, size))
-        return content * content_gate[:, 0] + ops.transpose(positional, (2, 1, 0, 3))
+        content = ops.attention(query, key, value, training=training)
+        return content * content_gate[:, 0] + self.attend_positions(by_row, by_column, value)
+
+    def attend_positions(self, by_row, by_column, value):
+        """Return $P V$, `(batch, patches, heads, size)`, by two products."""
+        batch, _, heads, size = ops.shape(value)
+        values = ops.reshape(value, (batch, self.rows, self.columns, heads, size))
+        values = ops.transpose(values, (3, 1, 0, 2, 4))
+        # One product for the rows of the whole batch. Several devices can split an axis that
+        # begins with the images, but not one with the images in its middle.
+        merged = ops.reshape(values, (heads, self.rows, batch * self.columns * size))
+        values = ops.reshape(ops.matmul(by_row, merged), ops.shape(values))
+        values = ops.matmul(by_column[:, None, None], values)
+        return ops.reshape(ops.transpose(values, (2, 1, 3, 0, 4)), ops.shape(value))
 
     def inference_form(self) -> InferenceForm:
         """Return the form with constant positions and gates."""
@@ -326,3 +338,13 @@ class GatedPositionalAttention(PositionalAttention):
             "by_column": by_column,
         }
         return InferenceForm({"constant_positions": True}, weights, ("pos_proj", "gating_param"))
+
+
+def renormalized(maps, mask):
+    """Return non-negative maps over the allowed keys, with rows that sum to 1, in float32.
+
+    Rows without an allowed key are 0.
+    """
+    maps = ops.zero_masked(ops.cast(maps, "float32"), mask)
+    sums = ops.sum(maps, axis=-1, keepdims=True)
+    return maps / ops.where(sums > 0, sums, ops.ones_like(sums))

@@ -1,0 +1,112 @@
+"""CaiT's layers: talking heads, attention and blocks of the class tokens."""
+
+from keras_vitx.layers import ops
+from keras_vitx.layers.attention import Attention
+from keras_vitx.layers.base import register
+from keras_vitx.layers.block import Block
+from keras_vitx.layers.maps import HeadMixing
+from keras_vitx.layers.regularization import LayerScale as LayerScale
+
+
+def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
+    """Attention with a linear mix of the heads before and after the softmax.
+
+    CaiT, Section 4.3. The two mixes are named `proj_l` and `proj_w`, as in the
+    public checkpoints.
+
+    Args:
+        num_heads: Number of heads.
+        **kwargs: Further arguments of `Attention`.
+    """
+    dtype = kwargs.get("dtype")
+    return Attention(
+        num_heads,
+        on_logits=[HeadMixing(name="proj_l", dtype=dtype)],
+        on_weights=[HeadMixing(name="proj_w", dtype=dtype)],
+        **kwargs,
+    )
+
+
+@register
+class ClassAttention(Attention):
+    r"""Attention from the class tokens to all tokens (CaiT, Section 3, Equations 5-9).
+
+    With $z = [x_\text{class}, x_\text{patches}]$:
+    $Q = x_\text{class} W_q + b_q$, $K = z W_k + b_k$, $V = z W_v + b_v$, then as in
+    `Attention`. The cost is linear in the number of tokens.
+
+    Input: `(batch, class tokens + patches, dim)`, class tokens first.
+    Output: `(batch, class tokens, dim)`; with `return_attention_scores=True`, a pair of it
+    and the maps `(batch, heads, class tokens, keys)`. An `attention_mask` is broadcastable to
+    `(batch, class tokens, keys)`.
+
+    Args:
+        num_heads: Number of heads. It must divide `dim`.
+        num_class_tokens: Number of leading tokens that have queries: 1, or 2 with a
+            distillation token (Table B.1).
+        class_in_keys: Whether keys and values include the class tokens; False is
+            $z = x_\text{patches}$ of Appendix B.
+        **kwargs: Further arguments of `Attention`.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_class_tokens: int = 1,
+        class_in_keys: bool = True,
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        self.num_class_tokens = num_class_tokens
+        self.class_in_keys = class_in_keys
+
+    def projections(self, x, training=False):
+        x_class = x[:, : self.num_class_tokens]
+        z = x if self.class_in_keys else x[:, self.num_class_tokens :]
+        return (
+            self.split_heads(self.run(self.q, x_class, training)),
+            self.split_heads(self.run(self.k, z, training)),
+            self.split_heads(self.run(self.v, z, training)),
+        )
+
+    def build(self, input_shape):
+        keys = input_shape[1]
+        if keys is not None and not self.class_in_keys:
+            keys -= self.num_class_tokens
+        self.build_around(input_shape, queries=self.num_class_tokens, keys=keys)
+        dim = input_shape[-1]
+        self.q = self.dense(self.width, "q", self.qkv_bias, fan_in=dim)
+        self.k = self.dense(self.width, "k", self.qkv_bias, fan_in=dim)
+        self.v = self.dense(self.value_width, "v", self.qkv_bias, fan_in=dim)
+        for child in (self.q, self.k, self.v):
+            child.build(input_shape)
+
+
+@register
+class ClassBlock(Block):
+    r"""A block that updates the class tokens only (CaiT, Section 3).
+
+    Like `Block`, with an attention that returns one output per class token
+    (`ClassAttention`); the patch tokens pass through unchanged.
+
+    Input and output: `(batch, class tokens + patches, dim)`, class tokens first. An
+    `attention_mask` is that of the attention, `(batch, class tokens, keys)`; the MLP, which
+    only sees the class tokens, has none.
+    """
+
+    def call(
+        self,
+        x,
+        training=False,
+        return_attention_scores=False,
+        attention_mask=None,
+        return_parts=False,
+    ):
+        normalized = self.run(self.norm1, x)
+        attended, parts = self.attend(
+            normalized, training, attention_mask, return_attention_scores, return_parts
+        )
+        classes = self.attention.num_class_tokens
+        x_class, branches = self.add_branches(x[:, :classes], attended, training)
+        x = ops.concatenate([x_class, self.residual(x[:, classes:])], axis=1)
+        return self.outputs(x, parts | branches, return_attention_scores, return_parts)

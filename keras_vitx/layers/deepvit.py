@@ -1,0 +1,314 @@
+"""DeepViT's layers: re-attention, reuse of maps, temperature of the softmax."""
+
+from typing import Any
+
+import keras
+
+from keras_vitx.layers import ops
+from keras_vitx.layers.attention import Attention, check_carried
+from keras_vitx.layers.base import InferenceForm, Layer, register
+from keras_vitx.layers.block import Block
+from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, fold
+
+
+@register
+class ReAttention(MapLayer):
+    r"""New maps from all heads: $A' = s\,\mathrm{BN}(\Theta A + b)$.
+
+    DeepViT, Section 4.2, Equation 3; BN runs over the head axis.
+
+    It computes in float32 in every precision: the maps, with a spread of about 0.01, are lost in
+    half precision beside $b$, which starts within $\pm 1/\sqrt{\text{heads}}$ and which BN
+    subtracts again.
+
+    Input and output: `(batch, heads, queries, keys)`.
+
+    Args:
+        map_scale: $s$; 1, except in the released DeepViT-S, where it is $1/\sqrt{d}$ with
+            $d$ the size of a head.
+        normalize: Whether to apply BN. Without it, $A' = s\,(\Theta A + b)$.
+    """
+
+    def __init__(self, map_scale: float = 1.0, normalize: bool = True, **kwargs):
+        super().__init__(**{**kwargs, "dtype": "float32"})
+        self.map_scale = map_scale
+        self.normalize = normalize
+
+    def build(self, input_shape):
+        heads = input_shape[1]
+        self.reatten_matrix = convolution_1x1(
+            heads, heads, use_bias=True, dtype=self.dtype_policy, name="reatten_matrix"
+        )
+        self.reatten_matrix.build(input_shape)
+        if self.normalize:
+            self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
+            self.var_norm.build(input_shape)
+
+    def call(self, maps, training=False):
+        maps = self.run(self.reatten_matrix, maps)
+        if self.normalize:
+            maps = self.run(self.var_norm, maps, training)
+        return maps if self.map_scale == 1 else self.map_scale * maps
+
+    def inference_form(self) -> InferenceForm:
+        """Return the form without BN and scale, which are folded into the mix."""
+        kernel, bias = self.reatten_matrix.kernel, self.reatten_matrix.bias
+        if self.normalize:
+            kernel, bias = fold(self.var_norm, kernel, bias)
+        weights = {"kernel": kernel * self.map_scale, "bias": bias * self.map_scale}
+        return InferenceForm(
+            {"map_scale": 1.0, "normalize": False},
+            {f"reatten_matrix/{name}": value for name, value in weights.items()},
+            dropped=("var_norm",) if self.normalize else (),
+        )
+
+
+def DeepAttention(
+    num_heads: int, map_scale: float = 1.0, normalize: bool = True, **kwargs
+) -> Attention:
+    """Attention with `ReAttention` over its maps (DeepViT, Section 4.2).
+
+    Args:
+        num_heads: Number of heads.
+        map_scale: As in `ReAttention`.
+        normalize: As in `ReAttention`.
+        **kwargs: Further arguments of `Attention`.
+    """
+    layer = ReAttention(map_scale, normalize, name="re_attention", dtype=kwargs.get("dtype"))
+    return Attention(num_heads, on_weights=[layer], **kwargs)
+
+
+@register
+class SharedAttention(Attention):
+    r"""Attention that reuses the maps of an earlier block, without queries and keys.
+
+    $$V = x W_v + b_v, \qquad y = w(A_\text{carried}) V W_o + b_o,$$
+    with $w$ the layers of `on_weights`. With `ReAttention` it is the reuse of maps in
+    DeepViT, Appendix A, Equation 5; with a refiner, the second of Refined-ViT's two
+    kinds of block. An `attention_mask` masks $A_\text{carried}$, whose rows are not
+    normalized again.
+
+    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
+    `return_attention_scores=True`, a pair of it and the maps that multiplied the values.
+
+    Args:
+        num_heads: Number of heads of the carried maps.
+        **kwargs: Further arguments of `Attention`; `on_logits` has no effect.
+
+    Raises:
+        ValueError: at build, if the carried maps do not have that shape.
+    """
+
+    reads_maps, computes_maps = True, False
+
+    def build(self, input_shape):
+        tokens, maps = input_shape
+        check_carried(tokens, maps, self.num_heads)
+        self.build_around(tokens, queries=tokens[1], keys=tokens[1])
+        self.v = self.dense(self.value_width, "v", self.qkv_bias, fan_in=tokens[-1])
+        self.v.build(tokens)
+
+    def projections(self, x, training=False):
+        return None, None, self.split_heads(self.run(self.v, x, training))
+
+    def needs_maps(self, training=False):
+        return True
+
+    def weights_of(self, query, key, training=False, mask=None):
+        return None
+
+    def maps_of(self, weights, carried, training=False, mask=None):
+        maps = ops.zero_masked(carried, mask)
+        return self.run_over_maps(self.on_weights, maps, training, mask)
+
+
+@register
+class Temperature(MapLayer):
+    r"""A temperature of the softmax: $A' = A / \tau$ (DeepViT, Section 5.3, Equation 4).
+
+    For use in `on_logits`. Values below 1 sharpen the maps.
+
+    Input and output: `(batch, heads, queries, keys)`.
+
+    Args:
+        temperature: $\tau$, above 0. One that decreases linearly from block to block is
+            the decayed temperature of Table 5.
+        learnable: Whether $\tau$ is trained, with `temperature` as its initial value.
+
+    Raises:
+        ValueError: if `temperature` is not above 0.
+    """
+
+    varying = ("temperature",)
+
+    def __init__(self, temperature: float = 1.0, learnable: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        if temperature <= 0:
+            raise ValueError(f"`temperature` must be above 0. Received: {temperature}.")
+        self.temperature = temperature
+        self.learnable = learnable
+
+    def build(self, input_shape):
+        if self.learnable:
+            self.tau = self.add_weight(
+                name="tau",
+                shape=(1,),
+                initializer=keras.initializers.Constant(self.temperature),
+            )
+
+    def call(self, maps):
+        tau = self.tau if self.learnable else ops.cast(self.temperature, maps.dtype)
+        return maps / tau
+
+
+@register
+class CarryingBlock(Block):
+    r"""A block that carries attention maps to the next block.
+
+    Like `Block`. The carried maps are those that its attention computed, or, if its
+    attention computes none (`SharedAttention`), those that the block received.
+
+    Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and the
+    carried maps `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`,
+    else the tokens; with `return_attention_scores=True`, a pair of that and the maps of
+    the attention.
+
+    Args:
+        attention: As in `Block`. `SharedAttention` and `AccumulatingAttention` receive the
+            carried maps, others only the tokens.
+        mlp: As in `Block`.
+        takes_maps: Whether the input includes carried maps.
+        gives_maps: Whether the output includes carried maps.
+        similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training,
+            $\lambda$ times the similarity of this block's maps to the carried ones is
+            added to the loss.
+        similarity_over: Axis of the cosine, as in `map_similarity`.
+        similarity_of: Which maps of this block are compared: `"used"`, those that multiply its
+            values; `"carried"`, those that it carries on, as in the released Refined-ViT. They
+            differ where the attention computes no maps: the block then carries on what it
+            received, whose similarity to itself is 1.
+        **kwargs: Further arguments of `Block`.
+
+    Raises:
+        ValueError: if `similarity_over` or `similarity_of` is unknown.
+    """
+
+    def __init__(
+        self,
+        attention: keras.layers.Layer,
+        mlp: keras.layers.Layer,
+        takes_maps: bool = True,
+        gives_maps: bool = True,
+        similarity: float = 0.0,
+        similarity_over: str = "heads",
+        similarity_of: str = "used",
+        **kwargs,
+    ):
+        super().__init__(attention, mlp, **kwargs)
+        check_similarity(similarity_over, similarity_of)
+        self.takes_maps = takes_maps
+        self.gives_maps = gives_maps
+        self.similarity = similarity
+        self.similarity_over = similarity_over
+        self.similarity_of = similarity_of
+
+    def build(self, input_shape):
+        tokens = input_shape[0] if self.takes_maps else input_shape
+        self.attention.build(input_shape if self._reads_maps else tokens)
+        self.build_around(tokens)
+
+    @property
+    def _reads_maps(self):
+        return self.takes_maps and self.attention.reads_maps
+
+    def compute_output_spec(
+        self,
+        x,
+        training=False,
+        return_attention_scores=False,
+        attention_mask=None,
+        return_parts=False,
+    ):
+        if return_parts:
+            return Layer.compute_output_spec(self, x, return_parts=True)
+        if return_attention_scores:
+            return Layer.compute_output_spec(self, x, return_attention_scores=True)
+        tokens = x[0] if self.takes_maps else x
+        given = keras.KerasTensor(tokens.shape, dtype=self.input_dtype)
+        if not self.gives_maps:
+            return given
+        batch, count, _ = tokens.shape
+        shape = (batch, self.attention.maps_given, count, count)
+        return given, keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def call(
+        self,
+        x,
+        training=False,
+        return_attention_scores=False,
+        attention_mask=None,
+        return_parts=False,
+    ):
+        x, carried = x if self.takes_maps else (x, None)
+        if carried is not None and self.residual_dtype is not None:
+            # Keras casts all inputs alike; the maps stay in the precision of the layer.
+            carried = keras.ops.cast(carried, self.compute_dtype)
+        normalized = self.run(self.norm1, x)
+        attended, parts = self.attend(
+            (normalized, carried) if self._reads_maps else normalized,
+            training,
+            attention_mask,
+            self.gives_maps or self.similarity or return_attention_scores,
+            return_parts,
+        )
+        parts["normalized"], maps = normalized, parts["maps"]
+        emitted = maps if self.attention.computes_maps else carried
+        if self.similarity and training:
+            compared = maps if self.similarity_of == "used" else emitted
+            similarity = map_similarity(compared, carried, self.similarity_over)
+            self.add_loss(self.similarity * similarity)
+        x, branches = self.add_branches(x, attended, training)
+        if self.gives_maps:
+            x = (x, emitted)
+        return self.outputs(x, parts | branches, return_attention_scores, return_parts)
+
+
+SIMILARITY_AXES = {"heads": 1, "queries": 2}
+
+
+def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
+    r"""Return the mean cosine similarity between the maps of two blocks, a scalar.
+
+    Args:
+        maps: `(batch, heads, queries, keys)`.
+        others: The same shape.
+        over: `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, averaged over queries and keys, as
+            in the released DeepViT loss. `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$,
+            averaged over heads and keys (DeepViT, Section 3, Equation 2). Both are
+            averaged over the batch.
+
+    Returns:
+        The similarity; the constant 1 where both are the same tensor.
+    """
+    if maps is others:
+        return ops.ones((), "float32")
+    axis = SIMILARITY_AXES[over]
+    maps, others = (ops.cast(part, "float32") for part in (maps, others))
+    norms = (ops.maximum(ops.sum(part**2, axis), 1e-16) for part in (maps, others))
+    scale, other_scale = map(ops.rsqrt, norms)
+    return ops.mean(ops.sum(maps * others, axis) * scale * other_scale)
+
+
+def check_similarity(over: str, of: str) -> None:
+    """Check which maps are compared, and over which axis.
+
+    Raises:
+        ValueError: if one of the two is unknown.
+    """
+    for name, value, known in (
+        ("similarity_over", over, tuple(SIMILARITY_AXES)),
+        ("similarity_of", of, ("used", "carried")),
+    ):
+        if value not in known:
+            raise ValueError(f"`{name}` must be one of {known}. Received: {value!r}.")

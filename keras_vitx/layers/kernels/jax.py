@@ -1,0 +1,196 @@
+"""Kernels of JAX, most of them for XLA on a CPU."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+from jax import ad_checkpoint
+from jax import numpy as jnp
+
+from keras_vitx.layers import ops
+
+# The plain forms: `ops` replaces its functions only after this module is imported.
+_plain_call, _plain_attention = ops.call, ops.fused_attention
+_plain_convolve_maps, _plain_gelu = ops.convolve_maps, ops.gelu
+
+SAVED = "saved"
+"""The name by which `save_products` knows what else is worth saving."""
+
+
+def on_cpu() -> bool:
+    """Return whether JAX computes on a CPU."""
+    return jax.default_backend() == "cpu"
+
+
+def call(
+    layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
+) -> Any:
+    """Let a `Dense` multiply rows of tokens.
+
+    CPU, training: over a batch of three axes, XLA takes one and a half times as long for the
+    kernel's gradient.
+    """
+    if not (training and type(layer) is keras.layers.Dense and len(x.shape) == 3 and on_cpu()):
+        return _plain_call(layer, x, training, dtype, **arguments)
+    rows = keras.ops.reshape(x, (-1, x.shape[-1]))
+    with _erf():
+        y = _plain_call(layer, rows, training, dtype, **arguments)
+    return keras.ops.reshape(y, (*x.shape[:-1], y.shape[-1]))
+
+
+_by_erf = False
+
+
+@contextlib.contextmanager
+def _erf() -> Iterator[None]:
+    """Let `gelu` use `erf`."""
+    global _by_erf
+    _by_erf, before = True, _by_erf
+    try:
+        yield
+    finally:
+        _by_erf = before
+
+
+def gelu(x: Any) -> Any:
+    """Compute GELU by `erfc`, as Keras does: JAX's own SavedModels cannot hold `erf`.
+
+    CPU, training: `erf`, whose polynomial is several times shorter in XLA, and which `call` asks
+    for.
+    """
+    return _plain_gelu(x) if _by_erf else keras.activations.gelu(x, approximate=False)
+
+
+def convolve_maps(maps: Any, kernel: Any) -> Any:
+    """Add shifted maps, which XLA fuses into one loop.
+
+    CPU: several times faster than a depthwise convolution.
+    """
+    if not on_cpu():
+        return _plain_convolve_maps(maps, kernel)
+    _, _, queries, keys = maps.shape
+    heads, _, height, width = kernel.shape
+    up, left = height // 2, width // 2
+    padded = keras.ops.pad(maps, ((0, 0), (0, 0), (up, up), (left, left)))
+    return sum(
+        padded[:, :, i : i + queries, j : j + keys]
+        * keras.ops.reshape(kernel[:, 0, i, j], (heads, 1, 1))
+        for i in range(height)
+        for j in range(width)
+    )
+
+
+def fused_attention(
+    query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
+) -> Any:
+    """Multiply matrices with heads first, and save the maps for the backward pass.
+
+    CPU: `jax.nn.dot_product_attention` multiplies with the heads axis in between, several times
+    slower. At inference, the division by the sums of the softmax comes after the product with the
+    values, which has fewer entries than the maps.
+    """
+    if not on_cpu():
+        return save(_attention_of_accelerators(query, key, value, mask, training))
+    if keras.backend.standardize_dtype(query.dtype) == "bfloat16":
+        return _plain_attention(query, key, value, mask, training)
+    query = query * query.shape[-1] ** -0.5
+    query, key, value = (
+        save(keras.ops.transpose(part, (0, 2, 1, 3))) for part in (query, key, value)
+    )
+    logits = keras.ops.matmul(query, keras.ops.transpose(key, (0, 1, 3, 2)))
+    logits = keras.ops.cast(ops.mask_logits(logits, mask), "float32")
+    if training:
+        y = keras.ops.matmul(keras.ops.cast(_saved_softmax(logits), value.dtype), value)
+    else:
+        # Subtracting a constant from a row of logits leaves its softmax unchanged.
+        largest = keras.ops.stop_gradient(keras.ops.max(logits, axis=-1, keepdims=True))
+        weights = keras.ops.exp(logits - largest)
+        sums = keras.ops.sum(weights, axis=-1, keepdims=True)
+        y = keras.ops.matmul(keras.ops.cast(weights, value.dtype), value)
+        y = keras.ops.cast(y / sums, value.dtype)
+    return save(keras.ops.transpose(y, (0, 2, 1, 3)))
+
+
+def gains_from_scan() -> bool:
+    """A step of one block compiles several times faster than one of all blocks. All devices."""
+    return True
+
+
+def save_products(step: Callable) -> Callable:
+    """Save only products with weights, and what `save` marks, for the backward pass. All devices.
+
+    Without it, the loop saves four to fifteen times as many bytes. Recomputing the rest, such as
+    mixes of heads, is faster than writing it to memory and reading it back.
+    """
+    policies = jax.checkpoint_policies
+    products = policies.dots_with_no_batch_dims_saveable
+    policy = policies.save_from_both_policies(products, policies.save_only_these_names(SAVED))
+    return jax.checkpoint(step, policy=policy, prevent_cse=False)
+
+
+def save(x: Any) -> Any:
+    """Mark `x` for `save_products`. All devices."""
+    return ad_checkpoint.checkpoint_name(x, SAVED)
+
+
+def _attention_of_accelerators(query, key, value, mask, training):
+    """Return attention by cuDNN where it runs and moves fewer bytes, else by XLA.
+
+    `keras.ops.dot_product_attention` is not asked. On a TPU, it takes a kernel that is causal
+    and unscaled if there is no mask; on a GPU, it takes cuDNN's in training by the conditions of
+    inference, which raises for an odd number of tokens.
+    """
+    # The maps, queries x keys, have more entries than the queries and the keys.
+    has_large_maps = min(query.shape[1], key.shape[1]) > query.shape[3]
+    if mask is None and has_large_maps and jax.default_backend() == "gpu":
+        shapes = query.shape[1:], key.shape[1:]
+        dtype = keras.backend.standardize_dtype(query.dtype)
+        if runs_cudnn(*shapes, dtype, bool(training)):
+            return by_cudnn(query, key, value)
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
+
+
+def by_cudnn(query: Any, key: Any, value: Any) -> Any:
+    """Return attention by cuDNN, which refuses odd lengths in training: they are padded."""
+    batch, queries, _, _ = query.shape
+    keys, lengths = key.shape[1], {}
+    if queries % 2 or keys % 2:
+        counts = (jnp.full((batch,), count, "int32") for count in (queries, keys))
+        lengths = dict(zip(("query_seq_lengths", "key_value_seq_lengths"), counts, strict=True))
+    even = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value))
+    return jax.nn.dot_product_attention(*even, implementation="cudnn", **lengths)[:, :queries]
+
+
+@functools.cache
+def runs_cudnn(query: tuple, key: tuple, dtype: str, training: bool) -> bool:
+    """Return whether cuDNN takes queries and keys of these shapes, without the batch.
+
+    JAX asks the library, the device and the shapes while it traces.
+    """
+    if keras.config.is_flash_attention_enabled() is False or dtype == "float32":
+        return False
+
+    def total(*inputs):
+        return by_cudnn(*inputs).astype("float32").sum()
+
+    function = jax.grad(total, argnums=(0, 1, 2)) if training else total
+    try:
+        jax.eval_shape(function, *(jax.ShapeDtypeStruct((2, *s), dtype) for s in (query, key, key)))
+    except Exception:  # Of many kinds: no library, an old one, a device, a shape.
+        return False
+    return True
+
+
+@jax.custom_jvp
+def _saved_softmax(logits):
+    return jax.nn.softmax(logits)
+
+
+@_saved_softmax.defjvp
+def _softmax_jvp(primals, tangents):
+    # JAX's own computes the derivative from a softmax that cannot be marked.
+    y, (change,) = save(_saved_softmax(*primals)), tangents
+    return y, y * (change - keras.ops.sum(y * change, axis=-1, keepdims=True))

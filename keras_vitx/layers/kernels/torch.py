@@ -1,0 +1,263 @@
+"""Kernels of PyTorch, which runs eagerly: every call of Keras around an operation counts."""
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch.nn import functional
+
+from keras_vitx.keras_internals import has_replaced_moments, remat_mode
+from keras_vitx.layers import ops
+
+# The plain forms: `ops` replaces its functions only after this module is imported.
+_plain_call, _plain_kept_samples = ops.call, ops.kept_samples
+
+ONEDNN = None
+if torch.backends.mkldnn.is_available():
+    ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def call(
+    layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
+) -> Any:
+    """Call `layer.call`, or its kernel in `LAYERS`, without `__call__`, where that is the same.
+
+    `__call__` checks and casts what the outer layer has just checked and cast, which takes longer
+    than a norm in a small network. Layers with hooks, and others that need `__call__`, have it.
+    All devices; without it, CaiT_XXS24 takes 1.25 times as long at inference, 1.15 in training.
+    """
+    takes_training = "training" in layer.call_signature_parameters
+    if not is_direct(layer, x, dtype) or (takes_training and training is None):
+        return _plain_call(layer, x, training, dtype, **arguments)
+    if takes_training:
+        arguments["training"] = training
+    kernel = LAYERS.get(type(layer))
+    return layer.call(x, **arguments) if kernel is None else kernel(layer, x, **arguments)
+
+
+def is_direct(layer: keras.layers.Layer, x: Any, dtype: Any) -> bool:
+    """Return whether `layer.call(x)`, inside a layer that computes in `dtype`, is `layer(x)`."""
+    return (
+        layer.built
+        and type(layer).__module__.startswith(("keras.", "keras_vitx."))
+        and layer.quantization_mode is None
+        and layer.activity_regularizer is None
+        and remat_mode(layer) is None
+        and layer.compute_dtype == dtype
+        and all(
+            isinstance(tensor, torch.Tensor) and tensor.dtype is getattr(torch, dtype)
+            for tensor in (x if isinstance(x, tuple) else (x,))
+        )
+        and not has_hooks(layer)
+    )
+
+
+def has_hooks(layer: torch.nn.Module) -> bool:
+    """Return whether hooks are registered for a layer, or for all modules.
+
+    They run only in `__call__`.
+    """
+    modules = vars(torch.nn.modules.module)
+    return any(modules.get(f"_global{name}") or vars(layer).get(name) for name in HOOKS)
+
+
+def dense(layer: keras.layers.Dense, x: Any, training: Any = False) -> Any:
+    """Apply a `Dense`: product and bias are one operation; Keras adds the bias in a second pass.
+
+    All devices. On a CPU without gradients, oneDNN's product, which PyTorch has for the code that
+    it compiles: it copies no bias, and applies the GELU while the result is in the cache.
+    """
+    kernel, bias = _value(layer.kernel).T, _value(layer.bias)
+    if _runs_onednn(x):
+        if layer.activation is gelu:
+            return ONEDNN(x, kernel, bias, "gelu", [], "none")
+        y = ONEDNN(x, kernel, bias, "none", [], "")
+    else:
+        y = functional.linear(x, kernel, bias)
+    return y if layer.activation is None else layer.activation(y)
+
+
+def _runs_onednn(x):
+    return (
+        ONEDNN is not None
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and not torch.is_grad_enabled()
+        and not is_traced(x)
+    )
+
+
+def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
+    """Apply a `LayerNormalization` over the last axis, without float32 copies of bfloat16.
+
+    PyTorch computes the statistics in float32. All devices.
+    """
+    if layer.axis not in ([-1], [x.ndim - 1]) or layer.rms_scaling:
+        return layer.call(x)
+    weights = _value(layer.gamma), _value(layer.beta)
+    return functional.layer_norm(x, x.shape[-1:], *weights, layer.epsilon)
+
+
+def batch_norm(layer: keras.layers.BatchNormalization, x: Any, training: Any = False) -> Any:
+    """Apply a `BatchNormalization` as one operation; Keras makes four passes over the input.
+
+    PyTorch computes the statistics in float32 in every precision. All devices.
+    """
+    learns = training and layer.trainable
+    # On several devices, the statistics are those of the whole batch.
+    special = layer.renorm or layer.synchronized or has_replaced_moments(layer)
+    if special or x.dtype is torch.float64 or (is_traced(x) and not learns):
+        return layer.call(x, training=training)
+    x = x.movedim(layer.axis, 1)
+    gamma, beta = (_float32(part) for part in (layer.gamma, layer.beta))
+    if not learns:
+        mean, variance = (_float32(part) for part in (layer.moving_mean, layer.moving_variance))
+        y = functional.batch_norm(x, mean, variance, gamma, beta, False, 0, layer.epsilon)
+        return y.movedim(1, layer.axis)
+    mean, variance = x.new_zeros(2, x.shape[1], dtype=torch.float32)
+    # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance` become the
+    # statistics of this batch.
+    y = functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, layer.epsilon)
+    # PyTorch keeps the unbiased variance, Keras the biased one.
+    count = x.numel() / x.shape[1]
+    variance = variance * ((count - 1) / count)
+    for moving, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+        # The product of a Keras variable and a number would copy the number to the device.
+        moving.assign(torch.lerp(new.to(moving.value.dtype), moving.value, layer.momentum))
+    return y.movedim(1, layer.axis)
+
+
+def convolution(layer: keras.layers.Conv2D, x: Any) -> Any:
+    """Apply a `Conv2D` to images as they are; Keras copies them to channels first and back.
+
+    All devices.
+    """
+    is_even = layer.padding == "valid" or (
+        layer.padding == "same"
+        and set(layer.strides) == {1}
+        and all(n % 2 for n in layer.kernel_size)
+    )
+    is_simple = layer.groups == 1 and set(layer.dilation_rate) == {1} and layer.activation is None
+    if not is_even or not is_simple or layer.data_format != "channels_last" or is_traced(x):
+        return layer.call(x)
+    padding = [n // 2 if layer.padding == "same" else 0 for n in layer.kernel_size]
+    kernel = _value(layer.kernel).permute(3, 2, 0, 1)
+    kernel = kernel.contiguous(memory_format=torch.channels_last)
+    x = x.permute(0, 3, 1, 2)
+    y = functional.conv2d(x, kernel, _value(layer.bias), layer.strides, padding)
+    return y.permute(0, 2, 3, 1)
+
+
+LAYERS = {
+    keras.layers.Dense: dense,
+    keras.layers.LayerNormalization: layer_norm,
+    keras.layers.BatchNormalization: batch_norm,
+    keras.layers.Conv2D: convolution,
+}
+"""Kernels of Keras's own layers."""
+
+
+def logits(query: Any, key: Any) -> Any:
+    """Copy the keys row by row; PyTorch would copy their transpose column by column.
+
+    All devices: it is the same number of copies.
+    """
+    query = (query * query.shape[-1] ** -0.5).transpose(1, 2)
+    return torch.matmul(query, key.transpose(1, 2).contiguous().mT)
+
+
+def softmax(logits: Any) -> Any:
+    """Compute in float32 inside the operation, without float32 copies. All devices."""
+    return torch.softmax(logits, dim=-1)
+
+
+def fused_attention(
+    query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
+) -> Any:
+    """Run PyTorch's kernel on the inputs as they are; `keras.ops` copies them.
+
+    On a CPU in bfloat16, where that kernel takes 2 to 7 times as long, multiply matrices.
+    """
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    if query.device.type == "cpu" and query.dtype is torch.bfloat16:
+        scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
+        return torch.matmul(softmax(ops.mask_logits(scores, mask)), value).transpose(1, 2)
+    y = functional.scaled_dot_product_attention(query, key, value, mask)
+    return y.transpose(1, 2)
+
+
+def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
+    """Multiply and add the bias in one operation.
+
+    On a CPU, an expansion leaves the heads last in memory, as the convolution after it needs
+    them, and a product of such maps leaves the result so.
+    """
+    batch, heads, queries, keys = maps.shape
+    columns, kernel = maps.reshape(batch, heads, queries * keys), _value(kernel)
+    expands = maps.device.type == "cpu" and len(kernel) > heads
+    heads_last = expands or columns.stride(1) == 1
+    kernel = kernel.expand(batch, -1, -1)
+    pair = (columns.mT, kernel.mT) if heads_last else (kernel, columns)
+    if bias is None:
+        mixed = torch.bmm(*pair)
+    else:
+        bias = _value(bias)
+        mixed = torch.baddbmm(bias if heads_last else bias[:, None], *pair)
+    mixed = mixed.mT if heads_last else mixed
+    mixed = mixed if expands else mixed.contiguous()
+    return mixed.reshape(batch, -1, queries, keys)
+
+
+def gelu(x: Any) -> Any:
+    """PyTorch has it as one operation. All devices."""
+    return functional.gelu(x)
+
+
+def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
+    """Draw from PyTorch's own generator, as Keras's `Dropout` does, unless there is a seed.
+
+    Keras reads the state of a `SeedGenerator` on the host, which waits for the device.
+    """
+    if seed is not None:
+        return _plain_kept_samples(x, keep, generator, seed)
+    shape = (x.shape[0], *[1] * (x.ndim - 1))
+    return x.new_empty(shape).bernoulli_(keep).div_(keep)
+
+
+def numbers_on_device() -> contextlib.AbstractContextManager:
+    """Make tensors of Python numbers on the device itself.
+
+    Keras copies each number in its losses, metrics and optimizers from the host, which waits for
+    the device.
+    """
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _NumbersOnDevice()
+
+
+class _NumbersOnDevice(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        host = (np.ndarray, float, int, tuple, list)
+        copies = function is torch.as_tensor and isinstance(args[0], host) and "dtype" in kwargs
+        if copies and np.size(args[0]) == 1:
+            return torch.full(np.shape(args[0]), np.asarray(args[0]).item(), **kwargs)
+        return function(*args, **kwargs)
+
+
+def is_traced(x: Any) -> bool:
+    """Return whether `x` is computed in code that PyTorch traces, compiles or exports."""
+    # Symbolic tensors have other types.
+    symbolic = type(x) not in (torch.Tensor, torch.nn.Parameter)
+    return symbolic or torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def _value(weight: Any) -> Any:
+    """Return the tensor of a variable, in the precision of the layer that is called."""
+    return weight.value if isinstance(weight, keras.Variable) else weight
+
+
+def _float32(weight: Any) -> Any:
+    return None if weight is None else _value(weight).float()

@@ -1,0 +1,186 @@
+"""The operations of the layers, each in its plain form; other names are those of `keras.ops`.
+
+What a backend does faster, or must do otherwise, stands in `layers/kernels/` under the same name,
+with its reason. `KERNELS`, at the end, is the choice, made once at import. The layers know none
+of it.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(keras.ops, name)
+
+
+def call(
+    layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
+) -> Any:
+    """Call a layer inside another one.
+
+    Args:
+        layer: The inner layer.
+        x: Its input.
+        training: Passed on if the layer takes it.
+        dtype: Compute dtype of the outer layer.
+        **arguments: Further arguments of the call.
+    """
+    if "training" in layer.call_signature_parameters:
+        arguments["training"] = training
+    return layer(x, **arguments)
+
+
+def logits(query: Any, key: Any) -> Any:
+    r"""Return $Q K^\top / \sqrt d$, `(batch, heads, queries, keys)`.
+
+    Args:
+        query: `(batch, queries, heads, size)`.
+        key: `(batch, keys, heads, size)`.
+    """
+    query = keras.ops.transpose(query * query.shape[-1] ** -0.5, (0, 2, 1, 3))
+    return keras.ops.matmul(query, keras.ops.transpose(key, (0, 2, 3, 1)))
+
+
+def softmax(logits: Any) -> Any:
+    """Apply the softmax over the last axis in float32, and round to the precision of `logits`."""
+    return keras.ops.cast(keras.ops.softmax(keras.ops.cast(logits, "float32")), logits.dtype)
+
+
+def mask_logits(logits: Any, mask: Any) -> Any:
+    """Return logits with a very low value, finite in every precision, where `mask` is false.
+
+    Without a mask (None), return them as they are.
+    """
+    if mask is None:
+        return logits
+    lowest = -6e4 if keras.backend.standardize_dtype(logits.dtype) == "float16" else -1e30
+    return keras.ops.where(mask, logits, keras.ops.full_like(logits, lowest))
+
+
+def zero_masked(maps: Any, mask: Any) -> Any:
+    """Return maps with zeros where `mask` is false; without a mask (None), as they are."""
+    return maps if mask is None else keras.ops.where(mask, maps, keras.ops.zeros_like(maps))
+
+
+def attention(query: Any, key: Any, value: Any, mask: Any = None, training: Any = False) -> Any:
+    r"""Return $\mathrm{softmax}(Q K^\top / \sqrt d)\,V$ per head, without the maps.
+
+    Args:
+        query: `(batch, queries, heads, size)`.
+        key: `(batch, keys, heads, size)`.
+        value: The same shape as `key`.
+        mask: `(batch or 1, 1, queries or 1, keys)`, True where a query attends a key; None is
+            True everywhere. A query without a key gives 0.
+        training: Whether a backward pass follows.
+
+    Returns:
+        `(batch, queries, heads, size)`.
+    """
+    if mask is None:
+        return fused_attention(query, key, value, training=training)
+    # The kernels differ, and some give NaN, where a query has no key: let it see all.
+    has_keys = keras.ops.any(mask, axis=-1, keepdims=True)
+    mask = keras.ops.logical_or(mask, keras.ops.logical_not(has_keys))
+    y = fused_attention(query, key, value, mask, training)
+    return zero_masked(y, keras.ops.transpose(has_keys, (0, 2, 1, 3)))
+
+
+def fused_attention(
+    query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
+) -> Any:
+    """Return `attention` where every query has a key."""
+    return keras.ops.dot_product_attention(query, key, value, mask=mask)
+
+
+def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
+    r"""Return $\sum_j M_{ij} A_j + b_i$.
+
+    One batched product over (queries x keys) columns is several times faster than a Dense, for
+    which every map would be transposed.
+
+    Args:
+        kernel: $M$, `(output heads, heads)`.
+        maps: $A$, `(batch, heads, queries, keys)`.
+        bias: $b$, `(output heads,)`, or None.
+    """
+    batch, heads, queries, keys = keras.ops.shape(maps)
+    columns = keras.ops.reshape(maps, (batch, heads, queries * keys))
+    kernel = keras.ops.broadcast_to(kernel, (batch, *kernel.shape))
+    mixed = keras.ops.matmul(kernel, columns)
+    mixed = mixed if bias is None else mixed + keras.ops.expand_dims(bias, -1)
+    return keras.ops.reshape(mixed, (batch, kernel.shape[1], queries, keys))
+
+
+def convolve_maps(maps: Any, kernel: Any) -> Any:
+    """Convolve each head's map with its kernel, with zero padding.
+
+    Args:
+        maps: `(batch, heads, queries, keys)`.
+        kernel: `(heads, 1, height, width)`.
+    """
+    kernel = keras.ops.transpose(kernel, (2, 3, 0, 1))
+    return keras.ops.depthwise_conv(maps, kernel, padding="same", data_format="channels_first")
+
+
+def gelu(x: Any) -> Any:
+    r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU."""
+    if keras.backend.standardize_dtype(x.dtype) != "float32":
+        # 1 + erf would lose small values.
+        return keras.activations.gelu(x, approximate=False)
+    return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
+
+
+def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
+    """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`.
+
+    Args:
+        x: `(batch, ...)`.
+        keep: The probability.
+        generator: A `keras.random.SeedGenerator`.
+        seed: Its seed, or None.
+    """
+    shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
+    kept = keras.random.uniform(shape, dtype="float32", seed=generator) < keep
+    return keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype)
+
+
+def numbers_on_device() -> contextlib.AbstractContextManager:
+    """Return a context in which Keras copies no Python numbers to the device."""
+    return contextlib.nullcontext()
+
+
+def save(x: Any) -> Any:
+    """Return `x`, which `save_products` saves."""
+    return x
+
+
+def gains_from_scan() -> bool:
+    """Return whether training runs identical blocks as one loop."""
+    return False
+
+
+def save_products(step: Callable) -> Callable:
+    """Return `step`, the body of a loop, with a policy of what its backward pass finds saved."""
+    return step
+
+
+KERNELS = {
+    "torch": (
+        *("call", "logits", "softmax", "fused_attention", "mix_heads", "gelu"),
+        *("kept_samples", "numbers_on_device"),
+    ),
+    "jax": (
+        *("call", "fused_attention", "convolve_maps", "gelu"),
+        *("save", "gains_from_scan", "save_products"),
+    ),
+}
+"""The operations that a backend has a kernel for; all others run in the form above."""
+
+_backend = keras.backend.backend()
+if _backend in KERNELS:
+    _kernels = importlib.import_module(f"keras_vitx.layers.kernels.{_backend}")
+    globals().update({name: getattr(_kernels, name) for name in KERNELS[_backend]})

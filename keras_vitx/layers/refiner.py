@@ -1,0 +1,357 @@
+"""Refiner's layers: local convolution of maps, both refiners, accumulated maps."""
+
+from keras_vitx.layers import ops
+from keras_vitx.layers.attention import Attention, check_carried
+from keras_vitx.layers.base import InferenceForm, register
+from keras_vitx.layers.initializers import uniform
+from keras_vitx.layers.maps import MapLayer, MapNormalization, affine, convolution_1x1, fold
+
+
+@register
+class LocalMapConvolution(MapLayer):
+    r"""A depthwise convolution of the maps: Refiner's distributed local attention.
+
+    Refiner, Section 3.3. Each head's map is convolved as an image of queries x keys:
+    $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2,$$
+    with zero padding. Aggregating values with $A'$ aggregates them locally, then globally.
+    In a masked map, it moves attention to masked keys beside allowed ones (`Attention` sets
+    them to 0 again), and reads the rows of neighbouring queries, which the mask should leave
+    out if they are padding.
+
+    Input and output: `(batch, heads, queries, keys)`.
+
+    Args:
+        kernel_size: $k$, odd.
+        constraint: Axes of the kernel (Table 4). None: queries and keys. `"spatial"`: the
+            rows and columns of patches of `grid`, per query; keys before the patches
+            (a class token) are left unchanged. `"row+column"`: the sum of a $1 \times k$
+            convolution along the keys and a $k \times 1$ convolution along the queries, our
+            interpretation of the table.
+        grid: Rows and columns of patches, for `"spatial"`.
+        use_bias: Whether a bias per head is added to its map.
+
+    Raises:
+        ValueError: if `kernel_size` is even, `constraint` is unknown, or `"spatial"` has no
+            `grid` or one with more patches than keys.
+    """
+
+    constraints = (None, "spatial", "row+column")
+
+    def __init__(
+        self,
+        kernel_size: int = 3,
+        constraint: str | None = None,
+        grid: tuple[int, int] | None = None,
+        use_bias: bool = False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(
+                "`kernel_size` must be odd, so that a kernel has a centre. "
+                f"Received: kernel_size={kernel_size}."
+            )
+        if constraint not in self.constraints:
+            raise ValueError(
+                f"`constraint` must be one of {self.constraints}. Received: {constraint!r}."
+            )
+        if constraint == "spatial" and grid is None:
+            raise ValueError("constraint='spatial' needs `grid`. Received: grid=None.")
+        self.kernel_size = kernel_size
+        self.constraint = constraint
+        self.grid = None if grid is None else tuple(grid)
+        self.use_bias = use_bias
+
+    def build(self, input_shape):
+        _, heads, _, keys = input_shape
+        if self.constraint == "spatial" and keys is not None and keys < self.grid[0] * self.grid[1]:
+            raise ValueError(
+                f"`grid` has more patches than there are keys. Received: grid={self.grid}, "
+                f"keys={keys}."
+            )
+        side = self.kernel_size
+        both = self.constraint == "row+column"
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(heads, 2, side) if both else (heads, 1, side, side),
+            initializer=uniform(side if both else side**2),
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(name="bias", shape=(heads,), initializer="zeros")
+
+    def call(self, maps):
+        maps = self._convolve(maps, ops.cast(self.kernel, self.compute_dtype))
+        return maps if self.bias is None else maps + ops.reshape(self.bias, (-1, 1, 1))
+
+    def _convolve(self, maps, kernel):
+        if self.constraint == "spatial":
+            return self._convolve_rows(maps, kernel)
+        if self.constraint == "row+column":
+            along_keys = ops.convolve_maps(maps, kernel[:, :1, None])
+            return along_keys + ops.convolve_maps(maps, kernel[:, 1:, :, None])
+        return ops.convolve_maps(maps, kernel)
+
+    def _convolve_rows(self, maps, kernel):
+        batch, heads, queries, keys = ops.shape(maps)
+        patches = self.grid[0] * self.grid[1]
+        prefix, maps = maps[..., : keys - patches], maps[..., keys - patches :]
+        # Each query's row of the map, over the patches, is an image.
+        images = ops.transpose(maps, (0, 2, 1, 3))
+        images = ops.reshape(images, (batch * queries, heads, *self.grid))
+        images = ops.reshape(ops.convolve_maps(images, kernel), (batch, queries, heads, patches))
+        return ops.concatenate([prefix, ops.transpose(images, (0, 2, 1, 3))], axis=-1)
+
+
+@register
+class Refinement(MapLayer):
+    r"""The paper's refiner: expansion, local convolution, reduction, all linear.
+
+    $A' = W_r(w * (W_e A))$ with $W_e$ from $H$ to $rH$ maps, $w *$ the convolution of
+    `LocalMapConvolution`, $W_r$ back to $H$ (Refiner, Section 3.4). There are no biases: a
+    bias on a map is uniform attention. Entries of the maps may leave [0, 1].
+
+    Input: `(batch, heads, queries, keys)`. Output: the same shape; without reduction, with
+    `expansion` times as many heads.
+
+    Args:
+        expansion: $r$, at least 1 (Table 1).
+        kernel_size: Side of the convolution, odd (Figure 6).
+        reduction: Whether to apply $W_r$ (Table 3).
+        constraint: As in `LocalMapConvolution` (Table 4).
+        grid: As in `LocalMapConvolution`.
+
+    Raises:
+        ValueError: if `expansion` is below 1, and as in `LocalMapConvolution`.
+    """
+
+    def __init__(
+        self,
+        expansion: int = 3,
+        kernel_size: int = 3,
+        reduction: bool = True,
+        constraint: str | None = None,
+        grid: tuple[int, int] | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_expansion(expansion)
+        self.expansion = expansion
+        self.kernel_size = kernel_size
+        self.reduction = reduction
+        self.constraint = constraint
+        self.local = LocalMapConvolution(
+            kernel_size, constraint, grid, dtype=self.dtype_policy, name="local"
+        )
+        self.grid = self.local.grid
+
+    def heads_of(self, heads):
+        return heads if self.reduction else self.expansion * heads
+
+    def build(self, input_shape):
+        heads = input_shape[1]
+        expanded, dtype = self.expansion * heads, self.dtype_policy
+        self.expand = convolution_1x1(heads, expanded, False, dtype=dtype, name="expand")
+        self.expand.build(input_shape)
+        wide = self.expand.compute_output_shape(input_shape)
+        self.local.build(wide)
+        if self.reduction:
+            self.reduce = convolution_1x1(expanded, heads, False, dtype=dtype, name="reduce")
+            self.reduce.build(wide)
+
+    def call(self, maps):
+        maps = self.run(self.local, self.run(self.expand, maps))
+        return self.run(self.reduce, maps) if self.reduction else maps
+
+
+@register
+class ResidualRefinement(MapLayer):
+    r"""The refiner of the released Refined-ViT: nonlinear, normalized, residual.
+
+    $$A' = s\,\mathrm{BN}(A + \mathrm{BN}(W_r\,\phi(w * \phi(W_e A)))), \qquad
+    \phi = \mathrm{ReLU6} \circ \mathrm{BN},$$
+    with $W_e$ to `expansion` times as many maps, $w *$ a convolution of each map, $W_r$
+    back, and no biases. The paper's own form is `Refinement`. Without BN,
+    $$A' = s\,(c \odot A + W_r\,\phi(w * \phi(W_e A + b_e) + b_w) + b_r), \qquad
+    \phi = \mathrm{ReLU6},$$
+    with biases and a weight $c$ per head (`skip`): the form at inference, after
+    `keras_vitx.fuse`. There are no biases beside BN, so half precision keeps the maps.
+
+    Input and output: `(batch, heads, queries, keys)`.
+
+    Args:
+        expansion: Ratio of inner maps to input maps, at least 1. The released S declares 6
+            but does not pass it to its blocks: every released model has 3.
+        kernel_size: Side of the convolution, odd.
+        map_scale: $s$; in the released code $1/\sqrt d$, with $d$ the size of a head.
+        normalize: Whether to apply BN.
+
+    Raises:
+        ValueError: if `expansion` is below 1 or `kernel_size` is even.
+    """
+
+    def __init__(
+        self,
+        expansion: int = 3,
+        kernel_size: int = 3,
+        map_scale: float = 1.0,
+        normalize: bool = True,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_expansion(expansion)
+        self.expansion = expansion
+        self.kernel_size = kernel_size
+        self.map_scale = map_scale
+        self.normalize = normalize
+        dtype = self.dtype_policy
+        self.depth_sep_conv = LocalMapConvolution(
+            kernel_size, use_bias=not normalize, dtype=dtype, name="depth_sep_conv"
+        )
+        self.bn1 = self.bn2 = self.bn3 = self.adapt_bn = None
+        if normalize:
+            self.bn1 = MapNormalization(dtype=dtype, name="bn1")
+            self.bn2 = MapNormalization(dtype=dtype, name="bn2")
+            self.bn3 = MapNormalization(dtype=dtype, name="bn3")
+            self.adapt_bn = MapNormalization(dtype=dtype, name="adapt_bn")
+
+    def build(self, input_shape):
+        heads, has_bias = input_shape[1], not self.normalize
+        expanded, dtype = self.expansion * heads, self.dtype_policy
+        self.conv_exp = convolution_1x1(heads, expanded, has_bias, dtype=dtype, name="conv_exp")
+        self.conv_pro = convolution_1x1(expanded, heads, has_bias, dtype=dtype, name="conv_pro")
+        self.conv_exp.build(input_shape)
+        wide = self.conv_exp.compute_output_shape(input_shape)
+        self.depth_sep_conv.build(wide)
+        self.conv_pro.build(wide)
+        if self.normalize:
+            self.bn1.build(wide)
+            self.bn2.build(wide)
+            self.bn3.build(input_shape)
+            self.adapt_bn.build(input_shape)
+        else:
+            self.skip = self.add_weight(name="skip", shape=(heads,), initializer="ones")
+
+    def call(self, maps, training=False):
+        y = ops.relu6(self.normalized(self.bn1, self.run(self.conv_exp, maps), training))
+        y = ops.relu6(self.normalized(self.bn2, self.run(self.depth_sep_conv, y), training))
+        y = self.normalized(self.bn3, self.run(self.conv_pro, y), training)
+        if self.normalize:
+            y = self.run(self.adapt_bn, maps + y, training)
+        else:
+            y = maps * ops.reshape(self.skip, (-1, 1, 1)) + y
+        return y if self.map_scale == 1 else self.map_scale * y
+
+    def normalized(self, norm, maps, training):
+        """Apply a BatchNormalization, or None in the form without."""
+        return maps if norm is None else self.run(norm, maps, training)
+
+    def inference_form(self) -> InferenceForm:
+        """Return the form without BN and scale, which are folded into the other weights."""
+        return InferenceForm(
+            {"map_scale": 1.0, "normalize": False},
+            self._folded_weights(),
+            dropped=("bn1", "bn2", "bn3", "adapt_bn") if self.normalize else (),
+        )
+
+    def _folded_weights(self):
+        """Return the weights of the equal form without BN and with $s = 1$, by name."""
+        weights = {}
+        for name, norm in (
+            ("conv_exp", self.bn1),
+            ("depth_sep_conv", self.bn2),
+            ("conv_pro", self.bn3),
+        ):
+            layer = getattr(self, name)
+            kernel, bias = (layer.kernel, layer.bias) if norm is None else fold(norm, layer.kernel)
+            weights |= {f"{name}/kernel": kernel, f"{name}/bias": bias}
+        if self.normalize:
+            scale, shift = affine(self.adapt_bn)
+            kernel, bias, skip = kernel * scale[:, None], bias * scale + shift, scale
+        else:
+            skip = self.skip
+        last = {"conv_pro/kernel": kernel, "conv_pro/bias": bias, "skip": skip}
+        return weights | {name: value * self.map_scale for name, value in last.items()}
+
+
+def RefinedAttention(
+    num_heads: int,
+    expansion: int = 3,
+    kernel_size: int = 3,
+    reduction: bool = True,
+    constraint: str | None = None,
+    grid: tuple[int, int] | None = None,
+    **kwargs,
+) -> Attention:
+    """Attention with `Refinement`, the paper's refiner, over its maps.
+
+    Refiner, Section 3.4. With `expansion=1` and `kernel_size=1`, this is talking
+    heads after the softmax only.
+
+    Args:
+        num_heads: Number of heads.
+        expansion: As in `Refinement`.
+        kernel_size: As in `Refinement`.
+        reduction: As in `Refinement`.
+        constraint: As in `Refinement`.
+        grid: As in `Refinement`.
+        **kwargs: Further arguments of `Attention`.
+    """
+    layer = Refinement(
+        expansion,
+        kernel_size,
+        reduction,
+        constraint,
+        grid,
+        name="refinement",
+        dtype=kwargs.get("dtype"),
+    )
+    return Attention(num_heads, on_weights=[layer], **kwargs)
+
+
+@register
+class AccumulatingAttention(Attention):
+    r"""Attention that adds the maps of an earlier block to its own.
+
+    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{carried} / \sqrt d$$
+    with $d$ the size of a head: the first of the two kinds of block of the released
+    Refined-ViT. The paper does not mention this sum. An `attention_mask` masks both terms.
+
+    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
+    `return_attention_scores=True`, a pair of it and the maps.
+
+    Args:
+        num_heads: Number of heads, the same as of the carried maps.
+        **kwargs: Further arguments of `Attention`.
+
+    Raises:
+        ValueError: at build, if the carried maps do not have that shape.
+    """
+
+    reads_maps = True
+
+    def build(self, input_shape):
+        tokens, maps = input_shape
+        check_carried(tokens, maps, self.num_heads)
+        super().build(tokens)
+
+    def needs_maps(self, training=False):
+        return True
+
+    def maps_of(self, weights, carried, training=False, mask=None):
+        maps = super().maps_of(weights, carried, training, mask)
+        return maps + ops.zero_masked(carried, mask) * self.size**-0.5
+
+
+def check_expansion(expansion: int) -> None:
+    """Check the ratio of the attention expansion.
+
+    Raises:
+        ValueError: if it is below 1.
+    """
+    if expansion < 1:
+        raise ValueError(
+            "`expansion`, the ratio of inner maps to input maps, must be at least 1. "
+            f"Received: expansion={expansion}."
+        )

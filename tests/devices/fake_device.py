@@ -1,0 +1,196 @@
+# ruff: noqa: E402
+"""PyTorch on a device that computes nothing: every operation of a training step, counted.
+
+    KERAS_BACKEND=torch python tests/devices/fake_device.py FAMILY,... POLICY,...
+
+A device of PyTorch's extension mechanism whose tensors have shapes but no data
+(`FakeTensorMode`). Prints one line of JSON per family and policy with, for inference, for a
+forward and backward pass, and for the second training step, the number of kernels, of casts and
+of bytes, and the places where the host
+would wait for the device.
+"""
+
+import collections
+import json
+import os
+import sys
+import traceback
+
+os.environ["KERAS_BACKEND"], os.environ["KERAS_TORCH_DEVICE"] = "torch", "fakedev"
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+_setup_privateuseone_for_python_backend("fakedev")
+torch._C._set_only_lift_cpu_tensors(True)
+FakeTensorMode.avoid_device_init = property(lambda self: True)
+torch._C._ensureCUDADeviceGuardSet = lambda: None
+
+import keras
+from zoo import SMALLEST, TINY, compiled
+
+# Operations that move no data.
+VIEWS = (
+    *("device", "view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy", "transpose"),
+    *("permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "as_strided", "detach"),
+    *("alias", "split", "unsafe_split", "split_with_sizes", "chunk", "unbind", "unfold"),
+    *("lift_fresh", "is_same_size", "set_data"),
+    *("empty", "empty_like", "empty_strided", "new_empty"),
+)
+READS = ("_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero")
+
+
+class Log(TorchDispatchMode):
+    """Counts operations, and notes where the host waits or devices are mixed."""
+
+    current: "Log | None" = None
+
+    def __init__(self):
+        super().__init__()
+        self.kernels, self.bytes = collections.Counter(), 0
+        self.waits, self.mixed = collections.Counter(), collections.Counter()
+
+    def __enter__(self):
+        Log.current = self
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        Log.current = None
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.split("::")[1]
+        taken = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor)]
+        if name in READS:
+            self.waits[f"{name} {place()}"] += 1
+            if name == "_local_scalar_dense":  # Such as whether all gradients are finite.
+                return True
+        out = function(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        before, after = ({x.device.type for x in part} for part in (taken, given))
+        copies = name in ("_to_copy", "copy_")
+        if "fakedev" in after and "cpu" in before:
+            # A scalar on the host may be an argument of a kernel.
+            if copies:
+                self.waits[f"to the device {place()}"] += 1
+            elif any(x.ndim for x in taken if x.device.type == "cpu"):
+                self.mixed[f"{name} {place()}"] += 1
+        if "cpu" in after and "fakedev" in before:
+            self.waits[f"to the host {place()}"] += 1
+        if name not in VIEWS and "fakedev" in before | after:
+            self.kernels[name] += 1
+            self.bytes += sum(x.numel() * x.element_size() for x in taken + given)
+        return out
+
+    def report(self):
+        return {
+            "kernels": self.kernels.total(),
+            "casts": self.kernels["_to_copy"],
+            "copies": self.kernels["clone"] + self.kernels["copy_"],
+            "bytes": self.bytes,
+            "waits": dict(self.waits),
+            "mixed": dict(self.mixed),
+            "most": self.kernels.most_common(12),
+        }
+
+
+def place():
+    """Return the two innermost lines of the package, or of Keras, that are being run."""
+    frames = reversed(traceback.extract_stack()[:-2])
+    found = [f for f in frames if "/keras_vitx/" in f.filename or "/keras/src/" in f.filename]
+    return " < ".join(f"{f.filename.split('/keras')[-1]}:{f.lineno}" for f in found[:3])
+
+
+def one_kernel_attention():
+    """Count attention without a mask as the one kernel it is on a GPU."""
+    library = torch.library.Library("fakedev", "DEF")
+    library.define("attention(Tensor q, Tensor k, Tensor v) -> Tensor")
+    library.define("attention_gradient(Tensor g, Tensor q, Tensor k, Tensor v) -> Tensor[]")
+
+    @torch.library.register_fake("fakedev::attention", lib=library)
+    def _(q, k, v):
+        return torch.empty_like(q[..., : v.shape[-1]])
+
+    @torch.library.register_fake("fakedev::attention_gradient", lib=library)
+    def _(g, q, k, v):
+        return [torch.empty_like(x) for x in (q, k, v)]
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(context, *qkv):
+            context.save_for_backward(*qkv)
+            return torch.ops.fakedev.attention(*qkv)
+
+        @staticmethod
+        def backward(context, gradient):
+            return tuple(torch.ops.fakedev.attention_gradient(gradient, *context.saved_tensors))
+
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(query, key, value, attn_mask=None, *args, **kwargs):
+        if attn_mask is None and not args and not kwargs:
+            return Attention.apply(query, key, value)
+        return plain(query, key, value, attn_mask, *args, **kwargs)
+
+    torch.nn.functional.scaled_dot_product_attention = attention
+    return library
+
+
+def no_generator():
+    """Let Keras draw from the device's own generator, noting that its seed is read."""
+    import keras.src.backend.torch.random as random
+    from keras.src.random.seed_generator import draw_seed
+
+    def generator(seed):
+        draw_seed(seed)
+        if Log.current is not None:
+            Log.current.waits[f"reads a seed {place()}"] += 1
+
+    random.torch_seed_generator = generator
+
+
+def without_fake_types():
+    """Let the package take fake tensors for tensors, as they stand for those of a device."""
+    import keras_vitx.layers.kernels.torch as kernels
+
+    def is_traced(x):
+        types = torch.Tensor, torch.nn.Parameter, FakeTensor
+        return torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) not in types
+
+    kernels.is_traced = is_traced
+
+
+def measure(make, policy, batch=2):
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy(policy)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = compiled(make(drop_path=0.1))
+        images = torch.randn(batch, *model.input_shape[1:], device="fakedev")
+        labels = torch.zeros(batch, dtype=torch.int64, device="fakedev")
+        logs = {"inference": Log(), "passes": Log(), "step": Log()}
+        with logs["inference"], torch.no_grad():
+            model(images, training=False)
+        with logs["passes"]:
+            model(images, training=True).sum().backward()
+        with Log():  # The first step makes the variables of the optimizer.
+            model.train_step((images, labels))
+        with logs["step"]:
+            model.train_step((images, labels))
+        return {stage: log.report() for stage, log in logs.items()}
+
+
+if __name__ == "__main__":
+    library = one_kernel_attention()
+    no_generator()
+    without_fake_types()
+    zoo = TINY if sys.argv[3:] == ["tiny"] else SMALLEST
+    for family in sys.argv[1].split(","):
+        for policy in sys.argv[2].split(","):
+            try:
+                found = measure(zoo[family], policy)
+            except Exception as error:
+                found = {"error": f"{type(error).__name__}: {error}"[:300]}
+            print(json.dumps([family, policy, found]), flush=True)

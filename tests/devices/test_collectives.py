@@ -1,0 +1,50 @@
+"""What eight devices send each other in a training step, by the compiled step (JAX)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from devices.zoo import TINY
+from harness import BACKEND, ROOT
+
+if BACKEND != "jax":
+    pytest.skip("compiled by JAX", allow_module_level=True)
+
+SCRIPT = Path(__file__).with_name("virtual_devices.py")
+
+
+def measured(choice, families):
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), choice, ",".join(families)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(map(json.loads, done.stdout.splitlines()))
+
+
+def test_copies_of_the_model_reduce_gradients_only():
+    for family, found in measured("data", TINY).items():
+        sent = dict(found["collectives"])
+        if family == "PiT":  # XLA gathers what one depthwise convolution needs for its gradient.
+            assert sent.pop("all-gather", [0, 0])[0] <= 1
+        assert set(sent) == {"all-reduce"}, family
+        # Statistics of normalizations and the loss are a few numbers.
+        assert found["collectives"]["all-reduce"][1] < 1.02 * found["weights"] + 4096, family
+
+
+def test_sharded_weights_travel_and_activations_do_not():
+    for family, found in measured("shards", ("ViT", "CaiT", "ConViT")).items():
+        sent = found["collectives"]
+        assert set(sent) <= {"all-gather", "all-reduce", "reduce-scatter"}, family
+        # Forward and backward; the loop is written once for all of its blocks.
+        assert sent["all-gather"][1] < 2 * found["weights"], family
+        assert sent["all-reduce"][1] < 1.02 * found["weights"] + 4096, family
+        # The rest are biases and norms of these small models.
+        assert max(found["share"]) < 0.5, family

@@ -1,0 +1,51 @@
+"""PyTorch's step on a device that computes nothing: waits, casts, kernels and mixed devices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from devices.zoo import SMALLEST
+from harness import BACKEND, PRECISIONS, ROOT
+
+if BACKEND != "torch":
+    pytest.skip("run by PyTorch", allow_module_level=True)
+
+SCRIPT = Path(__file__).with_name("fake_device.py")
+# Kernels of a forward and a backward pass in float32, of timm 1.0.31 on the same device.
+TIMM = {"ViT": 478, "CaiT": 2012, "ConViT": 1020}
+# Casts of the variables and of the inputs to half precision, per variable of the model.
+CASTS = 3.0
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What the script prints, {(family, policy): report}."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), ",".join(SMALLEST), ",".join(PRECISIONS)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = map(json.loads, done.stdout.splitlines())
+    return {(family, policy): report for family, policy, report in lines}
+
+
+@pytest.mark.parametrize("policy", PRECISIONS)
+@pytest.mark.parametrize("family", SMALLEST)
+def test_the_step(found, family, policy):
+    report = found[family, policy]
+    assert "error" not in report, report
+    inference, step = report["inference"], report["step"]
+    assert not inference["mixed"] and not step["mixed"]
+    assert not inference["waits"]
+    # In float16, Keras reads whether all gradients are finite, and whether the scale grows.
+    assert sum(step["waits"].values()) <= (2 if policy == "mixed_float16" else 0), step["waits"]
+    if policy == "float32":
+        assert inference["casts"] == 0
+    if policy == "float32" and family in TIMM:
+        assert report["passes"]["kernels"] <= TIMM[family]

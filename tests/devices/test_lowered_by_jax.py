@@ -1,0 +1,204 @@
+"""JAX's training step and inference as a GPU and a TPU would compile them, lowered on a CPU.
+
+The conditions of cuDNN's attention are those of an H100; on a TPU, Keras sees a TPU.
+"""
+
+import functools
+import logging
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from devices.zoo import SMALLEST, compiled
+from harness import BACKEND
+
+if BACKEND != "jax":
+    pytest.skip("lowered by JAX", allow_module_level=True)
+
+import jax
+from jax import numpy as jnp
+
+import keras_vitx as kv
+from keras_vitx.layers.kernels import jax as kernels
+
+BATCH = 8
+# Loops over depth: a run of equal blocks is one, and a last block that differs is none.
+LOOPS = {
+    "ViT": 1,
+    "CaiT": 2,
+    "ConViT": 2,
+    "DeepViT": 2,
+    "RefinedViT": 1,
+    "CBViT": 1,
+    "PiT": 3,
+    "Mixer": 1,
+}
+# What the loops save of an image in bfloat16, in MB.
+SAVED = {
+    "ViT": 9,
+    "CaiT": 21,
+    "ConViT": 10,
+    "DeepViT": 22,
+    "RefinedViT": 25,
+    "CBViT": 9,
+    "PiT": 60,
+    "Mixer": 30,
+}
+WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "ui32": 4, "i8": 1, "i1": 1}
+
+
+class Device:
+    """A device of the CPU that says it is another."""
+
+    def __init__(self, device, platform):
+        self.device, self.platform = device, platform
+
+    def __getattr__(self, name):
+        return getattr(self.device, name)
+
+
+class Messages(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def emit(self, record):
+        self.found.append(record.getMessage())
+
+
+@pytest.fixture(params=("cuda", "tpu"))
+def platform(request, monkeypatch):
+    """The platform for which is lowered, which JAX and Keras take for that of this machine."""
+    import jax._src.cudnn.fused_attention_stablehlo as cudnn
+    from keras.src.backend.jax import nn
+
+    kind = {"cuda": "gpu", "tpu": "tpu"}[request.param]
+    devices = [Device(device, kind) for device in jax.devices()]
+    seen = SimpleNamespace(**{**vars(jax), "devices": lambda *_: devices})
+    monkeypatch.setattr(jax, "default_backend", lambda: kind)
+    monkeypatch.setattr(nn, "jax", seen)
+    if kind == "gpu":
+        monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91200)
+        monkeypatch.setattr(
+            cudnn,
+            "check_compute_capability",
+            lambda least: tuple(map(int, least.split("."))) <= (9, 0),
+        )
+        monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False)
+    kernels.runs_cudnn.cache_clear()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield request.param
+    keras.config.set_dtype_policy("float32")
+    kernels.runs_cudnn.cache_clear()
+
+
+def shapes_of(variables):
+    return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+
+
+def step_of(model):
+    """Return the training step of Keras and the shapes of its arguments."""
+    shape = (BATCH, *model.input_shape[1:])
+    batch = np.zeros(shape, "float32"), np.zeros(BATCH, "int32")
+    kv.keras_internals.build_training(compiled(model), batch)
+    variables = model.trainable_variables, model.non_trainable_variables
+    state = *variables, model.optimizer.variables, model.metrics_variables
+    return model.train_step, tuple(map(shapes_of, state)), tuple(shapes_of(batch))
+
+
+def lowered(function, platform, *arguments, **options):
+    """Return the jaxpr, the StableHLO and the messages that were logged."""
+    messages = Messages()
+    logging.getLogger().addHandler(messages)
+    try:
+        traced = jax.jit(function, **options).trace(*arguments)
+        return traced.jaxpr, traced.lower(lowering_platforms=(platform,)).as_text(), messages.found
+    finally:
+        logging.getLogger().removeHandler(messages)
+
+
+@pytest.mark.parametrize("family", SMALLEST)
+def test_the_training_step(family, platform):
+    step, state, batch = step_of(SMALLEST[family](drop_path=0.1))
+    jaxpr, text, messages = lowered(step, platform, state, batch, donate_argnums=0)
+    assert not messages
+    check(text, family, platform)
+    assert len(re.findall("tf.aliasing_output|jax.buffer_donor", text)) >= len(
+        jax.tree.leaves(state)
+    )
+    loops, saved = loops_of(jaxpr.jaxpr)
+    assert loops == LOOPS[family]
+    assert saved / BATCH / 1e6 <= SAVED[family]
+    if platform == "cuda" and family in ("ViT", "CBViT", "ConViT", "PiT"):
+        assert {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} <= calls_of(text)
+
+
+@pytest.mark.parametrize(
+    ("family", "side"), (("ViT", 224), ("ConViT", 256), ("CaiT", 224), ("DeepViT", 224))
+)
+def test_inference(family, side, platform):
+    """At 256 x 256, ConViT has 256 tokens, for which Keras's kernel for TPUs is causal."""
+    model = SMALLEST[family](input_shape=(side, side, 3))
+    variables = map(shapes_of, (model.trainable_variables, model.non_trainable_variables))
+    images = jax.ShapeDtypeStruct((BATCH, side, side, 3), jnp.float32)
+    infer = functools.partial(model.stateless_call, training=False)
+    _, text, messages = lowered(lambda *a: infer(*a)[0], platform, *variables, images)
+    assert not messages
+    check(text, family, platform)
+
+
+def calls_of(text):
+    return set(re.findall(r"custom_call @([\w$]+)", text))
+
+
+def check(text, family, platform):
+    assert "f64" not in text and "?x" not in text
+    kinds = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} if platform == "cuda" else set()
+    assert calls_of(text) <= kinds | {"Sharding", "cu_threefry2x32_ffi"}
+    for line in text.splitlines():
+        if match := re.search(r"stablehlo\.(gather|scatter)\W", line):
+            assert all(bytes_of(shape) < 1 << 20 for shape in shapes_in(line)), (match[1], line)
+        if "stablehlo.dot_general" in line:
+            left, right, _ = (shape.split("x")[-1] for shape in shapes_in(line)[-3:])
+            # The head, the mixes before a normalization at inference, and ConViT's positions.
+            big = min(map(bytes_of, shapes_in(line)[-3:-1])) > 1 << 20
+            # An algorithm names what float32 inputs are rounded to.
+            in_half = "lhs_precision_type = bf16" in line or (left, right) == ("bf16", "bf16")
+            if big and family not in ("DeepViT",) and "1000" not in line:
+                assert in_half, line
+
+
+def shapes_in(line):
+    return re.findall(r"tensor<([^>]*)>", line)
+
+
+def bytes_of(shape):
+    *sizes, kind = shape.split("x")
+    return int(np.prod([int(size) for size in sizes if size])) * WIDTHS.get(kind, 4)
+
+
+def loops_of(jaxpr):
+    """Return the number of loops over depth, and the bytes that they save for the backward pass."""
+    counts, saved = Counter(), 0
+    for equation in equations(jaxpr):
+        if equation.primitive.name == "scan" and not equation.params["reverse"]:
+            stacked = equation.outvars[equation.params["num_carry"] :]
+            of_batch = [v.aval for v in stacked if BATCH in getattr(v.aval, "shape", ())[1:3]]
+            if of_batch:
+                counts["loops"] += 1
+                saved += sum(a.size * a.dtype.itemsize for a in of_batch)
+    return counts["loops"], saved
+
+
+def equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        if equation.primitive.name == "scan":
+            continue
+        for parameter in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
