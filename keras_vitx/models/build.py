@@ -9,7 +9,7 @@ import fnmatch
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -18,9 +18,10 @@ from keras_vitx import weights as checkpoints
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import resolve_shape
 from keras_vitx.models.network import Layers, Network
-from keras_vitx.preprocessing import IMAGENET_COLOURS, Preprocessing
+from keras_vitx.preprocessing import IMAGENET_COLOURS, ModelInput, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.identity import Identity
+from keras_vitx.weights.load import entry_of
 from keras_vitx.weights.names import Table, register
 
 FAMILIES: dict[str, Callable[..., keras.Model]] = {}
@@ -168,46 +169,66 @@ def constructor_of(name: str) -> Callable[..., keras.Model]:
     return MODELS[name]
 
 
+def model_input(model: Any) -> Any:
+    """Return the image size and the preprocessing of `model`, without building it.
+
+    Args:
+        model: Name of a size or of a checkpoint; anything else is returned unchanged.
+
+    Raises:
+        ValueError: if the name is unknown; the message suggests the nearest ones.
+    """
+    if not isinstance(model, str):
+        return model
+    if model in MODELS:
+        size = MODELS[model]
+        return ModelInput((None, *size.data["input_shape"]), size.preprocessing)
+    known = {checkpoint.name: checkpoint for checkpoint in checkpoints.checkpoints_of(None)}
+    if model not in known:
+        hint = nearest(model, [*MODELS, *known])
+        raise ValueError(f"No model or checkpoint is named {model!r}. {hint}")
+    side = known[model].image_size
+    return ModelInput((None, side, side, 3), known[model].preprocessing)
+
+
 def _make(
     family: Callable[..., keras.Model],
     arguments: Mapping[str, Any],
     size: Callable[..., keras.Model] | None = None,
 ) -> keras.Model:
     """Return a model of a family, or of one of its sizes, with the requested weights."""
-    net, own = _split(arguments)
-    given = resolve_shape(net.input_shape, net.input_tensor)
-    net = replace(net, input_shape=given or (size.data["input_shape"] if size else SHAPE))
-    checkpoint = None
-    if net.weights is not None:
-        # Check the arguments before anything is downloaded.
-        family.list_layers(net, **own)
-        checkpoint = checkpoints.resolve(
-            net.weights,
-            constructor=size and size.__name__,
-            image_size=given and given[:2],
-            distillation_token=bool(own.get("distillation_token")),
-        )
-        if given is None and checkpoint.image_size is not None:
-            side = checkpoint.image_size
-            net = replace(net, input_shape=(side, side, net.input_shape[-1]))
+    shared, own = _split(arguments)
+    weights, tensor = shared.get("weights"), shared.get("input_tensor")
+    shape = resolve_shape(shared.get("input_shape"), tensor)
+    wanted = {
+        "constructor": size and size.__name__,
+        "image_size": shape and shape[:2],
+        "distillation_token": bool(own.get("distillation_token")),
+    }
+    entry = entry_of(weights, **wanted)
+    if shape is None:
+        shape = size.data["input_shape"] if size else SHAPE
+        if entry is not None:
+            shape = (entry.image_size, entry.image_size, shape[-1])
+    net = Network(**{**shared, "input_shape": shape})
+    # Listing the layers checks the arguments, before anything is downloaded.
+    layers = family.list_layers(net, **own)
+    checkpoint = checkpoints.resolve(weights, **wanted)
     named = size or family
-    images = _input_of(net.input_tensor)
+    images = _input_of(tensor)
     model = Chain(
-        family.list_layers(net, **own),
-        net.input_shape,
+        layers,
+        shape,
         family=family.__name__,
-        preprocessing=named.preprocessing.for_channels(net.input_shape[-1]),
+        preprocessing=named.preprocessing.for_channels(shape[-1]),
         remat=net.remat,
         input_tensor=images,
         name=net.name or named.__name__,
     )
-    if checkpoint is not None:
-        checkpoints.load(model, checkpoint, identities)
-    if net.input_tensor is None or images is not None:
+    checkpoints.load(model, checkpoint, identities)
+    if tensor is None or images is not None:
         return model
-    return keras.Model(
-        keras.utils.get_source_inputs(net.input_tensor), model(net.input_tensor), name=model.name
-    )
+    return keras.Model(keras.utils.get_source_inputs(tensor), model(tensor), name=model.name)
 
 
 def _by_name(
@@ -222,12 +243,10 @@ def _by_name(
     return {**given, **overrides}
 
 
-def _split(
-    arguments: Mapping[str, Any], kind: type[Network] = Network
-) -> tuple[Network, dict[str, Any]]:
-    """Split arguments into the shared ones, as a `Network`, and the family's own."""
-    own = {name: value for name, value in arguments.items() if name not in SHARED}
-    return kind(**{name: arguments[name] for name in arguments.keys() & SHARED.keys()}), own
+def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split arguments into the shared ones and the family's own."""
+    shared = {name: value for name, value in arguments.items() if name in SHARED}
+    return shared, {name: value for name, value in arguments.items() if name not in SHARED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +262,8 @@ def identities(family: str) -> dict[str, Identity]:
     found = {}
     for name, size in MODELS.items():
         if size.family == family:
-            net, own = _split(size.data, _Outline)
-            layers = FAMILIES[family].list_layers(net, **own)
+            shared, own = _split(size.data)
+            layers = FAMILIES[family].list_layers(_Outline(**shared), **own)
             depth = sum(layer.name == "block" for layer in layers)
             widths = [layer.dim for layer in layers if hasattr(layer, "dim")]
             found[name] = Identity(family, depth, widths[-1] if widths else 0)

@@ -105,6 +105,7 @@ def CaiT(
             MLP(mlp_ratio, dropout=net.dropout),
             layer_scale=class_layer_scale,
             scalar_scale=scalar_scale,
+            residual_dtype=net.residual_dtype,
             name=f"blocks_token_only_{index}",
         )
         for index in range(class_depth)

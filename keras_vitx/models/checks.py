@@ -11,34 +11,36 @@ from keras_vitx.layers.tokens import nearest_sides
 
 
 def patch_grid(
-    image_shape: tuple[int, int, int], patch_size: int, stride: int | None = None
+    image_shape: Sequence[int],
+    patch_size: int,
+    stride: int | None = None,
+    argument: str = "input_shape",
 ) -> tuple[int, int]:
     """Return the number of rows and columns of patches in an image.
 
     Args:
-        image_shape: `(height, width, channels)`.
+        image_shape: `(height, width)`, and anything after them.
         patch_size: Side of a patch in pixels.
         stride: Distance between adjacent patches in pixels; None means `patch_size`.
+        argument: Name of the argument with the shape, for errors.
 
     Raises:
         ValueError: if a side is not a multiple of `patch_size` or, with a `stride`, is
             smaller than it.
     """
-    check_counts(patch_size=patch_size)
-    height, width, _ = image_shape
+    check_counts(patch_size=patch_size, stride=1 if stride is None else stride)
+    height, width, *_ = image_shape
+    received = f"Received: {argument}={tuple(image_shape)}"
     if stride is not None:
-        check_counts(stride=stride)
         if min(height, width) < patch_size:
             raise ValueError(
-                f"`input_shape` must have sides of at least the patch size {patch_size}. "
-                f"Received: input_shape={tuple(image_shape)}."
+                f"`{argument}` must have sides of at least the patch size {patch_size}. {received}."
             )
         return (height - patch_size) // stride + 1, (width - patch_size) // stride + 1
     if height % patch_size or width % patch_size:
         raise ValueError(
-            f"`input_shape` must have sides that are multiples of the patch size {patch_size}. "
-            f"Received: input_shape={tuple(image_shape)}; "
-            f"{nearest_sides((height, width), patch_size)}."
+            f"`{argument}` must have sides that are multiples of the patch size {patch_size}. "
+            f"{received}; {nearest_sides((height, width), patch_size)}."
         )
     return height // patch_size, width // patch_size
 
@@ -87,13 +89,19 @@ def resolve_shape(
     if (
         not isinstance(input_shape, (tuple, list))
         or len(input_shape) != 3
-        or not all(_is_whole(side) and side > 0 for side in input_shape)
+        or not all(map(is_count, input_shape))
     ):
         raise ValueError(
             "`input_shape` must be (height, width, channels), three positive whole numbers. "
             f"Received: input_shape={input_shape!r}."
         )
     return tuple(int(side) for side in input_shape)
+
+
+def is_count(number: Any, least: int = 1) -> bool:
+    """Return whether `number` is an integer of at least `least`."""
+    is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+    return is_whole and number >= least
 
 
 def check_counts(least: int = 1, **counts: Any) -> None:
@@ -103,7 +111,7 @@ def check_counts(least: int = 1, **counts: Any) -> None:
         ValueError: naming the first that is not.
     """
     for name, count in counts.items():
-        if not _is_whole(count) or count < least:
+        if not is_count(count, least):
             raise ValueError(
                 f"`{name}` must be a whole number of at least {least}. Received: {count!r}."
             )
@@ -142,7 +150,3 @@ def scale_factor(scale: Any, shape: Sequence[int]) -> int:
             f"Received: {scale!r}."
         )
     return factor
-
-
-def _is_whole(number):
-    return isinstance(number, numbers.Integral) and not isinstance(number, bool)

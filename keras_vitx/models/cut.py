@@ -1,10 +1,7 @@
 """Conversion of functional Keras models, such as features cut from a `Chain`, to a `Chain`."""
 
-from typing import Any
-
 import keras
 
-from keras_vitx.keras_internals import node_of
 from keras_vitx.models.chain import Chain
 
 
@@ -37,91 +34,85 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
             "`model` must be a functional model of one input, such as "
             f"keras.Model(base.input, outputs). Received: {type(model).__name__} {model.name!r}."
         )
-    line, end = _line(model)
-    is_whole = _same(end, model.outputs)
+    calls, inputs, outputs = _calls(model)
+    line, end = _line(calls, inputs, outputs)
+    is_whole = _same(end, outputs)
     if not line:
         raise ValueError(
             "`model` must begin with a line of layers, in which each takes the output of the one "
             f"before. Received: {model.name!r}, which begins with something else."
         )
-    steps = _inlined(line)
-    facts = {}
+    steps: list[keras.layers.Layer] = []
+    for layer in line:
+        steps += layer.steps if isinstance(layer, Chain) else [layer]
+    arguments = {}
     if like is not None:
-        facts = {name: getattr(like, name) for name in ("family", "preprocessing", "scan", "remat")}
+        names = ("family", "preprocessing", "scan", "remat")
+        arguments = {name: getattr(like, name) for name in names}
         if is_whole and steps[-1] is like.steps[-1]:
-            facts["class_names"] = like.class_names
+            arguments["class_names"] = like.class_names
     name = model.name if is_whole else f"{model.name}_chain"
-    chain = Chain(steps, model.input_shape[1:], name=name, **facts)
+    chain = Chain(steps, model.input_shape[1:], name=name, **arguments)
     if is_whole:
         return chain
     images = keras.Input(model.input_shape[1:])
     known = dict(zip(map(id, end), keras.tree.flatten(chain(images)), strict=True))
-    outputs = [_repeated(output, known) for output in model.outputs]
-    return keras.Model(images, keras.tree.pack_sequence_as(model.output, outputs), name=model.name)
+    for operation, taken, given in calls[len(line) :]:
+        args, kwargs = keras.tree.map_structure(lambda x: known.get(id(x), x), taken)
+        made = keras.tree.flatten(operation(*args, **kwargs))
+        known.update(zip(map(id, given), made, strict=True))
+    made = [known[id(output)] for output in outputs]
+    return keras.Model(images, keras.tree.pack_sequence_as(model.output, made), name=model.name)
 
 
-def _repeated(tensor: keras.KerasTensor, known: dict[int, keras.KerasTensor]) -> keras.KerasTensor:
-    """Recompute `tensor` with the same operations from the tensors in `known`."""
-    if id(tensor) not in known:
-        node = node_of(tensor)
-        inputs = {id(one): _repeated(one, known) for one in node.input_tensors}
-        args, kwargs = node.arguments.fill_in(inputs)
-        made = keras.tree.flatten(node.operation(*args, **kwargs))
-        known.update(zip(map(id, node.outputs), made, strict=True))
-    return known[id(tensor)]
+def _calls(model: keras.Model) -> tuple[list[tuple], list, list]:
+    """Call the layers and operations of `model` again, on other symbolic inputs.
+
+    Returns:
+        The operation, the arguments `(args, kwargs)` and the list of outputs of each call, in
+        an order in which they can be made; the inputs; and the outputs.
+    """
+    calls = []
+
+    def call(operation, *args, **kwargs):
+        outputs = operation(*args, **kwargs)
+        calls.append((operation, (args, kwargs), keras.tree.flatten(outputs)))
+        return outputs
+
+    # Not of the model itself, which may be compiled.
+    again = keras.models.clone_model(
+        keras.Model(model.inputs, model.outputs),
+        clone_function=lambda layer: layer,
+        call_function=call,
+    )
+    return calls, again.inputs, again.outputs
 
 
-def _line(model: keras.Model) -> tuple[list[keras.layers.Layer], list]:
-    """Return the line of layers that `model` begins with, and the outputs of the last one."""
-    users: dict[int, list] = {}
-    for node in _nodes(model.outputs):
-        for tensor in node.input_tensors:
-            users.setdefault(id(tensor), []).append(node)
+def _line(calls: list[tuple], tensors: list, outputs: list) -> tuple[list, list]:
+    """Return the line of layers that a model begins with, and the outputs of the last one."""
     line: list[keras.layers.Layer] = []
-    tensors = list(model.inputs)
-    while not any(tensor is output for tensor in tensors for output in model.outputs):
-        following = {id(node): node for tensor in tensors for node in users.get(id(tensor), ())}
-        if len(following) != 1:
+    for operation, (args, kwargs), given in calls:
+        users = [call for call in calls if _takes(call, tensors)]
+        # Keras records the default `training=False`, and replaces it when the model runs.
+        is_plain = len(args) == 1 and all(value in (None, False) for value in kwargs.values())
+        if (
+            len(users) != 1
+            or any(tensor is output for tensor in tensors for output in outputs)
+            or not (is_plain and _same(keras.tree.flatten(args), tensors))
+            or not isinstance(operation, keras.layers.Layer)
+            or any(operation is layer for layer in line)
+        ):
             break
-        (node,) = following.values()
-        if not _is_plain(node, tensors) or any(node.operation is layer for layer in line):
-            break
-        line.append(node.operation)
-        tensors = list(node.outputs)
+        line.append(operation)
+        tensors = given
     return line, tensors
 
 
-def _nodes(outputs: list) -> list:
-    """Return the nodes of all calls that `outputs` depend on."""
-    found: dict[int, Any] = {}
-    waiting = list(outputs)
-    while waiting:
-        node = node_of(waiting.pop())
-        if id(node) not in found:
-            found[id(node)] = node
-            waiting += node.input_tensors
-    return list(found.values())
-
-
-def _is_plain(node: Any, tensors: list) -> bool:
-    """Return whether a node is the call of a layer on `tensors` and nothing else."""
-    # Keras records the default `training=False`, and replaces it when the model runs.
-    given = [value for value in node.arguments.kwargs.values() if value not in (None, False)]
-    return (
-        isinstance(node.operation, keras.layers.Layer)
-        and len(node.arguments.args) == 1
-        and not given
-        and _same(node.input_tensors, tensors)
-    )
+def _takes(call: tuple, tensors: list) -> bool:
+    """Return whether one of the tensors is an argument of a call."""
+    ids = set(map(id, tensors))
+    return any(id(taken) in ids for taken in keras.tree.flatten(call[1]))
 
 
 def _same(tensors: list, others: list) -> bool:
     return list(map(id, tensors)) == list(map(id, others))
-
-
-def _inlined(line: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
-    """Return the layers, with every nested `Chain` replaced by its steps."""
-    steps: list[keras.layers.Layer] = []
-    for layer in line:
-        steps += layer.steps if isinstance(layer, Chain) else [layer]
-    return steps

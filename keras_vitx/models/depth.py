@@ -16,9 +16,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import sublayers, takes_training
-from keras_vitx.layers.base import arguments, inside_chain
-from keras_vitx.layers.fast import gains_from_scan, keep_products, runs_straight
+from keras_vitx.keras_internals import sublayers
+from keras_vitx.layers import ops as layer_ops
+from keras_vitx.layers.base import arguments
 
 Layers = Sequence[keras.layers.Layer]
 
@@ -43,28 +43,23 @@ def run(
         The output of the last layer, and the losses added by layers that ran in a
         stateless scope, which the caller has to add to the model.
     """
-    token = inside_chain.set(True)
-    try:
-        if training and (remat or (scan and gains_from_scan())):
-            return _run_in_training(layers, x, scan, remat)
-        for layer in layers:
-            straight = dtype is not None and runs_straight(layer, x, dtype)
-            x = _call(layer.call if straight else layer, x, training, takes_training(layer))
-        return x, []
-    finally:
-        inside_chain.reset(token)
+    if training and (remat or _sharding() or (scan and layer_ops.gains_from_scan())):
+        return _run_in_training(layers, x, scan, remat)
+    for layer in layers:
+        x = layer_ops.call(layer, x, training, dtype)
+    return x, []
 
 
 def _run_in_training(layers, x, scan, remat):
     losses: list[Any] = []
-    loops = scan and gains_from_scan()
+    loops = scan and layer_ops.gains_from_scan()
     rest = [(layer, _signature(layer) if loops else "") for layer in layers]
     while rest:
         units = _stretch(rest) if loops else [[rest[0][0]]]
         if len(units) > 1:
             x, added = _run_scanned(units, x, remat)
-        elif remat:
-            x, added = _run_rematerialized(units[0], x)
+        elif remat or _sharding():
+            x, added = _run_pure(units[0], x, remat)
         else:
             x, added = _run_listed(units[0], x), []
         losses += added
@@ -72,13 +67,9 @@ def _run_in_training(layers, x, scan, remat):
     return x, losses
 
 
-def _call(function, x, training, takes):
-    return function(x, training=training) if takes else function(x)
-
-
 def _run_listed(unit, x):
     for layer in unit:
-        x = _call(layer, x, True, takes_training(layer))
+        x = layer_ops.call(layer, x, True)
     return x
 
 
@@ -121,11 +112,20 @@ def _variables(unit):
     return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
 
 
+def _sharding():
+    """Return the distribution if weights are sharded (`use_devices(..., shard_weights=True)`)."""
+    distribution = keras.distribution.distribution()
+    return distribution if hasattr(distribution, "gathered") else None
+
+
 def _pure(unit, values, x):
     """Call `unit` as a pure function in training mode, with `values` for its variables.
 
     Returns the output, the new values of the non-trainable variables, and the losses.
     """
+    if sharding := _sharding():
+        values = [sharding.gathered(value) for value in values]
+        x = keras.tree.map_structure(sharding.by_image, x)
     trained, kept = _variables(unit)
     with keras.StatelessScope(
         state_mapping=list(zip(trained + kept, values, strict=True)), collect_losses=True
@@ -144,14 +144,15 @@ def _values(unit):
     ]
 
 
-def _run_rematerialized(unit, x):
+def _run_pure(unit, x, remat):
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     count = len(keras.tree.flatten(x))
 
     def pure(*tensors):
         return _pure(unit, tensors[count:], keras.tree.pack_sequence_as(x, tensors[:count]))
 
-    y, states, losses = keras.remat(pure)(*keras.tree.flatten(x), *_values(unit))
+    function = keras.remat(pure) if remat else pure
+    y, states, losses = function(*keras.tree.flatten(x), *_values(unit))
     for variable, state in zip(_variables(unit)[1], states, strict=True):
         variable.assign(state)
     return y, losses
@@ -168,7 +169,7 @@ def _run_scanned(units, x, remat):
             y, states, losses = _pure(first, values, x)
         return y, (states, losses)
 
-    step = keras.remat(step) if remat else keep_products(step)
+    step = keras.remat(step) if remat else layer_ops.save_products(step)
     x, (states, losses) = ops.scan(step, x, (values, numbers))
     for index, unit in enumerate(units):
         for variable, state in zip(_variables(unit)[1], states, strict=True):

@@ -5,15 +5,13 @@ from numbers import Integral
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_vitx.layers import Block, ClassBlock, PatchMap
 from keras_vitx.layers.base import register, serialize
-from keras_vitx.layers.tokens import nearest_sides
-from keras_vitx.models import depth
-from keras_vitx.models.chain import Chain
-from keras_vitx.models.checks import scale_factor
+from keras_vitx.models.chain import Chain, ImageModel
+from keras_vitx.models.checks import is_count, patch_grid, scale_factor
 from keras_vitx.models.cut import as_chain
+from keras_vitx.models.grids import grid_after
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
@@ -98,7 +96,7 @@ def features(
 
 
 @register
-class Features(keras.Model):
+class Features(ImageModel):
     """The feature maps of chosen blocks; see `features`, which makes one from a network.
 
     Like a `Chain`, it is a functional model, it is serialized as its list of layers, and under
@@ -143,8 +141,7 @@ class Features(keras.Model):
         tokens, grids, x, grid = {}, {}, images, None
         for layer in layers:
             x = layer(x)
-            # Patch embeddings and token downsampling define the grid of their output.
-            grid = getattr(layer, "new_grid", getattr(layer, "grid", grid))
+            grid = grid_after(layer, grid)
             tokens[layer.name], grids[layer.name] = keras.tree.flatten(x)[0], grid
         lines = [
             [
@@ -159,7 +156,7 @@ class Features(keras.Model):
         self.autocast = False
         self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
         self.family, self.scan, self.remat = family, scan, remat
-        self.preprocessing = preprocessing and Preprocessing.of(preprocessing)
+        self.preprocessing = preprocessing
         # By name, because the layers are those of the functional model already.
         self._steps = tuple(layer.name for layer in layers)
         self._lines = tuple(tuple(layer.name for layer in line) for line in lines)
@@ -177,18 +174,12 @@ class Features(keras.Model):
 
     def call(self, inputs, training=None, mask=None):
         training = bool(training) and self.trainable
-        x = ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
-        tokens, stretch = {}, []
+        x, tokens, layers = self.as_images(inputs), {}, []
         for step in self.steps:
-            stretch.append(step)
+            layers.append(step)
             if step.name in self.blocks:
-                x, losses = depth.run(
-                    stretch, x, training, self.scan, self.remat, self.compute_dtype
-                )
-                for loss in losses:
-                    # `add_loss` of a functional model raises.
-                    keras.layers.Layer.add_loss(self, loss)
-                tokens[step.name], stretch = keras.tree.flatten(x)[0], []
+                x = self.run(layers, x, training)
+                tokens[step.name], layers = keras.tree.flatten(x)[0], []
         maps = [
             _through(map(self.get_layer, line), tokens[block])
             for line, block in zip(self._lines, self.blocks, strict=True)
@@ -211,17 +202,6 @@ class Features(keras.Model):
             "scan": self.scan,
             "remat": self.remat,
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None) -> "Features":
-        """Make a model from its config."""
-        with keras.saving.custom_object_scope(custom_objects or {}):
-            return cls(
-                **{
-                    name: keras.saving.deserialize_keras_object(value)
-                    for name, value in config.items()
-                }
-            )
 
 
 def _rescaling(scale, grid, dtype, name):
@@ -286,18 +266,10 @@ def _last_norm(chain, names):
 
 def _checked_size(chain, size):
     """Return `size` if its sides are multiples of the patch size."""
-    if (
-        not isinstance(size, (tuple, list))
-        or len(size) != 2
-        or not all(isinstance(side, Integral) and side > 0 for side in size)
-    ):
+    if not isinstance(size, (tuple, list)) or len(size) != 2 or not all(map(is_count, size)):
         raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
     embedding = chain.steps[0]
-    patch = getattr(embedding, "patch_size", 1)
-    # Patches at a stride of their own leave remaining pixels out.
-    if getattr(embedding, "stride", None) is None and any(side % patch for side in size):
-        raise ValueError(
-            f"`size` must have sides that are multiples of the patch size {patch}. Received: "
-            f"{tuple(size)}; {nearest_sides(size, patch)}."
-        )
+    patch_grid(
+        size, getattr(embedding, "patch_size", 1), getattr(embedding, "stride", None), "size"
+    )
     return tuple(map(int, size))

@@ -32,7 +32,8 @@ def Mixer(
     """MLP-Mixer: an MLP along the token axis replaces attention.
 
     There are no position embeddings and no class token, and the weights only fit one
-    number of patches.
+    number of patches. Weights start as in the public code: Xavier uniform in the MLPs, and a
+    classifier of zeros.
 
     Args:
         dim: Width of a token.
@@ -53,13 +54,15 @@ def Mixer(
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
-        return MLP(along_channels, dropout=net.dropout, on_output=context)
+        return MLP(along_channels, dropout=net.dropout, on_output=context, initialization="xavier")
 
     return [
-        PatchEmbedding(dim, patch_size, name="stem"),
+        PatchEmbedding(dim, patch_size, initialization="lecun", name="stem"),
         *net.blocks(
-            lambda index: TokenMixing(int(along_tokens * dim), net.dropout), own_mlp, depth
+            lambda index: TokenMixing(int(along_tokens * dim), net.dropout, "xavier"),
+            own_mlp,
+            depth,
         ),
         last_norm(),
-        *net.head(num_class_tokens=0),
+        *net.head(num_class_tokens=0, initialization="zeros"),
     ]

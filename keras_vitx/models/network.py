@@ -1,5 +1,6 @@
 """The arguments that all families share, and the parts of a network that depend on them."""
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -16,7 +17,8 @@ from keras_vitx.layers import (
     DistilledHead,
     TokenPooling,
 )
-from keras_vitx.layers.blocks import check_similarity_over
+from keras_vitx.layers.deepvit import check_similarity
+from keras_vitx.layers.initializers import initializers
 from keras_vitx.models.checks import check_counts, check_top, patch_grid
 
 Layers = list[keras.layers.Layer]
@@ -36,6 +38,7 @@ class Similarity:
         depth: Number of blocks, from the first one on, whose maps are compared with those
             of the next block.
         over: Axis of the cosine similarity, as in `CarryingBlock`.
+        of: Which maps of a block are compared, as in `CarryingBlock`.
 
     Raises:
         ValueError: if an argument is out of range, or `weight` is set without pairs.
@@ -44,9 +47,10 @@ class Similarity:
     weight: float
     depth: int
     over: str
+    of: str = "used"
 
     def __post_init__(self):
-        check_similarity_over(self.over)
+        check_similarity(self.over, self.of)
         check_counts(least=0, similarity_depth=self.depth)
         if not isinstance(self.weight, Real) or self.weight < 0:
             raise ValueError(
@@ -103,6 +107,9 @@ class Network:
         name: Name of the model.
         remat: Whether training keeps only the input of each layer and recomputes the rest
             in the backward pass, which saves memory at the cost of one more forward pass.
+        residual_dtype: Precision in which the blocks sum their tokens: None, that of the
+            policy; `"float32"`, as under PyTorch's autocast, also under a policy of half
+            precision. docs/guides/memory.md has what both give.
     """
 
     drop_path: float | Sequence[float] = 0.0
@@ -110,7 +117,7 @@ class Network:
     attention: Factory | None = None
     mlp: Factory | None = None
     include_top: bool = True
-    weights: str | None = None
+    weights: str | os.PathLike | None = None
     input_shape: tuple[int, int, int] | None = None
     pooling: str | None = None
     classes: int = 1000
@@ -118,6 +125,7 @@ class Network:
     input_tensor: Any = None
     name: str | None = None
     remat: bool = False
+    residual_dtype: str | None = None
 
     def __post_init__(self):
         check_top(self.pooling, self.classes, self.classifier_activation)
@@ -166,20 +174,34 @@ class Network:
         names = names or [f"blocks_{index}" for index in range(depth)]
         return [
             (CarryingBlock if connection else Block)(
-                attention, mlp, drop_path=rate, name=name, **connection, **arguments
+                attention,
+                mlp,
+                drop_path=rate,
+                residual_dtype=self.residual_dtype,
+                name=name,
+                **connection,
+                **arguments,
             )
             for attention, mlp, rate, name, connection in zip(
                 attentions, mlps, rates, names, connections, strict=True
             )
         ]
 
-    def head(self, num_class_tokens: int = 1, dense_head: bool = False) -> Layers:
+    def head(
+        self,
+        num_class_tokens: int = 1,
+        dense_head: bool = False,
+        initialization: str = "normal",
+        dim: int = 1,
+    ) -> Layers:
         """Return the layers after the last norm: pooling, a classifier, both or none.
 
         Args:
             num_class_tokens: Number of leading tokens that are not patches. With two,
                 each has its own classifier, as in a distilled model.
             dense_head: Whether the patches are also classified.
+            initialization: Initial weights of the classifiers, as in `layers.initializers`.
+            dim: Width of the last tokens, on which `"uniform"` depends.
 
         Raises:
             ValueError: if `pooling="token"` and there is no class token, or if `pooling` is
@@ -197,13 +219,13 @@ class Network:
                     f"(distillation_token, dense_head). Received: {self.pooling!r}."
                 )
             head = DenseHead if dense_head else DistilledHead
-            return [head(classes, activation, name="head")]
+            return [head(classes, activation, initialization, name="head")]
         layers: Layers = []
         if self.include_top or self.pooling:
             pooling = self.pooling or ("token" if num_class_tokens else "avg")
             layers.append(TokenPooling(pooling, num_class_tokens, name="pool"))
         if self.include_top:
-            layers.append(classifier(classes, activation))
+            layers.append(classifier(classes, activation, **initializers(initialization, dim)))
         return layers
 
     def _rates(self, depth: int, rising: bool) -> list[float]:
@@ -244,7 +266,9 @@ def connect_maps(
     """
     depth = len(attentions)
     weights = similarity.weights(depth) if similarity else [0.0] * depth
-    over = {"similarity_over": similarity.over} if similarity else {}
+    kind = (
+        {"similarity_over": similarity.over, "similarity_of": similarity.of} if similarity else {}
+    )
     takes = [
         getattr(attention, "reads_maps", False) or weight > 0
         for attention, weight in zip(attentions, weights, strict=True)
@@ -252,12 +276,12 @@ def connect_maps(
     gives = [*takes[1:], False]
     connections = []
     for index, attention in enumerate(attentions):
-        kind = type(attention).__name__
+        name = type(attention).__name__
         if takes[index] and (index == 0 or index in restarts):
             raise ValueError(
                 "`attention` must not read carried maps in the first block, whether of the "
                 "network, of a stage or after the class token: there are none. "
-                f"Received: {kind} for block {index}."
+                f"Received: {name} for block {index}."
             )
         if not takes[index] and not gives[index]:
             connections.append({})
@@ -265,27 +289,29 @@ def connect_maps(
         if not isinstance(attention, Attention):
             raise ValueError(
                 "`attention` must return an `Attention` for a block that takes or gives maps. "
-                f"Received: {kind} for block {index}."
+                f"Received: {name} for block {index}."
             )
         connections.append(
             {
                 "takes_maps": takes[index],
                 "gives_maps": gives[index],
                 "similarity": weights[index],
-                **over,
+                **kind,
             }
         )
     return connections
 
 
-def classifier(classes: int, activation: str | Callable | None) -> keras.layers.Dense:
+def classifier(
+    classes: int, activation: str | Callable | None, **arguments: Any
+) -> keras.layers.Dense:
     """Return the classifier of one vector, which runs in float32 under every dtype policy."""
     return keras.layers.Dense(
         classes,
         activation=activation,
-        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
         dtype="float32",
         name="head",
+        **arguments,
     )
 
 

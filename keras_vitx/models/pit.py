@@ -45,6 +45,8 @@ def PiT(
 ) -> Layers:
     """PiT: a ViT in stages, with pooling between them to fewer and wider tokens.
 
+    Its Dense layers start with PyTorch's default initialization, as in the released code.
+
     Args:
         dims: Width of a token per stage, each a multiple of the previous one.
         depths: Number of blocks per stage.
@@ -73,10 +75,10 @@ def PiT(
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
-        return MLP(mlp_ratio, dropout=net.dropout, on_output=context)
+        return MLP(mlp_ratio, dropout=net.dropout, on_output=context, initialization="uniform")
 
     blocks = net.blocks(
-        lambda index: Attention(num_heads[stage_of[index]]),
+        lambda index: Attention(num_heads[stage_of[index]], initialization="uniform"),
         own_mlp,
         sum(depths),
         restarts=starts,
@@ -97,4 +99,4 @@ def PiT(
             layers.append(TokenDownsampling(dim, grid, num_tokens, name=name))
             grid = layers[-1].new_grid
         layers += blocks[start : start + depth]
-    return [*layers, last_norm(), *net.head(num_tokens)]
+    return [*layers, last_norm(), *net.head(num_tokens, initialization="uniform", dim=dims[-1])]

@@ -56,6 +56,7 @@ def RefinedViT(
     similarity: float = 0.0,
     similarity_depth: int = 0,
     similarity_over: str = "heads",
+    similarity_of: str = "carried",
 ) -> Layers:
     """Refined-ViT: maps are expanded to more heads, convolved, reduced, and shared by blocks.
 
@@ -83,13 +84,18 @@ def RefinedViT(
             (Table 4).
         residual_scale: s in x + f(norm(s x)) / s.
         layer_scale: Initial value of LayerScale inside each MLP; None disables it.
-        conv_stem: Whether four convolutions embed the patches (Table 11).
-        similarity: Weight in the loss of the mean similarity between the maps that a
-            block uses and the maps carried to it, as in `DeepViT`; the released recipes use
-            0.1 with `similarity_depth=12`.
+        conv_stem: Whether three convolutions come before the projection of patches, as released
+            (Table 11, "Conv-stem"; the paper gives no number).
+        similarity: Weight in the loss of the mean similarity between the maps of
+            consecutive blocks, as in `DeepViT`. The released code has 0.1, over 2 pairs in the
+            standard recipe and over 12 in the advanced one.
         similarity_depth: Number of blocks, from the first one on, whose maps are compared
             with those of the next block.
         similarity_over: Axis of the cosine similarity, `"heads"` or `"queries"`, as in `DeepViT`.
+        similarity_of: Which maps are compared with those that a block receives: `"carried"`, as
+            released, those that it carries on, so that the pairs within a group of blocks that
+            share maps are identical and add a constant; or `"used"`, those that multiply its
+            values, refined.
     """
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
@@ -136,7 +142,7 @@ def RefinedViT(
             own_attention,
             own_mlp,
             depth,
-            similarity=Similarity(similarity, similarity_depth, similarity_over),
+            similarity=Similarity(similarity, similarity_depth, similarity_over, similarity_of),
             residual_scale=residual_scale,
         ),
         last_norm(),

@@ -78,7 +78,7 @@ def test_released_preprocessing():
     ratios = {"RefinedViT_S": 0.9, "RefinedViT_M": 1.0, "RefinedViT_L": 1.13, "DeepViT_L": 0.9}
     for name, ratio in ratios.items():
         assert getattr(kv, name).preprocessing == HALVES.but(crop_ratio=ratio)
-    released = kv.models.facts_of("refined_vit_l_448")
+    released = kv.models.model_input("refined_vit_l_448")
     assert released.preprocessing == HALVES.but(crop_ratio=1.13)
 
 
@@ -143,7 +143,7 @@ def test_a_family_from_outside(foreign, tmp_path):
         "patch_embed", "cls_token", "blocks_0", "blocks_1",
     ]  # fmt: skip
     assert kv.list_models("talk*") == ["Talker_8"]
-    assert kv.models.facts_of("Talker_8").preprocessing.crop_ratio == 0.75
+    assert kv.models.model_input("Talker_8").preprocessing.crop_ratio == 0.75
     facts = _facts(kv.models.MODELS["Talker_8"])
     assert facts == {"family": "Talker"} | dict.fromkeys(("width", "depth", "heads", "patch"))
 

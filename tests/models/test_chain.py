@@ -265,18 +265,44 @@ def test_wrong_labels(labels, message):
         model.train_on_batch(IMAGES, labels)
 
 
-def test_several_losses():
+@pytest.mark.parametrize("weights,expected", ((None, (0.5, 0.5)), ({"head_dist": 0.1}, (0.5, 0.1))))
+def test_a_dictionary_of_losses(weights, expected, tmp_path):
+    """`compile` means what it says: a loss and a weight per head, also after loading."""
     model = tiny(DistilledHead)
-    model.compile("sgd", {"head": "mse", "head_dist": "mse"})
+    one, other = probabilities_of(model).values()
+    losses = {"head": "sparse_categorical_crossentropy", "head_dist": SoftDistillation(1.0)}
+    model.compile(keras.optimizers.SGD(0.0), losses, weights, ["accuracy"])
+    model.save(tmp_path / "m.keras")
+    first = crossentropy(EYE[CLASS], one).mean()
+    second = (SOFT[:, 0] * np.log(SOFT[:, 0] / other)).sum(-1).mean()
+    labels = {"head": CLASS, "head_dist": SOFT[:, 0]}
+    for each in (model, keras.saving.load_model(tmp_path / "m.keras")):
+        loss, accuracy = each.train_on_batch(IMAGES, labels)
+        close(loss, expected[0] * first + expected[1] * second)
+        assert accuracy == pytest.approx((one.argmax(-1) == CLASS).mean())
+        assert each.loss.weights == (weights or {})
+
+
+def test_weights_of_one_loss():
+    model = tiny(DenseHead)
+    parts = probabilities_of(model)
+    one = crossentropy(EYE[CLASS], parts["head"]).mean()
+    other = crossentropy(EYE[CLASS][:, None], parts["aux_head"]).mean()
+    model.compile(keras.optimizers.SGD(0.0), SmoothedCrossentropy(), {"head": 0.3, "aux_head": 2.0})
+    close(model.train_on_batch(IMAGES, CLASS), 0.3 * one + 2 * other)
+
+
+@pytest.mark.parametrize("loss", ("mse", {"head": "mse", "head_dist": "mse"}))
+def test_weights_that_name_no_head(loss):
+    with pytest.raises(ValueError, match=r"`loss_weights`.*PerHead.*2\.0"):
+        tiny(DistilledHead).compile("sgd", loss, loss_weights=[2.0])
+
+
+def test_a_list_of_losses():
+    model = tiny(DistilledHead)
+    model.compile("sgd", ["mse", "mse"])
     with pytest.raises(ValueError, match="PerHead"):
         model.compute_loss(y=CLASS, y_pred=model(IMAGES, training=True, return_parts=True))
-
-
-def test_weights_of_losses_are_not_ignored():
-    model = tiny(DistilledHead)
-    model.compile("sgd", "sparse_categorical_crossentropy", loss_weights=[2.0])
-    with pytest.raises(ValueError, match=r"`loss_weights`.*PerHead.*2\.0"):
-        model.train_on_batch(IMAGES, CLASS)
 
 
 def test_an_unknown_loss():

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, gradients, numbers, run_python
+from harness import FAMILIES, array, close, gradients, numbers
 from keras import ops
 
 import keras_vitx as kv
@@ -148,23 +148,3 @@ def test_what_is_no_such_model():
         kv.as_chain(keras.Model(a, a + 1))
     model = base()
     assert kv.as_chain(model) is model
-
-
-HINT = """
-import keras, logging, numpy as np
-import keras_vitx as kv
-model = kv.ViT(dim=8, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3), classes=3)
-cut = keras.Model(model.input, model.output)
-chain = kv.as_chain(cut)
-data = np.zeros((4, 16, 16, 3), "float32"), np.zeros(4)
-for network in (model, chain, cut, cut):
-    network.compile("sgd", "sparse_categorical_crossentropy")
-    print("trains", flush=True)
-    network.fit(*data, verbose=0)
-"""
-
-
-@pytest.mark.skipif(BACKEND != "jax", reason="the loop is JAX's")
-def test_a_cut_graph_says_once_what_it_misses():
-    done = run_python(HINT)
-    assert done.stderr.count("as_chain") == 1

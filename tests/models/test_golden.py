@@ -141,3 +141,25 @@ def test_running_statistics(case):
                 n = 4 * (16 * 16 if name.startswith("patch_embed") else 17 * 17)
                 expected = 0.9 * old + (expected - 0.9 * old) * (n - 1) / n
             close(array(variable.value), expected, message=name)
+
+
+# 0.1 times the mean over 2 and over 3 pairs, by the public network and its
+# `SoftTargetCrossEntropyCosReg` on these weights and images, in training.
+SIMILARITIES = {"refined_vit": (0.0940697, 0.0960464), "refined_vit_dense": (0.0928283, 0.0952188)}
+
+
+@pytest.mark.parametrize("case", SIMILARITIES)
+def test_similarity_loss_of_refined_vit(case):
+    """The released loss compares the maps that the blocks carry on: pairs (0, 1), (2, 3) are 1."""
+    golden = dict(np.load(GOLDEN / f"{case}.npz"))
+    for pairs, expected in zip((2, 3), SIMILARITIES[case], strict=True):
+        arguments = {"similarity": 0.1, "similarity_depth": pairs}
+        model = GOLDEN_CASES[case](**arguments)
+        model(golden["input"], training=True)
+        losses = [float(array(loss)) for loss in model.losses]
+        assert sum(losses) == pytest.approx(expected, rel=2e-6)
+        assert losses[0] == pytest.approx(0.1 / pairs)
+        assert losses[1] < 0.1 / pairs
+    used = GOLDEN_CASES[case](similarity_of="used", **arguments)
+    used(golden["input"], training=True)
+    assert sum(float(array(loss)) for loss in used.losses) < 0.04, "refined maps differ"

@@ -52,6 +52,8 @@ def test_every_family_is_enrolled():
 
 def trained(model, steps=2):
     """Compile `model` and train it on one batch; return its losses."""
+    # Under PyTorch, stochastic depth draws from its own generator.
+    keras.utils.set_random_seed(0)
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
     history = model.fit(
         IMAGES, LABELS, batch_size=4, epochs=steps, shuffle=False, verbose=0
@@ -182,6 +184,8 @@ def test_remat(family):
         # successive normalizations of tiny maps amplify those of RefinedViT.
         np.testing.assert_allclose(array(one.value), array(other.value), 1e-4, 5e-6, one.path)
     assert states
+    if BACKEND == "torch":
+        return  # The state is that of PyTorch's generator.
     for before, variable in zip(states, remat.non_trainable_variables, strict=True):
         assert (ops.convert_to_numpy(variable.value) != before).any(), "states go on"
 

@@ -265,6 +265,8 @@ def total_loss(model):
 def test_similarity(family):
     """The added loss is the weight times the mean over pairs of blocks (DeepViT, Appendix A)."""
     common = {"depth": 4, "drop_path": 0.0, "similarity": 0.1}
+    if family == "RefinedViT":
+        common["similarity_of"] = "used"
     model = checked(family, similarity_depth=2, **common)
     weights = [getattr(block, "similarity", 0.0) for block in blocks(model)]
     assert weights == [0.0, 0.05, 0.05, 0.0]

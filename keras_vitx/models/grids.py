@@ -1,4 +1,4 @@
-"""A network for images of another size, with the same weights."""
+"""The grid of patches, and a network for images of another size with the same weights."""
 
 from typing import Any
 
@@ -8,6 +8,16 @@ from keras import ops
 from keras_vitx.weights.positions import resample
 
 Grid = tuple[int, int]
+
+
+def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
+    """Return the rows and columns of the patches that `layer` returns.
+
+    Args:
+        layer: A layer. Patch embeddings and token downsampling define a new grid.
+        grid: The grid before it; None if there is none.
+    """
+    return getattr(layer, "new_grid", getattr(layer, "grid", grid))
 
 
 def at_size(model: keras.Model, size: tuple[int, int]) -> keras.Model:
@@ -32,10 +42,7 @@ def at_size(model: keras.Model, size: tuple[int, int]) -> keras.Model:
         layers.append(_with_grid(described, *grids))
         layer = keras.saving.deserialize_keras_object(layers[-1])
         x = layer(x)
-        # Patch embeddings and token downsampling define the grid of what follows.
-        grids = tuple(
-            getattr(each, "new_grid", grid) for each, grid in zip((step, layer), grids, strict=True)
-        )
+        grids = grid_after(step, grids[0]), grid_after(layer, grids[1])
     shape = (*size, model.input_shape[-1])
     resized = type(model).from_config({**config, "layers": layers, "input_shape": shape})
     for old, new in zip(model.steps, resized.steps, strict=True):

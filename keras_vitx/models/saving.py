@@ -1,0 +1,415 @@
+"""Saving and loading whole models: folders, hub repositories and `.keras` files."""
+
+import dataclasses
+import importlib.metadata
+import json
+import numbers
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.files import remove_unfinished, written_whole
+from keras_vitx.keras_internals import sublayers
+from keras_vitx.models.build import create_model
+from keras_vitx.models.chain import Chain
+from keras_vitx.weights import (
+    check_archive,
+    checkpoints_of,
+    convert,
+    has_checkpoint_names,
+    model_card,
+    save_safetensors,
+)
+from keras_vitx.weights.card import image_processor
+from keras_vitx.weights.description import LIBRARY
+from keras_vitx.weights.folder import (
+    CONFIG,
+    KERAS_WEIGHTS,
+    SAFETENSORS,
+    opened_folder,
+    read_config,
+)
+from keras_vitx.weights.hub import SCHEME, download, parse, upload
+from keras_vitx.weights.load import warn_not_finite
+from keras_vitx.weights.reading import check_weights_h5, opened
+
+# Kinds of Keras layers that only compute. Others can run code from their config, or open
+# files named in it.
+_KINDS = {
+    "activations", "attention", "convolutional", "merging", "normalization", "pooling",
+    "regularization", "reshaping",
+}  # fmt: skip
+_CORE = {"Dense", "EinsumDense", "Embedding", "Identity"}
+_MODULES = {
+    "keras.constraints": keras.constraints,
+    "keras.dtype_policies": keras.dtype_policies,
+    "keras.initializers": keras.initializers,
+    "keras.quantizers": keras.quantizers,
+    "keras.regularizers": keras.regularizers,
+}
+
+CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
+
+
+def save(
+    model: Chain,
+    folder: str | os.PathLike,
+    *,
+    recipe: Any = None,
+    accuracy: float | None = None,
+    dataset: str | None = None,
+    licence: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Save a model to a folder that `load` and `weights=` can read, ready for the hub.
+
+    The folder holds `config.json` (the model's layers, class names and preprocessing),
+    `preprocessor_config.json` (the preprocessing, as Transformers' image processors spell it),
+    `README.md` (a model card) and `model.safetensors`, the weights with the names of PyTorch
+    checkpoints. If a variable has no such name (LoRA,
+    quantized layers, layers of other families or custom layers), the weights are stored in
+    `model.weights.h5` instead. The folder is written atomically: a program that loads it
+    meanwhile sees the old model or the new one. `push` uploads it.
+
+    Args:
+        model: A model of this package.
+        folder: Path of a new or empty folder.
+        recipe: How the model was trained, for the card: text, a
+            `keras_vitx.training.Recipe`, or a dictionary such as the `run.json` of `fit`.
+        accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
+        dataset: Name of the training data.
+        licence: Licence identifier, as spelled on the hub, such as "apache-2.0".
+        overwrite: Whether to write to a folder that is not empty. The files of a model in
+            it are replaced; all others are kept.
+
+    Raises:
+        ValueError: if an argument is invalid.
+        OSError: if the folder is not empty or can't be written.
+    """
+    if not isinstance(model, Chain):
+        raise ValueError(
+            f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
+        )
+    for name, words in (("dataset", dataset), ("licence", licence)):
+        if words is not None and not isinstance(words, str):
+            raise ValueError(f"`{name}` must be words or None. Received: {words!r}.")
+    if accuracy is not None:
+        if not isinstance(accuracy, numbers.Real) or not 0 <= accuracy <= 1:
+            raise ValueError(f"`accuracy` must be a share from 0 to 1. Received: {accuracy!r}.")
+        if not dataset:
+            raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
+        accuracy = float(accuracy)
+    recipe = _as_data(recipe)
+    folder = _writable(folder, overwrite)
+
+    config = keras.saving.serialize_keras_object(model)
+    # The layers build themselves, and the compile config is not saved.
+    config = {key: config[key] for key in config if key not in ("build_config", "compile_config")}
+    weights = SAFETENSORS if has_checkpoint_names(model) else KERAS_WEIGHTS
+    card = model_card(
+        model, weights, recipe, accuracy, dataset, licence, sorted(foreign_objects(config))
+    )
+    about = {
+        "library_name": LIBRARY,
+        "library_version": _version(),
+        "keras_version": keras.__version__,
+        "weights": weights,
+        "recipe": recipe,
+        "model": config,
+    }
+    processor = model.preprocessing and image_processor(model.preprocessing, model.input_shape[1:3])
+    remove_unfinished(folder)
+    with written_whole(folder) as unfinished:
+        if folder.exists():
+            # A copy, so that a failure leaves the folder unchanged.
+            shutil.copytree(folder, unfinished, symlinks=True, ignore=_ignore_model(folder))
+        else:
+            unfinished.mkdir()
+        (unfinished / CONFIG).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        (unfinished / CARD).write_text(card, "utf-8")
+        if processor is not None:
+            (unfinished / PREPROCESSOR).write_text(json.dumps(processor, indent=1) + "\n")
+        if weights == SAFETENSORS:
+            save_safetensors(model, unfinished / SAFETENSORS)
+        else:
+            model.save_weights(unfinished / KERAS_WEIGHTS)
+
+
+def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+    """Load a model from a folder, a hub repository or a `.keras` file.
+
+    A folder or a repository may only use layers of this package and plain Keras layers, so
+    it can't run arbitrary code. A `.keras` file is checked for damage and for impossible
+    sizes, and then loaded by Keras in safe mode, uncompiled. The config and the weights are of
+    one version, even if the folder or the branch is replaced meanwhile.
+
+    Args:
+        source: A folder written by `save`; "hf://owner/repo" or "hf://owner/repo@revision"
+            (a branch, tag or commit), which is such a folder on the hub or the source of a
+            catalogue checkpoint; or a `.keras` file.
+        custom_objects: Additional classes and functions that the model may use, by
+            registered name, as in `keras.saving.load_model`.
+
+    Returns:
+        The model, with its weights, class names and preprocessing.
+
+    Raises:
+        ValueError: if the source holds no model of this package, a file is damaged, or
+            the model uses an object that is unknown or not allowed.
+        OSError: if the source doesn't exist or can't be read.
+    """
+    source, custom_objects = os.fspath(source), dict(custom_objects or {})
+    if source.startswith(SCHEME):
+        return _load_from_hub(source, custom_objects)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        try:
+            with opened_folder(path) as (config, name, weights):
+                model = _from_config(config, custom_objects)
+                _fill(model, name, weights)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+    elif path.suffix == ".keras":
+        model = _load_archive(path, custom_objects)
+    else:
+        raise NotADirectoryError(
+            f'{source!r} is not a folder. Give one, a .keras file, or "hf://owner/repo".'
+        )
+    odd = [
+        variable.path
+        for variable in model.weights
+        if not np.isfinite(np.asarray(keras.ops.convert_to_numpy(variable.value), "float32")).all()
+    ]
+    warn_not_finite(odd, source)
+    return model
+
+
+def _load_from_hub(source: str, custom_objects: dict) -> keras.Model:
+    address = parse(source)
+    for known in checkpoints_of(None):
+        if known.source == SCHEME + address.repository:
+            tokens = {"distillation_token": True} if known.distillation_token else {}
+            pinned = str(address._replace(file=known.file)) if address.revision else known.name
+            return create_model(known.constructor, weights=pinned, classes=known.classes, **tokens)
+    path = download(address._replace(file=CONFIG))
+    if path.parent.parent.name == "snapshots":
+        # The same commit, should the branch move before the weights are downloaded.
+        address = address._replace(revision=path.parent.name)
+    try:
+        config, name = read_config(path)
+        model = _from_config(config, custom_objects)
+        _fill(model, name, download(address._replace(file=name)))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    return model
+
+
+def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
+    config = check_archive(path)
+    try:
+        return keras.saving.load_model(path, custom_objects, compile=False)
+    except Exception as error:  # Keras raises whatever a bad config provokes.
+        unknown = [
+            name
+            for name, module in foreign_objects(config).items()
+            if name not in custom_objects
+            and keras.saving.get_registered_object(name) is None
+            and (module or "").partition(".")[0] != "keras"
+        ]
+        if not unknown:
+            raise ValueError(f"{path}: Keras can't load it: {_reason(error)}") from error
+        raise ValueError(
+            f"{path}: it uses {', '.join(sorted(unknown))}, unknown here. Import the module of "
+            "yours that registers it with Keras, or give the class of yours in `custom_objects`."
+        ) from error
+
+
+def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
+    """Return the model of a config, with new weights."""
+    try:
+        refused = sorted(foreign_objects(config).keys() - custom_objects.keys())
+        if refused:
+            raise ValueError(
+                f"it uses {', '.join(refused)}, neither of keras_vitx nor a plain layer of Keras. "
+                "If it is a class of yours, give it in `custom_objects`."
+            )
+        model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
+        if not isinstance(model, Chain):
+            raise ValueError(f"it describes a {type(model).__name__}, not a model of keras_vitx")
+    except Exception as error:  # Keras raises whatever a bad config provokes.
+        raise ValueError(f"{CONFIG} can't be used: {_reason(error)}") from error
+    return model
+
+
+def _fill(model: Chain, name: str, weights: Path) -> None:
+    """Load every weight of the model from the file that is called `name` in its folder."""
+    if name == SAFETENSORS:
+        with opened(weights, model, kind=".safetensors") as tensors:
+            conversion = convert(tensors, model)
+            if conversion.classes is not None and not conversion.head:
+                raise ValueError(
+                    f"{SAFETENSORS} has {conversion.classes} classes, unlike {CONFIG}."
+                )
+            for variable, array in conversion:
+                variable.assign(array)
+        return
+    try:
+        check_weights_h5(weights)
+        with tempfile.TemporaryDirectory() as folder:
+            # Keras knows its files by their suffix.
+            copied = shutil.copyfile(weights, Path(folder, KERAS_WEIGHTS))
+            model.load_weights(copied)
+    except Exception as error:  # Keras raises whatever a bad file provokes.
+        raise ValueError(f"{name} is damaged or doesn't fit: {_reason(error)}") from error
+    for layer in sublayers(model):
+        if getattr(layer, "lora_enabled", False):
+            # Keras saves the merged kernel and sets both factors to 0, where gradients vanish.
+            values = keras.initializers.HeUniform()(layer.lora_kernel_a.shape)
+            layer.lora_kernel_a.assign(values)
+
+
+def push(folder: str | os.PathLike, repository: str, *, private: bool = False) -> str:
+    """Upload a folder that `save` wrote to the Hugging Face hub.
+
+    The repository is made if it doesn't exist. The token is that of `hf auth login` or of the
+    environment variable `HF_TOKEN`.
+
+    Args:
+        folder: The folder.
+        repository: "owner/repo".
+        private: Whether a new repository is private.
+
+    Returns:
+        The address for `load` of the commit, "hf://owner/repo@COMMIT".
+
+    Raises:
+        ValueError: if the folder was not written by `save`, or the name is malformed.
+        OSError: if the folder can't be read, or the hub refuses.
+    """
+    folder = Path(folder).expanduser()
+    try:
+        with opened_folder(folder) as (_, weights, _):
+            pass
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"{folder}: {error}") from error
+    return upload(folder, repository, [CONFIG, CARD, PREPROCESSOR, weights], private)
+
+
+def _reason(error: Exception) -> str:
+    # Keras puts the cause of an error after the whole config.
+    text = str(error).rpartition("Exception encountered: ")[2].strip()
+    return (text or type(error).__name__).splitlines()[0][:300]
+
+
+def _writable(folder: str | os.PathLike, overwrite: bool) -> Path:
+    if os.fspath(folder).startswith(SCHEME):
+        raise ValueError(
+            "`folder` must be a folder, which `keras_vitx.push(folder, repository)` puts on the "
+            f"hub. Received: {folder!r}."
+        )
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"`folder` is a file: {folder}.")
+    if folder.is_dir() and not overwrite and any(folder.iterdir()):
+        raise FileExistsError(
+            f"`folder` already holds something, which stays as it is: {folder}. Give another, or "
+            "overwrite=True to replace the model in it."
+        )
+    return folder
+
+
+def _ignore_model(folder: Path) -> Callable[[str, list[str]], Iterable[str]]:
+    """Return an `ignore` function for `copytree` that skips the files of the old model."""
+    own = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
+    return lambda here, names: own & set(names) if Path(here) == folder else ()
+
+
+def _as_data(recipe: Any) -> Any:
+    if dataclasses.is_dataclass(recipe):
+        recipe = dataclasses.asdict(recipe)
+    try:
+        if recipe is None or isinstance(recipe, (str, dict)):
+            return json.loads(json.dumps(recipe))
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"`recipe` must be words, a Recipe, or a dictionary that JSON can hold. Received: {recipe!r}."
+    )
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version(LIBRARY)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # Imported from a checkout that isn't installed.
+
+
+def foreign_objects(config: Any) -> dict[str, str | None]:
+    """Return the objects of a config that belong neither to this package nor to plain Keras.
+
+    Args:
+        config: The result of `keras.saving.serialize_keras_object`.
+
+    Returns:
+        The defining module of each object according to the config, by registered name.
+    """
+    found = {}
+    for part in _parts(config):
+        if isinstance(part, dict) and "class_name" in part:
+            name, registered, allowed = _resolve(part)
+            if not allowed:
+                module = part.get("module")
+                found[str(registered or name)] = module if isinstance(module, str) else None
+        elif isinstance(part, str) and ">" in part:
+            # Keras replaces a registered name by the object anywhere in a config.
+            known = keras.saving.get_registered_object(part)
+            if known is not None and not _is_ours(known):
+                found.setdefault(part, getattr(known, "__module__", None))
+    return found
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield a config and everything nested in it."""
+    yield value
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return
+    for item in value:
+        yield from _parts(item)
+
+
+def _resolve(entry: dict) -> tuple[Any, Any, bool]:
+    """Return the name and registered name that Keras resolves, and whether they are allowed."""
+    name, module = entry["class_name"], entry.get("module")
+    if name == "function":
+        name = registered = entry.get("config")
+    else:
+        registered = entry.get("registered_name", name)
+    if not isinstance(name, str) or not isinstance(registered, str | None):
+        return name, None, False
+    # Keras looks up registered objects first.
+    known = keras.saving.get_registered_object(registered)
+    if known is not None:
+        return name, registered, _is_ours(known)
+    if entry["class_name"] == "function":
+        allowed = module in ("builtins", "keras.activations") and hasattr(keras.activations, name)
+    elif module == "keras.layers":
+        layer = getattr(keras.layers, name, None)
+        kind = getattr(layer, "__module__", "").split(".")[3:4]
+        allowed = name in _CORE or (set(kind) <= _KINDS and bool(kind))
+    elif module == "keras":
+        allowed = name in ("DTypePolicy", "FloatDTypePolicy")
+    else:
+        allowed = isinstance(getattr(_MODULES.get(module), name, None), type) and name[0] != "_"
+    return name, registered, allowed
+
+
+def _is_ours(known: Any) -> bool:
+    return getattr(known, "__module__", "").split(".")[0] == "keras_vitx"

@@ -1,0 +1,86 @@
+# Written by tests/models/stub.py from the signatures at run time; a test compares them.
+# fmt: off
+# ruff: noqa: E501
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from keras_vitx.models.chain import Chain
+
+def CaiT(dim: int, depth: int, num_heads: int, class_depth: int = 2, mlp_ratio: float = 4.0, layer_scale: float | keras.initializers.Initializer | None = 1e-05, patch_size: int = 16, class_token_at: int | None = None, class_in_keys: bool = True, class_layer_scale: float | keras.initializers.Initializer | str | None = 'same', scalar_scale: bool = False, distillation_token: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _CaiTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dim: int = ..., depth: int = ..., num_heads: int = ..., class_depth: int = ..., mlp_ratio: float = ..., layer_scale: float | keras.initializers.Initializer | None = ..., patch_size: int = ..., class_token_at: int | None = ..., class_in_keys: bool = ..., class_layer_scale: float | keras.initializers.Initializer | str | None = ..., scalar_scale: bool = ..., distillation_token: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+CaiT_XXS24: _CaiTSize
+CaiT_XXS36: _CaiTSize
+CaiT_XS24: _CaiTSize
+CaiT_XS36: _CaiTSize
+CaiT_S24: _CaiTSize
+CaiT_S36: _CaiTSize
+CaiT_S48: _CaiTSize
+CaiT_M24: _CaiTSize
+CaiT_M36: _CaiTSize
+CaiT_M48: _CaiTSize
+CaiT_Mini: _CaiTSize
+def CBViT(dim: int, depth: int, num_heads: int, mlp_ratio: float = 4.0, position: str = 'end', where: str = 'mlp', scaled: bool = False, blocks: Collection[int] | None = None, patch_size: int = 16, context: str = 'mean', scale: float | keras.initializers.Initializer = 1.0, distillation_token: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _CBViTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dim: int = ..., depth: int = ..., num_heads: int = ..., mlp_ratio: float = ..., position: str = ..., where: str = ..., scaled: bool = ..., blocks: Collection[int] | None = ..., patch_size: int = ..., context: str = ..., scale: float | keras.initializers.Initializer = ..., distillation_token: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+CBViT_Ti: _CBViTSize
+CBViT_S: _CBViTSize
+CBViT_B: _CBViTSize
+CBSViT_Ti: _CBViTSize
+CBSViT_S: _CBViTSize
+CBSViT_B: _CBViTSize
+CBViT_Mini: _CBViTSize
+def ConViT(dim: int, depth: int, num_heads: int, local_depth: int = 10, locality_strength: float = 1.0, mlp_ratio: float = 4.0, patch_size: int = 16, conv_start: bool | str = True, gated: bool = True, gate: float = 1.0, learn_gates: bool = True, frozen_attention: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _ConViTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dim: int = ..., depth: int = ..., num_heads: int = ..., local_depth: int = ..., locality_strength: float = ..., mlp_ratio: float = ..., patch_size: int = ..., conv_start: bool | str = ..., gated: bool = ..., gate: float = ..., learn_gates: bool = ..., frozen_attention: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+ConViT_Ti: _ConViTSize
+ConViT_S: _ConViTSize
+ConViT_B: _ConViTSize
+ConViT_Ti_Plus: _ConViTSize
+ConViT_S_Plus: _ConViTSize
+ConViT_B_Plus: _ConViTSize
+ConViT_Mini: _ConViTSize
+def DeepViT(dim: int, depth: int, num_heads: int, re_attention_depth: int | None = None, mlp_ratio: float = 3.0, conv_stem: bool = False, residual_scale: float = 1.0, map_scale: float | str = 1.0, normalize_maps: bool = True, patch_size: int = 16, shared_depth: int = 0, similarity: float = 0.0, similarity_depth: int = 0, similarity_over: str = 'heads', *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _DeepViTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dim: int = ..., depth: int = ..., num_heads: int = ..., re_attention_depth: int | None = ..., mlp_ratio: float = ..., conv_stem: bool = ..., residual_scale: float = ..., map_scale: float | str = ..., normalize_maps: bool = ..., patch_size: int = ..., shared_depth: int = ..., similarity: float = ..., similarity_depth: int = ..., similarity_over: str = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+DeepViT_16B: _DeepViTSize
+DeepViT_24B: _DeepViTSize
+DeepViT_32B: _DeepViTSize
+DeepViT_S: _DeepViTSize
+DeepViT_L: _DeepViTSize
+DeepViT_Mini: _DeepViTSize
+def Mixer(dim: int, depth: int, mlp_ratio: tuple[float, float] = (0.5, 4.0), patch_size: int = 16, context_broadcast: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _MixerSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dim: int = ..., depth: int = ..., mlp_ratio: tuple[float, float] = ..., patch_size: int = ..., context_broadcast: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+Mixer_S16: _MixerSize
+Mixer_B16: _MixerSize
+CBMixer_S16: _MixerSize
+def PiT(dims: Sequence[int], depths: Sequence[int], num_heads: Sequence[int], mlp_ratio: float = 4.0, patch_size: int = 14, stride: int = 7, distillation_token: bool = False, context_broadcast: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _PiTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dims: Sequence[int] = ..., depths: Sequence[int] = ..., num_heads: Sequence[int] = ..., mlp_ratio: float = ..., patch_size: int = ..., stride: int = ..., distillation_token: bool = ..., context_broadcast: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+PiT_B: _PiTSize
+CBPiT_B: _PiTSize
+def RefinedViT(dim: int, depth: int, num_heads: int, expansion: int = 3, kernel_size: int = 3, mlp_ratio: float = 3.0, dense_head: bool = False, patch_size: int = 16, refiner: str | None = 'released', shared_depth: int = 1, reduction: bool = True, constraint: str | None = None, residual_scale: float = 0.5, layer_scale: float | None = 1e-05, conv_stem: bool = True, similarity: float = 0.0, similarity_depth: int = 0, similarity_over: str = 'heads', similarity_of: str = 'carried', *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _RefinedViTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dim: int = ..., depth: int = ..., num_heads: int = ..., expansion: int = ..., kernel_size: int = ..., mlp_ratio: float = ..., dense_head: bool = ..., patch_size: int = ..., refiner: str | None = ..., shared_depth: int = ..., reduction: bool = ..., constraint: str | None = ..., residual_scale: float = ..., layer_scale: float | None = ..., conv_stem: bool = ..., similarity: float = ..., similarity_depth: int = ..., similarity_over: str = ..., similarity_of: str = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+RefinedViT_Base: _RefinedViTSize
+RefinedViT_S: _RefinedViTSize
+RefinedViT_M: _RefinedViTSize
+RefinedViT_L: _RefinedViTSize
+RefinedViT_Mini: _RefinedViTSize
+def ViT(dim: int, depth: int, num_heads: int, mlp_ratio: float = 4.0, distillation_token: bool = False, patch_size: int = 16, layer_scale: float | keras.initializers.Initializer | None = None, scalar_scale: bool = False, *, drop_path: float | Sequence[float] = 0.0, dropout: float = 0.0, attention: Callable[[int], keras.layers.Layer] | None = None, mlp: Callable[[int], keras.layers.Layer] | None = None, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = 1000, classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, remat: bool = False, residual_dtype: str | None = None) -> Chain: ...
+class _ViTSize(Protocol):
+    def __call__(self, include_top: bool = True, weights: str | os.PathLike | None = None, input_shape: tuple[int, int, int] | None = None, pooling: str | None = None, classes: int = ..., classifier_activation: str | Callable | None = 'softmax', input_tensor: Any = None, name: str | None = None, *, dim: int = ..., depth: int = ..., num_heads: int = ..., mlp_ratio: float = ..., distillation_token: bool = ..., patch_size: int = ..., layer_scale: float | keras.initializers.Initializer | None = ..., scalar_scale: bool = ..., drop_path: float | Sequence[float] = ..., dropout: float = ..., attention: Callable[[int], keras.layers.Layer] | None = ..., mlp: Callable[[int], keras.layers.Layer] | None = ..., remat: bool = ..., residual_dtype: str | None = ...) -> Chain: ...
+ViT_Ti: _ViTSize
+ViT_S: _ViTSize
+ViT_B: _ViTSize
+ViT_Ti_Plus: _ViTSize
+ViT_S_Plus: _ViTSize
+ViT_B_Plus: _ViTSize
+ViT_16B: _ViTSize
+ViT_24B: _ViTSize
+ViT_32B: _ViTSize
+ViT_Mini: _ViTSize

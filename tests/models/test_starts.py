@@ -1,0 +1,171 @@
+"""Initial weights of every family: deviation and largest value of every kind of parameter."""
+
+import re
+from collections import defaultdict
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+from harness import array
+from safetensors.numpy import save_file
+
+import keras_vitx as kv
+
+COMMON = {"patch_size": 8, "input_shape": (64, 64, 3), "classes": 100}
+TIMM = {"img_size": 64, "patch_size": 8, "num_classes": 100}
+# Ours, and timm's module, class and arguments.
+PEERS = {
+    "ViT": (
+        lambda **c: kv.ViT(96, 3, 4, **COMMON, **c),
+        ("vision_transformer", "VisionTransformer"),
+        {"embed_dim": 96, "depth": 3, "num_heads": 4},
+    ),
+    "ViT/distilled": (
+        lambda **c: kv.ViT(96, 3, 4, distillation_token=True, **COMMON, **c),
+        ("deit", "VisionTransformerDistilled"),
+        {"embed_dim": 96, "depth": 3, "num_heads": 4},
+    ),
+    "CaiT": (
+        lambda **c: kv.CaiT(96, 3, 4, **COMMON, layer_scale=1e-4, **c),
+        ("cait", "Cait"),
+        {"embed_dim": 96, "depth": 3, "num_heads": 4},
+    ),
+    # Six heads: two are left over by the kernel of 2 x 2. timm's width is that of a head.
+    "ConViT": (
+        lambda **c: kv.ConViT(96, 3, 6, local_depth=2, conv_start="partial", **COMMON, **c),
+        ("convit", "ConVit"),
+        {"embed_dim": 16, "depth": 3, "num_heads": 6, "local_up_to_layer": 2},
+    ),
+    "PiT": (
+        lambda **c: kv.PiT((48, 96), (2, 2), (2, 4), **COMMON, stride=8, **c),
+        ("pit", "PoolingVisionTransformer"),
+        {
+            "stride": 8,
+            "stem_type": "overlap",
+            "base_dims": [24, 24],
+            "depth": [2, 2],
+            "heads": [2, 4],
+            "mlp_ratio": 4,
+        },
+    ),
+    "PiT/distilled": (
+        lambda **c: kv.PiT(
+            (48, 96), (2, 2), (2, 4), distillation_token=True, **COMMON, stride=8, **c
+        ),
+        ("pit", "PoolingVisionTransformer"),
+        {
+            "stride": 8,
+            "stem_type": "overlap",
+            "base_dims": [24, 24],
+            "depth": [2, 2],
+            "heads": [2, 4],
+            "mlp_ratio": 4,
+            "distilled": True,
+        },
+    ),
+    "Mixer": (
+        lambda **c: kv.Mixer(96, 3, **COMMON, **c),
+        ("mlp_mixer", "MlpMixer"),
+        {"embed_dim": 96, "num_blocks": 3},
+    ),
+}
+# timm starts a ViT's class token at 1e-6; DeiT, at .02 like the others.
+OTHER = {"ViT": {"cls_token/token"}, "ViT/distilled": {"cls_token/token"}}
+
+
+def kinds(model):
+    """The values of the variables by name, those of all blocks together."""
+    found = defaultdict(list)
+    for variable in model.trainable_variables:
+        name = re.sub(r"\d+", "*", variable.path.removeprefix(f"{model.name}/"))
+        found[name].append(array(variable.value).ravel())
+    return {name: np.concatenate(values) for name, values in found.items()}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("name", PEERS)
+def test_starts_are_those_of_timm(timm, name, tmp_path):
+    import torch
+
+    make, (module, kind), arguments = PEERS[name]
+    torch.manual_seed(0)
+    theirs = getattr(getattr(timm.models, module), kind)(**TIMM, **arguments)
+    state = {key: value.contiguous().numpy() for key, value in theirs.state_dict().items()}
+    save_file(state, tmp_path / "theirs.safetensors")
+    ours, theirs = kinds(make()), kinds(make(weights=str(tmp_path / "theirs.safetensors")))
+    for kind in ours.keys() - OTHER.get(name, set()):
+        found, expected = ours[kind], theirs[kind]
+        if expected.std() < 1e-9:
+            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=kind)
+            continue
+        count = len(found)
+        ratio = found.std() / expected.std()
+        assert abs(np.log(ratio)) < 5 / count**0.5, (kind, ratio, count)
+        largest = np.abs(found).max() / np.abs(expected).max()
+        assert 1 / largest_ratio(count) < largest < largest_ratio(count), (kind, largest)
+
+
+def largest_ratio(count):
+    """How far the largest values of two samples of a normal distribution may be apart."""
+    return 1.35 if count > 1000 else 2.0
+
+
+# timm has neither family. Dense layers N(0, .02²); convolutions, also those over maps, PyTorch's
+# default: the deviation times the square root of the inputs per output is 1/sqrt 3.
+RELEASED = {
+    "DeepViT": partial(kv.DeepViT, 96, 3, 6, conv_stem=True),
+    "RefinedViT": partial(kv.RefinedViT, 96, 3, 6, dense_head=True),
+    "CBViT": partial(kv.CBViT, 96, 3, 6, scaled=True),
+}
+CONVOLUTIONS = {
+    "patch_embed/conv*/kernel": (147, 64 * 9, 32 * 9),
+    "patch_embed/proj/kernel": (64 * 16, 128 * 16, 192),
+    "re_attention/reatten_matrix/kernel": (6,),
+    "conv_exp/kernel": (6,),
+    "depth_sep_conv/kernel": (9,),
+    "conv_pro/kernel": (18,),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_starts_of_families_that_timm_lacks(name):
+    dense = 0
+    for variable in RELEASED[name](**COMMON).trainable_variables:
+        values = array(variable.value).ravel()
+        path = re.sub(r"\d+", "*", variable.path)
+        convolution = [inputs for end, inputs in CONVOLUTIONS.items() if path.endswith(end)]
+        if convolution:
+            bounds = [inputs**-0.5 for inputs in convolution[0]]
+            bound = min(bounds, key=lambda b: abs(np.log(b / np.abs(values).max())))
+            assert 0.8 * bound < np.abs(values).max() <= bound * 1.0001, path
+            assert abs(np.log(values.std() * 3**0.5 / bound)) < 3 / len(values) ** 0.5, path
+        elif len(values) >= 96 and path.endswith(("kernel", "token", "embeddings")):
+            dense += 1
+            assert abs(np.log(values.std() / 0.02)) < 4 / len(values) ** 0.5, path
+            assert np.abs(values).max() > 0.04, path
+            assert np.abs(values).max() < 0.12, path
+    assert dense >= 3 * 4 + 3
+
+
+def test_positional_attention_starts_without_content():
+    """Equation 5: zero queries and keys beside a convolutional start; gates dispense with it."""
+    for gated, conv_start, zero in (
+        (False, True, True),
+        (False, False, False),
+        (True, True, False),
+    ):
+        model = kv.ConViT(32, 2, 4, local_depth=1, gated=gated, conv_start=conv_start, **COMMON)
+        attention = model.get_layer("blocks_0").attention
+        assert (not array(attention.qk.kernel.value).any()) == zero
+        values = array(attention.v.kernel.value)
+        assert (values == np.eye(32)).all() == conv_start
+
+
+def test_a_copy_of_a_config_starts_alike():
+    """The initializers are part of the config, and a classifier can be drawn again."""
+    model = kv.PiT((48, 96), (1, 1), (2, 4), **COMMON)
+    copy = keras.models.clone_model(model)
+    for kind, values in kinds(copy).items():
+        expected = kinds(model)[kind]
+        assert abs(values.std() - expected.std()) <= 0.35 * expected.std(), kind
