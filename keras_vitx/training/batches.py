@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -12,50 +12,122 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.data.batches import EvaluationBatches
 from keras_vitx.preprocessing import ModelInput
+from keras_vitx.text import shortened
 from keras_vitx.training.devices import in_use
+from keras_vitx.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
 PartName = Literal["train", "validation", "test"]
 
 
-def opened(source: Any, model: keras.Model, batch_size: int, **arguments: Any) -> data.Pipelines:
-    """Return the batches of a source; the user's own batches are returned unchanged.
+def opened(
+    source: Any,
+    model: keras.Model,
+    recipe: Recipe,
+    fixed: Collection[str] = (),
+    *,
+    seed: int = 0,
+    targets: Any = None,
+    **arguments: Any,
+) -> tuple[Recipe, data.Pipelines]:
+    """Return the batches of a source, and the recipe for as many images as it has.
+
+    The user's own batches are returned unchanged.
 
     Args:
         source: Any source that `data.pipelines` accepts; `data.Pipelines`; or batches: a
             `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly, such
             as a `tf.data.Dataset` or a PyTorch `DataLoader`.
         model: The model that the images are prepared for.
-        batch_size: Images per batch of a source.
+        recipe: The recipe.
+        fixed: Names of settings that the user has chosen, which do not follow the images.
+        seed: As in `data.pipelines`.
+        targets: As in `data.pipelines`.
         **arguments: Further arguments of `data.pipelines`.
 
     Raises:
         ValueError: if the number of classes of the source is not that of the model's outputs, or
-            a fraction of the user's own batches is asked for.
+            one of the arguments is given with the user's own batches.
     """
+    if isinstance(source, Iterator):
+        raise ValueError(
+            f"`source` must not be a generator, which ends after one epoch. Received: a "
+            f"{type(source).__name__}. Give a `keras.utils.PyDataset`, a `tf.data.Dataset`, a "
+            "`DataLoader`, or arrays."
+        )
     if isinstance(source, data.Pipelines) or is_batches(source):
-        if arguments.get("fraction", 1.0) != 1.0:
+        wrong = [name for name, value in arguments.items() if value not in (None, 1.0, False, 0)]
+        wrong = [name for name in wrong if name != "validation_split"]
+        if wrong:
             raise ValueError(
-                f"fraction: batches are used whole. Expected 1.0, got {arguments['fraction']}."
+                f"`{wrong[0]}` must not be given with batches, which are used whole. "
+                f"Received: {arguments[wrong[0]]!r}."
             )
-        if isinstance(source, data.Pipelines):
-            return source
-        if arguments.get("mixing") is not None:
-            log.warning(
-                "Batches of your own are used as they are, without the augmentation and the mixing "
-                "of the recipe."
-            )
-        return data.Pipelines(source)
-    batches = data.pipelines(source, model, batch_size, pad=on_several_devices(), **arguments)
-    names, outputs = batches.class_names, model.output_shape[-1]
-    if names is not None and not are_numbers(names) and len(names) != outputs:
-        two_of_one = len(names) == 2 and outputs == 1
-        if not two_of_one:
-            raise ValueError(
-                f"model: it has {outputs} outputs, but the source has {len(names)} classes "
-                f"({', '.join(names[:3])}, ...). Create the model with classes={len(names)}."
-            )
-    return batches
+        if not isinstance(source, data.Pipelines):
+            if recipe.mixing is not None:
+                log.warning(
+                    "Batches of your own are used as they are, without the augmentation and the "
+                    "mixing of the recipe."
+                )
+            source = data.Pipelines(source)
+        _check_range(source.train)
+        batches = source
+    else:
+        if not isinstance(source, data.Source):
+            names = ("validation_split", "strict")
+            options = {name: arguments[name] for name in names if name in arguments}
+            source = data.open_source(source, seed=seed, **options)
+        images = round(source.train.size * arguments.get("fraction", 1.0))
+        recipe = recipe.for_images(images, fixed)
+        batches = data.pipelines(
+            source,
+            model,
+            recipe.part_of_batch,
+            augmentation=recipe.augmentation,
+            mixing=recipe.mixing,
+            targets=targets,
+            seed=seed,
+            pad=on_several_devices(),
+            **arguments,
+        )
+        _check_classes(batches.class_names, model.output_shape[-1])
+    size = len(labels_of(batches.train)) * recipe.optimizer.accumulate_steps
+    if recipe.schedule.base_batch_size and "batch_size" not in fixed:
+        # The learning rate is that of the batches that there are.
+        recipe = recipe.but(batch_size=size)
+    schedule = recipe.schedule
+    steps = schedule.steps_per_epoch or steps_of(batches.train)
+    log.info(
+        "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g.",
+        schedule.all_epochs * steps // recipe.optimizer.accumulate_steps,
+        schedule.all_epochs,
+        steps,
+        size,
+        schedule.peak,
+    )
+    return recipe, batches
+
+
+def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
+    if names is None or are_numbers(names) or len(names) == outputs:
+        return
+    if len(names) != 2 or outputs != 1:
+        raise ValueError(
+            f"model: it has {outputs} outputs, but the source has {len(names)} classes "
+            f"({shortened(names)}). Create the model with classes={len(names)}."
+        )
+
+
+def _check_range(batches: Any) -> None:
+    """Log a warning if the first batch looks like pixels that are not normalized."""
+    images = keras.tree.flatten(first_of(batches))[0]
+    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
+    if largest > 50:
+        log.warning(
+            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
+            "as they are. Prepare them with `keras_vitx.preprocess_input(images, model)`.",
+            largest,
+        )
 
 
 def part_of(
@@ -101,7 +173,9 @@ def part_of(
         if crop_ratio is not None:
             preprocessing = facts.preprocessing.but(crop_ratio=crop_ratio)
             facts = ModelInput(facts.input_shape, preprocessing)
-        found = EvaluationBatches(found, facts, batch_size, pad=on_several_devices())
+        found = EvaluationBatches(
+            found, facts, batch_size, on_several_devices(), strict=arguments.get("strict", False)
+        )
     return part, found, source.class_names
 
 
@@ -161,9 +235,14 @@ def is_batches(source: Any) -> bool:
     return isinstance(source, Iterable) and not isinstance(source, opens)
 
 
+def first_of(batches: Any) -> Any:
+    """Return the first batch."""
+    return batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
+
+
 def labels_of(batches: Any) -> np.ndarray:
     """Return the labels of the first batch; with several heads, those of the class token."""
-    batch = batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
+    batch = first_of(batches)
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise ValueError(
             "source: expected batches (images, labels) or (images, labels, weights), got "

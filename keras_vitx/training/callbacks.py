@@ -1,7 +1,12 @@
 """The callbacks of `fit`."""
 
+import contextlib
 import csv
+import datetime
+import logging
 import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -10,26 +15,12 @@ import keras
 import numpy as np
 
 from keras_vitx.files import written_whole
-from keras_vitx.training.devices import alone
-from keras_vitx.training.optimizer.moving_average import averaged
-from keras_vitx.training.runs.progress import Clock
-from keras_vitx.training.runs.state import random_states_kept
+from keras_vitx.training.devices import alone, is_chief
+from keras_vitx.training.optimizer import averaged
+from keras_vitx.training.resume import CountEpochs as CountEpochs
+from keras_vitx.training.resume import random_states, set_random_states
 
-
-class CountEpochs(keras.callbacks.Callback):
-    """Pass the epoch to the batches of `keras_vitx.data`, whose order depends on it.
-
-    Args:
-        dataset: Any dataset; one without `set_epoch` is left alone.
-    """
-
-    def __init__(self, dataset: Any):
-        super().__init__()
-        self.dataset = dataset
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
+log = logging.getLogger(__name__)
 
 
 class StopAtNonFinite(keras.callbacks.Callback):
@@ -70,7 +61,9 @@ class StopAtNonFinite(keras.callbacks.Callback):
             self.images = [_plain(i) for i in self.batches.ids(epoch, self.step - 1)]
             shown = ", ".join(map(str, self.images[:8]))
             said += f" Its images: {shown}{', ...' if len(self.images) > 8 else ''}."
-        raise FloatingPointError(said)
+        error = FloatingPointError(said)
+        error.images = self.images
+        raise error
 
 
 class Validate(keras.callbacks.Callback):
@@ -88,16 +81,21 @@ class Validate(keras.callbacks.Callback):
         self.measure = measure
 
     def on_epoch_end(self, epoch, logs=None):
-        with averaged(self.model), random_states_kept():
-            logs.update({f"val_{name}": value for name, value in self.measure().items()})
+        states = random_states()
+        try:
+            with averaged(self.model):
+                logs.update({f"val_{name}": value for name, value in self.measure().items()})
+        finally:
+            set_random_states(states)
 
 
 class KeepBest(keras.callbacks.Callback):
     """Keep the weights that are the result, and write the files of a run after each epoch.
 
-    The best epoch is the one with the highest `val_accuracy`; if there is none, with the
-    lowest `val_loss`; without validation, the last one. Ties go to the earlier epoch. Where
-    the optimizer keeps a moving average of the weights, its values are kept.
+    The best epoch is the one with the highest `val_accuracy`, of several the one with the
+    lowest `val_loss`; if there is no accuracy, with the lowest `val_loss`; without validation,
+    the last one. Remaining ties go to the earlier epoch. Where the optimizer keeps a moving
+    average of the weights, its values are kept.
 
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
@@ -105,6 +103,7 @@ class KeepBest(keras.callbacks.Callback):
             atomically; made if it is not there. None writes nothing.
         result: `"best"` keeps the best epoch, `"last"` the last one.
         clock: Adds the learning rate and the speed to the history.
+        patience: Epochs without a better one after which training ends; None for no end.
 
     Attributes:
         epoch: The epoch that is kept, counted from 1; None before the first one ends.
@@ -120,13 +119,15 @@ class KeepBest(keras.callbacks.Callback):
         model: keras.Model,
         output: str | os.PathLike | None = None,
         result: Literal["best", "last"] = "best",
-        clock: Clock | None = None,
+        clock: "Clock | None" = None,
+        patience: int | None = None,
     ):
         super().__init__()
         self.set_model(model)
         self.output = None if output is None else Path(output)
         self.result = result
         self.clock = clock
+        self.patience = patience
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
         self.values = self._current()
@@ -145,6 +146,9 @@ class KeepBest(keras.callbacks.Callback):
         self._write_history()
         with averaged(self.model):
             self._keep(epoch, logs)
+        if self.patience is not None and epoch + 1 - self.epoch >= self.patience:
+            log.info("No epoch was better than epoch %d: the training ends.", self.epoch)
+            self.model.stop_training = True
 
     def _keep(self, epoch, logs):
         values = self._current()
@@ -194,7 +198,10 @@ class KeepBest(keras.callbacks.Callback):
         key = self.chosen_by
         if key is None:
             return True
-        return logs[key] < self.logs[key] if key == "val_loss" else logs[key] > self.logs[key]
+        new, best = logs[key], self.logs[key]
+        if key == "val_accuracy" and new != best:
+            return new > best
+        return logs["val_loss"] < self.logs["val_loss"]
 
     def _write_history(self):
         if self.output is not None:
@@ -204,6 +211,122 @@ class KeepBest(keras.callbacks.Callback):
                 writer = csv.DictWriter(file, columns)
                 writer.writeheader()
                 writer.writerows(self.rows)
+
+
+class Clock(keras.callbacks.Callback):
+    """Measure the training steps of each epoch, without validation.
+
+    Args:
+        batch_size: Images per step.
+    """
+
+    # Keras may call it from another thread, so that steps do not wait for their losses.
+    async_safe = True
+
+    def __init__(self, batch_size: int):
+        super().__init__()
+        self.batch_size = batch_size
+        self.seconds_before = 0.0
+        self.steps = 0
+        self.row: dict[str, float] = {}
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.start = time.perf_counter()
+        self.first: tuple[int, float] | None = None
+        self.steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps = max(self.steps, batch + 1)
+        if self.first is None:
+            self.first = batch + 1, time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = self._seconds()
+        self.row = {
+            "learning_rate": _rate_of_the_last_update(self.model.optimizer),
+            "seconds": round(seconds, 3),
+            "images_per_second": round(self.steps * self.batch_size / max(seconds, 1e-9), 1),
+        }
+        self.seconds_before = 0.0
+
+    @property
+    def images_per_second(self) -> float:
+        """The rate in this epoch, without the first step, which compiles."""
+        if self.first is None or self.steps <= self.first[0]:
+            return 0.0
+        step, start = self.first
+        return (self.steps - step) * self.batch_size / max(time.perf_counter() - start, 1e-9)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the seconds of the running epoch, for a checkpoint."""
+        return {"seconds": self._seconds()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+        self.seconds_before = state["seconds"]
+
+    def _seconds(self):
+        return self.seconds_before + time.perf_counter() - self.start
+
+
+class Progress(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar, which shows the time left in an epoch, with two more numbers.
+
+    They are the images per second, and before each epoch the time left in the training.
+
+    Args:
+        clock: The clock, which comes before it in the list of callbacks.
+    """
+
+    async_safe = True
+
+    def __init__(self, clock: Clock):
+        super().__init__()
+        self.clock = clock
+        self.begun: tuple[int, float] | None = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        first, start = self.begun or (epoch, time.perf_counter())
+        self.begun = first, start
+        if epoch > first:
+            seconds = (time.perf_counter() - start) / (epoch - first) * (self.epochs - epoch)
+            print(f"{datetime.timedelta(seconds=round(seconds))} left", flush=True)
+
+    def on_train_batch_end(self, batch, logs=None):
+        rate = self.clock.images_per_second
+        super().on_train_batch_end(batch, {**(logs or {}), "images/s": rate})
+
+    def on_epoch_end(self, epoch, logs=None):
+        rate = self.clock.row["images_per_second"]
+        super().on_epoch_end(epoch, {**(logs or {}), "images/s": rate})
+
+
+def verbosity(verbose: str | int) -> int:
+    """Return `verbose` of Keras as a number: `"auto"` is one line per epoch in a pipe.
+
+    Of several processes, the chief prints.
+    """
+    if not is_chief():
+        return 0
+    if verbose != "auto":
+        return int(verbose)
+    return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+
+
+def _rate_of_the_last_update(optimizer):
+    # In mixed_float16, Keras wraps the optimizer.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = optimizer.get_config()["learning_rate"]
+    if isinstance(rate, dict):
+        # After an update, `optimizer.learning_rate` is that of the next one.
+        done = keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(optimizer.iterations))
+        step = int(done) * (optimizer.gradient_accumulation_steps or 1) - 1
+        with contextlib.suppress(TypeError, ValueError):  # A schedule that is not registered.
+            schedule = keras.optimizers.schedules.deserialize(rate)
+            return float(keras.ops.convert_to_numpy(schedule(max(step, 0))))
+        rate = optimizer.learning_rate
+    return float(keras.ops.convert_to_numpy(rate))
 
 
 def _plain(value):

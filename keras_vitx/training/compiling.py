@@ -1,13 +1,14 @@
-"""Compile a model for `fit`: the user's choices take precedence over the recipe's."""
+"""Compile a model for `fit`: what the user compiled takes precedence over the recipe."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.keras_internals import compile_arguments
+from keras_vitx.text import nearest
 from keras_vitx.training.evaluate import Measured
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import Recipe
@@ -31,48 +32,85 @@ def compile_for(
     recipe: Recipe,
     steps: int,
     labels: Callable[[], Any],
-    optimizer: str | keras.optimizers.Optimizer | None = None,
-    loss: Any = None,
-    metrics: Sequence[Any] | None = None,
     distillation: Distillation | None = None,
 ) -> Measured:
     """Compile `model` and return the `Measured` for validation, without label smoothing.
 
-    The optimizer, the loss and the metrics are each taken from the arguments; if None,
-    from the user's `compile`; otherwise they follow from the recipe, the head and the labels.
+    The optimizer, the loss and the metrics are those of the user's `compile`; without it, or
+    without a loss there, they follow from the recipe, the head and the labels.
 
     Args:
         model: The model. It is left as compiled if the user has set all three.
         recipe: Settings of the optimizer, and the label smoothing.
         steps: Steps per epoch.
         labels: A function that returns the labels of a batch; called if there is no loss.
-        optimizer, loss, metrics: As in `fit`.
         distillation: The distillation, if any, which adds the teacher's part to the loss.
 
     Raises:
         ValueError: as in `outputs_of` and `task_of`.
     """
     own = compile_arguments(model) if compiled_by_user(model) else {}
+    own = {name: value for name, value in own.items() if value is not None}
     if own:
         log.warning(
             "The model is compiled: its optimizer (%s), loss and metrics are used, not the "
             "recipe's.",
             type(model.optimizer).__name__,
         )
-    given = {"optimizer": optimizer, "loss": loss, "metrics": metrics}
-    given = {name: value for name, value in given.items() if value is not None}
-    chosen = {name: value for name, value in own.items() if value is not None} | given
-    plain_loss = chosen.get("loss")
-    if plain_loss is None:
+    ours: dict[str, Any] = {}
+    loss = own.get("loss")
+    if loss is None:
         task = task_of(outputs_of(model), labels())
-        plain_loss, given["loss"] = task.loss(), task.loss(recipe.targets.label_smoothing)
-        if "metrics" not in chosen:
-            given["metrics"] = task.metrics()
-    if distillation is not None and not isinstance(plain_loss, PerHead):
-        given["loss"] = distillation.loss(model, given.get("loss", plain_loss))
-    if "optimizer" not in chosen:
-        given["optimizer"] = make_optimizer(model, recipe, steps)
-    if given:
-        model.compile(**{**chosen, **given})
-    measures = [chosen.get("metrics", given.get("metrics")), chosen.get("weighted_metrics")]
-    return Measured(model, plain_loss, [m for m in keras.tree.flatten(measures) if m is not None])
+        loss, ours["loss"] = task.loss(), task.loss(recipe.targets.label_smoothing)
+        if "metrics" not in own:
+            ours["metrics"] = task.metrics()
+    if distillation is not None and not isinstance(loss, PerHead):
+        ours["loss"] = distillation.loss(model, ours.get("loss", loss))
+    if "optimizer" not in own:
+        ours["optimizer"] = make_optimizer(model, recipe, steps)
+    if ours:
+        model.compile(**{**own, **ours})
+    measures = [own.get("metrics", ours.get("metrics")), own.get("weighted_metrics")]
+    return Measured(model, loss, [m for m in keras.tree.flatten(measures) if m is not None])
+
+
+def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a ValueError for a callback that sets the rate of an optimizer with a schedule."""
+    setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
+    wrong = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if wrong and isinstance(optimizer.get_config()["learning_rate"], dict):
+        raise ValueError(
+            f"`callbacks` must not set the learning rate, which follows the recipe's schedule. "
+            f"Received: {wrong[0]}. Compile the model with an optimizer of a constant rate first, "
+            "such as `model.compile(keras.optimizers.AdamW(1e-4))`."
+        )
+
+
+def class_weights(
+    weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
+) -> dict[int, float] | None:
+    """Return the weights of classes by label.
+
+    Args:
+        weights: By label, or by the name of the class. Others weigh 1.
+        class_names: Names of the classes; None if they have none.
+        classes: Number of classes.
+
+    Raises:
+        ValueError: if there is no such class.
+    """
+    if weights is None:
+        return None
+    names = {name: label for label, name in enumerate(class_names or ())}
+    found = {}
+    for key, weight in weights.items():
+        label = names.get(key, key)
+        if isinstance(label, bool) or label not in range(max(classes, 2)):
+            known = list(names) or [f"0..{max(classes, 2) - 1}"]
+            raise ValueError(
+                f"`class_weight` must have labels or names of classes as keys. Received: {key!r}. "
+                f"{nearest(str(key), known)}"
+            )
+        found[int(label)] = float(weight)
+    return found

@@ -16,8 +16,6 @@ from keras_vitx.files import written_whole
 class Confusion(keras.metrics.Metric):
     """Counts of labels and predictions; its result is the mean accuracy over the classes.
 
-    Keras has no confusion matrix.
-
     Labels: integers `(batch,)` or `(batch, 1)`, or distributions `(batch, classes)`.
     Predictions: `(batch, classes)`; with one class, the probability of label 1.
 

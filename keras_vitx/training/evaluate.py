@@ -1,7 +1,8 @@
 """Evaluate a model on labelled images."""
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.preprocessing import ModelInput
+from keras_vitx.text import shortened
 from keras_vitx.training.batches import PartName, Perturbed, are_numbers, labels_of, part_of
 from keras_vitx.training.confusion import Confusion
 from keras_vitx.training.devices.replicas import Replicate, share_of
+from keras_vitx.training.scores import draw_most_wrong, predictions_of, scores_of
 from keras_vitx.training.task import task_of
 
 # Name of the metric that holds the mean loss per image.
@@ -58,6 +62,8 @@ class Measured(keras.Model):
         outputs = self.model(images, training=False)
         if self.order is None:
             return outputs
+        if outputs.shape[-1] == 1:  # The probability of the second of two classes.
+            return outputs if list(self.order) == [0, 1] else 1 - outputs
         outputs = keras.ops.take(outputs, self.order, axis=-1)
         if self.normalize:
             outputs = outputs / keras.ops.sum(outputs, axis=-1, keepdims=True)
@@ -92,16 +98,25 @@ def evaluate(
     part: PartName | None = None,
     *,
     batch_size: int = 64,
-    validation_split: float = 0.1,
+    validation_split: float | Iterable[str] = 0.0,
     seed: int = 0,
     strict: bool = False,
     crop_ratio: float | None = None,
     restrict: bool = False,
     confusion: bool = False,
+    scores: bool = False,
+    wrong: str | os.PathLike | None = None,
     perturb: Callable[[Any, np.ndarray, int], np.ndarray] | None = None,
     verbose: str | int = 0,
 ) -> dict[str, Any]:
     """Evaluate `model` on labelled images, without changing the model.
+
+    All images that are given are measured, or those of one split if the source has several. To
+    measure those that a run held out of a source without splits:
+
+    ```python
+    kv.evaluate(model, "photos", validation_split=kv.training.held_out("runs/photos"))
+    ```
 
     The loss and the metrics follow from the head and the labels (see
     `keras_vitx.training.task.Task`): for class labels the plain cross entropy, the
@@ -121,14 +136,17 @@ def evaluate(
         part: `"test"`, `"validation"` or `"train"`. None is the first of these that
             the source has. Your own batches have no parts.
         batch_size: Images per batch of a source.
-        validation_split: The value given to `fit`, to get the same validation images.
-            With 0, the training part of an unsplit source has all its images.
-        seed: The value given to `fit`, for the same reason.
+        validation_split: Of a source without validation images, those that are split off as such,
+            and measured: the names of `held_out`, or a fraction. 0 splits off none.
+        seed: Seed of a fraction, as in `fit`.
         strict: Whether an image that can't be decoded is an error.
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
         restrict: Whether the prediction is the best one of the source's classes, leaving the
             other outputs out, as is usual for ImageNet-A and ImageNet-R, which have 200.
         confusion: Whether to count which classes are taken for which.
+        scores: Whether to compute precision, recall, F1 and the area under the ROC curve, by
+            scikit-learn: means over the classes.
+        wrong: Path of a picture of the 16 images whose label has the lowest probability.
         perturb: A function that changes the images of each batch, such as those of
             `keras_vitx.robustness`. It is given the images, the indices of the right outputs
             and the index of the batch.
@@ -139,7 +157,8 @@ def evaluate(
         `"images"`, the number of images; `"images_per_second"`, from the second batch on,
         None for fewer than three batches; `"loss"`; and the metrics by name, of
         `"accuracy"`, `"top_5_accuracy"`, `"binary_accuracy"` and
-        `"mean_absolute_error"`. With `confusion`, also `"class_accuracy"`, the mean of the
+        `"mean_absolute_error"`. With `scores`, also `"precision"`, `"recall"`, `"f1"` and
+        `"auc"`. With `confusion`, also `"class_accuracy"`, the mean of the
         accuracies of the classes; `"confusion"`, the counts (classes, classes) of the
         predicted classes (columns) of the images of each class (rows); and
         `"class_names"`, the names of both. `keras_vitx.training.per_class` and
@@ -193,6 +212,13 @@ def evaluate(
     if counts is not None:
         names = _names(output_names, class_names, order, counts.classes)
         measures |= {"confusion": counts.matrix, "class_names": names}
+    if scores or wrong is not None:
+        predicted, worst = predictions_of(measured, batches, task)
+        if scores:
+            measures |= scores_of(predicted)
+        if wrong is not None:
+            names = _names(output_names, class_names, order, max(outputs.classes, 2))
+            draw_most_wrong(worst, names, ModelInput.of(model).preprocessing, wrong)
     return {**facts, **measures}
 
 
@@ -264,8 +290,8 @@ def _order(outputs: Sequence[str] | None, labels: Sequence[str] | None) -> list[
     unknown = [name for name in labels if name not in outputs]
     if unknown:
         raise ValueError(
-            f"source: it has classes that the model does not know: {', '.join(unknown[:5])}. "
-            f"`model.class_names` has {', '.join(outputs[:5])}, ..."
+            f"source: it has classes that the model does not know: {shortened(unknown, 5)}. "
+            f"`model.class_names` has {shortened(outputs, 5)}."
         )
     order = [outputs.index(name) for name in labels]
     return order + [i for i in range(len(outputs)) if i not in set(order)]

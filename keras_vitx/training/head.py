@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.text import shortened
 
 Head = Literal["match", "keep", "fresh"]
 log = logging.getLogger(__name__)
@@ -41,8 +42,10 @@ def match_head(
     """
     check_head(head)
     old, new = _names(model), None if class_names is None else tuple(class_names)
-    if new is not None and len(new) != model.output_shape[-1]:
-        new = None  # Two classes and one output, or labels that don't reach the last output.
+    outputs = model.output_shape[-1]
+    # One output is the probability of the second of two classes.
+    if new is not None and len(new) != (2 if outputs == 1 else outputs):
+        new = None  # Labels that don't reach the last output.
     done = "kept"
     if head == "fresh":
         _initialize(model)
@@ -58,8 +61,8 @@ def match_head(
             log.warning(
                 "The head was trained for other classes (%s) than the data's (%s) and was "
                 'reinitialized. head="keep" keeps it.',
-                _some(old),
-                _some(new),
+                shortened(old),
+                shortened(new),
             )
     elif head == "match" and (old is None) != (new is None) and trained(model):
         log.warning(
@@ -118,7 +121,9 @@ def _permute(model, order):
             # All variables except LoRA's first factor have one column per class.
             if variable.name != "lora_kernel_a":
                 value = keras.ops.convert_to_numpy(variable.value)
-                variable.assign(np.take(value, order, axis=-1))
+                # Of two classes and one output, the other class has the negative logit.
+                permuted = -value if value.shape[-1] == 1 else np.take(value, order, axis=-1)
+                variable.assign(permuted)
 
 
 def _initialize(model):
@@ -131,7 +136,3 @@ def _initialize(model):
             }.get(variable.name)
             if initializer is not None:
                 variable.assign(initializer(variable.shape, variable.dtype))
-
-
-def _some(names):
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

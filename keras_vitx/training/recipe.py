@@ -7,7 +7,7 @@ import math
 import os
 import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,8 @@ from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.text import nearest
 from keras_vitx.training.ranges import YES_OR_NO, Choice, Range, check
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class Schedule:
         decay: `"cosine"` falls to `final_learning_rate`, `"constant"` stays at the peak.
         final_learning_rate: Learning rate at the end of the cosine decay.
         cooldown_epochs: Further epochs at the last learning rate.
+        steps_per_epoch: Batches per epoch; None for all. Needed for endless batches.
+        min_updates: Fewest updates of a run: for few images, the batch is halved as often as it
+            needs, down to 8 images, and then the epochs are raised; None for any number.
+        freeze_epochs: Epochs before all others in which only the head learns.
+        patience: Epochs without a better one after which training ends, with
+            `result="best"`; None for no early end.
 
     Raises:
         ValueError: if a value is out of range.
@@ -48,6 +56,10 @@ class Schedule:
     decay: Literal["cosine", "constant"] = "cosine"
     final_learning_rate: float = 1e-6
     cooldown_epochs: int = 0
+    steps_per_epoch: int | None = None
+    min_updates: int | None = None
+    freeze_epochs: int = 0
+    patience: int | None = None
 
     def __post_init__(self):
         check(
@@ -60,6 +72,10 @@ class Schedule:
             decay=Choice(("cosine", "constant")),
             final_learning_rate=Range(),
             cooldown_epochs=Range(whole=True),
+            steps_per_epoch=Range(1, whole=True, optional=True),
+            min_updates=Range(1, whole=True, optional=True),
+            freeze_epochs=Range(whole=True),
+            patience=Range(1, whole=True, optional=True),
         )
         check(self, warmup_epochs=Range(below=self.epochs))
         if self.decay == "cosine" and self.final_learning_rate > self.learning_rate:
@@ -141,6 +157,7 @@ class Network:
         similarity_depth: Number of pairs of blocks whose maps are compared.
         remat: Whether training keeps only the input of each layer and recomputes the rest.
         crop_ratio: Crop ratio of the images in evaluation.
+        precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -152,6 +169,7 @@ class Network:
     similarity_depth: int | None = None
     remat: bool | None = None
     crop_ratio: float | None = None
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
 
     def __post_init__(self):
         check(
@@ -162,6 +180,7 @@ class Network:
             similarity_depth=Range(1, whole=True, optional=True),
             remat=Choice((True, False, None)),
             crop_ratio=Range(above=True, optional=True),
+            precision=Choice((*PRECISIONS, None)),
         )
         if self.similarity and self.similarity_depth is None:
             raise ValueError(
@@ -253,6 +272,11 @@ class Recipe:
             if not isinstance(value, group) and not (value is None and _is_optional(Recipe, name)):
                 raise ValueError(f"`{name}` must be a `{group.__name__}`. Received: {value!r}.")
         check(self, result=Choice(("last", "best")))
+        if self.result == "last" and self.schedule.patience is not None:
+            raise ValueError(
+                "`patience` must be None with result='last'. "
+                f"Received: {self.schedule.patience}. Give result='best'."
+            )
 
     def but(self, **changes: Any) -> "Recipe":
         """Return a copy with some settings changed.
@@ -289,6 +313,41 @@ class Recipe:
                 whole[owner] = dataclasses.replace(group, **part)
         return dataclasses.replace(self, **whole)
 
+    @property
+    def part_of_batch(self) -> int:
+        """Number of images that are computed at a time.
+
+        Raises:
+            ValueError: if `accumulate_steps` does not divide the batch.
+        """
+        batch, parts = self.schedule.batch_size, self.optimizer.accumulate_steps
+        if batch % parts:
+            raise ValueError(
+                f"`accumulate_steps` must divide batch_size={batch}, the images per update. "
+                f"Received: {parts}."
+            )
+        return batch // parts
+
+    def for_images(self, images: int, fixed: Collection[str] = ()) -> "Recipe":
+        """Return the recipe with at least `min_updates` updates for a number of images.
+
+        Args:
+            images: Number of training images.
+            fixed: Of `"batch_size"` and `"epochs"`, those that stay as they are.
+        """
+        least, batch = self.schedule.min_updates, self.schedule.batch_size
+        epochs = self.schedule.epochs
+        if least is None:
+            return self
+        if "batch_size" not in fixed and self.optimizer.accumulate_steps == 1:
+            while batch >= 16 and epochs * (images // batch) < least:
+                batch //= 2
+        if "epochs" not in fixed:
+            epochs = max(epochs, math.ceil(least / max(images // batch, 1)))
+        changes = {"batch_size": batch, "epochs": epochs}
+        current = {"batch_size": self.schedule.batch_size, "epochs": self.schedule.epochs}
+        return self if changes == current else self.but(**changes)
+
     def smoke(self) -> "Recipe":
         """Return the same recipe with two short epochs and tiny batches, to try all its parts."""
         schedule = self.schedule
@@ -296,6 +355,8 @@ class Recipe:
             epochs=2,
             warmup_epochs=min(schedule.warmup_epochs, 0.5),
             cooldown_epochs=min(schedule.cooldown_epochs, 1),
+            freeze_epochs=min(schedule.freeze_epochs, 1),
+            min_updates=None,
             # Enough for mixing and repeated images, and a multiple of the parts.
             batch_size=math.lcm(8, self.optimizer.accumulate_steps),
         )
@@ -375,12 +436,13 @@ class Recipe:
             OSError: if there is no such file.
             ValueError: if it holds no recipe.
         """
-        path = Path(run)
+        path = Path(run).expanduser()
         path = path / "run.json" if path.is_dir() else path
         try:
             return cls.from_dict(json.loads(path.read_text())["recipe"])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} holds no recipe of a training run ({error!r}).") from error
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error!s:.300}"
+            raise ValueError(f"{path} holds no recipe of a training run ({why}).") from error
 
 
 OFF: dict[str, dict[str, Any]] = {

@@ -40,10 +40,6 @@ class Task:
             return keras.losses.MeanSquaredError(name="squared_error")
         if self.outputs.kind == "sigmoid":
             return SigmoidCrossentropy(label_smoothing)
-        if self.kind == "distributions":
-            return keras.losses.CategoricalCrossentropy(
-                self.outputs.from_logits, label_smoothing, name="crossentropy"
-            )
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
     def metrics(self, top_5: bool = False) -> list[keras.metrics.Metric]:

@@ -69,7 +69,7 @@ def life(folder: Path, steps: int | None = None, wait: float = 0.0) -> bool:
 
 def results(folder: Path) -> dict[str, np.ndarray]:
     """Return all numbers of a finished run but the times."""
-    from keras_vitx.training.runs.checkpoints import read_state
+    from keras_vitx.training.resume import read_state
 
     state = read_state(sorted((folder / "run" / "checkpoints").glob("step-*"))[-1])
     numbers = {f"state/{name}": array for name, array in state["arrays"].items()}

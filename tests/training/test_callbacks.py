@@ -25,6 +25,8 @@ def run(keep, *epochs):
     ("epochs", "best"),
     [
         ([{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)], 2),
+        # Of equal accuracies, the lower loss is better.
+        ([{"val_accuracy": 0.5, "val_loss": a} for a in (0.62, 0.2, 0.18, 0.3)], 3),
         ([{"val_loss": a} for a in (3.0, 1.0, 2.0, 1.0)], 2),
         ([{"loss": a} for a in (1.0, 2.0, 3.0)], 3),
     ],

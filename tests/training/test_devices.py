@@ -63,10 +63,11 @@ def test_the_curve_of_one_device(curves, family):
     one, *several = (curve[family] for curve in curves[0].values())
     assert len(several) == {"jax": 2}.get(BACKEND, 1)
     assert one["loss"][1] < one["loss"][0]
+    # Adam turns rounding errors of gradients that are zero, of DeepViT's biases, into steps.
+    tolerance = 5e-4 if family == "DeepViT" else 1e-4
     for other in several:
         for name in ("loss", "val_loss", "test_loss"):
-            assert other[name] == pytest.approx(one[name], rel=1e-4)
-        # Adam turns rounding errors of gradients that are zero into steps.
+            assert other[name] == pytest.approx(one[name], rel=tolerance)
         assert other["weights"] == pytest.approx(one["weights"], rel=1e-3)
         assert other["images"] == one["images"] == (11 if family == "DeepViT" else None)
 
@@ -137,7 +138,7 @@ def test_one_process_writes_the_files(curves):
     assert {path.name for path in curves[1].iterdir()} == names
     for path in curves[1].iterdir():
         files = {file.name for file in path.iterdir()} - {"curves.png"}
-        assert files == {"best.keras", "history.csv", "run.json", "checkpoints"}
+        assert files == {"best.keras", "history.csv", "run.json", "held_out.txt", "checkpoints"}
         # Before the first step, after each epoch.
         assert len(list((path / "checkpoints").iterdir())) == 3
         run = json.loads((path / "run.json").read_text())

@@ -243,11 +243,11 @@ def test_a_subclassed_teacher():
     teacher.preprocessing = OURS
     labels = Distillation(teacher).batches(Given(SOFT), student_of())[0][1]
     np.testing.assert_array_equal(labels["teacher"], array(inner(IMAGES)).argmax(-1)[:3])
-    with pytest.raises(ValueError, match=r"teacher: .*functional"):
+    with pytest.raises(ValueError, match=r"`teacher`: .*functional"):
         Distillation(teacher, "soft").batches(Given(SOFT), student_of())
     teacher, inner = Subclassed(), teacher_of(classes=5)
     teacher.preprocessing = OURS
-    with pytest.raises(ValueError, match=r"got \(1, 5\)"):
+    with pytest.raises(ValueError, match=r"Received: \(1, 5\)"):
         Distillation(teacher).batches(Given(SOFT), student_of())
 
 
@@ -259,13 +259,13 @@ def untyped(student):
 
 
 WRONG = {
-    "classes": ({"classes": 5}, "one", r"student's 4 classes, got \(None, 5\)"),
+    "classes": ({"classes": 5}, "one", r"student's 4 classes. Received: \(None, 5\)"),
     "outputs": ({}, "one", r"one output \(batch, 4\).*\[\(None, 4\), \(None, 4\)\]"),
     "channels": ({"channels": 1}, "one", "student's 3 channels"),
-    "proportions": ({"size": (8, 8)}, "one", r"\(2, 4\), got \(8, 8\)"),
-    "preprocessing": ({"preprocessing": None}, "one", "teacher: it has no `preprocessing`"),
-    "sigmoid": ({"activation": "sigmoid"}, "one", "teacher: expected logits or a softmax"),
-    "patches": ({}, "patches", "student: expected one classifier"),
+    "proportions": ({"size": (8, 8)}, "one", r"\(2, 4\)\. Received: \(8, 8\)"),
+    "preprocessing": ({"preprocessing": None}, "one", "`teacher` must have a `preprocessing`"),
+    "sigmoid": ({"activation": "sigmoid"}, "one", "`teacher` must return logits or a softmax"),
+    "patches": ({}, "patches", "`student` must have one classifier"),
 }
 
 

@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from test_fit import TEST, TRAIN, VALIDATION, Batched, crossentropy, ready, small
+from test_fit import TEST, TRAIN, VALIDATION, Batched, best_of, crossentropy, ready, small
 
 import keras_vitx as kv
 
@@ -48,8 +48,9 @@ def test_parts():
         hits = model.predict(ready(images), verbose=0).argmax(-1) == labels
         assert found["accuracy"] == pytest.approx(hits.mean())
     assert set(found) == {"part", "images", "images_per_second", "loss", "accuracy"}
-    assert kv.evaluate(model, TRAIN)["part"] == "validation"
-    assert kv.evaluate(model, TRAIN, validation_split=0)["images"] == len(TRAIN[1])
+    # All that is given is measured, if it has no splits.
+    whole = kv.evaluate(model, TRAIN)
+    assert (whole["part"], whole["images"]) == ("train", len(TRAIN[1]))
     with pytest.raises(ValueError, match="'test'"):
         kv.evaluate(model, TRAIN, "test")
     with pytest.raises(ValueError, match="`part`"):
@@ -71,7 +72,7 @@ def test_names_of_the_same_images_after_fit():
         verbose=0,
     ).history
     found = kv.evaluate(model, TRAIN, validation_split=0.25, seed=5)
-    best = int(np.argmax(history["val_accuracy"]))
+    best = best_of(history)
     assert found["images"] == 12
     assert found["loss"] == pytest.approx(history["val_loss"][best], rel=1e-5)
 
@@ -100,6 +101,19 @@ def test_labels_go_by_name(tmp_path):
     path = named(images[some], labels[some], ("left", "right", "in"), tmp_path / "c.npz")
     with pytest.raises(ValueError, match="know: in"):
         kv.evaluate(model, path, validation_split=0)
+
+
+def test_names_of_one_output(tmp_path):
+    images, labels = TRAIN
+    model = small(1, "sigmoid")
+    right = labels == (model.predict(ready(images), verbose=0)[:, 0] > 0.5)
+    model.class_names = ("left", "right")
+    for names, given in ((("left", "right"), labels), (("right", "left"), 1 - labels)):
+        path = named(images, given, names, tmp_path / f"{names[0]}.npz")
+        found = kv.evaluate(model, path, validation_split=0, confusion=True)
+        assert found["accuracy"] == pytest.approx(right.mean())
+        assert found["class_names"] == names
+        assert np.trace(found["confusion"]) == right.sum()
 
 
 def test_several_labels_and_numbers():
@@ -159,6 +173,81 @@ def test_confusion_of_one_output():
     hits = (model.predict(ready(images), verbose=0)[:, 0] > 0.5) == labels
     assert found["confusion"].sum() == 48
     assert np.trace(found["confusion"]) == hits.sum()
+
+
+def test_scores(tmp_path):
+    from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
+
+    images, labels = classes_of(30, 3)
+    for model, given in (
+        (small(3), labels),
+        (small(3), np.eye(3, dtype="float32")[labels]),
+        (small(3, None), labels),
+    ):
+        logits = model.predict(ready(images), verbose=0)
+        p = logits if model.layers[-1].activation is keras.activations.softmax else (
+            np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        )  # fmt: skip
+        found = kv.evaluate(
+            model, Batched(images, given, size=8), scores=True, wrong=tmp_path / "wrong.png"
+        ) if hasattr(model, "preprocessing") else None  # fmt: skip
+        best = p.argmax(-1)
+        assert found["precision"] == pytest.approx(
+            precision_score(labels, best, average="macro", zero_division=0)
+        )
+        assert found["recall"] == pytest.approx(recall_score(labels, best, average="macro"))
+        assert found["f1"] == pytest.approx(f1_score(labels, best, average="macro"))
+        auc = roc_auc_score(labels, p, multi_class="ovr")
+        assert found["auc"] == pytest.approx(auc, abs=1e-5)
+        assert (tmp_path / "wrong.png").stat().st_size > 1000
+
+
+def test_scores_of_two_classes_and_of_several_labels():
+    from sklearn.metrics import recall_score, roc_auc_score
+
+    images, labels = TRAIN
+    model = small(1, "sigmoid")
+    p = model.predict(ready(images), verbose=0)[:, 0]
+    found = kv.evaluate(model, Batched(images, labels), scores=True)
+    assert found["auc"] == pytest.approx(roc_auc_score(labels, p), abs=1e-5)
+    several = np.stack([labels, np.arange(48) % 3 == 0], 1).astype("float32")
+    model = small(2, "sigmoid")
+    p = model.predict(ready(images), verbose=0)
+    found = kv.evaluate(model, (images, several), scores=True)
+    assert found["auc"] == pytest.approx(roc_auc_score(several, p), abs=1e-5)
+    expected = recall_score(several, p > 0.5, average="macro", zero_division=0)
+    assert found["recall"] == pytest.approx(expected)
+    with pytest.raises(ValueError, match="regression"):
+        kv.evaluate(small(1, None), (images, labels / 7), scores=True)
+
+
+def test_the_worst_images_are_found():
+    from keras_vitx.classifier import outputs_of
+    from keras_vitx.training.scores import predictions_of
+    from keras_vitx.training.task import task_of
+
+    images, labels = classes_of(50, 3)
+    model = small(3)
+    p = model.predict(ready(images), verbose=0)[np.arange(50), labels]
+    every, worst = predictions_of(
+        model, Batched(images, labels, size=8), task_of(outputs_of(model), labels)
+    )
+    assert len(every.labels) == 50
+    order = np.argsort(p, kind="stable")[:16]
+    np.testing.assert_allclose(worst.images, ready(images)[order])
+
+
+@pytest.mark.backend_free
+def test_held_out_images_are_those_of_the_run(tmp_path):
+    model = small()
+    history = kv.fit(model, TRAIN, output=tmp_path, seed=5, epochs=1, batch_size=16, verbose=0)
+    names = kv.training.held_out(tmp_path)
+    assert len(names) == 4
+    kept = np.array([int(name) for name in names])
+    held = TRAIN[0][kept], TRAIN[1][kept]
+    assert kv.evaluate(model, held)["loss"] == pytest.approx(
+        history.history["val_loss"][0], rel=1e-4
+    )
 
 
 @pytest.mark.backend_free

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from harness import array, close, numbers
 
-from keras_vitx.training import PerHead, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.training import PerHead, SigmoidCrossentropy, SmoothedCrossentropy, SoftDistillation
 
 
 @pytest.mark.parametrize("smoothing", (0.0, 0.1, 0.6))
@@ -17,6 +17,25 @@ def test_formula(smoothing, from_logits, axes):
     loss = SmoothedCrossentropy(smoothing, from_logits=from_logits)
     found = loss(labels, logits if from_logits else probabilities)
     close(array(found), (-targets * np.log(probabilities)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_a_label_of_tiny_probability_has_a_gradient(kind):
+    """As large as by logits, where Keras clips the probability at 1e-7."""
+    logits = np.array([[30.0, 0.0, 1.0]]) if kind == "softmax" else np.array([[3.0, -30.0, 1.0]])
+    layer = keras.layers.Dense(3, kind)
+    layer.build((1, 1))
+    model = keras.Sequential([keras.Input((1,)), layer])
+    layer.kernel.assign(logits)
+    loss = SmoothedCrossentropy() if kind == "softmax" else SigmoidCrossentropy()
+    model.compile(keras.optimizers.SGD(1.0), loss)
+    model.train_on_batch(np.ones((1, 1)), np.array([[0.0, 1.0, 0.0]]))
+    target = np.array([0.0, 1.0, 0.0])
+    if kind == "softmax":
+        gradient = np.exp(logits) / np.exp(logits).sum() - target
+    else:
+        gradient = (1 / (1 + np.exp(-logits)) - target) / 3
+    close(array(layer.bias), -gradient[0], 1e-4)
 
 
 def test_serialization():

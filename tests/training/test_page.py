@@ -33,8 +33,9 @@ def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
     names = {"__name__": "training"}
     first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(first, "docs/training.md", "exec"), names)
-    # A few images fill no batch of 100.
-    names["recipe"] = names["recipe"].but(batch_size=16, epochs=2)
+    # A few images fill no batch of 100. PyTorch's generator, from which stochastic depth draws,
+    # gives one number more to a first `model.fit`.
+    names["recipe"] = names["recipe"].but(batch_size=16, epochs=2, drop_path=0.0)
     keras.utils.set_random_seed(0)
     exec(compile(second, "docs/training.md", "exec"), names)
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vitx.training.runs.curves import draw_curves
-from keras_vitx.training.runs.progress import Clock, Progress, verbosity
+from keras_vitx.training.callbacks import Clock, Progress, verbosity
+from keras_vitx.training.figures import draw_curves
 
 pytestmark = pytest.mark.backend_free
 

@@ -45,6 +45,11 @@ WRONG = {
     "flip": (1.5,),
     "mixup": (-0.1,),
     "result": ("first",),
+    "steps_per_epoch": (0, 1.5),
+    "min_updates": (0, 1.5),
+    "freeze_epochs": (-1, 0.5),
+    "patience": (0,),
+    "precision": ("float64",),
     "mixing": (0.8,),
 }
 
@@ -130,7 +135,7 @@ def test_settings_and_differences():
         "epochs": (10, 3),
         "warmup_epochs": (1.0, 0.3),
         "scale": ((0.08, 1.0), (0.5, 1.0)),
-        **{name: (value, None) for name, value in dataclasses.asdict(Mixing()).items()},
+        **{n: (v, None) for n, v in dataclasses.asdict(Mixing()).items() if v is not None},
     }
     assert MINE.differences(MINE) == {}
 
@@ -187,7 +192,7 @@ def test_the_smoke_run_has_every_part():
         smoke = recipe.smoke()
         assert (smoke.schedule.epochs, smoke.schedule.batch_size) == (2, 8)
         assert set(recipe.differences(smoke)) <= {
-            "epochs", "warmup_epochs", "cooldown_epochs", "batch_size"
+            "epochs", "warmup_epochs", "cooldown_epochs", "batch_size", "min_updates"
         }  # fmt: skip
     assert MINE.but(accumulate_steps=3).smoke().schedule.batch_size == 24
 
@@ -202,8 +207,8 @@ PAPERS = {
     "convit_plus": {"epochs": 300, "batch_size": 512},
     "cait": {"epochs": 400, "batch_size": 1024, "warmup_epochs": 5, "drop_path": None},
     "deepvit": {"batch_size": 256, "cooldown_epochs": 10, "repeats": 1, "ema": 0.99996},
-    "refiner": {"epochs": 300, "batch_size": 256, "drop_path": 0.1, "mixup": 0.8, "ema": 0.99996},
-    "refiner_advanced": {"batch_size": 512, "cutmix": 0, "mix_token": True, "similarity_depth": 12},
+    "refiner": {"batch_size": 256, "drop_path": 0.1, "similarity_depth": 2, "ema": 0.99996},
+    "refiner_advanced": {"batch_size": 512, "mix_token": True, "similarity_depth": 12},
     "higher_resolution": {"epochs": 30, "batch_size": 512, "weight_decay": 1e-8},
     "transfer": {"epochs": 1000, "warmup_epochs": 5, "crop_ratio": 0.875},
 }  # fmt: skip
@@ -230,8 +235,10 @@ def test_recipes_of_the_papers(name):
         "warmup_learning_rate": 1e-6, "final_learning_rate": 1e-5, "label_smoothing": 0.1,
         "crop": "random_resized", "scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3), "flip": 0.5,
         "rand_augment": "m9-mstd0.5-inc1", "color_jitter": 0, "erasing": 0.25,
-        "mixup": 0.8, "mixing_probability": 1, "switch": 0.5, "result": "last",
+        "mixup": 0.8, "cutmix": 1.0, "mixing_probability": 1, "switch": 0.5, "result": "last",
     }  # fmt: skip
     assert common.items() <= settings.items()
+    random = name in ("deepvit", "refiner", "refiner_advanced")
+    assert settings["train_interpolation"] == ("random" if random else "bicubic")
     if name != "higher_resolution":
         assert settings["weight_decay"] == 0.05

@@ -15,8 +15,7 @@ from harness import BACKEND
 
 import keras_vitx as kv
 from keras_vitx.training import resumable_fit
-from keras_vitx.training.runs.checkpoints import Checkpoints, read_state
-from keras_vitx.training.runs.rest import Window, from_place
+from keras_vitx.training.resume import Checkpoints, Window, read_state, rest_of
 
 random = np.random.default_rng(0)
 SOURCE = random.integers(0, 255, (52, 8, 8, 1)).astype("uint8"), np.arange(52) % 3
@@ -144,7 +143,7 @@ def test_another_run_is_not_resumed(stopped, tmp_path):
         resume(network(num_heads=4))
     with pytest.raises(ValueError, match=r"variables"):
         resume(network(dim=16))
-    with pytest.raises(ValueError, match=r"data.train.contents"):
+    with pytest.raises(ValueError, match=r"data.train.pixels"):
         resume(source=(255 - images, labels))
     with pytest.raises(ValueError, match=r"data.train.images was 42, is now"):
         resume(source=(images[:48], labels[:48]))
@@ -159,16 +158,76 @@ def test_another_run_is_not_resumed(stopped, tmp_path):
 
 
 @pytest.mark.backend_free
+def test_another_loss_or_a_replaced_photo_is_another_run(tmp_path):
+    from PIL import Image
+
+    images, labels = SOURCE
+    for index, image in enumerate(images[:24]):
+        folder = tmp_path / "photos" / str(labels[index])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.repeat(3, -1)).resize((9, 9)).save(folder / f"{index}.png")
+    keras.utils.set_random_seed(0)
+
+    def fit(stop=None, loss=None, **arguments):
+        model = kv.ViT(8, 1, 2, patch_size=4, input_shape=(8, 8, 3), classes=3)
+        if loss is not None:
+            model.compile(keras.optimizers.SGD(0.1), loss)
+        kv.fit(
+            model, tmp_path / "photos", epochs=3, batch_size=4, output=tmp_path / loss_name(loss),
+            verbose=0, callbacks=[] if stop is None else [Stop(STEPS, fail)], **arguments,
+        )  # fmt: skip
+
+    def loss_name(loss):
+        return "run" if loss is None else "compiled"
+
+    weights = {"class_weight": {"0": 2.0}}
+    with pytest.raises(RuntimeError):
+        fit(stop=True, **weights)
+    with pytest.raises(ValueError, match="class_weight"):
+        fit(resume=True, class_weight={"0": 3.0})
+    with pytest.raises(RuntimeError):
+        fit(stop=True, loss="sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="loss"):
+        fit(resume=True, loss=keras.losses.SparseCategoricalCrossentropy())
+    photo = tmp_path / "photos" / "0" / "0.png"
+    before = photo.read_bytes()
+    Image.fromarray(random.integers(0, 255, (40, 40, 3)).astype("uint8")).save(photo)
+    with pytest.raises(ValueError, match=r"data\.\w+\.pixels"):
+        fit(resume=True, **weights)
+    photo.write_bytes(before)
+    fit(resume=True, **weights)
+
+
+@pytest.mark.backend_free
+def test_a_finished_run_is_extended(tmp_path):
+    short = {**SETTINGS, "epochs": 2}
+    kv.fit(network(), SOURCE, output=tmp_path, **short)
+    longer = {**SETTINGS, "epochs": 4}
+    model = network(1)
+    history = kv.fit(model, SOURCE, output=tmp_path, resume=True, **longer)
+    assert history.epoch == [0, 1, 2, 3]
+    assert int(model.optimizer.iterations) == 4 * STEPS
+    assert read_state_of(tmp_path)["epoch"] == 4
+    rows = list(csv.DictReader((tmp_path / "history.csv").open()))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3", "4"]
+    with pytest.raises(ValueError, match="seed was 0, is now 1"):
+        kv.fit(network(), SOURCE, output=tmp_path, resume=True, seed=1, **{**SETTINGS, "epochs": 6})
+
+
+@pytest.mark.backend_free
 def test_a_broken_file_gives_way_to_the_one_before(stopped, tmp_path, caplog):
     folder = tmp_path / "run" / "checkpoints"
     shutil.copytree(stopped / "checkpoints", folder)
     last = sorted(folder.iterdir())[-1]
     last.write_bytes(last.read_bytes()[:1000])
-    (folder / ".unfinished-x").mkdir()
+    for path in (folder / ".unfinished-step-abc", folder.parent / ".unfinished-best.keras-abc"):
+        path.mkdir()
+    # Of an export to the same folder.
+    (folder.parent / ".unfinished-m.onnx-abc").mkdir()
     assert Checkpoints(folder).read()["step"] == 4
     assert last.name in caplog.text
     Checkpoints(folder).remove_unfinished()
-    assert not list(folder.glob(".*"))
+    assert [path.name for path in folder.parent.rglob(".*")] == [".unfinished-m.onnx-abc"]
     for path in folder.iterdir():
         path.write_bytes(b"")
     with pytest.raises(OSError, match="No checkpoint"):
@@ -187,7 +246,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("keras_vitx.training.runs.checkpoints.save_file", full)
+        patched.setattr("keras_vitx.training.resume.save_file", full)
         with pytest.raises(OSError, match=r"step 4 can't be written.*: No space.*step-000000003"):
             checkpoints.write(4, state)
     usage = shutil.disk_usage(tmp_path)._replace(free=10)
@@ -207,7 +266,7 @@ def test_a_full_disk_shows_before_the_first_step(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("keras_vitx.training.runs.checkpoints.save_file", full)
+    monkeypatch.setattr("keras_vitx.training.resume.save_file", full)
     model = network()
     before = model.get_weights()
     with pytest.raises(OSError, match="step 0 can't be written"):
@@ -260,7 +319,7 @@ def test_windows_begin_again_after_the_last_batch():
     first, second = Window(Numbers(), 4)[1], Window(Numbers(), 4)[2]
     np.testing.assert_array_equal(first[0], Numbers()[5][0])
     np.testing.assert_array_equal(second[0], Numbers()[0][0])
-    rest = from_place([Numbers()[i] for i in range(6)], 4, 2, None)
+    rest = rest_of([Numbers()[i] for i in range(6)], 4, 2, None)
     np.testing.assert_array_equal(next(rest["x"])[0], Numbers()[4][0])
     assert rest["steps_per_epoch"] == 2
 

@@ -4,7 +4,7 @@ import pytest
 from harness import array
 
 from keras_vitx.training import Recipe, make_schedule
-from keras_vitx.training.optimizer.schedule import WarmupCosine
+from keras_vitx.training.schedule import WarmupCosine
 
 
 def rates(recipe, steps_per_epoch, steps):

@@ -82,8 +82,8 @@ def test_a_recipe_that_distils(head, name, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "best.keras")
     images = kv.preprocess_input(IMAGES[:5], loaded)
     close(array(loaded(images)), array(model(images)))
-    measured = kv.evaluate(loaded, (IMAGES, LABELS), "validation")
-    best = int(np.argmax(history["val_accuracy"]))
+    measured = kv.evaluate(loaded, (IMAGES, LABELS), "validation", validation_split=0.1)
+    best = int(np.lexsort([history["val_loss"], -np.array(history["val_accuracy"])])[0])
     assert measured["loss"] == pytest.approx(history["val_loss"][best], rel=1e-4)
 
 
@@ -184,7 +184,7 @@ def test_the_regularizer_is_part_of_the_loss(family, over):
             **{**changed, "augmentation": None},
         )
         losses.append(history.history["loss"][0])
-    assert abs(losses[1] - losses[0]) > 1e-3
+    assert abs(losses[1] - losses[0]) > 3e-4
     assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)
 
 
@@ -201,7 +201,7 @@ WRONG = {
         "one",
         "`class_weight` must be None",
     ),
-    "patches": ({"teacher": teacher_of()}, "dense", "student: expected one classifier"),
+    "patches": ({"teacher": teacher_of()}, "dense", "`student` must have one classifier"),
     "no patches": ({"token_labels": GRIDS}, "one", "dense_head=True"),
     "missing": ({"token_labels": GRIDS[:20]}, "dense", "20 grids, and none for the image"),
     "no embedding": ({"mix_token": True}, "one", "patch embedding"),
@@ -226,7 +226,7 @@ def test_a_teacher_of_other_names(tmp_path):
         if fits:
             kv.fit(student_of(), tmp_path / "data.npz", teacher=teacher, **SHORT)
         else:
-            with pytest.raises(ValueError, match=r"same order, \(a, b, c, .*got \(b, a, c"):
+            with pytest.raises(ValueError, match=r"same order, \(a, b, c, .*Received: \(b, a, c"):
                 kv.fit(student_of(), tmp_path / "data.npz", teacher=teacher, **SHORT)
 
 

@@ -24,7 +24,8 @@ import keras
 import numpy as np
 
 from keras_vitx.keras_internals import repair_several_workers
-from keras_vitx.training.devices.layout import layout_for
+from keras_vitx.training.devices.layout import ShardedWeights, layout_for
+from keras_vitx.training.devices.limits import check_limits
 
 Count = int | Literal["all"]
 
@@ -52,7 +53,7 @@ class Devices:
     share: int = 0
 
 
-def use_devices(devices: Count, model_parallel: int = 1) -> Devices:
+def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = False) -> Devices:
     """Use several devices from now on; call it before the model is made.
 
     ```python
@@ -66,6 +67,8 @@ def use_devices(devices: Count, model_parallel: int = 1) -> Devices:
             to one device.
         model_parallel: Number of devices between which each copy of the model is split, as
             `layout_for` lays it out (JAX only). It divides `devices`.
+        shard_weights: Whether every device keeps a part of each weight and its optimizer
+            states, and gathers those of a block when it computes the block (JAX only).
 
     Returns:
         The devices in use.
@@ -82,8 +85,13 @@ def use_devices(devices: Count, model_parallel: int = 1) -> Devices:
             f"`model_parallel` must be 1 under {backend}: only JAX splits a model between "
             f"devices. Received: {model_parallel}."
         )
+    if shard_weights and (backend != "jax" or model_parallel != 1):
+        raise ValueError(
+            "`shard_weights` must be False unless JAX runs with model_parallel=1. Received: "
+            f"shard_weights=True under {backend}, with model_parallel={model_parallel}."
+        )
     if backend == "jax":
-        _use_jax(devices, model_parallel)
+        _use_jax(devices, model_parallel, shard_weights)
     elif backend == "tensorflow":
         _use_tensorflow(devices)
     elif backend == "torch":
@@ -194,7 +202,8 @@ def check_devices(devices: Count | None, model: keras.Model) -> Devices:
         model: The model, which must have been made for these devices.
 
     Raises:
-        ValueError: if another number is in use, or the model was made before it was chosen.
+        ValueError: if another number is in use, the model was made before it was chosen, or the
+            device lacks its precision or memory for its weights (`check_limits`).
     """
     if keras.backend.backend() == "torch" and in_use().count == 1 and _torchrun():
         use_devices("all" if devices is None else devices)
@@ -211,7 +220,13 @@ def check_devices(devices: Count | None, model: keras.Model) -> Devices:
             f"`model` must be made after the devices are chosen: it was made for {for_model}, "
             f"{here.count} are in use."
         )
+    check_limits(model, here.count if shards_weights() else 1)
     return here
+
+
+def shards_weights() -> bool:
+    """Return whether every device keeps a part of each weight."""
+    return isinstance(keras.distribution.distribution(), ShardedWeights)
 
 
 def check_batch(images: int, here: Devices) -> None:
@@ -227,7 +242,7 @@ def check_batch(images: int, here: Devices) -> None:
         )
 
 
-def _use_jax(devices, model_parallel):
+def _use_jax(devices, model_parallel, shard_weights):
     import jax
 
     if "KERAS_DISTRIBUTION_JOB_ADDRESSES" in os.environ and not jax.distributed.is_initialized():
@@ -245,7 +260,8 @@ def _use_jax(devices, model_parallel):
     # `share_of` splits batches between processes, whatever their source.
     shards = {"auto_shard_dataset": False}
     if model_parallel == 1:
-        distribution = keras.distribution.DataParallel(devices=found[:count], **shards)
+        engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
+        distribution = engine(devices=found[:count], **shards)
     else:
         shape = (count // model_parallel, model_parallel)
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])

@@ -1,6 +1,12 @@
-"""The layout of a model that is split between devices (JAX)."""
+"""The layouts of a model that is split between devices (JAX)."""
+
+import math
+from typing import Any
 
 import keras
+
+# Minimum number of entries of a variable that is sharded; a smaller one is not worth a collective.
+SHARDED = 4096
 
 # Columns of one product, rows of the next: the products of a pair need one sum over the
 # devices between them (Megatron-LM: Shoeybi et al., 2019, Section 3). Of a fused `qkv`, the
@@ -44,3 +50,30 @@ def layout_for(
     layouts[f"{COLUMNS}/bias"] = ("model",)
     layouts[f"{ROWS}/kernel"] = ("model", None)
     return Split(layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=auto_shard_dataset)
+
+
+class ShardedWeights(keras.distribution.DataParallel):
+    """`DataParallel` in which every device keeps a part of each weight and its optimizer states.
+
+    Known as FSDP, or the third stage of ZeRO (Rajbhandari et al., 2020). Weights are gathered
+    where a block uses them, in the backward pass again; the loop over depth asks for both, and
+    activations stay where their images are.
+    """
+
+    def get_variable_layout(self, variable):
+        """Split the largest axis that the devices divide; copy small variables."""
+        count = self.device_mesh.devices.size
+        axes: list[str | None] = [None] * len(variable.shape)
+        fits = [i for i, size in enumerate(variable.shape) if size % count == 0]
+        if fits and math.prod(variable.shape) >= SHARDED:
+            axes[max(fits, key=lambda i: variable.shape[i])] = self.batch_dim_name
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+    def gathered(self, weight: Any) -> Any:
+        """Return a weight, whole on every device."""
+        layout = keras.distribution.TensorLayout([None] * len(weight.shape), self.device_mesh)
+        return keras.distribution.distribute_tensor(weight, layout)
+
+    def by_image(self, x: Any) -> Any:
+        """Return activations `(batch, ...)`, each on the device of its image."""
+        return keras.distribution.distribute_tensor(x, self.get_data_layout(x.shape))

@@ -1,8 +1,9 @@
-"""Fine-tune a checkpoint on a few thousand images or more.
+"""Fine-tune a checkpoint on some dozens of images or more.
 
     keras-vitx train CaiT_Mini fashion_mnist --weights cifar10 --recipe finetune
 
-Settings of this package, not of a paper.
+Settings of this package, not of a paper. Fewer than 1,300 images have smaller batches, down to 8,
+and fewer than 160 more epochs, so that there are 200 updates.
 """
 
 from keras_vitx.data.augmentation import Augmentation
@@ -11,7 +12,13 @@ from keras_vitx.training.recipe import Optimizer, Recipe, Schedule
 RECIPE = Recipe(
     name="finetune",
     schedule=Schedule(
-        epochs=10, batch_size=64, learning_rate=5e-4, warmup_epochs=1, final_learning_rate=1e-6
+        epochs=10,
+        batch_size=64,
+        learning_rate=5e-4,
+        warmup_epochs=1,
+        warmup_learning_rate=1e-5,
+        final_learning_rate=1e-6,
+        min_updates=200,
     ),
     optimizer=Optimizer(clip_norm=1.0),
     augmentation=Augmentation(crop="shift"),

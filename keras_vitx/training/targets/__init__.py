@@ -90,6 +90,6 @@ def _check_names(teacher: keras.Model, names: Sequence[str] | None) -> None:
         return
     if tuple(known) != tuple(names):
         raise ValueError(
-            "teacher: expected the classes of the data, in the same order, "
-            f"({', '.join(names[:5])}, ...), got ({', '.join(known[:5])}, ...)."
+            "`teacher` must have the classes of the data, in the same order, "
+            f"({', '.join(names[:5])}, ...). Received: ({', '.join(known[:5])}, ...)."
         )

@@ -86,13 +86,13 @@ class Distillation:
         from_logits = _outputs("student", student).from_logits
         hard = SmoothedCrossentropy(from_logits=from_logits)
         soft = SoftDistillation(self.temperature, from_logits=from_logits)
-        name = _taught_head(student)
+        name = _label_name(student)
         return PerHead(
             {"head": loss or hard, name: hard if self.kind == "hard" else soft},
             {"head": 1 - self.weight, name: self.weight},
         )
 
-    def batches(self, batches: Iterable, student: keras.Model) -> "Taught":
+    def batches(self, batches: Iterable, student: keras.Model) -> "TeacherLabels":
         """Return `batches` with the teacher's targets.
 
         Args:
@@ -106,27 +106,29 @@ class Distillation:
                 proportions of their images, or one of them has no `preprocessing`.
         """
         outputs = _outputs("student", student)
-        name = _taught_head(student)
+        name = _label_name(student)
         prepare = _preparation(student, self.teacher)
         shape = getattr(self.teacher, "output_shape", None)
         if shape is None:  # A subclassed model.
             images = np.zeros((1, *student.input_shape[1:]), "float32")
-            shape = self._answers(prepare(images)).shape
+            shape = self._predictions(prepare(images)).shape
         if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != outputs.classes:
             raise ValueError(
-                f"teacher: expected one output (batch, {outputs.classes}), for the student's "
-                f"{outputs.classes} classes, got {shape}."
+                f"`teacher` must have one output (batch, {outputs.classes}), for the student's "
+                f"{outputs.classes} classes. Received: {shape}."
             )
         if self.kind == "hard":
-            return Taught(batches, name, lambda x: self._answers(prepare(x)).argmax(-1))
+            return TeacherLabels(batches, name, lambda x: self._predictions(prepare(x)).argmax(-1))
         kind = _outputs("teacher", self.teacher)
-        return Taught(batches, name, lambda x: _probabilities(kind, self._answers(prepare(x))))
+        return TeacherLabels(
+            batches, name, lambda x: _probabilities(kind, self._predictions(prepare(x)))
+        )
 
-    def _answers(self, images: np.ndarray) -> np.ndarray:
+    def _predictions(self, images: np.ndarray) -> np.ndarray:
         return np.asarray(self.teacher.predict_on_batch(images), "float32")
 
 
-class Taught(Wrapped):
+class TeacherLabels(Wrapped):
     """Batches with a teacher's targets: the labels become `{"head": labels, name: targets}`.
 
     The teacher sees the images of the batch, so augmented and mixed. The targets are made
@@ -151,18 +153,19 @@ class Taught(Wrapped):
         return images, {**labels, self.name: self.teach(images)}
 
 
-def _taught_head(student: keras.Model) -> str:
+def _label_name(student: keras.Model) -> str:
     """Return the name of the targets of a student: of its distillation head, or `"teacher"`."""
     if not hasattr(student, "steps"):
         raise ValueError(
-            "student: expected a model that takes several labels per image, a `Chain` as "
-            f"`keras_vitx.as_chain` returns it, got {type(student).__name__} {student.name!r}."
+            "`student` must be a model that takes several labels per image, a `Chain` as "
+            "`keras_vitx.as_chain` returns it. Received: "
+            f"{type(student).__name__} {student.name!r}."
         )
     names = getattr(student.steps[-1], "names", ())
     if "aux_head" in names:
         raise ValueError(
-            "student: expected one classifier, or one of the class token and one of the "
-            f"distillation token, got the classifiers {', '.join(names)}."
+            "`student` must have one classifier, or one of the class token and one of the "
+            f"distillation token. Received: the classifiers {', '.join(names)}."
         )
     return "head_dist" if "head_dist" in names else "teacher"
 
@@ -171,14 +174,14 @@ def _outputs(who: str, model: keras.Model) -> Outputs:
     try:
         outputs = outputs_of(model)
     except ValueError as error:
-        raise ValueError(f"{who}: {error}") from error
+        raise ValueError(f"`{who}`: {error}") from error
     if outputs.kind == "sigmoid":
-        raise ValueError(f"{who}: expected logits or a softmax, got a sigmoid.")
+        raise ValueError(f"`{who}` must return logits or a softmax. Received: a sigmoid.")
     return outputs
 
 
-def _probabilities(outputs: Outputs, answers: np.ndarray) -> np.ndarray:
-    return keras.ops.convert_to_numpy(outputs.probabilities(answers))
+def _probabilities(outputs: Outputs, predictions: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(outputs.probabilities(predictions))
 
 
 def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
@@ -188,18 +191,18 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
     wanted = getattr(teacher, "preprocessing", None)
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, given.channels):
         raise ValueError(
-            f"teacher: expected images with the student's {given.channels} channels, got a model "
-            f"with inputs of shape {shape}."
+            f"`teacher` must take images with the student's {given.channels} channels. Received: a "
+            f"model with inputs of shape {shape}."
         )
     size = tuple(side or own for side, own in zip(shape[1:3], given.size, strict=True))
     if size[0] * given.size[1] != size[1] * given.size[0]:
         raise ValueError(
-            "teacher: expected images of the student's proportions, (height, width) = "
-            f"{given.size}, got {size}."
+            "`teacher` must take images of the student's proportions, (height, width) = "
+            f"{given.size}. Received: {size}."
         )
     if wanted is None:
         raise ValueError(
-            "teacher: it has no `preprocessing`. Set `teacher.preprocessing` to a "
+            "`teacher` must have a `preprocessing`. Received: none. Set it to a "
             "`keras_vitx.Preprocessing(mean, std)`, or to a function of images in 0..255 such as "
             "`keras.applications.resnet.preprocess_input`."
         )
@@ -225,3 +228,6 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
         return wanted(pixels * 255)
 
     return prepare
+
+
+Taught = TeacherLabels

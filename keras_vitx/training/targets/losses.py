@@ -1,10 +1,11 @@
 """Losses that Keras lacks."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras import ops
+
+from keras_vitx.losses import PerHead as PerHead
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
@@ -12,7 +13,9 @@ class SmoothedCrossentropy(keras.losses.Loss):
     r"""Cross entropy of integer or soft labels with label smoothing.
 
     With $K$ classes and smoothing $s$, the target is $(1 - s)\,y + s / K$, where an integer
-    label is one-hot encoded as $y$.
+    label is one-hot encoded as $y$. Of probabilities, the loss takes the logarithms, which are
+    logits up to a constant: Keras clips probabilities at 1e-7 (but under TensorFlow), below
+    which their gradient is 0.
 
     Labels: integers `(...)` or `(..., 1)`, or distributions over the classes, `(..., K)`.
     Predictions: `(..., K)`, `(batch, K)` or one per patch, `(batch, patches, K)`.
@@ -41,8 +44,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
             y_true = ops.one_hot(ops.cast(labels, "int32"), classes, dtype=y_pred.dtype)
         return keras.losses.categorical_crossentropy(
             y_true,
-            y_pred,
-            from_logits=self.from_logits,
+            y_pred if self.from_logits else _log(y_pred),
+            from_logits=True,
             label_smoothing=self.label_smoothing,
         )
 
@@ -103,88 +106,6 @@ class SoftDistillation(keras.losses.Loss):
         }
 
 
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class PerHead(keras.losses.Loss):
-    r"""A loss per classifier, for heads with several (`DistilledHead`, `DenseHead`).
-
-    Pass it to `model.compile` if the losses or weights of the classifiers differ. DeiT's
-    hard distillation (Section 3) smooths only the labels of the class token's head. Each
-    image has two labels, of which the second is the teacher's most probable class:
-
-    ```python
-    model.compile(
-        "adamw",
-        PerHead({"head": SmoothedCrossentropy(0.1), "head_dist": SmoothedCrossentropy()}),
-    )
-    model.fit(images, {"head": labels, "head_dist": teacher.predict(images).argmax(-1)})
-    ```
-
-    DeiT's soft distillation takes the teacher's probabilities as labels:
-    `PerHead({"head": SmoothedCrossentropy(0.1), "head_dist": SoftDistillation(3.0)},
-    weights={"head": 0.9, "head_dist": 0.1})`.
-
-    A model with one classifier may be given several labels per image, too: its prediction is
-    compared with each of them, $\sum_i w_i\, \mathrm{loss}_i(y_i, \hat y)$. Without a
-    distillation token, hard distillation (CaiT's $\Upsilon$ models, ConViT's Table 4) is
-    `PerHead({"head": SmoothedCrossentropy(0.1), "teacher": SmoothedCrossentropy()},
-    weights={"head": 0.5, "teacher": 0.5})` with labels `{"head": ..., "teacher": ...}`.
-    `Distillation` makes the labels and the loss of each of these.
-
-    In evaluation the loss is that of `"head"`.
-
-    Args:
-        losses: Loss per head or label, by name, including `"head"`. A head without an entry
-            uses the loss of `"head"`.
-        weights: Weights in the sum of losses, by name, in place of the model's own. For a
-            model with one classifier they are 1 by default.
-        name: Name of the loss.
-
-    Raises:
-        ValueError: if `losses` has no `"head"`, or a loss is not a `keras.losses.Loss`.
-    """
-
-    def __init__(
-        self,
-        losses: Mapping[str, keras.losses.Loss],
-        weights: Mapping[str, float] | None = None,
-        name: str = "per_head",
-        **kwargs: Any,
-    ):
-        super().__init__(name=name, **kwargs)
-        if "head" not in losses:
-            raise ValueError(f"`losses` must have a loss for 'head'. Received: {sorted(losses)}.")
-        for head, loss in losses.items():
-            if not isinstance(loss, keras.losses.Loss):
-                raise ValueError(
-                    "`losses` must have a `keras.losses.Loss` for each head. "
-                    f"Received: {loss!r} for {head!r}."
-                )
-        self.losses = dict(losses)
-        self.weights = dict(weights or {})
-
-    def call(self, y_true, y_pred):
-        if not isinstance(y_true, dict):
-            return self.losses["head"].call(y_true, y_pred)
-        return sum(
-            self.weights.get(name, 1.0) * self.losses[name].call(labels, y_pred)
-            for name, labels in y_true.items()
-        )
-
-    def get_config(self):
-        losses = {
-            name: keras.saving.serialize_keras_object(loss) for name, loss in self.losses.items()
-        }
-        return {**super().get_config(), "losses": losses, "weights": self.weights}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "PerHead":
-        """Make the loss that `config` describes."""
-        losses = {
-            name: keras.saving.deserialize_keras_object(loss)
-            for name, loss in config["losses"].items()
-        }
-        return cls(**{**config, "losses": losses})
-
-
 def _log(probabilities):
-    return ops.log(ops.maximum(probabilities, 1e-37))
+    # Just above the least normal number of float32, to which half precision is cast.
+    return ops.log(ops.maximum(ops.cast(probabilities, "float32"), 1e-37))

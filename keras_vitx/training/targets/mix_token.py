@@ -50,8 +50,8 @@ class MixToken(Wrapped):
         grids = [step.new_grid for step in getattr(model, "steps", ()) if hasattr(step, "new_grid")]
         if not grids:
             raise ValueError(
-                "model: MixToken exchanges patches after the patch embedding of a `Chain`. Got "
-                f"{type(model).__name__} {model.name!r}, which has none."
+                "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "
+                f"Received: {type(model).__name__} {model.name!r}."
             )
         if not alpha > 0:
             raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")

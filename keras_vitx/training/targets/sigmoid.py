@@ -11,7 +11,8 @@ class SigmoidCrossentropy(keras.losses.Loss):
     r"""Binary cross entropy with label smoothing, averaged over the classes.
 
     With smoothing $s$, the target is $(1 - s)\,y + s / 2$, where $y$ is 1 for the classes
-    of the image and 0 for all others.
+    of the image and 0 for all others. The loss takes the logits $\log p - \log(1 - p)$, and so
+    learns from any probability that float32 tells from 0 and 1; Keras clips them at 1e-7.
 
     Labels: `(batch, K)`, in 0..1; or integers `(batch,)` or `(batch, 1)`, the class of each
     image (for $K = 1$: whether the image belongs to the class). Predictions: probabilities
@@ -36,8 +37,11 @@ class SigmoidCrossentropy(keras.losses.Loss):
                 y_true = ops.expand_dims(y_true, -1)
             else:
                 y_true = ops.one_hot(ops.cast(y_true, "int32"), classes, dtype=y_pred.dtype)
+        y_pred = ops.cast(y_pred, "float32")
+        # 1 - 2^-24 is the largest number below 1.
+        logits = ops.log(ops.maximum(y_pred, 1e-37)) - ops.log1p(-ops.minimum(y_pred, 1 - 2**-24))
         return keras.losses.binary_crossentropy(
-            y_true, y_pred, label_smoothing=self.label_smoothing
+            y_true, logits, from_logits=True, label_smoothing=self.label_smoothing
         )
 
     def get_config(self):

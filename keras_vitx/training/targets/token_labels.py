@@ -56,8 +56,8 @@ class TokenLabels:
         steps = getattr(model, "steps", ())
         if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
             raise ValueError(
-                "model: token labels train the patches' classifier of a dense head "
-                f"(dense_head=True), which {type(model).__name__} {model.name!r} does not have."
+                "`model` must have a classifier of the patches, a dense head (dense_head=True), "
+                f"for token labels. Received: {type(model).__name__} {model.name!r}."
             )
         if relabel_size is not None and (not isinstance(relabel_size, int) or relabel_size < 1):
             raise ValueError(
@@ -110,13 +110,15 @@ class TokenLabels:
         if isinstance(self.labels, Mapping):
             place = image if image in self.labels else str(image)
             if place not in self.labels:
-                raise ValueError(f"token labels: there are none for the image {image}.")
+                raise ValueError(
+                    f"`labels` must have the labels of every image. Received: none for {image}."
+                )
             return place
         count = len(self.labels[0] if isinstance(self.labels, tuple) else self.labels)
         if not isinstance(image, (int, np.integer)) or image >= count:
             raise ValueError(
-                f"token labels: there are {count} grids, and none for the image {image}. Files "
-                "need a mapping from their paths."
+                "`labels` must have the labels of every image; for files, a mapping from their "
+                f"paths. Received: {count} grids, and none for the image {image}."
             )
         return image
 
@@ -183,7 +185,7 @@ def _check_shapes(labels: Any, axes: int, classes: int) -> None:
     last = shapes[0][-1] if fits else 0
     if not fits or not (last <= classes if pair else last == classes):
         raise ValueError(
-            f"token labels: expected {'(images, ' if axes == 4 else '('}rows, columns, {classes}), "
-            "or a pair of scores and classes, with at most that many on the last axis. Got "
+            f"`labels` must be {'(images, ' if axes == 4 else '('}rows, columns, {classes}), or a "
+            "pair of scores and classes, with at most that many on the last axis. Received: "
             f"{' and '.join(map(str, shapes))}."
         )

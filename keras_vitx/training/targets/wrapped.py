@@ -109,8 +109,8 @@ class Wrapped(keras.utils.PyDataset):
             batch = next(self._turn, None)
         if batch is None:
             raise ValueError(
-                "batches: expected an iterable that can be iterated repeatedly, got an empty or "
-                f"exhausted {type(self.batches).__name__}."
+                "`batches` must be an iterable that can be iterated repeatedly. Received: an empty "
+                f"or exhausted {type(self.batches).__name__}."
             )
         return batch
 

@@ -1,0 +1,102 @@
+"""Pictures of a training and of an evaluation."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from keras_vitx.files import written_whole
+from keras_vitx.text import needs_extra
+
+# Measurements of time, which are not drawn.
+TIMES = ("epoch", "seconds", "images_per_second")
+
+
+def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Path:
+    """Draw the columns of a history by epoch, each with its `val_` column.
+
+    Args:
+        rows: The rows of `history.csv`: `epoch`, `loss`, the metrics, `val_...`, and
+            `learning_rate`.
+        path: Path of the picture; the suffix selects the format (`.png`, `.pdf`).
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    columns = dict.fromkeys(key for row in rows for key in row)
+    names = list(dict.fromkeys(c.removeprefix("val_") for c in columns if c not in TIMES))
+    names.sort(key=lambda name: name == "learning_rate")
+    figure = _figure(4 * max(1, len(names)), 3)
+    axes = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
+    for axis, name in zip(axes, names, strict=False):
+        for column, label in ((name, "training"), (f"val_{name}", "validation")):
+            points = [(row["epoch"], row[column]) for row in rows if column in row]
+            if points:
+                axis.plot(*zip(*points, strict=True), ".-", label=label)
+        axis.set_title(name.replace("_", " "))
+        axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        if f"val_{name}" in columns:
+            axis.legend()
+    return _written(figure, path)
+
+
+def draw_images(
+    images: np.ndarray, titles: Sequence[str], path: str | os.PathLike, columns: int = 4
+) -> Path:
+    """Draw images in rows, each with a title.
+
+    Args:
+        images: (n, height, width, channels), in 0..1.
+        titles: A title per image.
+        path: Path of the picture.
+        columns: Images per row.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    rows = -(-len(images) // columns)
+    figure = _figure(2.2 * columns, 2.6 * max(rows, 1))
+    for axis in figure.subplots(max(rows, 1), columns, squeeze=False).flat:
+        axis.axis("off")
+    for axis, image, title in zip(figure.axes, images, titles, strict=False):
+        axis.imshow(image.clip(0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
+        axis.set_title(title, fontsize="small")
+    return _written(figure, path)
+
+
+def draw_rates(
+    rates: Sequence[float], losses: Sequence[float], best: float, path: str | os.PathLike
+) -> Path:
+    """Draw the loss by learning rate, and a line at the best one.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    figure = _figure(5, 3)
+    axis = figure.subplots()
+    axis.semilogx(rates, losses)
+    axis.axvline(best, linestyle="--", label=f"{best:.1g}")
+    axis.set_xlabel("learning rate")
+    axis.set_ylabel("loss")
+    axis.legend()
+    return _written(figure, path)
+
+
+def _figure(width, height):
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(needs_extra("Figures need matplotlib", "plots")) from error
+    return Figure((width, height), layout="constrained")
+
+
+def _written(figure, path):
+    path = Path(path)
+    with written_whole(path) as unfinished:
+        figure.savefig(unfinished)
+    return path

@@ -1,0 +1,101 @@
+"""Find a learning rate."""
+
+import os
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.training import recipes
+from keras_vitx.training.batches import labels_of, opened, steps_of
+from keras_vitx.training.compiling import compile_for
+from keras_vitx.training.figures import draw_rates
+from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.resume import Window
+
+
+def find_learning_rate(
+    model: keras.Model,
+    source: Any,
+    recipe: str | Recipe = "finetune",
+    *,
+    low: float = 1e-7,
+    high: float = 1.0,
+    steps: int = 100,
+    path: str | os.PathLike | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> float:
+    """Return the learning rate at which the loss falls fastest; the model keeps its weights.
+
+    The rate rises from `low` to `high` by the same factor in each step (Smith, 2017, Section
+    3.3), until the loss, averaged over some steps, is four times as large as at best.
+
+    ```python
+    rate = kv.training.find_learning_rate(model, "photos", path="rates.png")
+    kv.fit(model, "photos", learning_rate=rate)
+    ```
+
+    Args:
+        model: A classifier.
+        source: As in `fit`, but for an iterator that ends.
+        recipe: As in `fit`; its schedule is not used.
+        low: The first rate.
+        high: The last rate.
+        steps: Number of steps.
+        path: Path of a picture of the loss by rate; None draws none.
+        seed: As in `fit`.
+        **settings: As in `fit`.
+
+    Raises:
+        ValueError: as in `fit`, or if the numbers are not in order.
+        ImportError: if a picture is asked for and matplotlib is not installed.
+    """
+    if not 0 < low < high or steps < 10:
+        raise ValueError(
+            "`low` must be above 0 and below `high`, and `steps` at least 10. "
+            f"Received: low={low}, high={high}, steps={steps}."
+        )
+    recipe = recipes.get(recipe).but(**{**settings, "ema": None, "min_updates": None})
+    recipe, batches = opened(source, model, recipe, settings, seed=seed)
+    train = batches.train
+    if isinstance(train, keras.utils.PyDataset):
+        train = Window(train, 0, steps)
+    before = model.get_weights()
+    compile_for(model, recipe, steps_of(batches.train), lambda: labels_of(batches.train))
+    rates = keras.optimizers.schedules.ExponentialDecay(low, steps, high / low)
+    getattr(model.optimizer, "inner_optimizer", model.optimizer).learning_rate = rates
+    record = _Losses()
+    try:
+        model.fit(
+            train, epochs=1, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[record]
+        )
+    finally:
+        model.set_weights(before)
+    losses = np.array(record.smoothed)
+    tried = low * (high / low) ** (np.arange(len(losses)) / steps)
+    # A fall in the first steps is that of a first average of few losses.
+    best = float(tried[5:][np.gradient(losses, np.log(tried))[5:].argmin()])
+    if path is not None:
+        draw_rates(tried, losses, best, path)
+    return best
+
+
+class _Losses(keras.callbacks.Callback):
+    """The loss of each step, as a moving average without the bias of its start."""
+
+    momentum = 0.9
+
+    def on_train_begin(self, logs=None):
+        self.before, self.average, self.smoothed = 0.0, 0.0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Keras logs the mean of the epoch so far.
+        mean = float(logs["loss"])
+        loss, self.before = mean * (batch + 1) - self.before * batch, mean
+        self.average = self.momentum * self.average + (1 - self.momentum) * loss
+        smoothed = self.average / (1 - self.momentum ** (batch + 1))
+        if not np.isfinite(smoothed) or smoothed > 4 * min([smoothed, *self.smoothed]):
+            self.model.stop_training = True
+            return
+        self.smoothed.append(smoothed)

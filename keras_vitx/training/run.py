@@ -1,0 +1,211 @@
+"""The folder of a training run: its lock, its settings and its results."""
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+from filelock import FileLock, Timeout
+
+from keras_vitx import backend
+from keras_vitx.data import Pipelines
+from keras_vitx.files import written_whole
+from keras_vitx.training.callbacks import KeepBest
+from keras_vitx.training.devices import in_use, is_chief
+from keras_vitx.training.figures import draw_curves
+from keras_vitx.training.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+HELD_OUT = "held_out.txt"
+FILES = ("run.json", "history.csv", "best.keras", "last.keras", CHECKPOINTS)
+
+
+class Run(keras.callbacks.Callback):
+    """The record of a training in its folder; a context, in which no other process may train there.
+
+    `run.json` is written when the training begins and when it ends, also by an error, which
+    leaves the model with its best weights.
+
+    Args:
+        output: The folder, which is created; None writes nothing.
+        resume: Whether it may hold a run, which will be continued.
+
+    Attributes:
+        facts: Settings and results, as JSON values.
+        best: The callback that holds the best weights.
+
+    Raises:
+        ValueError: if `output` holds a run without `resume`, or with it one without
+            checkpoints; or if another process trains there.
+    """
+
+    best: KeepBest
+
+    def __init__(self, output: str | os.PathLike | None, resume: bool = False):
+        super().__init__()
+        self.folder = None if output is None else Path(output)
+        self.writes = output is not None and is_chief()
+        self.facts: dict[str, Any] = {}
+        self.held_out: list[str] = []
+        self.begun = None
+        if self.writes:
+            _check_folder(self.folder, resume)
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """The folder of the checkpoints, or None."""
+        return None if self.folder is None else self.folder / CHECKPOINTS
+
+    @property
+    def continues(self) -> bool:
+        """Whether there is a checkpoint to continue from."""
+        return self.folder is not None and any(self.checkpoints.glob("step-*"))
+
+    def describe(
+        self, batches: Pipelines, model: keras.Model, recipe: Recipe, **facts: Any
+    ) -> None:
+        """Set what `run.json` says of the training."""
+        self.facts = facts | {
+            "model": model.name,
+            "recipe": recipe.to_dict(),
+            "devices": in_use().count,
+            "backend": keras.backend.backend(),
+            "keras": keras.__version__,
+            "train_images": batches.train_size,
+            "validation_images": batches.validation_size,
+            "test_images": batches.test_size,
+        }
+        self.held_out = _names_of(batches)
+
+    def __enter__(self):
+        self.keeps_memory = backend.keep_memory()
+        if self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = FileLock(self.folder / ".lock")
+            try:
+                self.lock.acquire(timeout=0)
+            except Timeout as error:
+                raise ValueError(
+                    f"`output` must be a folder in which no other process trains. Received: "
+                    f"{self.folder}, which is in use. Wait for that run, or give another folder."
+                ) from error
+        return self
+
+    def on_train_begin(self, logs=None):
+        self.begun = time.perf_counter()
+        if self.writes:
+            self.facts["seconds"] = read_run(self.folder).get("seconds", 0.0)
+            _write(self.folder, self.facts)
+            if self.held_out:
+                with written_whole(self.folder / HELD_OUT) as path:
+                    path.write_text("".join(f"{name}\n" for name in self.held_out), "utf-8")
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            if self.begun is None:  # Refused before it began: nothing is touched.
+                return
+            if error is not None:
+                self._stopped(error)
+        finally:
+            if self.writes:
+                if self.begun is not None:
+                    self._write_results()
+                with contextlib.suppress(OSError):  # Windows removes no open file.
+                    (self.folder / ".lock").unlink()
+                self.lock.release()
+            if self.keeps_memory:
+                backend.return_memory()
+
+    def _stopped(self, error):
+        kept = self.best.restore()
+        self.facts["stopped"] = f"{type(error).__name__}: {error}"
+        files = sorted(self.checkpoints.glob("step-*")) if self.folder else ()
+        if files:
+            kept += f" `resume=True` continues from {files[-1]}."
+        if isinstance(error, FloatingPointError):
+            self.facts["images"] = getattr(error, "images", [])
+            raise FloatingPointError(
+                f"{error} {kept} Next, try a lower `learning_rate`, `clip_norm=1.0`, or "
+                "`precision='float32'`, and look at these images."
+            ) from error
+        log.warning("%s stopped the training. %s", type(error).__name__, kept)
+
+    def _write_results(self):
+        """Write the results; a full disk is only logged, as not to hide another error."""
+        seconds = self.facts["seconds"] + time.perf_counter() - self.begun
+        self.facts |= {**self.best.facts(), "seconds": round(seconds, 1)}
+        try:
+            _write(self.folder, self.facts)
+            if self.best.rows and importlib.util.find_spec("matplotlib"):
+                draw_curves(self.best.rows, self.folder / "curves.png")
+        except OSError as error:
+            log.warning("run.json and curves.png can't be written: %s", error)
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what is in `run.json`; nothing if there is none."""
+    path = folder / "run.json"
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}).") from error
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the folder holds a run that was trained to its end."""
+    return bool(read_run(folder).get("finished"))
+
+
+def held_out(run: str | os.PathLike) -> list[str]:
+    """Return the names of the images that a run held out for validation.
+
+    ```python
+    kv.evaluate(model, "photos", validation_split=kv.training.held_out("runs/photos"))
+    ```
+
+    Args:
+        run: The folder of the run.
+
+    Returns:
+        The names of files, relative to the folder of the source; or the indices of arrays.
+
+    Raises:
+        OSError: if the run has no list of them.
+    """
+    return (Path(run) / HELD_OUT).read_text("utf-8").splitlines()
+
+
+def _names_of(batches: Pipelines) -> list[str]:
+    """Return the names of the validation images, if they are known."""
+    part = getattr(batches.validation, "part", None)
+    return [] if part is None else part.names()
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    found = _present(folder, FILES)
+    if found and not resume:
+        raise ValueError(
+            f"`output` already holds a training run, which is left unchanged: {folder}. "
+            "Give another folder, or `resume=True` to continue the run."
+        )
+    if set(found) - {"run.json"} and CHECKPOINTS not in found:
+        raise ValueError(f"`output`: the run in {folder} has no checkpoints to continue from.")
+
+
+def _present(folder: Path, names: Iterable[str]) -> list[str]:
+    return [name for name in names if (folder / name).exists()]
+
+
+def _write(folder: Path, facts: dict[str, Any]) -> None:
+    with written_whole(folder / "run.json") as path:
+        path.write_text(json.dumps(facts, indent=2) + "\n")

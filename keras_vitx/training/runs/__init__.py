@@ -1,1 +1,0 @@
-"""Long runs: the folder of a run, checkpoints, resuming, progress."""
