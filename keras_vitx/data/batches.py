@@ -1,40 +1,52 @@
-"""Batches of images and labels as a `keras.utils.PyDataset`, prefetched in threads."""
+"""Batches of images and labels as a `keras.utils.PyDataset`, made ahead by Grain."""
 
 import functools
 import logging
+import math
 import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from keras_vitx.data.augmentation import Augmentation, augmented
+from keras_vitx.data.augmentation import Augmentation
+from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box, erase_on_device
 from keras_vitx.data.augmentation.keras_cv import KerasCV
 from keras_vitx.data.augmentation.mixing import Mixing, check_mixable, soft_labels
 from keras_vitx.data.augmentation.windows import Window
-from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
+from keras_vitx.data.preprocessing import (
+    fit_to_model,
+    normalize,
+    normalize_on_device,
+    with_channels,
+)
 from keras_vitx.data.sources.parts import Part
 from keras_vitx.preprocessing import ModelInput
 
 log = logging.getLogger(__name__)
-# The images of a part are kept in memory if they take no more than this.
+# Decoded images of a split are kept in memory up to this size.
 IN_MEMORY_BYTES = 512 * 2**20
-# Number of batches to prefetch.
-AHEAD = 2
+# Threads that make batches; with more, Python's lock leaves little to gain.
+MAX_THREADS = 8
 
 
 class Batches(keras.utils.PyDataset):
     """Batches that are a function of the epoch and the index only.
 
-    `batches[i]` waits for batch i of the current epoch and prefetches the next ones in a
-    background thread, which decodes images in a thread pool. The workers of Keras are not
-    used, since they mix batches of two epochs.
+    `batches[i]` is batch i of the current epoch, while Grain makes the next ones in threads or
+    processes, several at once. Any order of access gives the same batches; only the order of the
+    epoch is fast. The workers of Keras are not used, since they mix batches of two epochs.
 
     A full iteration ends with `on_epoch_end`, as in `fit` of Keras, and so starts the next
     epoch.
+
+    Args:
+        workers: Number of processes that make batches; 0 for threads of this process. Processes
+            start by importing the main module, so a script needs `if __name__ == "__main__":`.
 
     Attributes:
         epoch: The current epoch. `fit` of Keras calls `on_epoch_end` once before the first
@@ -42,25 +54,31 @@ class Batches(keras.utils.PyDataset):
             `on_epoch_begin` of a callback.
     """
 
-    def __init__(self):
+    endless = False
+    """Whether the next epoch is made ahead as well; otherwise processes end with the epoch."""
+
+    def __init__(self, workers: int = 0):
         super().__init__(workers=1)
+        self.processes = workers
         self.epoch = 0
-        self._lock = threading.Lock()
-        self._maker = ThreadPoolExecutor(1, "batches")
-        self._made: dict[tuple[int, ...], Future] = {}
+        self._clear()
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
         raise NotImplementedError
 
-    def make(self, epoch: int, index: int) -> tuple[np.ndarray, ...]:
-        """Return batch `index` of an epoch. Called in the background thread only."""
+    def make(self, epoch: int, index: int) -> tuple:
+        """Return batch `index` of an epoch, of NumPy arrays. Called in threads or processes."""
         raise NotImplementedError
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+    def finish(self, batch: tuple) -> tuple:
+        """Return a batch of `make` as `fit` takes it. Called in the process that trains."""
+        return batch
+
+    def __getitem__(self, index: int) -> tuple:
         return self.get(index)
 
-    def get(self, index: int, *share: int) -> tuple[np.ndarray, ...]:
+    def get(self, index: int, *share: int) -> tuple:
         """Return batch `index` of the current epoch, or a share of it.
 
         Args:
@@ -70,14 +88,62 @@ class Batches(keras.utils.PyDataset):
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
-            made, self._made = self._made, {}
-            for ahead in range(index, min(index + AHEAD + 1, len(self))):
-                key = self.epoch, ahead, *share
-                self._made[key] = made.pop(key, None) or self._maker.submit(self.make, *key)
-            for future in made.values():
-                future.cancel()
-            batch = self._made.pop((self.epoch, index, *share))
-        return batch.result()
+            key = self.epoch, index, share
+            if key not in self._recent:
+                # Keras asks for the first two batches once before it begins.
+                self._recent = dict([*self._recent.items()][-1:])
+                self._recent[key] = self.finish(self._read(*key))
+            return self._recent[key]
+
+    def _read(self, epoch: int, index: int, share: tuple[int, ...]) -> tuple:
+        step = epoch * len(self) + index
+        follows, self._next = self._next == (step, share), (step + 1, share)
+        if not follows:
+            self._close()
+            if self.processes:  # They take seconds to start: not for one batch.
+                return self.make(epoch, index, *share)
+        if self._iterator is None:
+            self._iterator = iter(self.dataset(step, *share))
+            # At the end of the program, too: processes would leave shared memory behind.
+            self._closing = weakref.finalize(self, self._iterator.close)
+        try:
+            batch = next(self._iterator)
+        except BaseException:
+            self._close()
+            raise
+        if not self.endless and index + 1 == len(self):
+            self._close()
+        return batch
+
+    def dataset(self, start: int = 0, *share: int) -> Any:
+        """Return the batches before `finish` as a Grain dataset, from a step on.
+
+        Step s is batch `s % len(self)` of epoch `s // len(self)`. Where batches are endless, so
+        is the dataset; otherwise it ends with the epoch.
+
+        Args:
+            start: The first step.
+            *share: Further arguments of `make`.
+        """
+        import grain  # slow, and not needed to predict
+
+        stop = sys.maxsize if self.endless else (start // len(self) + 1) * len(self)
+        steps = grain.MapDataset.range(start, stop).map(functools.partial(_make, self, share))
+        threads = self.threads
+        if not self.processes:
+            return steps.to_iter_dataset(grain.ReadOptions(threads, prefetch_buffer_size=threads))
+        from absl import flags
+
+        if not flags.FLAGS.is_parsed():  # Grain's processes read them.
+            flags.FLAGS.mark_as_parsed()
+        one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+        options = grain.MultiprocessingOptions(self.processes, per_worker_buffer_size=2)
+        return steps.to_iter_dataset(one).mp_prefetch(options)
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that make batches, if no processes do."""
+        return min(os.cpu_count() or 1, MAX_THREADS)
 
     def __iter__(self):
         for index in range(len(self)):
@@ -92,15 +158,117 @@ class Batches(keras.utils.PyDataset):
         """Set the current epoch."""
         self.epoch = epoch
 
+    def _clear(self):
+        self._lock = threading.Lock()
+        self._iterator, self._next, self._recent = None, None, {}
 
-class TrainingBatches(Batches):
+    def _close(self):
+        if self._iterator is not None:
+            self._closing()
+        self._iterator = None
+
+    def __getstate__(self):
+        left_out = {"_lock", "_iterator", "_closing", "_next", "_recent"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self._clear()
+
+
+def _make(batches: Batches, share: tuple[int, ...], step: int) -> tuple:
+    return batches.make(*divmod(step, len(batches)), *share)
+
+
+class Made(NamedTuple):
+    """A batch of images as it crosses from a worker to the process that trains.
+
+    Attributes:
+        images: uint8 (batch, height, width, channels); or float32, normalized and erased.
+        labels: An array, or a dictionary of arrays.
+        weights: float32 (batch,), or None.
+        boxes: int32 (batch, 5), the boxes to erase (`erasing.draw_erasing`), or None.
+        errors: The id and the error of each image that could not be decoded.
+    """
+
+    images: np.ndarray
+    labels: Any
+    weights: np.ndarray | None = None
+    boxes: np.ndarray | None = None
+    errors: tuple[tuple[Any, str], ...] = ()
+
+
+class ImageBatches(Batches):
+    """Batches of images of a split, normalized for a model.
+
+    Workers hand over uint8. On an accelerator under PyTorch and JAX, images are normalized and
+    erased on the device; on a CPU, and under TensorFlow, whose `fit` passes batches through
+    `tf.data`, by the workers. The result is the same.
+
+    Attributes:
+        on_device: Whether images are normalized on the device.
+        unreadable: The error of each image that could not be decoded, by id.
+    """
+
+    def __init__(self, part: Part, facts: ModelInput, strict: bool = False, workers: int = 0):
+        super().__init__(workers)
+        self.part, self.facts, self.strict = part, facts, strict
+        self.on_device = has_accelerator()
+        self.unreadable: dict[Any, str] = {}
+
+    @functools.cached_property
+    def images(self) -> "Prepared":
+        """The images before augmentation."""
+        raise NotImplementedError
+
+    def read(self, position: int) -> Any:
+        """Return an image, or the error of one that can't be decoded; with `strict`, it raises."""
+        try:
+            return self.images[position]
+        except OSError as error:
+            if self.strict:
+                raise
+            return error
+
+    def normalized(self, images: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
+        """Return uint8 images as the input of the model, with boxes of noise."""
+        batch = np.empty(images.shape, "float32")
+        for i, image in enumerate(images):  # One by one, they stay in the cache.
+            normalize(image, self.facts.preprocessing, batch[i])
+            if boxes is not None:
+                erase_box(batch[i], boxes[i])
+        return batch
+
+    def finish(self, batch: Made) -> tuple:
+        # Arrays of Grain's processes are of a class of its own, in shared memory.
+        images, labels, weights, boxes = keras.tree.map_structure(
+            lambda array: array if type(array) is np.ndarray else np.array(array), tuple(batch[:4]),
+            none_is_leaf=False,
+        )  # fmt: skip
+        for name, error in batch.errors:
+            if name not in self.unreadable:
+                self.unreadable[name] = error
+                log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
+        if images.dtype == np.uint8:
+            images = normalize_on_device(images, self.facts.preprocessing)
+            if boxes is not None:
+                images = erase_on_device(images, boxes)
+        return (images, labels) if weights is None else (images, labels, weights)
+
+    def __getstate__(self):
+        # Each process has its own images in memory.
+        return {k: v for k, v in super().__getstate__().items() if k not in ("images", "keras_cv")}
+
+
+class TrainingBatches(ImageBatches):
     """Shuffled, augmented and mixed images, in full batches only.
 
     Batch i of epoch e is the i-th slice of a permutation seeded by (seed, e), augmented and
-    mixed with random numbers seeded by (seed, e, i).
+    mixed with random numbers seeded by (seed, e, i): on any number of workers, and on every
+    backend.
 
-    An image that can't be decoded although the source was opened is replaced by another one of
-    its batch, and a warning is logged; with `strict`, it raises.
+    An image that can't be decoded is replaced by another one of its batch, and a warning is
+    logged; with `strict`, it raises.
 
     Args:
         part: The images and their labels.
@@ -117,14 +285,16 @@ class TrainingBatches(Batches):
             per patch of the window. The labels of a batch are then
             {"head": labels, "aux_head": the stacked arrays}. MixUp mixes both; CutMix is an
             error.
-
-    Attributes:
-        unreadable: The error of each image that could not be decoded, by id.
+        weights: Relative frequency of each image, (n,): images are drawn with replacement. None
+            takes each image once per epoch.
+        workers: As in `Batches`.
 
     Raises:
         ValueError: if the labels can't be mixed, or the augmentation does not take images of
             that many channels.
     """
+
+    endless = True
 
     def __init__(
         self,
@@ -138,22 +308,23 @@ class TrainingBatches(Batches):
         classes: int | None = None,
         strict: bool = False,
         targets: Callable[[Any, Window], np.ndarray] | None = None,
+        weights: np.ndarray | None = None,
+        workers: int = 0,
     ):
-        super().__init__()
-        self.part, self.facts, self.seed = part, facts, seed
+        super().__init__(part, facts, strict, workers)
+        self.seed, self.classes, self.targets, self.weights = seed, classes, targets, weights
         self.augmentation, self.mixing = augmentation, Mixing.of(mixing)
-        self.classes, self.strict, self.targets = classes, strict, targets
         self.batch_size = min(batch_size, part.size)
-        self.unreadable: dict[Any, OSError] = {}
-        self.keras_cv = None
         if augmentation is not None:
             augmentation.check_channels(facts.channels)
             if augmentation.by == "keras_cv":
                 if targets is not None:
                     raise ValueError('augmentation: targets need by="pillow", got "keras_cv".')
-                self.keras_cv = KerasCV(augmentation, facts.size)
+                self.on_device = False
+                _ = self.keras_cv  # A missing package is an error here.
         if self.mixing is not None:
             check_mixable(part.labels, classes)
+            self.mixing.check_batch(self.batch_size)
             if targets is not None and self.mixing.cutmix:
                 raise ValueError(
                     "mixing: CutMix can't mix targets that follow the window of an image. Expected "
@@ -163,29 +334,47 @@ class TrainingBatches(Batches):
     def __len__(self) -> int:
         return self.part.size // self.batch_size
 
+    @property
+    def threads(self) -> int:
+        return super().threads if self.keras_cv is None else 1
+
+    @functools.cached_property
+    def keras_cv(self) -> KerasCV | None:
+        """The layers of keras-cv, if they augment."""
+        if self.augmentation is None or self.augmentation.by != "keras_cv":
+            return None
+        return KerasCV(self.augmentation, self.facts.size)
+
     def positions(self, epoch: int, index: int) -> np.ndarray:
         """Return the positions in the part of the images of a batch, (batch,)."""
         repeats = self.augmentation.repeats if self.augmentation else 1
         places = np.arange(index * self.batch_size, (index + 1) * self.batch_size) // repeats
-        return order(self.seed, epoch, self.part.size)[places]
+        if self.weights is None:
+            return order(self.seed, epoch, self.part.size)[places]
+        random = np.random.default_rng((self.seed, epoch))
+        shares = self.weights / self.weights.sum()
+        return random.choice(self.part.size, self.part.size, p=shares)[places]
 
     def ids(self, epoch: int, index: int) -> list[Any]:
         """Return the ids of the images of a batch: their paths, or indices in the source."""
         return [self.part.id(position) for position in self.positions(epoch, index)]
 
     @functools.cached_property
-    def images(self) -> Sequence[np.ndarray]:
-        """The images before augmentation."""
+    def images(self) -> "Prepared":
+        """The images before augmentation, at the input size unless a window is cropped."""
         crop = self.augmentation and self.augmentation.crop
-        # A random window is cropped from the original image, not from a resized one.
+        budget = IN_MEMORY_BYTES // max(self.processes, 1)
         if crop == "random_resized":
-            return Originals(self.part.images, self.facts.channels)
-        crop_ratio = 1.0 if crop == "shift" else self.facts.preprocessing.crop_ratio
-        return at_size(self.part, self.facts, crop_ratio, self._failed)
+            prepare = functools.partial(with_channels, channels=self.facts.channels)
+            pictures = getattr(self.part.images, "picture", None)
+            if pictures and self.facts.channels == 3 and self.keras_cv is None:
+                return Prepared(self.part.images, None, budget, pictures)
+        else:
+            crop_ratio = 1.0 if crop == "shift" else self.facts.preprocessing.crop_ratio
+            prepare = functools.partial(fit_to_model, facts=self.facts, crop_ratio=crop_ratio)
+        return Prepared(self.part.images, prepare, budget)
 
-    def make(
-        self, epoch: int, index: int, share: int = 0, shares: int = 1
-    ) -> tuple[np.ndarray, Any]:
+    def make(self, epoch: int, index: int, share: int = 0, shares: int = 1) -> Made:
         """Return batch `index` of an epoch, or the images of one of several shares of it.
 
         Args:
@@ -194,73 +383,68 @@ class TrainingBatches(Batches):
             share: Index of the share; see `share_of_batch`.
             shares: Number of shares.
         """
-        positions, images = self.positions(epoch, index), self.images
+        positions = self.positions(epoch, index)
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
         seeds = random.integers(2**63, size=len(positions))
         if shares > 1:
             own = share_of_batch(len(positions), share, shares)
             positions, seeds = positions[own], seeds[own]
-        batch = np.empty((len(positions), *self.facts.size, self.facts.channels), "float32")
+        images = np.empty((len(positions), *self.facts.size, self.facts.channels), "uint8")
+        boxes = np.zeros((len(positions), 5), "int32")
         windows: list[Window | None] = [None] * len(positions)
-
-        def fill(i: int) -> None:
-            if self.unreadable and self.part.id(positions[i]) in self.unreadable:
-                return
-            try:
-                image = images[positions[i]]
-            except OSError as error:
-                self._failed(positions[i], error)
-            else:
-                windows[i] = self._augmented(image, batch[i], np.random.default_rng(seeds[i]))
-
-        if self.keras_cv is None:
-            _in_threads(fill, len(positions))
-        else:
+        errors = []
+        if self.keras_cv is not None:
             self.keras_cv.start(int(seeds[0] % 2**31))
-            for i in range(len(positions)):
-                fill(i)
+        for i, position in enumerate(positions):
+            image = self.read(position)
+            if isinstance(image, OSError):
+                errors.append((self.part.id(position), str(image)))
+            else:
+                generator = np.random.default_rng(seeds[i])
+                images[i], windows[i], boxes[i] = self._augmented(image, generator)
         read = [i for i, window in enumerate(windows) if window is not None]
         if not read:
-            raise OSError(
-                f"no image of batch {index} can be decoded, such as {self.ids(epoch, index)[0]}"
-            )
-        if len(read) < len(positions):
+            raise OSError(f"no image of batch {index} can be decoded: {errors[0][1]}")
+        if errors:
             taken = [i if windows[i] else read[i % len(read)] for i in range(len(positions))]
-            batch, positions = batch[taken], positions[taken]
+            images, boxes, positions = images[taken], boxes[taken], positions[taken]
             windows = [windows[i] for i in taken]
 
-        labels = self.part.labels[positions]
+        labels: Any = self.part.labels[positions]
         if self.mixing is not None:
             labels = soft_labels(labels, self.classes)
         if self.targets is not None:
             pairs = zip(positions, windows, strict=True)
             targets = [self.targets(self.part.id(i), window) for i, window in pairs]
             labels = {"head": labels, "aux_head": np.stack(targets)}
-        return (batch, labels) if self.mixing is None else self.mixing(batch, labels, random)
-
-    def _augmented(self, image: np.ndarray, out: np.ndarray, random: np.random.Generator) -> Window:
-        """Write the augmented and normalized image to `out`, and return its window."""
+        if self.mixing is not None:
+            images, labels = self.mixing(images, labels, random, share, shares)
+        erasing = boxes if self.augmentation and self.augmentation.erasing else None
+        if self.on_device:
+            return Made(images, labels, boxes=erasing, errors=tuple(errors))
         if self.keras_cv is not None:
-            pixels = normalize(self.keras_cv.pixels(image), self.facts.preprocessing)
-            out[:], window = self.keras_cv.erase(pixels), Window()
-        else:
-            out[:], window = augmented(image, self.augmentation, self.facts, random)
-        return window
+            batch = self.normalized(images)
+            batch = np.stack([self.keras_cv.erase(image) for image in batch])
+            return Made(batch, labels, errors=tuple(errors))
+        return Made(self.normalized(images, erasing), labels, errors=tuple(errors))
 
-    def _failed(self, position: int, error: OSError) -> None:
-        """Take note of an image that can't be decoded."""
-        if self.strict:
-            raise error
-        self.unreadable[self.part.id(position)] = error
-        log.warning("An image is skipped in training (%d so far): %s", len(self.unreadable), error)
+    def _augmented(self, image: np.ndarray, random: np.random.Generator) -> tuple:
+        """Return an augmented uint8 image, its window, and the box to erase."""
+        augmentation, size = self.augmentation, self.facts.size
+        if augmentation is None:
+            return image, Window(), 0
+        if self.keras_cv is not None:
+            return self.keras_cv.pixels(image), Window(), 0
+        mean = self.facts.preprocessing.mean
+        image, window = augmentation.pixels(image, size, random, mean)
+        return image, window, draw_erasing(*size, augmentation.erasing, random)
 
 
-class EvaluationBatches(Batches):
+class EvaluationBatches(ImageBatches):
     """Images in order, with the evaluation transform; the last batch may be smaller.
 
-    An image that can't be decoded raises: measures of other images than those asked for would
-    not be comparable.
+    An image that can't be decoded is left out, and a warning is logged; with `strict`, it raises.
 
     Args:
         part: The images and their labels.
@@ -271,6 +455,7 @@ class EvaluationBatches(Batches):
             float32 weights (batch,): 1 for an image, 0 for padding.
         soft: Number of classes of soft labels, as mixed training images have them; None leaves
             the labels as they are.
+        strict: Whether an image that can't be decoded is an error.
     """
 
     def __init__(
@@ -280,33 +465,94 @@ class EvaluationBatches(Batches):
         batch_size: int,
         pad: bool = False,
         soft: int | None = None,
+        strict: bool = False,
     ):
-        super().__init__()
-        self.part, self.facts, self.batch_size, self.pad = part, facts, batch_size, pad
-        self.soft = soft
+        super().__init__(part, facts, strict)
+        self.batch_size, self.pad, self.soft = batch_size, pad, soft
 
     def __len__(self) -> int:
         return -(-self.part.size // self.batch_size)
 
     @functools.cached_property
-    def images(self) -> Sequence[np.ndarray]:
+    def images(self) -> "Prepared":
         """The images at the input size of the model."""
-        return at_size(self.part, self.facts, self.facts.preprocessing.crop_ratio)
+        crop_ratio = self.facts.preprocessing.crop_ratio
+        prepare = functools.partial(fit_to_model, facts=self.facts, crop_ratio=crop_ratio)
+        return Prepared(self.part.images, prepare, IN_MEMORY_BYTES)
 
-    def make(self, epoch: int, index: int) -> tuple[np.ndarray, ...]:
-        start = index * self.batch_size
-        labels = self.part.labels[start : start + self.batch_size]
+    def make(self, epoch: int, index: int) -> Made:
+        positions = range(self.part.size)[index * self.batch_size :][: self.batch_size]
+        found = {position: self.read(position) for position in positions}
+        errors = tuple(
+            (self.part.id(position), str(error))
+            for position, error in found.items()
+            if isinstance(error, OSError)
+        )
+        read = [position for position in positions if isinstance(found[position], np.ndarray)]
+        if not read:
+            raise OSError(f"no image of batch {index} can be decoded: {errors[0][1]}")
+        images, labels = np.stack([found[position] for position in read]), self.part.labels[read]
         if self.soft is not None:
             labels = soft_labels(labels, self.soft)
-        images = stacked(lambda i: self.images[start + i], len(labels), self.facts, self.images)
-        if not self.pad:
-            return images, labels
-        weights = np.ones(len(labels), "float32")
-        missing = self.batch_size - len(labels)
-        return tuple(
-            np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
-            for array in (images, labels, weights)
-        )
+        weights = None
+        if self.pad:
+            missing = self.batch_size - len(read)
+            images, labels, weights = (
+                np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+                for array in (images, labels, np.ones(len(read), "float32"))
+            )
+        return Made(images if self.on_device else self.normalized(images), labels, weights, None,
+                    errors)  # fmt: skip
+
+
+class Prepared:
+    """Images prepared by a function when they are used, and kept up to `budget` bytes in total.
+
+    Args:
+        images: The images.
+        prepare: A function of an image, or None.
+        budget: Bytes to keep; prepared images of an array are not kept if they are the same.
+        read: A function of an index that returns the image, in place of `images[index]`.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[np.ndarray],
+        prepare: Callable[[np.ndarray], np.ndarray] | None,
+        budget: int,
+        read: Callable[[int], Any] | None = None,
+    ):
+        self.images, self.prepare, self.left = images, prepare, budget
+        self.read = read or images.__getitem__
+        self.kept: dict[int, Any] = {}
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.kept.get(index)
+        if image is None:
+            original = self.read(index)
+            image = self.prepare(original) if self.prepare else original
+            in_memory = isinstance(self.images, np.ndarray) and np.shares_memory(image, original)
+            # Pillow keeps four bytes per pixel.
+            size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
+            with self.lock:
+                if not in_memory and size <= self.left and index not in self.kept:
+                    self.left -= size
+                    self.kept[index] = image
+        return image
+
+
+def has_accelerator() -> bool:
+    """Return whether Keras computes on a GPU or TPU to which batches can be sent as uint8."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    if keras.backend.backend() == "jax" and keras.distribution.distribution() is None:
+        import jax
+
+        return jax.default_backend() != "cpu"
+    return False
 
 
 def share_of_batch(count: int, share: int, shares: int) -> np.ndarray:
@@ -327,104 +573,7 @@ def share_of_batch(count: int, share: int, shares: int) -> np.ndarray:
     return np.concatenate([first, count - 1 - first[::-1]])
 
 
-class Originals(Sequence):
-    """Images at their original sizes, with the channels of the model.
-
-    Decoded images are cached, up to `IN_MEMORY_BYTES` in total.
-    """
-
-    def __init__(self, images: Sequence[np.ndarray], channels: int):
-        self.images, self.channels = images, channels
-        self.kept: dict[int, np.ndarray] = {}
-        self.left = IN_MEMORY_BYTES
-        self.lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        image = self.kept.get(index)
-        if image is None:
-            image = with_channels(self.images[index], self.channels)
-            with self.lock:
-                if not isinstance(self.images, np.ndarray) and image.nbytes <= self.left:
-                    self.left -= image.nbytes
-                    self.kept[index] = image
-        return image
-
-
-class Resized(Sequence):
-    """Images converted lazily to the size and channels of a model."""
-
-    def __init__(self, images: Sequence[np.ndarray], facts: ModelInput, crop_ratio: float):
-        self.images, self.facts, self.crop_ratio = images, facts, crop_ratio
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return fit_to_model(self.images[index], self.facts, self.crop_ratio)
-
-
-def at_size(
-    part: Part,
-    facts: ModelInput,
-    crop_ratio: float,
-    failed: Callable[[int, OSError], None] | None = None,
-) -> Sequence[np.ndarray]:
-    """Return the images at the input size of the model, as an array if memory allows.
-
-    An image that can't be decoded is passed to `failed`, and raises if there is none.
-    """
-    shape = (part.size, *facts.size, facts.channels)
-    if isinstance(part.images, np.ndarray) and part.images.shape == shape and crop_ratio == 1:
-        return part.images
-    resized = Resized(part.images, facts, crop_ratio)
-    if np.prod(shape, dtype="int64") > IN_MEMORY_BYTES:
-        return resized
-    images = np.empty(shape, "uint8")
-
-    def fill(index: int) -> None:
-        try:
-            images[index] = resized[index]
-        except OSError as error:
-            if failed is None:
-                raise
-            failed(index, error)
-
-    _in_threads(fill, part.size)
-    return images
-
-
-def stacked(
-    image: Callable[[int], np.ndarray], count: int, facts: ModelInput, images: Sequence
-) -> np.ndarray:
-    """Return `image(0)`, `image(1)`, ... as one normalized batch.
-
-    Threads are used unless the underlying `images` are an array.
-    """
-    if isinstance(images, np.ndarray):
-        return normalize(np.stack([image(i) for i in range(count)]), facts.preprocessing)
-    batch = np.empty((count, *facts.size, facts.channels), "float32")
-
-    def fill(i: int) -> None:
-        batch[i] = normalize(image(i), facts.preprocessing)
-
-    _in_threads(fill, count)
-    return batch
-
-
 @functools.lru_cache(maxsize=2)
 def order(seed: int, epoch: int, count: int) -> np.ndarray:
     """Return the order of `count` images in an epoch."""
     return np.random.default_rng((seed, epoch)).permutation(count)
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "images")
-
-
-def _in_threads(function: Callable[[int], None], count: int) -> None:
-    for _ in _pool().map(function, range(count)):
-        pass

@@ -1,28 +1,15 @@
-"""Sources and training batches for Grain, which needs no TensorFlow.
+"""The training batches as a dataset of Grain, for pipelines and loops of your own."""
 
-Grain also makes batches in several processes, past Python's global interpreter lock:
-`grain_batches(...).mp_prefetch(grain.MultiprocessingOptions(num_workers=8))`. Each process then
-has every eighth image of the order, so that batches depend on the number of processes.
-"""
-
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
 from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.augmentation import Augmentation, augmented
-from keras_vitx.data.augmentation.mixing import Mixing, check_mixable, soft_labels
-from keras_vitx.data.preprocessing import fit_to_model, with_channels
-from keras_vitx.data.sources import open_source
-from keras_vitx.data.sources.parts import Part, Source
-from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import needs_extra
+from keras_vitx.data.sources.parts import Part
 
 
 class Examples:
-    """A part of a source as pairs (image, label), a random-access data source of Grain.
+    """A split of a source as pairs (image, label), a random-access data source of Grain.
 
     ```python
     source = kv.data.open_source("pets")
@@ -43,97 +30,26 @@ class Examples:
         return self.part.images[index], self.part.labels[index]
 
 
-def grain_batches(
-    source: Any,
-    model: Any,
-    batch_size: int = 64,
-    *,
-    augmentation: str | Augmentation | Mapping[str, Any] | None = "crop_flip",
-    mixing: Mixing | Mapping[str, Any] | None = None,
-    seed: int = 0,
-    **arguments: Any,
-) -> Any:
-    """Return endless training batches as a `grain.IterDataset`.
+def grain_batches(source: Any, model: Any, batch_size: int = 64, **arguments: Any) -> Any:
+    """Return endless training batches as a `grain.IterDataset`. Deprecated: use `pipelines`.
 
-    Each epoch is a new permutation, and each image is augmented anew; batches run across the
-    end of an epoch. The same seed gives the same batches, but not those of `pipelines`. In
-    `fit`, give `steps_per_epoch`.
+    `pipelines(...).train` is made by Grain, too, in processes with `workers=`; its method
+    `dataset` returns it as a dataset of Grain.
 
     Args:
-        source: Training images: a `Part`, or anything that `open_source` takes or returns.
-        model: A model of keras_vitx, of which the `input_shape`, the `preprocessing` and the
-            number of outputs are used.
-        batch_size: Number of images per batch.
-        augmentation: As in `pipelines`; without `repeats`, and not by keras-cv.
-        mixing: As in `pipelines`.
-        seed: Seed of the order, the augmentation, the mixing and the split.
-        **arguments: Further arguments of `open_source`.
-
-    Returns:
-        Batches of float32 images (batch, height, width, channels), and labels as `pipelines`
-        makes them.
-
-    Raises:
-        ValueError: if an argument is out of range, or the source is invalid.
-        ImportError: if Grain is not installed.
+        source, model, batch_size, **arguments: As in `pipelines`.
     """
-    try:
-        import grain
-    except ImportError as error:
-        raise ImportError(needs_extra("grain_batches needs Grain", "grain")) from error
-    augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
-    facts, classes = ModelInput.of(model), model.output_shape[-1]
-    if augmentation is not None:
-        augmentation.check_channels(facts.channels)
-        if augmentation.repeats > 1 or augmentation.by != "pillow":
-            raise ValueError(
-                'augmentation: Grain\'s batches take repeats=1 and by="pillow", got '
-                f"{augmentation.repeats} and {augmentation.by!r}."
-            )
-    if not isinstance(source, Part):
-        if not isinstance(source, Source):
-            source = open_source(source, seed=seed, **arguments)
-        source = source.train
-    if mixing is not None:
-        check_mixable(source.labels, classes)
-    examples = (
-        grain.MapDataset.source(Examples(source))
-        .seed(seed)
-        .shuffle()
-        .repeat()
-        .random_map(Augmented(augmentation, facts))
+    from keras_vitx.data.pipelines import pipelines
+
+    warnings.warn(
+        "`grain_batches` is deprecated: `pipelines(...).train` is made by Grain.",
+        DeprecationWarning,
+        stacklevel=2,
     )
-    # Grain's own default is to read 500 elements ahead.
-    reading = grain.ReadOptions(os.cpu_count(), prefetch_buffer_size=2 * batch_size)
-    batches = examples.to_iter_dataset(reading).batch(batch_size)
-    return batches if mixing is None else batches.random_map(Mixed(mixing, classes))
+    if isinstance(source, Part):
+        from keras_vitx.data.sources import Source
 
-
-@dataclass(frozen=True)
-class Augmented:
-    """The augmentation of an example, as a random map of Grain."""
-
-    augmentation: Augmentation | None
-    facts: ModelInput
-
-    def __call__(self, example: tuple, random: np.random.Generator) -> tuple:
-        image, label = example
-        crop = self.augmentation and self.augmentation.crop
-        if crop == "random_resized":
-            image = with_channels(image, self.facts.channels)
-        else:
-            crop_ratio = 1.0 if crop == "shift" else self.facts.preprocessing.crop_ratio
-            image = fit_to_model(image, self.facts, crop_ratio)
-        return augmented(image, self.augmentation, self.facts, random)[0], label
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """MixUp and CutMix of a batch, as a random map of Grain."""
-
-    mixing: Mixing
-    classes: int
-
-    def __call__(self, batch: tuple, random: np.random.Generator) -> tuple:
-        images, labels = batch
-        return self.mixing(images, soft_labels(labels, self.classes), random)
+        source = Source("part", None, source)
+    train = pipelines(source, model, batch_size, **arguments).train
+    train.on_device = False
+    return train.dataset().map(lambda batch: tuple(batch[:2]))

@@ -1,10 +1,10 @@
 """Input pipelines: batches of training, validation and test images from a source."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -14,10 +14,12 @@ from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
 from keras_vitx.data.sources import open_source
-from keras_vitx.data.sources.parts import Part, Source, fraction_of
+from keras_vitx.data.sources.parts import Source, fraction_of
 from keras_vitx.preprocessing import ModelInput
+from keras_vitx.text import nearest
 
 log = logging.getLogger(__name__)
+Sampling = Literal["balanced"] | Mapping[str, float] | Sequence[float] | np.ndarray | None
 
 
 class Pipelines(NamedTuple):
@@ -34,7 +36,7 @@ class Pipelines(NamedTuple):
         class_names: Label i means `class_names[i]`; None if there are no class names.
         train_size: Number of training images; None if unknown.
         validation_size: Number of validation images, or None.
-        skipped: Files that were skipped because they can't be decoded.
+        skipped: Image files of a kind that Pillow can't read.
         test: The test part of the source, in order, or None. It is used by `evaluate`,
             never in training.
         test_size: Number of test images, or None.
@@ -60,9 +62,11 @@ def pipelines(
     targets: Callable[[Any, Window], np.ndarray] | None = None,
     fraction: float = 1.0,
     seed: int = 0,
-    validation_split: float = 0.1,
+    validation_split: float | Iterable[str | int] = 0.1,
     strict: bool = False,
     pad: bool = False,
+    sampling: Sampling = None,
+    workers: int = 0,
 ) -> Pipelines:
     """Return the training, validation and test batches of `source` for `model`.
 
@@ -72,8 +76,8 @@ def pipelines(
     batch, they form a single smaller batch. A training batch depends only on the seed, the
     epoch and its index; see `keras_vitx.data.batches.Batches` for how epochs are counted.
 
-    A part that takes at most 512 MiB at the model's input size is kept in memory; the
-    images of larger parts are decoded in threads on demand.
+    Grain makes the batches, several at once, in threads or in processes (`workers`). Decoded
+    images are kept in memory up to 512 MiB per split.
 
     Args:
         source: Anything that `open_source` takes or returns.
@@ -92,10 +96,20 @@ def pipelines(
         fraction: Fraction of the training images of each class that is used (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `open_source`.
-        strict: As in `open_source`.
+        strict: Whether an image that can't be decoded is an error. If not, another one of its
+            batch takes its place in training, it is left out in evaluation, and a warning is
+            logged.
         pad: Whether to fill the last validation and test batch with black images, and to
             add weights (batch,) to each batch: 1 for an image, 0 for padding. Needed by
             `keras.distribution`, which splits batches evenly between devices.
+        sampling: How often images are drawn for training, with replacement: `"balanced"`, each
+            class equally often; a mapping from class names to the relative frequency of an image
+            of that class; or the relative frequency of each training image of the source, (n,).
+            None takes each image once per epoch.
+        workers: Number of processes that make training batches; 0 for threads of this process,
+            which Python's lock slows down from about four cores on. Processes start by importing
+            the main module, so a script needs `if __name__ == "__main__":`, and hold a copy of
+            arrays.
 
     Raises:
         ValueError: if an argument is out of range, the source is invalid, or it has more
@@ -109,20 +123,18 @@ def pipelines(
         raise ValueError(f"fraction: expected a number above 0 and up to 1, got {fraction!r}.")
     if not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"seed: expected an integer of 0 or more, got {seed!r}.")
+    if not isinstance(workers, (int, np.integer)) or workers < 0:
+        raise ValueError(f"`workers` must be an integer, at least 0. Received: {workers!r}.")
     facts = ModelInput.of(model)
     if not isinstance(source, Source):
         source = open_source(source, validation_split=validation_split, strict=strict, seed=seed)
     _check_classes(source, model)
 
     classes = model.output_shape[-1]
+    weights = _weights(sampling, source)
+    if weights is not None and fraction != 1:
+        raise ValueError("`sampling` must be None where `fraction` is not 1.")
     train = fraction_of(source.train, fraction, seed)
-
-    def in_order(part: Part | None) -> tuple[EvaluationBatches | None, int | None]:
-        if part is None:
-            return None, None
-        soft = None if mixing is None else classes
-        return EvaluationBatches(part, facts, batch_size, pad, soft), part.size
-
     batches = TrainingBatches(
         train,
         facts,
@@ -133,19 +145,61 @@ def pipelines(
         classes=classes,
         strict=strict,
         targets=targets,
+        weights=weights,
+        workers=workers,
     )
-    validation, validation_size = in_order(source.validation)
-    test, test_size = in_order(source.test)
+    soft = None if mixing is None else classes
+    validation, test = (
+        None if part is None else EvaluationBatches(part, facts, batch_size, pad, soft, strict)
+        for part in (source.validation, source.test)
+    )
     return Pipelines(
         batches,
         validation,
         source.class_names,
         train.size,
-        validation_size,
+        source.validation and source.validation.size,
         source.skipped,
         test,
-        test_size,
+        source.test and source.test.size,
     )
+
+
+def _weights(sampling: Sampling, source: Source) -> np.ndarray | None:
+    """Return the relative frequency of each training image, or None."""
+    if sampling is None:
+        return None
+    labels, names = source.train.labels, source.class_names
+    if isinstance(sampling, (str, Mapping)):
+        if labels.ndim != 1 or labels.dtype.kind == "f":
+            raise ValueError(
+                "`sampling` must be one number per image where images do not have one class each. "
+                f"Received: {sampling!r}."
+            )
+        if isinstance(sampling, Mapping):
+            known = {str(name): i for i, name in enumerate(names or ())}
+            for name in sampling:
+                if str(name) not in known:
+                    raise ValueError(f"`sampling` has no class {name!r}. {nearest(name, known)}")
+            per_class = np.ones(len(known))
+            for name, weight in sampling.items():
+                per_class[known[str(name)]] = weight
+        elif sampling == "balanced":
+            per_class = 1 / np.maximum(np.bincount(labels), 1)
+        else:
+            raise ValueError(
+                f'`sampling` must be "balanced", a mapping or an array. Received: {sampling!r}.'
+            )
+        weights = per_class[labels]
+    else:
+        weights = np.asarray(sampling, "float64")
+    good = weights.shape == labels.shape[:1] and np.isfinite(weights).all()
+    if not good or (weights < 0).any() or not weights.any():
+        raise ValueError(
+            f"`sampling` must be numbers of at least 0, not all 0, one for each of {len(labels)} "
+            f"training images. Received: {weights.dtype} of shape {weights.shape}."
+        )
+    return weights
 
 
 def _check_classes(source: Source, model) -> None:

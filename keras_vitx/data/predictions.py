@@ -13,7 +13,8 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     """Return the most probable classes per image, in descending order.
 
     Args:
-        predictions: (n, classes), the outputs of a classifier for n images.
+        predictions: (n, classes), the outputs of a classifier for n images; of two classes,
+            also (n, 1), the probability of the second one.
         top: Number of classes per image.
         model: A model with `class_names`. Without a model or without names, the 1,000
             ImageNet classes are assumed.
@@ -32,6 +33,8 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     if top < 1:
         raise ValueError(f"top: expected a positive number, got {top!r}.")
     names = getattr(model, "class_names", None)
+    if predictions.shape[1] == 1 and names is not None and len(names) == 2:
+        predictions = np.concatenate([1 - predictions, predictions], axis=1)
     classes = imagenet_classes() if names is None else [("", name) for name in names]
     if len(classes) != predictions.shape[1]:
         has = "ImageNet" if names is None else "`model.class_names`"

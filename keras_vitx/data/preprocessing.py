@@ -1,14 +1,24 @@
 """The evaluation transform, from files and arrays to the input of a model."""
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from keras import ops
+from PIL import ExifTags, Image, ImageOps
 
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.text import nearest
+
+LONG = 128
+"""Images longer than this many crops are cut to it, about their center, before the resize.
+
+Shorter ones are resized whole and then cropped, which is timm's result to the last level.
+"""
 
 
 def preprocess_input(images, model) -> np.ndarray:
@@ -31,7 +41,8 @@ def preprocess_input(images, model) -> np.ndarray:
 
     Raises:
         ValueError: if an array has another shape, dtype or range.
-        OSError: if a file can't be decoded; the message names it.
+        OSError: if a file can't be decoded, or has more than `PIL.Image.MAX_IMAGE_PIXELS`
+            pixels; the message names it.
     """
     facts = ModelInput.of(model)
     if not isinstance(images, (list, tuple)):
@@ -42,6 +53,38 @@ def preprocess_input(images, model) -> np.ndarray:
         fit_to_model(_pixels(image), facts, facts.preprocessing.crop_ratio) for image in images
     ]
     return normalize(np.stack(resized), facts.preprocessing)
+
+
+@contextlib.contextmanager
+def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
+    """Open an image file with Pillow, if it is not too large to decode.
+
+    A small file can decode to any number of pixels; `PIL.Image.MAX_IMAGE_PIXELS`
+    (89,478,485 unless a program changes it, None for no limit) is the most.
+
+    Args:
+        path: A file in any format that Pillow reads, or an open binary file.
+
+    Raises:
+        OSError: if the file has more pixels, or it or the body of the `with` raises; the
+            message names the file.
+    """
+    # Pillow's decoders raise many types of errors on damaged files.
+    try:
+        file = os.path.expanduser(path) if isinstance(path, (str, os.PathLike)) else path
+        with Image.open(file) as image:
+            if math.prod(image.size) > (Image.MAX_IMAGE_PIXELS or math.inf):
+                raise Image.DecompressionBombError
+            if not all(image.size):
+                raise ValueError(f"its size is {image.size} (width, height)")
+            yield image
+    except Image.DecompressionBombError as error:
+        raise OSError(
+            f"{path} can't be decoded as an image: it has more than {Image.MAX_IMAGE_PIXELS:,} "
+            "pixels. If you trust it, set `PIL.Image.MAX_IMAGE_PIXELS`."
+        ) from error
+    except Exception as error:
+        raise OSError(f"{path} can't be decoded as an image: {error}") from error
 
 
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
@@ -55,17 +98,27 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        OSError: if the file can't be read or fully decoded; the message names it.
+        OSError: if the file can't be read or fully decoded, or is too large (`open_image`);
+            the message names it.
         ValueError: if `channels` is neither 1 nor 3.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels: expected 1 or 3, got {channels!r}.")
-    # Pillow's decoders raise many types of errors on damaged files.
-    try:
-        with Image.open(path) as image:
-            return _picture_pixels(image, channels)
-    except Exception as error:
-        raise OSError(f"{path} can't be decoded as an image: {error}") from error
+    return np.array(read_image(path, channels))
+
+
+def read_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
+    """Return what `decode_image` returns, possibly read-only, without another copy."""
+    with open_image(path) as image:
+        return _picture_pixels(image, channels)
+
+
+def read_picture(path: str | os.PathLike) -> Image.Image:
+    """Return what `decode_image` returns for three channels, as a picture of Pillow."""
+    with open_image(path) as image:
+        picture = _as_mode(image, "RGB")
+        picture.load()
+        return picture
 
 
 def check_image(path: str | os.PathLike) -> None:
@@ -74,12 +127,9 @@ def check_image(path: str | os.PathLike) -> None:
     Raises:
         OSError: as in `decode_image`.
     """
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (1, 1))  # a JPEG is fully read, but decoded at an eighth of its size
-            _picture_pixels(image, 3)
-    except Exception as error:
-        raise OSError(f"{path} can't be decoded as an image: {error}") from error
+    with open_image(path) as image:
+        image.draft("RGB", (1, 1))  # a JPEG is fully read, but decoded at an eighth of its size
+        _picture_pixels(image, 3)
 
 
 def resize_and_crop(
@@ -88,10 +138,12 @@ def resize_and_crop(
     crop_ratio: float = 1.0,
     interpolation: str = "bicubic",
 ) -> np.ndarray:
-    """Resize `image` to cover `size / crop_ratio`, and crop its centre.
+    """Resize `image` to cover `size / crop_ratio`, and crop its center.
 
     The aspect ratio is preserved. Sizes are rounded as in timm's evaluation transform, to
-    reproduce published accuracies. A crop ratio above 1 adds a black border.
+    reproduce published accuracies. A crop ratio above 1 adds a black border. Of an image
+    that is more than `LONG` times as long as the crop, only the center is resized: the
+    memory does not grow with the aspect ratio.
 
     Args:
         image: uint8 (h, w, channels).
@@ -104,17 +156,24 @@ def resize_and_crop(
         uint8 (height, width, channels).
 
     Raises:
-        ValueError: if the filter is unknown or the ratio isn't positive.
+        ValueError: if the image is empty, the filter is unknown, or the ratio isn't positive
+            or leaves nothing of the size.
     """
     filters = {entry.name.lower(): entry for entry in Image.Resampling}
     if interpolation not in filters:
         raise ValueError(
             f"interpolation: {interpolation!r} is unknown. {nearest(interpolation, filters)}"
         )
-    if not crop_ratio > 0:
-        raise ValueError(f"crop_ratio: expected a positive number, got {crop_ratio!r}.")
+    if not 0 < crop_ratio <= min(size):
+        raise ValueError(
+            f"crop_ratio: expected a positive number, at most the shorter side of {size}, got "
+            f"{crop_ratio!r}."
+        )
+    if 0 in image.shape:
+        raise ValueError(f"image: expected at least one pixel, got shape {image.shape}.")
+    image = _without_ends(image, size, crop_ratio)
     scaled = _scaled_size(image.shape[:2], size, crop_ratio)
-    return _centre_crop(resize(image, scaled, filters[interpolation]), size)
+    return _center_crop(resize(image, scaled, filters[interpolation]), size)
 
 
 def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
@@ -128,15 +187,32 @@ def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling)
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes], axis=-1)
 
 
-def normalize(images: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
-    """Return (images / 255 - mean) / std of images (..., width, channels), as float32."""
+def normalize(
+    images: np.ndarray, preprocessing: Preprocessing, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Return (images / 255 - mean) / std of images (..., width, channels), as float32.
+
+    Args:
+        images: The images.
+        preprocessing: The mean and the std.
+        out: A contiguous float32 array of the same shape, to which the result is written.
+    """
     # Over whole rows, since NumPy is slow if the last axis has three entries.
     width = images.shape[-2]
-    rows = images.reshape(*images.shape[:-2], -1).astype("float32")
-    rows /= 255.0
+    out = np.empty(images.shape, "float32") if out is None else out
+    rows = out.reshape(*images.shape[:-2], -1)
+    np.divide(images.reshape(rows.shape), np.float32(255), out=rows, dtype="float32")
     rows -= np.tile(np.float32(preprocessing.mean), width)
     rows /= np.tile(np.float32(preprocessing.std), width)
-    return rows.reshape(images.shape)
+    return out
+
+
+def normalize_on_device(images: np.ndarray, preprocessing: Preprocessing) -> Any:
+    """Return what `normalize` returns, computed on the device, to which uint8 images travel."""
+    images = ops.cast(ops.convert_to_tensor(images), "float32") / 255.0
+    return (images - ops.convert_to_tensor(preprocessing.mean, "float32")) / ops.convert_to_tensor(
+        preprocessing.std, "float32"
+    )
 
 
 def as_uint8(images, what: str) -> np.ndarray:
@@ -180,6 +256,8 @@ def _as_batch(array) -> np.ndarray:
 def _pixels(image) -> np.ndarray:
     """Convert one image, of any type that `preprocess_input` takes, to uint8 (h, w, c)."""
     if isinstance(image, Image.Image):
+        if not all(image.size):
+            raise ValueError(f"images: the size of a PIL image is {image.size} (width, height).")
         return _picture_pixels(image, 3)
     if _is_file_or_picture(image):
         return decode_image(Path(image))
@@ -195,14 +273,20 @@ def _pixels(image) -> np.ndarray:
 
 
 def _picture_pixels(picture: Image.Image, channels: int) -> np.ndarray:
-    picture = ImageOps.exif_transpose(picture)
+    pixels = np.asarray(_as_mode(picture, "RGB" if channels == 3 else "L"))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
+    """Return an upright picture of the mode "RGB" or "L"."""
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # It copies others, too.
+        picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):
         # Pillow would clip levels above 255 instead of scaling.
         picture = Image.fromarray((np.asarray(picture) >> 8).astype("uint8"))
     if picture.mode in ("I", "F"):
         raise ValueError(f"pixels of Pillow mode {picture.mode!r} have no known range")
-    pixels = np.array(picture.convert("RGB" if channels == 3 else "L"))
-    return pixels.reshape(*pixels.shape[:2], channels)
+    return picture if picture.mode == mode else picture.convert(mode)
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
@@ -222,6 +306,17 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     )
 
 
+def _without_ends(image: np.ndarray, size: tuple[int, int], crop_ratio: float) -> np.ndarray:
+    """Cut off the ends of a long image, which a center crop does not show."""
+    sides = image.shape[:2]
+    # Source pixels per pixel of the crop.
+    step = min(side / target for side, target in zip(sides, size, strict=True))
+    longest = (math.ceil(LONG * target * step * max(crop_ratio, 1)) for target in size)
+    # The same number of pixels at either end, so that the center stays.
+    ends = [max(side - most, 0) // 2 for side, most in zip(sides, longest, strict=True)]
+    return image[tuple(slice(end, side - end) for end, side in zip(ends, sides, strict=True))]
+
+
 def _scaled_size(
     image_size: tuple[int, int], size: tuple[int, int], crop_ratio: float
 ) -> tuple[int, int]:
@@ -234,7 +329,7 @@ def _scaled_size(
     return round(height / ratio), round(width / ratio)
 
 
-def _centre_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _center_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     borders = [max(target - side, 0) for side, target in zip(image.shape[:2], size, strict=True)]
     if any(borders):
         image = np.pad(

@@ -173,3 +173,11 @@ def test_a_class_of_one_image_is_trained_on_and_named(arrays, caplog):
 def test_an_unknown_source_says_what_is_known(source):
     with pytest.raises(ValueError, match=r'source: .*"fashion_mnist", "tfds:NAME", a folder'):
         open_source(source)
+
+
+def test_floats_are_numbers_and_integers_are_classes(arrays):
+    ages = np.arange(40) % 7 + 20
+    assert open_source((arrays[0], ages.astype("float64"))).class_names is None
+    assert open_source((arrays[0], ages.astype("float64"))).train.labels.dtype == np.float32
+    assert len(open_source((arrays[0], ages)).class_names) == 27
+    assert open_source((arrays[0], np.arange(40) % 2 * 1.0)).class_names == ("0", "1")

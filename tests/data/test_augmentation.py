@@ -53,6 +53,17 @@ def test_without_a_crop_only_the_flip_is_left(picture):
     assert window == Window(flip=True)
 
 
+def test_a_window_of_a_picture_is_that_of_its_pixels(picture):
+    image = picture(50, 61)
+    for random in range(20):
+        found, wanted = (
+            random_resized(source, (24, 32), np.random.default_rng(random))
+            for source in (Image.fromarray(image), image)
+        )
+        np.testing.assert_array_equal(found[0], wanted[0])
+        assert found[1] == wanted[1]
+
+
 def test_a_whole_window_gives_the_image_back(picture):
     image = picture(24, 24)
     for random in generators(8):

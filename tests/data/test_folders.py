@@ -3,8 +3,11 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from keras_vitx.data import open_source
+from keras_vitx.data.sources import folders
+from keras_vitx.data.sources.folders import image_files, unreadable
 
 pytestmark = pytest.mark.backend_free
 
@@ -51,11 +54,17 @@ def test_every_image_is_given_as_rgb(pets):
             assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3
 
 
-@pytest.mark.parametrize("validation", ["val", "validation"])
-def test_train_and_validation_folders_are_the_split(pets, tmp_path, validation):
+@pytest.mark.parametrize(
+    "train, validation",
+    [("train", "val"), ("Train", "Val"), ("training", "validation"), ("train", "valid"),
+     ("TRAIN", "dev"), ("train", "eval")],
+)  # fmt: skip
+def test_train_and_validation_folders_are_the_split(pets, tmp_path, train, validation):
     root = tmp_path / "root"
-    shutil.copytree(pets, root / "train")
+    shutil.copytree(pets, root / train)
     shutil.copytree(pets / "dog", root / validation / "dog")
+    (root / "annotations").mkdir()
+    (root / "annotations" / "boxes.json").write_text("{}")
     source = open_source(root)
     assert source.class_names == ("cat", "dog")
     assert source.train.size == 20 and source.test is None
@@ -78,6 +87,39 @@ def test_a_test_folder_is_kept_apart(pets, tmp_path):
         open_source(root)
 
 
+def test_folders_that_could_be_splits_or_classes(pets, tmp_path):
+    root = tmp_path / "root"
+    for name in ("train", "valid", "test"):
+        shutil.copytree(pets, root / name)
+    shutil.copytree(pets / "dog", root / "more")
+    with pytest.raises(ValueError, match=r"more/ .* could be splits or classes.*splits=True"):
+        open_source(root)
+    source = open_source(root, splits=True)
+    assert [source.train.size, source.validation.size, source.test.size] == [20, 20, 20]
+    assert source.class_names == ("cat", "dog")
+    assert open_source(root, splits=False).class_names == ("more", "test", "train", "valid")
+    shutil.rmtree(root / "train")
+    with pytest.raises(ValueError, match="There is no train/"):
+        open_source(root)
+    # A train and a bus are classes.
+    for name in ("train", "bus"):
+        shutil.copytree(pets / "dog", tmp_path / "vehicles" / name, ignore=lambda *_: ["deep"])
+    assert open_source(tmp_path / "vehicles").class_names == ("bus", "train")
+
+
+def test_named_images_are_held_out(pets, caplog):
+    names = open_source(pets, seed=5).validation.names()
+    assert all(name.startswith(("cat/", "dog/")) for name in names)
+    shutil.copy(pets / "cat" / "0.jpg", pets / "cat" / "00.jpg")  # would shift a random split
+    source = open_source(pets, validation_split=names)
+    assert source.validation.names() == names and source.train.size == 21 - len(names)
+    with caplog.at_level(logging.WARNING, "keras_vitx"):
+        open_source(pets, validation_split=[*names, "cat/gone.jpg"])
+    assert "1 held-out images are no longer in the source: cat/gone.jpg" in caplog.text
+    with pytest.raises(ValueError, match="`validation_split` must name images"):
+        open_source(pets, validation_split=["cat/gone.jpg"])
+
+
 def test_a_validation_class_that_training_lacks_is_an_error(pets, tmp_path):
     root = tmp_path / "root"
     shutil.copytree(pets, root / "train")
@@ -92,28 +134,44 @@ def test_a_train_folder_alone_is_split(pets, tmp_path):
     assert (source.train.size, source.validation.size) == (18, 2)
 
 
-def test_broken_images_are_skipped_with_one_log_line(pets, caplog):
+def test_opening_reads_no_file(pets, monkeypatch):
+    break_some(pets)
+    monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("a file is read"))
+    source = open_source(pets)
+    assert source.train.size + source.validation.size == 21 and source.skipped == ()
+
+
+def test_broken_images_are_found_by_a_check(pets, save, picture):
     broken = break_some(pets)
+    short = save(pets / "cat" / "short.png", picture(60, 60))
+    short.write_bytes(short.read_bytes()[:-3000])
+    errors = unreadable(image_files(pets))
+    assert errors.keys() == {*broken, short}
+    assert "text.jpg can't be decoded" in str(errors[pets / "dog" / "text.jpg"])
+
+
+def test_files_that_pillow_can_not_read_are_counted(pets, monkeypatch, caplog):
+    (pets / "cat" / "IMG_1.HEIC").write_bytes(b"of a phone")
+    (pets / "dog" / "raw.cr2").write_bytes(b"of a camera")
+    monkeypatch.setattr(folders, "readable_suffixes", lambda: {".jpg", ".png"})
     with caplog.at_level(logging.WARNING, "keras_vitx"):
         source = open_source(pets)
-    assert set(source.skipped) == broken
-    assert source.train.size + source.validation.size == 19
-    assert len(caplog.records) == 1
-    assert "2 images" in caplog.text and str(pets / "cat" / "0.jpg") in caplog.text
-    for part in (source.train, source.validation):
-        assert all(image.size for image in part.images)
-
-
-def test_strict_names_the_broken_image(pets):
-    break_some(pets)
-    with pytest.raises(OSError, match=r"cat/0\.jpg can't be decoded"):
+    assert len(caplog.records) == 1 and "2 images" in caplog.text and ".cr2, .heic" in caplog.text
+    assert {path.name for path in source.skipped} == {"IMG_1.HEIC", "raw.cr2"}
+    with pytest.raises(OSError, match=r"2 images .* such as .*IMG_1\.HEIC"):
         open_source(pets, strict=True)
 
 
-def test_a_png_cut_short_is_found(pets, save, picture):
-    path = save(pets / "cat" / "short.png", picture(60, 60))
-    path.write_bytes(path.read_bytes()[:-3000])
-    assert open_source(pets).skipped == (path,)
+@pytest.mark.parametrize(
+    "suffix, kind", [(".jfif", "JPEG"), (".jp2", "JPEG2000"), (".avif", "AVIF")]
+)
+def test_whatever_pillow_reads_is_read(pets, picture, suffix, kind):
+    if suffix not in folders.readable_suffixes():
+        pytest.skip(f"this Pillow does not read {suffix}")
+    path = pets / "cat" / f"x{suffix}"
+    Image.fromarray(picture(32, 32)).save(path, kind)
+    train = open_source(pets, validation_split=0).train
+    assert train.images[train.images.paths.index(path)].shape == (32, 32, 3)
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path):
@@ -129,7 +187,7 @@ def test_a_single_class_says_what_is_expected(pets):
 
 def test_a_class_without_images_is_named(pets):
     (pets / "fish").mkdir()
-    (pets / "fish" / "bad.png").write_bytes(b"bad")
+    (pets / "fish" / "bad.txt").write_bytes(b"bad")
     with pytest.raises(ValueError, match=r"no readable image in .*fish"):
         open_source(pets)
 

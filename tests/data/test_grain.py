@@ -1,11 +1,10 @@
-import sys
 from itertools import islice
 
 import numpy as np
 import pytest
 
 import keras_vitx as kv
-from keras_vitx.data import Augmentation, Examples, Mixing, grain_batches, open_source, pipelines
+from keras_vitx.data import Examples, Mixing, grain_batches, open_source, pipelines
 
 grain = pytest.importorskip("grain")
 backend_free = pytest.mark.backend_free
@@ -59,19 +58,6 @@ def test_unaugmented_images_are_those_of_pipelines(source, make_model):
     expected, _ = pipelines(source, model, 20, **options).train[0]
     distance = np.abs(images[:, None] - expected).max(axis=(2, 3, 4))
     assert sorted(distance.argmin(axis=1)) == list(range(20)) and distance.min(axis=1).max() < 1e-6
-
-
-@backend_free
-def test_what_grain_can_not_do_is_named(source, make_model, monkeypatch):
-    model = make_model((16, 16), classes=2)
-    for fields in ({"repeats": 3}, {"by": "keras_cv"}):
-        with pytest.raises(ValueError, match="take repeats=1 and by="):
-            grain_batches(source, model, augmentation=Augmentation(**fields))
-    with pytest.raises(ValueError, match="For regression, use no mixing"):
-        grain_batches((source[0], np.linspace(-1, 1, 20)), model, mixing=Mixing())
-    monkeypatch.setitem(sys.modules, "grain", None)
-    with pytest.raises(ImportError, match='extra "grain"'):
-        grain_batches(source, model)
 
 
 def test_fit_takes_batches_of_grain(source):

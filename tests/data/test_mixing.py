@@ -3,6 +3,7 @@ import pytest
 
 from keras_vitx.data import Mixing
 from keras_vitx.data.augmentation.mixing import check_mixable, soft_labels
+from keras_vitx.data.batches import share_of_batch
 
 pytestmark = pytest.mark.backend_free
 
@@ -28,6 +29,32 @@ def test_labels_are_mixed_by_the_share_of_pixels(mixing):
                 assert set(np.unique(images[i])) <= {i, 5 - i}
         shares.append(labels[0, 0])
     assert min(shares) < 0.4 and max(shares) > 0.7
+
+
+@pytest.mark.parametrize("group_size, groups", [(None, 1), (2, 4), (4, 2), (8, 1)])
+def test_a_coefficient_per_group(group_size, groups):
+    mixing = Mixing(cutmix=0, group_size=group_size)
+    images, labels = mixing(*batch(8), np.random.default_rng(1))
+    assert len(set(np.round(labels.diagonal(), 6))) == groups
+    np.testing.assert_allclose(images[:, 0, 0, 0], labels @ np.arange(8), rtol=1e-5)
+    for shares in (2, 4):  # Devices that mix their own images mix the same.
+        for share in range(shares):
+            own = share_of_batch(8, share, shares)
+            given = [array[own] for array in batch(8)]
+            part, of_part = mixing(*given, np.random.default_rng(1), share, shares)
+            np.testing.assert_array_equal(part, images[own])
+            np.testing.assert_array_equal(of_part, labels[own])
+    with pytest.raises(ValueError, match="`group_size` must divide the batch of 6"):
+        Mixing(group_size=4).check_batch(6)
+
+
+def test_bytes_are_rounded():
+    images = np.arange(4 * 16 * 16 * 3, dtype="uint8").reshape(4, 16, 16, 3)
+    mixing = Mixing(cutmix=0)
+    found, _ = mixing(images.copy(), np.eye(4), np.random.default_rng(0))
+    wanted, _ = mixing(images.astype("float32"), np.eye(4), np.random.default_rng(0))
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, np.rint(wanted))
 
 
 def test_an_unmixed_batch_is_unchanged():
@@ -68,6 +95,7 @@ def test_labels_that_can_not_be_mixed_are_named(labels, classes, message):
         ({"mixup": -1}, "`mixup` must be a number, at least 0. Received: -1"),
         ({"cutmix": float("nan")}, "`cutmix` .* Received: nan"),
         ({"mixing_probability": 2}, "`mixing_probability` .* Received: 2"),
+        ({"group_size": 3}, "`group_size` must be an even number or None. Received: 3"),
         ({"switch": "half"}, "`switch` .* Received: 'half'"),
     ],
 )

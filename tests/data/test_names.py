@@ -9,7 +9,7 @@ from harness import FAMILIES
 
 import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.models import MODELS, facts_of
+from keras_vitx.models import MODELS, model_input
 from keras_vitx.weights import checkpoints_of
 
 
@@ -20,7 +20,7 @@ def test_a_family_states_what_its_models_want(name):
 
 def test_every_size_has_facts():
     for name in MODELS:
-        facts = facts_of(name)
+        facts = model_input(name)
         assert facts.input_shape == (None, *MODELS[name].data["input_shape"])
         assert facts.preprocessing == MODELS[name].preprocessing
 

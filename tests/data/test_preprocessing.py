@@ -1,8 +1,10 @@
+import warnings
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from keras_vitx.data import decode_image, preprocess_input
+from keras_vitx.data import decode_image, preprocess_input, preprocessing
 from keras_vitx.data.preprocessing import resize_and_crop
 
 pytestmark = pytest.mark.backend_free
@@ -158,3 +160,57 @@ def test_a_file_that_is_no_image_is_named(tmp_path, picture, save):
     for name in ("short.jpg", "text.png", "missing.png"):
         with pytest.raises(OSError, match=f"{name} can't be decoded"):
             decode_image(tmp_path / name)
+
+
+@pytest.mark.parametrize("sides", [(1, 20_000), (20_000, 1), (3, 9_000)])
+def test_only_what_the_crop_shows_of_a_long_image_is_resized(
+    make_model, picture, save, tmp_path, monkeypatch, sides
+):
+    resized, resize = [], Image.Image.resize
+
+    def spy(self, size, *arguments):
+        resized.append(size[0] * size[1])
+        return resize(self, size, *arguments)
+
+    monkeypatch.setattr(Image.Image, "resize", spy)
+    batch = preprocess_input(save(tmp_path / "long.png", picture(*sides)), make_model())
+    assert batch.shape == (1, 32, 32, 3) and np.isfinite(batch).all()
+    assert max(resized) <= 130 * 32 * 32
+
+
+@pytest.mark.parametrize("crop_ratio", [0.875, 1.0, 1.15])
+@pytest.mark.parametrize("sides", [(40, 400), (400, 40), (41, 777)])
+def test_a_long_image_shows_its_center(monkeypatch, sides, crop_ratio):
+    axis = int(np.argmax(sides))
+    # Four levels per pixel, and so at least five per pixel of the result.
+    ramp = np.clip(4 * (np.arange(max(sides)) - max(sides) / 2) + 128, 0, 255).astype("uint8")
+    image = np.broadcast_to(ramp[:, None] if axis == 0 else ramp, sides)[..., None]
+    results = []
+    for long in (8, 10**9):
+        monkeypatch.setattr(preprocessing, "LONG", long)
+        results.append(resize_and_crop(image, (32, 32), crop_ratio).astype(int))
+    # By a pixel at most: the long sides are rounded to other numbers of pixels.
+    assert np.abs(results[0] - results[1]).max() <= 8
+    assert np.ptp(results[0]) > 120
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
+    make_model, picture, save, tmp_path, monkeypatch
+):
+    path = save(tmp_path / "large.png", picture(40, 30))
+    for limit in (1_000, 500):  # Pillow itself warns at the one, and raises at the other.
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with (
+            warnings.catch_warnings(action="ignore"),
+            pytest.raises(OSError, match=rf"large.png can't .* more than {limit:,} pixels"),
+        ):
+            preprocess_input(path, make_model())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert preprocess_input(path, make_model()).shape == (1, 32, 32, 3)
+
+
+def test_an_image_without_pixels_is_an_error(make_model):
+    with pytest.raises(ValueError, match=r"size of a PIL image is \(8, 0\)"):
+        preprocess_input(Image.new("RGB", (8, 0)), make_model())
+    with pytest.raises(ValueError, match="at least one pixel"):
+        resize_and_crop(np.zeros((0, 8, 3), "uint8"), (4, 4))

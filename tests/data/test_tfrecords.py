@@ -80,6 +80,15 @@ def test_shards_are_the_images_that_were_written(tmp_path, images, make_model):
     assert batch.shape == (4, 16, 16, 3) and labels.shape == (4,)
 
 
+@pytest.mark.parametrize("name", ["valid-0-of-1", "eval-00000-of-00001", "a.DEV.tfrecord"])
+def test_shards_of_validation_by_any_name(tmp_path, images, name):
+    records = [example({"image": png(image), "label": [i % 2]}) for i, image in enumerate(images)]
+    write(tmp_path / "train-0-of-1", records)
+    write(tmp_path / name, records[:4])
+    opened = open_source(f"{tmp_path}/*")
+    assert (opened.train.size, opened.validation.size) == (12, 4)
+
+
 def test_labels_of_imagenet_start_at_one(tmp_path, images):
     names = "image/encoded", "image/class/label"
 

@@ -1,5 +1,6 @@
 import logging
 
+import keras
 import numpy as np
 import pytest
 
@@ -8,7 +9,7 @@ from keras_vitx.data.batches import TrainingBatches
 from keras_vitx.data.sources.parts import Part, fraction_of
 from keras_vitx.preprocessing import ModelInput
 
-pytestmark = pytest.mark.backend_free
+backend_free = pytest.mark.backend_free
 STRONG = Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25)
 
 
@@ -22,32 +23,33 @@ def facts(make_model):
     return ModelInput.of(make_model((16, 16), classes=4))
 
 
-def arrays(batch):
-    images, labels = batch
-    return [images, *(labels.values() if isinstance(labels, dict) else [labels])]
+def made(batches, epoch, index):
+    return batches.finish(batches.make(epoch, index))
 
 
+@backend_free
 @pytest.mark.parametrize("augmentation", [STRONG, Augmentation(color_jitter=0.4, repeats=3)])
 def test_a_batch_depends_on_seed_epoch_and_index_only(part, facts, augmentation):
     def batches(seed):
         return TrainingBatches(part, facts, 8, augmentation, Mixing(), seed, classes=4)
 
     first = batches(1)
-    expected = {(e, i): first.make(e, i) for e in range(2) for i in range(3)}
+    expected = {(e, i): made(first, e, i) for e in range(2) for i in range(3)}
     again = batches(1)
     for key in reversed(expected):
-        for found, wanted in zip(again.make(*key), expected[key], strict=True):
+        for found, wanted in zip(made(again, *key), expected[key], strict=True):
             np.testing.assert_array_equal(found, wanted)
-    assert (batches(2).make(0, 0)[0] != expected[0, 0][0]).any()
+    assert (made(batches(2), 0, 0)[0] != expected[0, 0][0]).any()
     assert (expected[0, 0][0] != expected[1, 0][0]).any()
 
 
+@backend_free
 def test_images_are_repeated_in_a_batch_and_augmented_anew(part, facts):
     batches = TrainingBatches(part, facts, 6, Augmentation(repeats=3))
     assert len(batches) == 4  # as many images per epoch as without repeats
     seen = []
     for index in range(4):
-        images, labels = batches.make(0, index)
+        images, labels = made(batches, 0, index)
         ids = batches.ids(0, index)
         assert ids == [ids[0]] * 3 + [ids[3]] * 3
         assert labels.tolist() == [i % 4 for i in ids]
@@ -57,18 +59,20 @@ def test_images_are_repeated_in_a_batch_and_augmented_anew(part, facts):
     assert set(seen) != {i for index in range(4) for i in batches.ids(1, index)}
 
 
+@backend_free
 def test_erased_boxes_and_all_channels(picture, make_model):
     for channels in (1, 3):
         facts = ModelInput.of(make_model((16, 16), channels=channels, classes=4))
         grey = Part(np.full((40, 16, 16, channels), 128, "uint8"), np.arange(40) % 4)
         plain = Augmentation(crop=None, flip=0.0, erasing=0.5)
-        images, _ = TrainingBatches(grey, facts, 40, plain).make(0, 0)
+        images, _ = made(TrainingBatches(grey, facts, 40, plain), 0, 0)
         level = (128 / 255 - 0.5) / 0.25
         erased = (np.abs(images - level) > 1e-3).any(axis=(1, 2, 3))
         assert 10 < erased.sum() < 30
         assert np.abs(images[erased]).max() > 1.5
 
 
+@backend_free
 def test_ids_are_paths_or_indices_in_the_source(pets, make_model, picture):
     result = pipelines(pets, make_model((16, 16), classes=2), 4, validation_split=0.2, fraction=0.5)
     opened = open_source(pets, validation_split=0.2)
@@ -83,10 +87,11 @@ def test_ids_are_paths_or_indices_in_the_source(pets, make_model, picture):
         fraction=0.5,
     ).train
     for index in range(len(train)):
-        batch, _ = train.make(0, index)
+        batch, _ = made(train, 0, index)
         assert train.ids(0, index) == np.rint(batch[:, 0, 0, 0] * 255).astype(int).tolist()
 
 
+@backend_free
 def test_a_fraction_of_each_class():
     labels = np.repeat([0, 1, 2], [60, 30, 1])
     part = Part(np.arange(91).reshape(-1, 1, 1, 1).astype("uint8"), labels)
@@ -98,6 +103,7 @@ def test_a_fraction_of_each_class():
     assert fraction_of(part, 1.0, 0) is part
 
 
+@backend_free
 def test_targets_follow_the_window_and_are_mixed(part, facts):
     seen = []
 
@@ -106,7 +112,7 @@ def test_targets_follow_the_window_and_are_mixed(part, facts):
         return np.float32([window.top, window.left, window.flip])
 
     batches = TrainingBatches(part, facts, 8, Augmentation(), targets=targets)
-    _, labels = batches.make(0, 1)
+    _, labels = made(batches, 0, 1)
     assert [index for index, _ in seen] == batches.ids(0, 1)
     np.testing.assert_array_equal(labels["head"], part.labels[batches.positions(0, 1)])
     expected = [[w.top, w.left, w.flip] for _, w in seen]
@@ -114,7 +120,7 @@ def test_targets_follow_the_window_and_are_mixed(part, facts):
 
     mixing = Mixing(cutmix=0)
     mixed = TrainingBatches(part, facts, 8, Augmentation(), mixing, classes=4, targets=targets)
-    _, found = mixed.make(0, 1)
+    _, found = made(mixed, 0, 1)
     assert found["head"].shape == (8, 4)
     share = found["aux_head"][0, 0] / np.float32(expected)[:, 0]
     random = np.random.default_rng((0, 0, 2))
@@ -126,6 +132,7 @@ def test_targets_follow_the_window_and_are_mixed(part, facts):
         TrainingBatches(part, facts, 8, mixing=Mixing(), classes=4, targets=targets)
 
 
+@backend_free
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
 def test_an_image_that_goes_bad_after_opening_is_replaced(pets, make_model, caplog, augmentation):
     model = make_model((16, 16), classes=2)
@@ -136,30 +143,32 @@ def test_an_image_that_goes_bad_after_opening_is_replaced(pets, make_model, capl
     assert bad
     train = pipelines(source, model, 4, augmentation=augmentation).train
     with caplog.at_level(logging.WARNING, "keras_vitx"):
-        batches = [train.make(epoch, index) for epoch in range(2) for index in range(len(train))]
+        batches = [made(train, epoch, index) for epoch in range(2) for index in range(len(train))]
     assert set(train.unreadable) == set(bad)
-    assert caplog.text.count("is skipped in training") == len(bad)
+    assert caplog.text.count("An image is skipped") == len(bad)
     assert all(str(path) in caplog.text for path in bad)
     for images, labels in batches:
         assert np.isfinite(images).all() and len(labels) == 4
     again = pipelines(source, model, 4, augmentation=augmentation).train
-    for found, wanted in zip(again.make(0, 0), batches[0], strict=True):
+    for found, wanted in zip(made(again, 0, 0), batches[0], strict=True):
         np.testing.assert_array_equal(found, wanted)
     strict = pipelines(source, model, 4, augmentation=augmentation, strict=True).train
     with pytest.raises(OSError, match="can't be decoded"):
         for index in range(len(strict)):
-            strict.make(0, index)
+            made(strict, 0, index)
 
 
+@backend_free
 def test_a_batch_without_any_readable_image_is_an_error(pets, make_model):
     source = open_source(pets, validation_split=0)
     for path in source.train.images.paths:
         path.write_bytes(b"")
     train = pipelines(source, make_model((16, 16), classes=2), 4).train
-    with pytest.raises(OSError, match=r"no image of batch 0 can be decoded, such as .*cat"):
-        train.make(0, 0)
+    with pytest.raises(OSError, match=r"no image of batch 0 can be decoded: .*jpg"):
+        made(train, 0, 0)
 
 
+@backend_free
 def test_mixed_labels_are_soft_in_all_parts(part, make_model):
     validation = part.take(np.arange(9))
     source = (part[:2], validation[:2])
@@ -175,6 +184,7 @@ def test_mixed_labels_are_soft_in_all_parts(part, make_model):
     assert labels.shape == (8,) and set(labels) - {0, 1}
 
 
+@backend_free
 def test_what_can_not_be_mixed_is_named_before_the_first_batch(part, facts, make_model):
     with pytest.raises(ValueError, match="the number of classes of these integer labels"):
         TrainingBatches(part, facts, 8, mixing=Mixing())
@@ -187,3 +197,73 @@ def test_what_can_not_be_mixed_is_named_before_the_first_batch(part, facts, make
     images = np.zeros((8, 16, 16, 4), "uint8")
     with pytest.raises(ValueError, match=r"rand_augment: .* got 4 channels"):
         pipelines((images, np.arange(8) % 2), alpha, augmentation="rand_augment")
+
+
+@backend_free
+def test_an_image_that_vanishes_is_left_out_of_evaluation(pets, make_model, caplog):
+    source = open_source(pets, validation_split=0.5)
+    model = make_model((16, 16), classes=2)
+    gone = source.validation.images.paths[3]
+    gone.unlink()
+    with caplog.at_level(logging.WARNING, "keras_vitx"):
+        batches = list(pipelines(source, model, 8).validation)
+    assert [len(images) for images, _ in batches] == [7, 2]
+    assert "An image is skipped (1 so far)" in caplog.text and str(gone) in caplog.text
+    padded = list(pipelines(source, model, 8, pad=True).validation)
+    assert [images.shape[0] for images, _, _ in padded] == [8, 8]
+    assert sum(weights.sum() for _, _, weights in padded) == 9
+    with pytest.raises(OSError, match=str(gone)):
+        list(pipelines(source, model, 8, strict=True).validation)
+
+
+@backend_free
+@pytest.mark.parametrize("sampling", ["balanced", {"0": 3, "1": 1}, "array"])
+def test_weighted_sampling(make_model, sampling):
+    labels = np.repeat([0, 1], [900, 100])
+    images = np.zeros((1000, 16, 16, 3), "uint8")
+    weights = np.where(labels, 9.0, 1.0) if sampling == "array" else sampling
+    options = {"augmentation": None, "validation_split": 0, "sampling": weights}
+    train = pipelines((images, labels), make_model((16, 16), classes=2), 100, **options).train
+    drawn = np.concatenate([labels[train.ids(epoch, i)] for epoch in (0, 1) for i in range(10)])
+    expected = 1 - 27 / 28 if isinstance(sampling, dict) else 0.5
+    assert abs(drawn.mean() - expected) < 0.04
+    assert train.ids(0, 0) == train.ids(0, 0) != train.ids(1, 0)
+
+
+@backend_free
+@pytest.mark.parametrize(
+    "sampling, message",
+    [("even", "'even'"), ({"cat": 1}, "no class 'cat'"), ([1, 2], "24 training images"),
+     ([-1] * 24, "at least 0")],
+)  # fmt: skip
+def test_wrong_sampling_is_named(part, make_model, sampling, message):
+    source = (part.images, part.labels)
+    with pytest.raises(ValueError, match=f"`sampling` .*{message}"):
+        pipelines(source, make_model((16, 16), classes=4), validation_split=0, sampling=sampling)
+
+
+@backend_free
+def test_processes_and_threads_make_the_same_batches(pets, make_model):
+    options = {"augmentation": STRONG, "mixing": Mixing(group_size=2), "validation_split": 0.2}
+    model = make_model((16, 16), classes=2)
+    (pets / "cat" / "0.jpg").write_bytes(b"damaged")
+    plain, processes = (pipelines(pets, model, 4, workers=w, **options).train for w in (0, 2))
+    for epoch in (0, 1):
+        for batches in (plain, processes):
+            batches.set_epoch(epoch)
+        for index in range(len(plain)):
+            for found, wanted in zip(processes[index], plain[index], strict=True):
+                assert type(found) is np.ndarray
+                np.testing.assert_array_equal(found, wanted)
+    assert processes.unreadable == plain.unreadable and len(plain.unreadable) == 1
+
+
+def test_normalized_on_a_device_as_by_the_workers(part, facts):
+    """The same on every backend, with boxes of noise."""
+    batches = TrainingBatches(part, facts, 24, STRONG, Mixing(), classes=4)
+    wanted, _ = made(batches, 0, 0)
+    batches.on_device = True
+    batch = batches.make(0, 0)
+    assert batch.images.dtype == np.uint8 and batch.boxes[:, 2].any()
+    found, _ = batches.finish(batch)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(found), wanted, rtol=0, atol=1e-6)

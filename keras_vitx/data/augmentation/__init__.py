@@ -17,11 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from keras_vitx.data.augmentation.erasing import erase
 from keras_vitx.data.augmentation.rand_augment import RandAugment
-from keras_vitx.data.augmentation.windows import Window, random_resized, shifted
-from keras_vitx.data.preprocessing import normalize
-from keras_vitx.preprocessing import ModelInput
+from keras_vitx.data.augmentation.windows import FILTERS, Window, random_resized, shifted
 from keras_vitx.text import nearest
 
 Crop = Literal["random_resized", "shift"]
@@ -33,7 +30,8 @@ BY = ("pillow", "keras_cv")
 class Augmentation:
     """The augmentation of training images.
 
-    In this order: crop, flip, RandAugment or colour jitter, normalization, random erasing.
+    In this order: crop, flip, RandAugment or color jitter; then, after mixing, normalization and
+    random erasing.
 
     Attributes:
         crop: "random_resized", a random window of the original image, resized to the model's
@@ -41,6 +39,9 @@ class Augmentation:
             up to an eighth (`windows.shifted`); or None, the centre, as in evaluation.
         scale: Minimum and maximum area of a random resized crop, as a fraction of the image.
         ratio: Minimum and maximum aspect ratio, width over height, of a random resized crop.
+        train_interpolation: "bicubic"; "bilinear"; or "random", one of the two drawn per image,
+            as in the released files of DeepViT and Refiner. Of random resized crops, and of the
+            operations of RandAugment that move pixels. keras-cv's layers have their own.
         flip: Probability of a horizontal flip.
         rand_augment: RandAugment in timm's notation, such as "m9-mstd0.5-inc1"
             (`RandAugment.named`), or None.
@@ -59,6 +60,7 @@ class Augmentation:
     crop: Crop | None = "random_resized"
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    train_interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     flip: float = 0.5
     rand_augment: str | None = None
     color_jitter: float = 0.0
@@ -71,6 +73,11 @@ class Augmentation:
             raise ValueError(f"`crop` must be one of {CROPS}. Received: {self.crop!r}.")
         if self.by not in BY:
             raise ValueError(f"`by` must be one of {BY}. Received: {self.by!r}.")
+        if self.train_interpolation not in FILTERS:
+            raise ValueError(
+                f"`train_interpolation` must be one of {tuple(FILTERS)}. "
+                f"Received: {self.train_interpolation!r}."
+            )
         for name, highest in (("scale", 1.0), ("ratio", float("inf"))):
             object.__setattr__(self, name, _interval(name, getattr(self, name), highest))
         for name in ("flip", "color_jitter", "erasing"):
@@ -135,7 +142,9 @@ class Augmentation:
             uint8 (*size, channels), and the window of the image that it shows.
         """
         if self.crop == "random_resized":
-            image, window = random_resized(image, size, random, self.scale, self.ratio)
+            image, window = random_resized(
+                image, size, random, self.scale, self.ratio, self.train_interpolation
+            )
         else:
             image, window = shifted(image, random) if self.crop else (image, Window())
         if random.random() < self.flip:
@@ -143,34 +152,11 @@ class Augmentation:
         if self.rand_augment is not None:
             fill = tuple(min(255, round(255 * level)) for level in mean)
             image = RandAugment.named(self.rand_augment)(
-                image, random, fill if len(fill) > 1 else fill[0]
+                image, random, fill if len(fill) > 1 else fill[0], self.train_interpolation
             )
         if self.color_jitter:
             image = jittered(image, self.color_jitter, random)
         return image, window
-
-
-def augmented(
-    image: np.ndarray,
-    augmentation: Augmentation | None,
-    facts: ModelInput,
-    random: np.random.Generator,
-) -> tuple[np.ndarray, Window]:
-    """Return an augmented and normalized image, the input of a model, and its window.
-
-    Args:
-        image: uint8 (height, width, channels), as in `Augmentation.pixels`.
-        augmentation: The augmentation; None only normalizes.
-        facts: The size and preprocessing of the model.
-        random: Source of all random numbers.
-    """
-    preprocessing = facts.preprocessing
-    if augmentation is None:
-        return normalize(image, preprocessing), Window()
-    pixels, window = augmentation.pixels(image, facts.size, random, preprocessing.mean)
-    image = normalize(pixels, preprocessing)
-    erase(image, augmentation.erasing, random)
-    return image, window
 
 
 def jittered(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:

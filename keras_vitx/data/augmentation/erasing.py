@@ -6,15 +6,21 @@ of the aspect ratio, and a `factor` p erases with probability p / 2, as the prob
 uniform in [0, p].
 """
 
+import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from keras import ops
 
 from keras_vitx.data.augmentation.windows import ATTEMPTS
 
 # The box, as a fraction of the image area, and its aspect ratio (height over width).
 AREA = (0.02, 1 / 3)
 RATIO = (0.3, 1 / 0.3)
+# Number of random numbers that all noise is taken from.
+NOISE = 2**20
 
 
 def erasing_box(
@@ -35,6 +41,65 @@ def erasing_box(
     return None
 
 
+def draw_erasing(
+    height: int, width: int, probability: float, random: np.random.Generator
+) -> tuple[int, int, int, int, int]:
+    """Return a box to erase (top, left, height, width) and the offset of its noise.
+
+    The box is empty, of height 0, where nothing is erased.
+
+    Args:
+        height, width: Size of the image.
+        probability: Probability that a box is erased.
+        random: Source of the box and of the offset.
+    """
+    box = erasing_box(height, width, random) if random.random() < probability else None
+    return (0, 0, 0, 0, 0) if box is None else (*box, int(random.integers(NOISE)))
+
+
+@functools.lru_cache(maxsize=4)
+def _noise(count: int) -> np.ndarray:
+    """Return `NOISE` standard normal numbers and their first `count` ones again, float32.
+
+    The noise of an image begins at a random offset. It is the same on every backend and device,
+    whose own generators differ.
+    """
+    noise = np.random.default_rng(0).standard_normal(NOISE, dtype="float32")
+    return np.concatenate([noise, np.resize(noise, count)])
+
+
+def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
+    """Replace a box of an image by standard normal noise, in place.
+
+    Args:
+        image: float32 (height, width, channels), normalized.
+        box: Of `draw_erasing`.
+    """
+    top, left, rows, columns, offset = box
+    if rows:
+        noise = _noise(image.size)[offset : offset + image.size].reshape(image.shape)
+        window = slice(top, top + rows), slice(left, left + columns)
+        image[window] = noise[window]
+
+
+def erase_on_device(images: Any, boxes: np.ndarray) -> Any:
+    """Return what `erase_box` makes of each image, computed where the images are.
+
+    Args:
+        images: A tensor, float32 (batch, height, width, channels).
+        boxes: int32 (batch, 5), of `draw_erasing`.
+    """
+    _, height, width, channels = images.shape
+    boxes = ops.convert_to_tensor(boxes)[:, :, None]
+    rows, columns = ops.arange(height), ops.arange(width)
+    inside_rows = (rows >= boxes[:, 0]) & (rows < boxes[:, 0] + boxes[:, 2])
+    inside_columns = (columns >= boxes[:, 1]) & (columns < boxes[:, 1] + boxes[:, 3])
+    inside = ops.logical_and(inside_rows[:, :, None], inside_columns[:, None])
+    count = height * width * channels
+    noise = ops.take(ops.convert_to_tensor(_noise(count)), boxes[:, 4] + ops.arange(count))
+    return ops.where(inside[..., None], ops.reshape(noise, images.shape), images)
+
+
 def erase(image: np.ndarray, probability: float, random: np.random.Generator) -> None:
     """Replace a random box of an image by standard normal noise, in place.
 
@@ -43,10 +108,4 @@ def erase(image: np.ndarray, probability: float, random: np.random.Generator) ->
         probability: Probability that a box is erased.
         random: Source of the box and the noise.
     """
-    if random.random() >= probability:
-        return
-    box = erasing_box(*image.shape[:2], random)
-    if box is not None:
-        top, left, rows, columns = box
-        noise = random.standard_normal((rows, columns, image.shape[-1]), dtype="float32")
-        image[top : top + rows, left : left + columns] = noise
+    erase_box(image, draw_erasing(*image.shape[:2], probability, random))

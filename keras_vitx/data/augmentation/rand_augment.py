@@ -2,8 +2,8 @@
 
 Cubuk et al., 2020, with the operations and the random magnitudes of timm's
 "rand-m9-mstd0.5-inc1", which DeiT and its successors train with; written from the
-definitions, with Pillow. Rotations, shears and translations are bicubic, as timm's are next to
-a bicubic crop. `keras.layers.RandAugment` of Keras 3.15 is another augmentation: it draws the
+definitions, with Pillow. Rotations, shears and translations have the interpolation of the crop, as
+in timm. `keras.layers.RandAugment` of Keras 3.15 is another augmentation: it draws the
 operations once per batch, not per image, always applies them, has 11 of them (neither Invert
 nor SolarizeAdd), and draws strengths from 0 to a maximum rather than around a magnitude.
 """
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from keras_vitx.data.augmentation.windows import drawn_filter
+
 Fill = int | tuple[int, ...]
 BICUBIC = Image.Resampling.BICUBIC
 # The magnitude at which an operation is strongest.
@@ -22,9 +24,11 @@ MAXIMUM = 10
 NAME = re.compile(r"(m|mstd|n|p|inc)(\d+\.?\d*|\.\d+)")
 
 
-def _affine(picture: Image.Image, coefficients: tuple[float, ...], fill: Fill) -> Image.Image:
+def _affine(
+    picture: Image.Image, coefficients: tuple[float, ...], fill: Fill, resample: Image.Resampling
+) -> Image.Image:
     return picture.transform(
-        picture.size, Image.Transform.AFFINE, coefficients, BICUBIC, fillcolor=fill
+        picture.size, Image.Transform.AFFINE, coefficients, resample, fillcolor=fill
     )
 
 
@@ -43,28 +47,36 @@ def _enhance(enhancer: Callable, picture: Image.Image, x: float) -> Image.Image:
     return enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
 
 
-# Functions of the picture, its strength x and the colour of pixels beyond the image.
-OPERATIONS: dict[str, Callable[[Image.Image, float, Fill], Image.Image]] = {
+# Functions of the picture, its strength x and the color of pixels beyond the image; those of
+# `MOVING`, which move pixels, have the filter as a fourth argument.
+OPERATIONS: dict[str, Callable[..., Image.Image]] = {
     "AutoContrast": lambda picture, x, fill: ImageOps.autocontrast(picture),
     "Equalize": lambda picture, x, fill: ImageOps.equalize(picture),
     "Invert": lambda picture, x, fill: ImageOps.invert(picture),
     "Posterize": lambda picture, x, fill: _posterize(picture, 4 - int(4 * x)),
     "Solarize": lambda picture, x, fill: ImageOps.solarize(picture, 256 - int(256 * x)),
     "SolarizeAdd": lambda picture, x, fill: _solarize_add(picture, int(110 * x)),
-    "Rotate": lambda picture, x, fill: picture.rotate(30 * x, BICUBIC, fillcolor=fill),
+    "Rotate": lambda picture, x, fill, resample=BICUBIC: picture.rotate(
+        30 * x, resample, fillcolor=fill
+    ),
     "Color": lambda picture, x, fill: _enhance(ImageEnhance.Color, picture, x),
     "Contrast": lambda picture, x, fill: _enhance(ImageEnhance.Contrast, picture, x),
     "Brightness": lambda picture, x, fill: _enhance(ImageEnhance.Brightness, picture, x),
     "Sharpness": lambda picture, x, fill: _enhance(ImageEnhance.Sharpness, picture, x),
-    "ShearX": lambda picture, x, fill: _affine(picture, (1, 0.3 * x, 0, 0, 1, 0), fill),
-    "ShearY": lambda picture, x, fill: _affine(picture, (1, 0, 0, 0.3 * x, 1, 0), fill),
-    "TranslateX": lambda picture, x, fill: _affine(
-        picture, (1, 0, 0.45 * x * picture.width, 0, 1, 0), fill
+    "ShearX": lambda picture, x, fill, resample=BICUBIC: _affine(
+        picture, (1, 0.3 * x, 0, 0, 1, 0), fill, resample
     ),
-    "TranslateY": lambda picture, x, fill: _affine(
-        picture, (1, 0, 0, 0, 1, 0.45 * x * picture.height), fill
+    "ShearY": lambda picture, x, fill, resample=BICUBIC: _affine(
+        picture, (1, 0, 0, 0.3 * x, 1, 0), fill, resample
+    ),
+    "TranslateX": lambda picture, x, fill, resample=BICUBIC: _affine(
+        picture, (1, 0, 0.45 * x * picture.width, 0, 1, 0), fill, resample
+    ),
+    "TranslateY": lambda picture, x, fill, resample=BICUBIC: _affine(
+        picture, (1, 0, 0, 0, 1, 0.45 * x * picture.height), fill, resample
     ),
 }
+MOVING = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 NAMES = tuple(OPERATIONS)
 # Operations of two directions: the sign of x is random.
 SIGNED = NAMES[NAMES.index("Rotate") :]
@@ -131,18 +143,26 @@ class RandAugment:
             drawn.append((name, -x if name in SIGNED and random.random() < 0.5 else x))
         return drawn
 
-    def __call__(self, image: np.ndarray, random: np.random.Generator, fill: Fill) -> np.ndarray:
+    def __call__(
+        self,
+        image: np.ndarray,
+        random: np.random.Generator,
+        fill: Fill,
+        interpolation: str = "bicubic",
+    ) -> np.ndarray:
         """Return the augmented image.
 
         Args:
             image: uint8 (height, width, channels), of one or three channels.
             random: Source of the operations.
             fill: Level per channel of pixels from beyond the image, in 0..255.
+            interpolation: As in `Augmentation.train_interpolation`; drawn for each operation.
         """
         drawn = self.draw(random)
         if not drawn:
             return image
         picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
         for name, x in drawn:
-            picture = OPERATIONS[name](picture, x, fill)
+            filters = [drawn_filter(interpolation, random)] if name in MOVING else []
+            picture = OPERATIONS[name](picture, x, fill, *filters)
         return np.asarray(picture).reshape(image.shape)

@@ -9,6 +9,12 @@ from PIL import Image
 from keras_vitx.data.preprocessing import resize
 
 ATTEMPTS = 10
+FILTERS = {
+    "bicubic": (Image.Resampling.BICUBIC,),
+    "bilinear": (Image.Resampling.BILINEAR,),
+    "random": (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC),
+}
+"""The filters of `Augmentation.train_interpolation`; of several, one is drawn at each use."""
 
 
 class Window(NamedTuple):
@@ -32,28 +38,40 @@ class Window(NamedTuple):
 
 
 def random_resized(
-    image: np.ndarray,
+    image: np.ndarray | Image.Image,
     size: tuple[int, int],
     random: np.random.Generator,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    interpolation: str = "bicubic",
 ) -> tuple[np.ndarray, Window]:
-    """Crop a random box and resize it, bicubically with antialiasing.
+    """Crop a random box and resize it, with antialiasing.
 
     Args:
-        image: uint8 (height, width, channels), of any size.
+        image: uint8 (height, width, channels), of any size; or an RGB picture of Pillow.
         size: (height, width) of the result.
         random: Source of the box.
         scale, ratio: As in `random_box`.
+        interpolation: A name of `FILTERS`.
 
     Returns:
         uint8 (*size, channels), and the window.
     """
-    height, width = image.shape[:2]
+    pillow = isinstance(image, Image.Image)
+    height, width = image.size[::-1] if pillow else image.shape[:2]
     top, left, rows, columns = random_box(height, width, random, scale, ratio)
-    box = image[top : top + rows, left : left + columns]
     window = Window(top / height, left / width, rows / height, columns / width)
-    return resize(box, size, Image.Resampling.BICUBIC), window
+    if pillow:
+        box = image.crop((left, top, left + columns, top + rows))
+        return np.asarray(box.resize(size[::-1], Image.Resampling.BICUBIC)), window
+    box = image[top : top + rows, left : left + columns]
+    return resize(box, size, drawn_filter(interpolation, random)), window
+
+
+def drawn_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
+    """Return the filter of that name in `FILTERS`; of several, a random one."""
+    filters = FILTERS[interpolation]
+    return filters[random.integers(len(filters))] if len(filters) > 1 else filters[0]
 
 
 def random_box(

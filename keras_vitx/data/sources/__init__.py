@@ -1,20 +1,24 @@
 """Opening labelled sets of images of any supported kind."""
 
 import os
+from collections.abc import Iterable
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 
 from keras_vitx.data.sources.arrays import open_arrays, open_fashion_mnist, open_npz
 from keras_vitx.data.sources.folders import open_folder
-from keras_vitx.data.sources.parts import Part, Source
+from keras_vitx.data.sources.parts import Part, Source, hold_out
 from keras_vitx.data.sources.real import open_real
+from keras_vitx.data.sources.tables import open_table
 from keras_vitx.data.sources.tfds import open_tfds
 from keras_vitx.data.sources.tfrecords import open_tfrecords, shards_of
 
 __all__ = ["Part", "Source", "open_real", "open_source"]
 
 KINDS = (
-    'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, an .npz file, '
+    'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, a .csv file of '
+    "files and labels, an .npz file, "
     'TFRecord shards ("data/*.tfrecord"), or arrays: (images, labels) or ((x_train, y_train), '
     "(x_val, y_val))."
 )
@@ -23,26 +27,28 @@ KINDS = (
 def open_source(
     source,
     *,
-    validation_split: float = 0.1,
+    validation_split: float | Iterable[str | int] = 0.1,
     strict: bool = False,
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
+    splits: bool | None = None,
 ) -> Source:
     """Open and check a labelled set of images.
 
-    If the source has no validation part, images are split off from its training part. A
-    test part is never used for validation.
+    If the source has no validation images, some are held out from its training images. Test
+    images are never used for validation.
 
-    Images are uint8 and keep their original sizes. Those of a folder or of
-    tensorflow-datasets are decoded lazily from their files.
+    Images are uint8 and keep their original sizes. Those of files are decoded when they are
+    used; opening reads names and labels only. `keras-vitx check` finds damaged files.
 
     Args:
         source: One of
             "fashion_mnist", the sample shipped with the package: 5,000 training
             images (28, 28, 1) and 1,000 test images of ten classes;
-            a path to a folder with one sub-folder per class, or with `train/`
-            and optionally `val/` (or `validation/`) and `test/` that hold such
-            sub-folders;
+            a path to a folder with one sub-folder per class, or with folders of splits that hold
+            such sub-folders: `train/` or `training/`; optionally `val/`, `valid/`,
+            `validation/`, `dev/` or `eval/`; and `test/` or `testing/`, in any case;
+            a path to a .csv file of files and labels (`sources.tables.open_table`);
             "tfds:NAME", any dataset of tensorflow-datasets with one label per image,
             downloaded if necessary;
             a path to an .npz file with x_train and y_train, and optionally x_val
@@ -54,38 +60,58 @@ def open_source(
             (x_test, y_test) as an optional third pair. Images are (n, height,
             width) or (n, height, width, channels), uint8 or floats in 0..1.
             Labels are integers (n,), one-hot, soft or multi-hot labels in 0..1
-            (n, classes), or other floats as regression targets.
-        validation_split: Fraction of each class that is split off from the training
-            part if the source has no validation part. 0 means no validation.
-        strict: Whether an image file that can't be decoded is an error. If not, it is
+            (n, classes), or floats as regression targets.
+        validation_split: Fraction of each class that is held out from the training images if the
+            source has no validation images; 0 means no validation. Or the names of the images to
+            hold out, as `Part.names` returns them and a run lists them.
+        strict: Whether an image file of a kind that Pillow can't read is an error. If not, it is
             skipped, listed in `skipped`, and a warning is logged.
         seed: Seed of the validation split.
         data_dir: The folder where tensorflow-datasets stores its files.
+        splits: Whether the sub-folders of a folder are splits (True) or classes (False); None
+            decides by their names, and raises where they could be both.
 
     Raises:
         ValueError: if the source is of no supported kind or layout, has fewer than two
             classes, or has labels out of range.
-        OSError: if a file can't be read or, with `strict`, an image can't be decoded.
+        OSError: if a file can't be read.
         ImportError: if tensorflow-datasets is required but not installed.
     """
-    if not isinstance(validation_split, Real) or not 0 <= validation_split < 1:
+    if isinstance(validation_split, Real):
+        if not 0 <= validation_split < 1:
+            raise ValueError(
+                "`validation_split` must be a number from 0 to less than 1, or names of images. "
+                f"Received: {validation_split!r}."
+            )
+    elif isinstance(validation_split, (str, bytes)) or not isinstance(validation_split, Iterable):
         raise ValueError(
-            f"validation_split: expected a number from 0 to less than 1, got {validation_split!r}."
+            "`validation_split` must be a number from 0 to less than 1, or names of images. "
+            f"Received: {validation_split!r}."
         )
+    opened = _open(source, strict, data_dir, splits)
+    if opened.validation is None:
+        train, validation = hold_out(opened.train, validation_split, seed)
+        opened = replace(opened, train=train, validation=validation)
+    return opened
+
+
+def _open(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool | None) -> Source:
     if isinstance(source, (tuple, list)):
-        return open_arrays(tuple(source), validation_split, seed)
+        return open_arrays(tuple(source))
     if not isinstance(source, (str, os.PathLike)):
         raise ValueError(f"source: got {type(source).__name__}. {KINDS}")
     if source == "fashion_mnist":
-        return open_fashion_mnist(validation_split, seed)
+        return open_fashion_mnist()
     if str(source).startswith("tfds:"):
-        return open_tfds(str(source)[len("tfds:") :], validation_split, seed, data_dir)
+        return open_tfds(str(source)[len("tfds:") :], data_dir)
     path = Path(source).expanduser()
-    if path.suffix != ".npz" and (shards := shards_of(source)):
-        return open_tfrecords(shards, str(source), validation_split, seed)
+    if path.suffix not in (".npz", ".csv") and (shards := shards_of(source)):
+        return open_tfrecords(shards, str(source))
     if path.is_dir():
-        return open_folder(path, validation_split, strict, seed)
+        return open_folder(path, strict, splits)
     if path.is_file() and path.suffix == ".npz":
-        return open_npz(path, validation_split, seed)
-    found = "is not an .npz file" if path.exists() else "does not exist"
+        return open_npz(path)
+    if path.is_file() and path.suffix == ".csv":
+        return open_table(path)
+    found = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
     raise ValueError(f"source: {str(source)!r} {found}. {KINDS}")

@@ -1,27 +1,25 @@
 """Array sources: in memory, in an .npz file, or shipped with the package."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from keras_vitx.data.preprocessing import as_uint8
-from keras_vitx.data.sources.parts import Part, Source, checked_labels, number_of_classes, set_aside
+from keras_vitx.data.sources.parts import Part, Source, checked_labels, number_of_classes
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
 PARTS = {"train": "training", "val": "validation", "test": "test"}
 
 
-def open_fashion_mnist(validation_split: float, seed: int) -> Source:
+def open_fashion_mnist() -> Source:
     """Open the shipped sample of Fashion-MNIST: 5,000 training images and 1,000 test images."""
-    return open_npz(FASHION_MNIST, validation_split, seed, name="fashion_mnist")
+    return open_npz(FASHION_MNIST, name="fashion_mnist")
 
 
-def open_npz(path: Path, validation_split: float, seed: int, name: str | None = None) -> Source:
+def open_npz(path: Path, name: str | None = None) -> Source:
     """Open an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
 
-    It may also hold `class_names`. Without x_val, validation images are split off
-    from the training images.
+    It may also hold `class_names`.
 
     Raises:
         ValueError: if arrays are missing or inconsistent.
@@ -30,8 +28,10 @@ def open_npz(path: Path, validation_split: float, seed: int, name: str | None = 
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise OSError(f"{path} can't be read as an .npz file: {error}") from error
+    except (FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # zipfile and NumPy raise whatever a bad file provokes.
+        raise OSError(f"{path} can't be read as an .npz file: {error!s:.200}") from error
     found = ", ".join(sorted(arrays)) or "nothing"
     pairs = {}
     for part in PARTS:
@@ -45,10 +45,10 @@ def open_npz(path: Path, validation_split: float, seed: int, name: str | None = 
             pairs[part] = arrays[f"x_{part}"], arrays[f"y_{part}"]
     names = arrays.get("class_names")
     names = None if names is None else tuple(map(str, names))
-    return _open(pairs, validation_split, seed, name or str(path), names)
+    return _open(pairs, name or str(path), names)
 
 
-def open_arrays(pair: tuple, validation_split: float, seed: int) -> Source:
+def open_arrays(pair: tuple) -> Source:
     """Open (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)]).
 
     The class names are the integers up to the largest label.
@@ -65,16 +65,10 @@ def open_arrays(pair: tuple, validation_split: float, seed: int) -> Source:
             "source: expected (images, labels) or ((x_train, y_train), (x_val, y_val)), with "
             f"(x_test, y_test) as an optional third pair, got {len(pair)} items."
         )
-    return _open(pairs, validation_split, seed, "arrays", None)
+    return _open(pairs, "arrays", None)
 
 
-def _open(
-    pairs: dict[str, tuple],
-    validation_split: float,
-    seed: int,
-    name: str,
-    class_names: tuple[str, ...] | None,
-) -> Source:
+def _open(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | None) -> Source:
     known = len(class_names) if class_names else None
     parts = {key: _part(*pair, known, f"of the {PARTS[key]} part") for key, pair in pairs.items()}
     labels = [part.labels for part in parts.values()]
@@ -88,10 +82,7 @@ def _open(
     classes = number_of_classes(labels)
     if class_names is None and classes is not None:
         class_names = tuple(map(str, range(classes)))
-    train, validation = parts["train"], parts.get("val")
-    if validation is None:
-        train, validation = set_aside(train, validation_split, seed)
-    return Source(name, class_names, train, validation, parts.get("test"))
+    return Source(name, class_names, parts["train"], parts.get("val"), parts.get("test"))
 
 
 def _part(images, labels, classes: int | None, what: str) -> Part:

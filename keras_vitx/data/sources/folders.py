@@ -1,135 +1,201 @@
 """Folder sources: image files in one sub-folder per class."""
 
+import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, features
 
-from keras_vitx.data.preprocessing import check_image, decode_image
-from keras_vitx.data.sources.parts import Part, Source, set_aside
+from keras_vitx.data.preprocessing import check_image, read_image, read_picture
+from keras_vitx.data.sources.parts import Part, Source, split_of
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-# The part of the source that a folder holds, by folder name.
-PARTS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 LAYOUT = (
     "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
-    "folders train/, and optionally val/ (or validation/) and test/, that hold such sub-folders."
+    "folders train/, and optionally val/ and test/, that hold such sub-folders."
+)
+# Files that a photographer would call images; Pillow reads most of them.
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp", ".tif"),
+    *(".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".qoi", ".psd", ".jp2", ".j2k"),
+    *(".jpf", ".jpx", ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl"),
+    *(".svg", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf"),
 )
 log = logging.getLogger(__name__)
 
 
 class ImageFiles(Sequence):
-    """Image files, decoded lazily to RGB."""
+    """Image files, decoded lazily to RGB.
 
-    def __init__(self, paths: Sequence[Path]):
-        self.paths = list(paths)
+    Args:
+        paths: The files.
+        root: The folder that `name` is relative to.
+    """
+
+    def __init__(self, paths: Sequence[Path], root: Path | None = None):
+        self.paths, self.root = list(paths), root
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def take(self, indices: np.ndarray) -> "ImageFiles":
         """Return the images at `indices`."""
-        return ImageFiles([self.paths[index] for index in indices])
+        return ImageFiles([self.paths[index] for index in indices], self.root)
 
     def id(self, index: int) -> Path:
         """Return the path of an image."""
         return self.paths[index]
 
+    def name(self, index: int) -> str:
+        """Return the path of an image, relative to `root`."""
+        path = self.paths[index]
+        return path.relative_to(self.root).as_posix() if self.root else str(path)
+
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3). Raises OSError if the file can't be decoded."""
-        return decode_image(self.paths[index])
+        return read_image(self.paths[index])
+
+    def picture(self, index: int) -> Image.Image:
+        """Return the same as a picture of Pillow, of which a window can be cropped at less cost."""
+        return read_picture(self.paths[index])
 
 
-def open_folder(folder: Path, validation_split: float, strict: bool, seed: int) -> Source:
-    """Open a folder. Every image is read once to find those that can't be decoded.
+def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Source:
+    """Open a folder by the names of its files; none is read.
+
+    Args:
+        folder: The folder.
+        strict: Whether an image file of a kind that Pillow can't read is an error.
+        splits: Whether its sub-folders are splits, or classes; None decides by their names.
 
     Raises:
-        ValueError: if the folder doesn't have the expected layout.
-        OSError: with `strict`, at the first image that can't be decoded.
+        ValueError: if the folder doesn't have the expected layout, or its sub-folders could be
+            both splits and classes.
+        OSError: with `strict`, if a file is of a kind that Pillow can't read.
     """
-    folders = _part_folders(folder)
+    folders = _folders_of_splits(folder, splits)
     train = folders["train"]
-    names = sorted(path.name for path in _class_folders(train))
+    names = sorted(path.name for path in sub_folders(train))
     if len(names) < 2:
         raise ValueError(f"source: {len(names)} class folders in {train}. {LAYOUT}")
-    for part in folders.values():
-        unknown = sorted({path.name for path in _class_folders(part)} - set(names))
+    for split in folders.values():
+        unknown = sorted({path.name for path in sub_folders(split)} - set(names))
         if unknown:
             raise ValueError(
-                f"source: {part} holds classes that {train} lacks: {', '.join(unknown)}."
+                f"source: {split} holds classes that {train} lacks: {', '.join(unknown)}."
             )
 
     skipped: list[Path] = []
-    parts = {key: _open_part(part, names, strict, skipped) for key, part in folders.items()}
+    parts = {}
+    for split, path in folders.items():
+        found = [
+            (file, label)
+            for label, name in enumerate(names)
+            for file in image_files(path / name, skipped)
+        ]
+        labels = np.array([label for _, label in found], "int32")
+        parts[split] = Part(ImageFiles([file for file, _ in found], folder), labels)
     if skipped:
-        first = ", ".join(map(str, skipped[:3])) + (", ..." if len(skipped) > 3 else "")
-        log.warning("Skipped %d images that can't be decoded: %s", len(skipped), first)
+        kinds = ", ".join(sorted({path.suffix.lower() for path in skipped}))
+        message = f"{len(skipped)} images are of a kind that Pillow can't read here ({kinds})"
+        if strict:
+            raise OSError(f"{message}, such as {skipped[0]}.")
+        log.warning("%s, and are skipped, such as %s.", message, skipped[0])
     for label, name in enumerate(names):
         if label not in parts["train"].labels:
             raise ValueError(f"source: no readable image in {train / name}. {LAYOUT}")
-    for key, part in parts.items():
+    for split, part in parts.items():
         if not part.size:
-            raise ValueError(f"source: no readable image in {folders[key]}. {LAYOUT}")
-
-    if "validation" not in parts:
-        parts["train"], parts["validation"] = set_aside(parts["train"], validation_split, seed)
+            raise ValueError(f"source: no readable image in {folders[split]}. {LAYOUT}")
     return Source(str(folder), tuple(names), **parts, skipped=tuple(skipped))
 
 
-def _class_folders(folder: Path) -> list[Path]:
-    return [
-        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))
-    ]
-
-
-def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return the folder of each part; without such folders, the folder itself is `train`."""
-    names = {path.name for path in _class_folders(folder)}
-    if "train" not in names or not names <= PARTS.keys():
-        return {"train": folder}
-    folders = {}
-    for name in sorted(names):
-        if PARTS[name] in folders:
-            raise ValueError(f"source: expected either val/ or validation/ in {folder}, got both.")
-        folders[PARTS[name]] = folder / name
-    return folders
-
-
-def _open_part(folder: Path, names: list[str], strict: bool, skipped: list[Path]) -> Part:
-    """Return the images that can be decoded; add the others to `skipped`."""
-    found = [
-        (path, label) for label, name in enumerate(names) for path in image_files(folder / name)
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        checks = pool.map(_error_of, [path for path, _ in found])
-        good = []
-        for (path, label), error in zip(found, checks, strict=True):
-            if error is None:
-                good.append((path, label))
-            elif strict:
-                pool.shutdown(cancel_futures=True)
-                raise error
-            else:
-                skipped.append(path)
-    labels = np.array([label for _, label in good], "int32")
-    return Part(ImageFiles([path for path, _ in good]), labels)
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Return the image files of a folder and its sub-folders, by suffix, sorted by path."""
+def sub_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted by name, without hidden ones."""
     return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))
     )
 
 
-def _error_of(path: Path) -> OSError | None:
-    try:
-        check_image(path)
-    except OSError as error:
-        return error
-    return None
+def _folders_of_splits(folder: Path, splits: bool | None) -> dict[str, Path]:
+    """Return the folder of each split; if the sub-folders are classes, `folder` itself."""
+    found: dict[str, list[Path]] = {}
+    for path in sub_folders(folder):
+        found.setdefault(split_of(path.name) or "", []).append(path)
+    others = found.pop("", [])
+    if not found or splits is False:
+        return {"train": folder}
+    # Of classes, a folder holds images itself.
+    nested = any(sub_folders(path) for paths in found.values() for path in paths)
+    if splits is None:
+        others = [path for path in others if next(_files(path), None) is not None]
+        if others and not nested:
+            return {"train": folder}  # such as the classes "test" and "cat"
+        if others or not nested or "train" not in found:
+            named = ", ".join(f"{p.name}/" for paths in found.values() for p in paths)
+            beside = f" beside {', '.join(f'{p.name}/' for p in others[:3])}" if others else ""
+            reason = "" if "train" in found else " There is no train/."
+            raise ValueError(
+                f"source: {named}{beside} in {folder} could be splits or classes.{reason} Give "
+                "`kv.data.open_source(folder, splits=True)`, or splits=False for classes, or the "
+                f"path of the folder that holds the classes. {LAYOUT}"
+            )
+    if "train" not in found:
+        raise ValueError(f"source: there is no train/ in {folder}. {LAYOUT}")
+    for paths in found.values():
+        if len(paths) > 1:
+            both = " or ".join(f"{path.name}/" for path in paths)
+            raise ValueError(f"source: expected either {both} in {folder}, got both.")
+    return {split: paths[0] for split, paths in found.items()}
+
+
+@functools.cache
+def readable_suffixes() -> frozenset[str]:
+    """Return the `IMAGE_SUFFIXES` that Pillow reads here."""
+    kinds = Image.registered_extensions()
+    found = {suffix for suffix in IMAGE_SUFFIXES if kinds.get(suffix) in Image.OPEN}
+    missing = [kind for kind, part in (("JPEG2000", "jpg_2000"), ("AVIF", "avif"))
+               if not features.check(part)]  # fmt: skip
+    return frozenset(suffix for suffix in found if kinds[suffix] not in missing)
+
+
+def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
+    """Return the image files of a folder and its sub-folders, by suffix, sorted by path.
+
+    Args:
+        folder: The folder.
+        skipped: Image files of a kind that Pillow can't read are added to it.
+    """
+    readable = []
+    for path in _files(folder):
+        if path.suffix.lower() in readable_suffixes():
+            readable.append(path)
+        elif skipped is not None:
+            skipped.append(path)
+    return sorted(readable)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield all files of a folder and its sub-folders that are images by their suffix."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+                yield Path(root, name)
+
+
+def unreadable(paths: Sequence[Path]) -> dict[Path, OSError]:
+    """Read every image file once, and return the error of each that can't be decoded."""
+
+    def error_of(path: Path) -> OSError | None:
+        try:
+            check_image(path)
+        except OSError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        errors = pool.map(error_of, paths)
+        return {path: error for path, error in zip(paths, errors, strict=True) if error}

@@ -1,8 +1,9 @@
 """Labelled sets of images, and their training, validation and test parts."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,18 @@ import numpy as np
 
 # No dataset has more classes: a larger label is an error.
 MAX_CLASSES = 1_000_000
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation", "dev", "eval"),
+    "test": ("test", "testing"),
+}
+"""The names that folders, files and columns have for each split, in lower case."""
 log = logging.getLogger(__name__)
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a folder or a shard of this name holds; None for another name."""
+    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
 class Part(NamedTuple):
@@ -50,6 +62,14 @@ class Part(NamedTuple):
             return self.images.id(index)
         return int(index if self.ids is None else self.ids[index])
 
+    def names(self) -> list[str]:
+        """Return what names each image in a list of held-out images.
+
+        The path relative to the folder of the source, so that the folder may move; else the id.
+        """
+        of = getattr(self.images, "name", self.id)
+        return [str(of(index)) for index in range(self.size)]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -63,7 +83,8 @@ class Source:
             source, or else images split off from its training part; None with
             `validation_split=0`.
         test: The test part of the source, which training never uses, or None.
-        skipped: Files that were skipped because they can't be decoded.
+        skipped: Image files of a kind that Pillow can't read here, such as HEIC without
+            pillow-heif.
         any_of: Whether labels (n, classes) hold several right classes per image, of which a
             prediction needs to be one (ImageNet-ReaL).
     """
@@ -81,9 +102,9 @@ def checked_labels(labels, count: int, classes: int | None, what: str) -> np.nda
     """Return `labels` in one of the forms of `Part.labels`.
 
     Args:
-        labels: Integers (count,) or (count, 1), where integral floats count as
-            integers; numbers in [0, 1], (count, classes); or other floats, (count,) or
-            (count, targets), for regression.
+        labels: Integers (count,) or (count, 1); numbers in [0, 1], (count, classes); or
+            floats, (count,) or (count, targets), for regression. Floats (count,) are classes
+            if they are all 0 or 1, or if `classes` is known.
         count: Number of images.
         classes: Number of classes, or None if unknown.
         what: Name of the labels in errors.
@@ -114,7 +135,8 @@ def checked_labels(labels, count: int, classes: int | None, what: str) -> np.nda
                 f"{labels.shape}."
             )
         return labels.astype("float32")
-    if classes is None and labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
+    # Ages are numbers, also where all of them are whole.
+    if classes is None and labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all():
         return labels.astype("float32")
     bound = (classes or MAX_CLASSES) - 1
     wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels > bound)]
@@ -137,8 +159,10 @@ def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
     return 1 + max(int(part.max()) for part in labels)
 
 
-def set_aside(part: Part, validation_split: float, seed: int) -> tuple[Part, Part | None]:
-    """Split a training part into (train, validation), stratified by class.
+def hold_out(
+    part: Part, validation_split: float | Iterable[str | int], seed: int
+) -> tuple[Part, Part | None]:
+    """Split training images into (train, validation), stratified by class.
 
     A class of two or more images is in both parts. The only image of a class stays in the
     training part, and a warning is logged. Labels (n, classes) are stratified by their
@@ -146,13 +170,16 @@ def set_aside(part: Part, validation_split: float, seed: int) -> tuple[Part, Par
 
     Args:
         part: The images.
-        validation_split: Fraction of each class used for validation, in [0, 1). With 0,
-            validation is None.
+        validation_split: Fraction of each class used for validation, in [0, 1); with 0,
+            validation is None. Or the `Part.names` of the images to hold out; names that are no
+            longer there are logged.
         seed: Seed of the split.
 
     Raises:
-        ValueError: if no class has two images.
+        ValueError: if no class has two images, or no image has one of the names.
     """
+    if not isinstance(validation_split, Real):
+        return _held_out_by_name(part, set(map(str, validation_split)))
     if not validation_split:
         return part, None
     random = np.random.RandomState(seed)
@@ -175,6 +202,22 @@ def set_aside(part: Part, validation_split: float, seed: int) -> tuple[Part, Par
             "Classes with a single image are used for training and missing from validation: %s.",
             ", ".join(map(str, lone[:10])) + (", ..." if len(lone) > 10 else ""),
         )
+    return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
+
+
+def _held_out_by_name(part: Part, names: set[str]) -> tuple[Part, Part]:
+    present = part.names()
+    validation = np.array([name in names for name in present])
+    if not validation.any():
+        raise ValueError(
+            "`validation_split` must name images of the source. Received: "
+            f"{', '.join(sorted(names)[:3])}, ...; the source has {', '.join(present[:3])}, ..."
+        )
+    if missing := sorted(names - set(present)):
+        log.warning(
+            "%d held-out images are no longer in the source: %s%s",
+            len(missing), ", ".join(missing[:3]), ", ..." if len(missing) > 3 else "",
+        )  # fmt: skip
     return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
 
 

@@ -5,14 +5,15 @@ import importlib.util
 import io
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from PIL import Image
 
-from keras_vitx.data.preprocessing import decode_image
-from keras_vitx.data.sources.parts import Part, Source, checked_labels, set_aside
+from keras_vitx.data.preprocessing import read_image, read_picture
+from keras_vitx.data.sources.parts import Part, Source, checked_labels, split_of
 from keras_vitx.text import nearest, needs_extra
 
 log = logging.getLogger(__name__)
@@ -43,16 +44,21 @@ class EncodedImages(Sequence):
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3). Raises OSError if the image can't be decoded."""
+        return self._read(read_image, index)
+
+    def picture(self, index: int) -> Image.Image:
+        """Return the same as a picture of Pillow, of which a window can be cropped at less cost."""
+        return self._read(read_picture, index)
+
+    def _read(self, read: Callable, index: int) -> Any:
         example = int(self.indices[index])
         try:
-            return decode_image(io.BytesIO(self.examples[example]["image"]))
+            return read(io.BytesIO(self.examples[example]["image"]))
         except OSError as error:
             raise OSError(f"{self.name}, example {example}: {error}") from error
 
 
-def open_tfds(
-    name: str, validation_split: float, seed: int, data_dir: str | os.PathLike | None
-) -> Source:
+def open_tfds(name: str, data_dir: str | os.PathLike | None) -> Source:
     """Open a dataset by name, e.g. "cifar10" or "cats_vs_dogs:4.0.1", downloading if necessary.
 
     If the package array_record is installed, the dataset is prepared in that format, and
@@ -88,17 +94,10 @@ def open_tfds(
     classes = features["label"].num_classes
     names = tuple(features["label"].names or map(str, range(classes)))
     parts = {
-        part: _read(tfds, builder, split, classes)
-        for split, part in (
-            ("train", "train"),
-            ("val", "validation"),
-            ("validation", "validation"),
-            ("test", "test"),
-        )
-        if split in splits
+        split: _read(tfds, builder, name, classes)
+        for name in splits
+        if (split := split_of(name)) is not None
     }
-    if parts.get("validation") is None:
-        parts["train"], parts["validation"] = set_aside(parts["train"], validation_split, seed)
     return Source(f"tfds:{name}", names, **parts)
 
 

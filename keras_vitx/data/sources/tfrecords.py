@@ -12,19 +12,20 @@ import io
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from keras_vitx.data.preprocessing import decode_image
-from keras_vitx.data.sources.parts import Part, Source, checked_labels, set_aside
+from keras_vitx.data.preprocessing import read_image, read_picture
+from keras_vitx.data.sources.parts import SPLITS, Part, Source, checked_labels, split_of
 
 # Image and label: in ImageNet's shards, and as tensorflow-datasets writes them.
 FEATURES = (("image/encoded", "image/class/label"), ("image", "label"))
 NAMES_FILES = ("labels.txt", "label.labels.txt")
-PARTS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
-PART = re.compile(rf"(?:^|[-_.])({'|'.join(PARTS)})(?=[-_.])")
+SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(sum(SPLITS.values(), ()))})(?=[-_.])", re.IGNORECASE)
 VARINT, EIGHT_BYTES, BLOCK, FOUR_BYTES = 0, 1, 2, 5  # wire types of protocol buffers
 BYTES_LIST, INTEGER_LIST = 1, 3  # fields of a feature
 
@@ -54,12 +55,19 @@ class RecordImages(Sequence):
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Return uint8 (height, width, 3). Raises OSError if the image can't be decoded."""
+        return self._read(read_image, index)
+
+    def picture(self, index: int) -> Image.Image:
+        """Return the same as a picture of Pillow, of which a window can be cropped at less cost."""
+        return self._read(read_picture, index)
+
+    def _read(self, read: Callable, index: int) -> Any:
         shard, position, length = self.index[index].tolist()
         with self.shards[shard].open("rb") as file:
             file.seek(position)
             data = file.read(length)
         try:
-            return decode_image(io.BytesIO(data))
+            return read(io.BytesIO(data))
         except OSError as error:
             raise OSError(f"{self.id(index)}: {error}") from error
 
@@ -81,15 +89,15 @@ def shards_of(source: str) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def open_tfrecords(shards: Sequence[Path], name: str, validation_split: float, seed: int) -> Source:
+def open_tfrecords(shards: Sequence[Path], name: str) -> Source:
     """Open TFRecord shards of encoded images (JPEG, PNG, ...) with one integer label each.
 
     The features are "image/encoded" and "image/class/label", as in ImageNet's shards, where labels
     may start at 1 and are then reduced by 1; or "image" and "label", as tensorflow-datasets
     writes them. A file labels.txt beside the shards may hold the class names, one per line.
 
-    Shards with "train", "val" (or "validation") or "test" in their names, between separators,
-    hold these parts, all others training images. Opening reads all labels, but no image.
+    Shards with a name of a split (`SPLITS`) between separators, such as "valid-00000-of-00001",
+    hold that split, all others training images. Opening reads all labels, but no image.
 
     Raises:
         ValueError: if the shards hold no such features, no training images, or fewer than two
@@ -98,8 +106,8 @@ def open_tfrecords(shards: Sequence[Path], name: str, validation_split: float, s
     """
     files: dict[str, list[Path]] = {}
     for shard in shards:
-        found = PART.findall(shard.name)
-        files.setdefault(PARTS[found[-1]] if found else "train", []).append(shard)
+        found = SPLIT.findall(shard.name)
+        files.setdefault(split_of(found[-1]) if found else "train", []).append(shard)
     if "train" not in files:
         raise ValueError(f"source: {name} has no training shards, only {', '.join(files)}.")
     parts = {part: _read(found) for part, found in files.items()}
@@ -116,8 +124,6 @@ def open_tfrecords(shards: Sequence[Path], name: str, validation_split: float, s
     names = names or tuple(
         map(str, range(1 + max(int(part.labels.max()) for part in opened.values())))
     )
-    if "validation" not in opened:
-        opened["train"], opened["validation"] = set_aside(opened["train"], validation_split, seed)
     return Source(name, names, **opened)
 
 
@@ -156,11 +162,11 @@ def _examples(shard: Path) -> Iterator[tuple[slice, int, str]]:
                     start = record.stop + 4
                     if start > len(data):
                         raise IndexError(f"a record of {length} bytes exceeds the file")
-                    features = _features(data, record)
+                    found = _image_and_label(data, _features(data, record), shard)
                 except (IndexError, struct.error, UnicodeDecodeError) as error:
                     hint = " It is compressed." if data[:2] == b"\x1f\x8b" else ""
                     raise OSError(f"{shard} can't be read as TFRecords: {error}.{hint}") from error
-                yield _image_and_label(data, features, shard)
+                yield found
 
 
 def _image_and_label(
