@@ -6,11 +6,12 @@ The module can be called: `keras_vitx.export(model, path, format="onnx")`.
 import sys
 import types
 
-from keras_vitx.export.comparison.verify import verify
+from keras_vitx.export.compare import verify
 from keras_vitx.export.export import export, saved_model
 from keras_vitx.export.formats import FORMATS, format_of
 from keras_vitx.export.fuse import fuse
-from keras_vitx.export.record import Exported
+from keras_vitx.export.place import Exported
+from keras_vitx.export.predictor import Predictor, predictor
 
 
 class _CallableModule(types.ModuleType):

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,32 +13,33 @@ from typing import Any
 
 import keras
 
-from keras_vitx.export.comparison.images import batches_for
-from keras_vitx.export.comparison.locate import where_they_part
-from keras_vitx.export.comparison.verify import (
+from keras_vitx.export.compare import (
     Comparison,
     check_difference,
     check_model,
     check_tolerance,
     compare,
+    first_difference,
+    named_batches,
     tolerance_for,
 )
-from keras_vitx.export.elsewhere.custom import check_imports
-from keras_vitx.export.elsewhere.from_file import write_graph
+from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, require
 from keras_vitx.export.formats.base import INPUT, Format, Graph
-from keras_vitx.export.options.calibrate import calibration_images
-from keras_vitx.export.options.precisions import check_precision
-from keras_vitx.export.options.prepare import (
+from keras_vitx.export.place import Exported, check_free, in_place, size_of, write_record
+from keras_vitx.export.prepare import (
     Prepared,
+    calibration_images,
+    check_imports,
+    check_precision,
     check_preprocessing,
+    check_serving,
     check_size,
+    classes_of,
     fused,
     prepare,
+    top_of,
 )
-from keras_vitx.export.options.serving import check_serving, classes_of, top_of
-from keras_vitx.export.place import check_free, in_place
-from keras_vitx.export.record import Exported, size_of, write_record
 from keras_vitx.files import check_writable
 
 COMPARED = 32
@@ -53,6 +55,8 @@ def export(
     outputs: str | None = None,
     serving: bool | int = False,
     precision: str | None = None,
+    compute_dtype: str | None = None,
+    data_format: str = "channels_last",
     calibration: Any = None,
     image_sizes: Sequence[tuple[int, int]] = (),
     fuse: bool = True,
@@ -68,7 +72,7 @@ def export(
     | format | path | opened by | written by |
     |---|---|---|---|
     | `saved_model` | a folder | TensorFlow | TensorFlow |
-    | `onnx` | `.onnx` | ONNX Runtime | TensorFlow, tf2onnx |
+    | `onnx` | `.onnx` | ONNX Runtime | PyTorch, onnxscript |
     | `openvino` | `.xml`, with a `.bin` beside it | OpenVINO | TensorFlow, OpenVINO |
     | `litert` | `.tflite` | LiteRT (TensorFlow Lite) | TensorFlow |
     | `torch` | `.pt2` | `torch.export.load` | PyTorch |
@@ -80,8 +84,8 @@ def export(
 
     A model that lives in another backend than the format's goes through a temporary
     `.keras` file to a second process that runs the format's backend. That process imports
-    the modules of custom layers and functions; of a script, it executes only imports,
-    classes, functions and constants. Custom objects must be written with `keras.ops`.
+    the modules that define the custom layers and functions of the model, which must be
+    written with `keras.ops`, and no others.
 
     Args:
         model: A built model whose input is one batch of images. Height and width may be
@@ -105,6 +109,12 @@ def export(
             activations found at run time.
             `"int8-static"` also fixes the ranges of activations, by `calibration`.
             Not every format has every precision; the error for one it lacks has the table.
+        compute_dtype: `"float16"` or `"bfloat16"` for ONNX and torch files whose layers compute
+            in half precision, as GPUs do faster, with weights in it. The classifier, the
+            softmax of attention and the statistics of normalizations stay in float32. On a
+            machine whose runtime has no such operations, pass `verify=False`.
+        data_format: `"channels_first"` for a file that takes images
+            `(batch, channels, height, width)`, which it transposes.
         calibration: For `"int8-static"`, images like those that the model will see: a folder of
             images, or another source of `keras_vitx.data.open_source`, from which 256 are
             taken and preprocessed; or an array of the file's input.
@@ -121,7 +131,7 @@ def export(
         overwrite: Whether to replace a file of the same format at `path`. Anything else is
             never replaced.
         imports: Names of modules that the second process imports first, such as one that
-            registers the custom classes of a notebook.
+            registers the classes that a notebook defines, too.
         verbose: Whether to print one line per stage to standard error.
 
     Raises:
@@ -137,15 +147,13 @@ def export(
     check_imports(imports)
     check_preprocessing(preprocessing)
     if serving is not False:
-        check_serving(serving, kind, outputs)
+        check_serving(serving, kind, outputs, data_format)
         preprocessing, outputs = preprocessing or True, "probabilities"
-    check_precision(precision, kind, calibration)
-    path = Path(path)
+    check_precision(precision, kind, calibration, compute_dtype)
+    path = Path(path).expanduser()
     _check_suffix(path, kind)
-    parts = prepare(model, preprocessing, outputs, kind.any_size)
+    parts = prepare(model, preprocessing, outputs, kind.any_size, data_format)
     classes = classes_of(model, parts)
-    server = {} if serving is False else {"classes": classes, "top": top_of(serving, classes)}
-    reference = parts.joined()
     require(kind)
     check_writable(path)
     check_free(path, kind, overwrite)
@@ -153,45 +161,55 @@ def export(
     if images is None and ranges is not None and len(ranges) > 1:
         # The ranges are not meant for other images.
         images = ranges[:COMPARED]
-    batches = batches_for(reference, images) if verify else None
+    batches = named_batches(parts, images) if verify else None
+    others = _at_sizes(parts, image_sizes, kind)
     seconds: dict[str, float] = {}
-    sizes = _at_sizes(parts, image_sizes, kind)
 
-    written, not_fused, others = parts, None, sizes
+    written, not_fused, written_others = parts, None, others
     if fuse:
         with _stage("fusing", seconds, verbose):
             written, not_fused = fused(parts)
-            others = {
-                name: fused(replace(parts, network=each))[0].network for name, each in sizes.items()
-            }
+            written_others = {name: fused(each)[0] for name, each in others.items()}
 
-    def write(model, names, target, **extras):
-        graph = Graph(model, names, precision, calibration=ranges, **extras)
-        write_graph(graph, kind, target, imports)
+    def write(model: Prepared, target: Path, batches: Any, **extras: Any) -> Any:
+        halves = {"precision": precision or compute_dtype, "compute_dtype": compute_dtype}
+        graph = Graph(model.joined(), model.outputs, **halves, calibration=ranges, **extras)
+        return convert(graph, kind, target, imports, batches)
+
+    def write_blocks(model: Prepared, batches: Any) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            return write(model, Path(folder, f"blocks{kind.suffix}"), batches)
 
     with in_place(path, kind) as unfinished:
-        with _stage("converting", seconds, verbose):
-            write(written.joined(), parts.outputs, unfinished, others=others, **server)
-        found = Comparison(None)
+        extras = {"others": {name: each.joined() for name, each in written_others.items()}}
+        if serving is not False:
+            extras |= {"classes": classes, "top": top_of(serving, classes)}
+        given = batches
         if verify:
-            with _stage("verifying", seconds, verbose):
-                found = compare(unfinished, kind, reference, batches, parts.outputs)
-                compared = [
-                    compare(unfinished, kind, each, batches_for(each), parts.outputs)
-                    for each in sizes.values()
-                ]
-            limit = tolerance_for(model, precision) if tolerance is None else tolerance
-            for name, other in zip(sizes, compared, strict=True):
-                check_difference(other.difference, limit, path, model, f" (signature {name})")
-            if not found.difference <= limit:
-                with _stage("locating", seconds, verbose):
-                    where = where_they_part(parts, written, write, kind, batches, limit)
-                check_difference(found.difference, limit, path, model, where)
+            others_given = {name: named_batches(each) for name, each in others.items()}
+            given = {**batches, **_prefixed(others_given)}
+        with _stage("converting and running" if verify else "converting", seconds, verbose):
+            found = write(written, unfinished, given, **extras)
+        comparison = Comparison(None)
+        if verify:
+            with _stage("comparing", seconds, verbose):
+                comparison = compare(found, parts, batches)
+                limit = tolerance
+                if limit is None:
+                    limit = tolerance_for(model, precision, compute_dtype)
+                for name, each in others.items():
+                    images = _prefixed({name: others_given[name]})
+                    difference = compare(found, each, images).difference
+                    check_difference(difference, limit, path, model, f" (signature {name})")
+                where = ""
+                if not comparison.difference <= limit:
+                    where = first_difference(parts, written, write_blocks, batches, limit)
+                check_difference(comparison.difference, limit, path, model, where)
         exported = Exported(
             path=path,
-            difference=found.difference,
+            difference=comparison.difference,
             format=format,
-            inputs=_described(reference),
+            inputs=_described(parts.joined()),
             outputs=parts.outputs,
             classes=classes,
             options={
@@ -199,14 +217,16 @@ def export(
                 "outputs": outputs,
                 "serving": serving,
                 "precision": precision,
+                "compute_dtype": compute_dtype,
+                "data_format": data_format,
                 "image_sizes": [list(size) for size in image_sizes],
             },
             not_fused=not_fused,
-            top1=found.top1,
-            latency_ms=found.latency_ms,
+            top1=comparison.top1,
+            latency_ms=comparison.latency_ms,
             size=size_of(unfinished, kind),
             seconds=seconds,
-            versions={**_versions(kind), **found.versions},
+            versions={**_versions(kind), **comparison.versions},
         )
         write_record(exported, unfinished, kind)
     return exported
@@ -219,8 +239,8 @@ def saved_model(model: keras.Model, path: str | os.PathLike, **options: Any) -> 
 
 def _at_sizes(
     parts: Prepared, sizes: Sequence[tuple[int, int]], format: Format
-) -> dict[str, keras.Model]:
-    """Return the network for other image sizes, by the names of their signatures.
+) -> dict[str, Prepared]:
+    """Return the model for other image sizes, by the names of their signatures.
 
     Raises:
         ValueError: if the format has no signatures, the preprocessing resizes images already,
@@ -238,7 +258,17 @@ def _at_sizes(
     if not hasattr(parts.network, "at_size"):
         raise ValueError(f"image_sizes needs a model of keras_vitx, not {parts.network.name!r}.")
     return {
-        f"serve_{height}x{width}": parts.network.at_size((height, width)) for height, width in sizes
+        f"serve_{height}x{width}": replace(parts, network=parts.network.at_size((height, width)))
+        for height, width in sizes
+    }
+
+
+def _prefixed(batches: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the batches of several signatures in one dictionary."""
+    return {
+        f"{signature}-{name}": images
+        for signature, named in batches.items()
+        for name, images in named.items()
     }
 
 

@@ -6,11 +6,15 @@ from typing import Any
 
 import keras
 
-from keras_vitx.export.fusing.images import fold_images
-from keras_vitx.export.fusing.lora import merge_lora, without_lora
-from keras_vitx.export.fusing.norms import fold_norms
-from keras_vitx.export.fusing.scales import fold_scales
-from keras_vitx.export.fusing.values import Values, array
+from keras_vitx.export.folding import (
+    Values,
+    array,
+    fold_images,
+    fold_norms,
+    fold_scales,
+    merge_lora,
+    without_lora,
+)
 from keras_vitx.keras_internals import children, sublayers
 
 RATES = ("drop_path", "dropout", "proj_dropout")

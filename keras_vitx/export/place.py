@@ -1,12 +1,108 @@
-"""Putting an exported file in its place, whole or not at all."""
+"""The record of an export, and putting a file with its record in place, whole or not at all."""
 
 import contextlib
+import hashlib
+import json
+import os
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from keras_vitx.export.formats.base import Format
-from keras_vitx.export.record import record_of
-from keras_vitx.files import left_unfinished, move, remove_unfinished, unfinished_beside
+from keras_vitx.files import move, remove_unfinished, unfinished_beside
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export.
+
+    Attributes:
+        path: The file or folder that was written.
+        difference: Largest difference between its outputs and the model's, relative to the
+            largest output; None if it was not verified.
+        format: Name of the format.
+        inputs: Shape and dtype of each input, by name; None is any size.
+        outputs: Names of the outputs.
+        classes: Names of the classes, in the order of the outputs; empty without a classifier.
+        options: The options of the export that change the file.
+        not_fused: Why the model could not be fused; None if it was, or was not to be.
+        top1: Fraction of images with the same largest output; None without a classifier.
+        latency_ms: Median time of one image in the format's runtime, in milliseconds.
+        size: Bytes of the file, or of all files of the folder.
+        seconds: Seconds of each stage.
+        versions: Versions of the packages that wrote the file and ran it.
+    """
+
+    path: Path
+    difference: float | None
+    format: str = "saved_model"
+    inputs: dict[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    not_fused: str | None = None
+    top1: float | None = None
+    latency_ms: float | None = None
+    size: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def record_of(path: Path, format: Format) -> Path:
+    """Return the path of the record: `export.json` in a folder, else `<name>.json` beside it."""
+    return path.with_name(f"{path.name}.json") if format.suffix else path / "export.json"
+
+
+def write_record(exported: Exported, path: Path, format: Format) -> None:
+    """Write the record of the file at `path`, with a hash, by which `read_record` knows it.
+
+    The hash covers the files, weights included, and the record itself, such as the classes.
+    `Exported.path` is left out, since the file may be moved.
+    """
+    described = {**asdict(exported), "sha256": _sha256(path)}
+    del described["path"]
+    described["digest"] = _digest(path, format, described)
+    record_of(path, format).write_text(json.dumps(described, indent=1) + "\n")
+
+
+def read_record(path: Path, format: Format) -> dict[str, Any]:
+    """Return the record of a file, or an empty one if there is none of it that can be read."""
+    try:
+        found = json.loads(record_of(path, format).read_text())
+        digest = found.pop("digest", None)
+        is_its_own = found["sha256"] == _sha256(path)
+        # Files of earlier versions have no digest.
+        if digest is not None:
+            is_its_own = is_its_own and digest == _digest(path, format, found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return found if is_its_own else {}
+
+
+def _sha256(path: Path) -> str:
+    """Return the hash of a file, or of the graph in the folder of a SavedModel."""
+    with (path / "saved_model.pb" if path.is_dir() else path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(path: Path, format: Format, described: dict[str, Any]) -> str:
+    """Return a hash of the content of a record and of every file that it describes."""
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    record = record_of(path, format)
+    files = sorted(each for each in path.rglob("*") if each.is_file() and each != record)
+    for each in files or [path, *(path.with_suffix(suffix) for suffix in format.companions)]:
+        with each.open("rb") as file:
+            name = str(each.relative_to(path)) if files else each.suffix
+            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
+    return digest.hexdigest()
+
+
+def size_of(path: Path, format: Format) -> int:
+    """Return the bytes of a file with its companions, or of all files in a folder."""
+    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    files = files or [path, *(path.with_suffix(each) for each in format.companions)]
+    return sum(file.stat().st_size for file in files)
 
 
 def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
@@ -17,10 +113,12 @@ def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
             False; or if a file that belongs to it exists alone.
     """
     thing = format.title
-    _remove_what_a_kill_left(path, format)
+    remove_unfinished(path)
     if not path.exists() and not path.is_symlink():
+        # A killed export leaves the files that belong to a graph with its record.
+        is_ours = record_of(path, format).exists()
         for companion in _companions(path, format):
-            if companion.exists():
+            if companion.exists() and not is_ours:
                 raise FileExistsError(
                     f"path: {str(companion)!r} exists, where a file of {thing} would be written."
                 )
@@ -41,25 +139,20 @@ def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
 def in_place(path: Path, format: Format) -> Iterator[Path]:
     """Yield a temporary path beside `path`; at the end, move what was written there into place.
 
-    If the process is killed, the old file is there, or the new one; the next export to `path`
-    removes what else it left. The record is moved last: until then the old one stays, which
-    `read_record` does not take for that of the new file.
+    Until the new file is whole, the old one stays. A graph whose weights are a second file is
+    moved away first and comes last, so that a kill in between leaves no graph, rather than one
+    with the weights of another. `read_record` does not take the record for that of an old file.
     """
     with unfinished_beside(path) as unfinished:
         yield unfinished
-        (format.move or move)(unfinished, path)
+        companions = _companions(unfinished, format)
         if format.suffix:
             record_of(unfinished, format).replace(record_of(path, format))
-
-
-def _remove_what_a_kill_left(path: Path, format: Format) -> None:
-    for unfinished in left_unfinished(path):
-        for companion in _companions(unfinished, format):
-            placed = path.with_suffix(companion.suffix)
-            pair = companion.exists(), placed.exists()
-            if all(pair) and placed.samefile(companion) and not path.exists():
-                placed.unlink()
-    remove_unfinished(path)
+        if companions and path.exists():
+            path.replace(unfinished.with_name("old"))
+        for companion in companions:
+            companion.replace(path.with_suffix(companion.suffix))
+        move(unfinished, path)
 
 
 def _companions(path: Path, format: Format) -> list[Path]:

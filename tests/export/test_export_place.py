@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import tempfile
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 
 import keras_vitx.files as files
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.formats.openvino import ALIGNMENT
-from keras_vitx.export.place import check_free, in_place
-from keras_vitx.export.record import Exported, read_record, write_record
+from keras_vitx.export.place import Exported, check_free, in_place, read_record, write_record
 
 pytestmark = pytest.mark.backend_free
 
@@ -23,22 +20,10 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing is caught or cleaned up."""
 
 
-def write(path, weights):
-    """Write a pair with two constants, as OpenVINO does."""
-    path.with_suffix(".bin").write_bytes(weights)
-    half = len(weights) // 2
-    constants = "".join(
-        f'<data element_type="u8" shape="{half}" offset="{offset}" size="{half}" />'
-        for offset in (0, half)
-    )
-    path.write_text(f'<?xml version="1.0"?><net><data offset="0.5" />{constants}</net>')
-
-
-def read(path):
-    """Return the constants of a pair, as its graph finds them."""
-    content = path.with_suffix(".bin").read_bytes()
-    found = re.findall(r'offset="(\d+)" size="(\d+)"', path.read_text())
-    return b"".join(content[int(offset) :][: int(size)] for offset, size in found)
+def write(path, text):
+    """Write a pair whose graph and weights know each other, as OpenVINO does."""
+    path.with_suffix(".bin").write_text(text)
+    path.write_text(f"<?xml {text}")
 
 
 def export(path, format, fill):
@@ -73,56 +58,51 @@ def killed_at(step, monkeypatch, run):
     return False
 
 
-@pytest.mark.parametrize("sizes", ((10, 3 * ALIGNMENT), (3 * ALIGNMENT, 10)))
-def test_a_pair_is_whole_after_each_step(tmp_path, monkeypatch, sizes):
-    path, step, seen = tmp_path / "model.xml", 1, set()
-    old, new = b"o" * sizes[0], b"n" * sizes[1]
+def test_a_pair_is_never_of_two_models(tmp_path, monkeypatch):
+    path, step, seen = tmp_path / "model.xml", 1, []
+    names = {"model.xml", "model.bin", "model.xml.json"}
     while True:
-        export(path, OPENVINO, lambda part: write(part, old))
-        names = {"model.xml", "model.bin", "model.xml.json"}
+        export(path, OPENVINO, lambda part: write(part, "old"))
         assert {each.name for each in tmp_path.iterdir()} == names, "what was left is removed"
-        assert path.with_suffix(".bin").read_bytes() == old
         if not killed_at(
-            step, monkeypatch, lambda: export(path, OPENVINO, lambda part: write(part, new))
+            step, monkeypatch, lambda: export(path, OPENVINO, lambda part: write(part, "new"))
         ):
             break
-        assert read(path) in (old, new)
-        seen.add(read(path))
+        weights = path.with_suffix(".bin").read_text()
+        graph = path.read_text() if path.exists() else None
+        assert graph in (None, f"<?xml {weights}")
+        seen.append(graph)
         step += 1
-    assert seen == {old, new} and step == 7
-    assert path.with_suffix(".bin").read_bytes() == new
+    # Until the new pair is whole, the old one stays.
+    assert seen == ["<?xml old", "<?xml old", None, None]
+    assert path.read_text() == "<?xml new" and path.with_suffix(".bin").read_text() == "new"
 
 
 def test_weights_without_a_graph_are_those_of_a_killed_export(tmp_path, monkeypatch):
     path = tmp_path / "model.xml"
-    assert killed_at(1, monkeypatch, lambda: export(path, OPENVINO, lambda p: write(p, b"new!")))
+    assert killed_at(3, monkeypatch, lambda: export(path, OPENVINO, lambda p: write(p, "new")))
     assert path.with_suffix(".bin").exists() and not path.exists()
-    export(path, OPENVINO, lambda part: write(part, b"more"))
-    assert read(path) == b"more"
+    export(path, OPENVINO, lambda part: write(part, "more"))
+    assert path.read_text() == "<?xml more"
     path.unlink()
+    path.with_name("model.xml.json").unlink()
     with pytest.raises(FileExistsError, match="exists, where a file of OpenVINO"):
         check_free(path, OPENVINO)
 
 
-@pytest.mark.parametrize("can_exchange", (True, False))
-def test_a_folder_comes_back_after_a_kill(tmp_path, monkeypatch, can_exchange):
+def test_a_folder_is_replaced_whole(tmp_path):
     path, other = tmp_path / "model", tmp_path / ".unfinished-model-2-abc"
     other.mkdir()  # Of the path "model-2".
 
-    def fill(folder):
-        folder.mkdir()
-        (folder / "saved_model.pb").write_bytes(b"new")
+    def fill(content):
+        def make(folder):
+            folder.mkdir()
+            (folder / "saved_model.pb").write_bytes(content)
 
-    export(path, SAVED_MODEL, fill)
-    (path / "saved_model.pb").write_bytes(b"old")
-    if not can_exchange:
-        monkeypatch.setattr(files, "_exchange", lambda *paths: False)
-        # As a kill between the two renames leaves it.
-        (tmp_path / ".unfinished-model-xyz").mkdir()
-        path.rename(tmp_path / ".unfinished-model-xyz" / "model.old")
-        check_free(path, SAVED_MODEL, overwrite=True)
-        assert (path / "saved_model.pb").read_bytes() == b"old"
-    export(path, SAVED_MODEL, fill)
+        return make
+
+    export(path, SAVED_MODEL, fill(b"old"))
+    export(path, SAVED_MODEL, fill(b"new"))
     assert (path / "saved_model.pb").read_bytes() == b"new"
     assert sorted(each.name for each in tmp_path.iterdir()) == [other.name, "model"]
 
@@ -135,3 +115,23 @@ def test_the_record_of_another_file_is_not_read(tmp_path):
     path.write_bytes(b"\x08old")
     assert json.loads(path.with_name("model.onnx.json").read_text())["difference"] == 0.5
     assert read_record(path, FORMATS["onnx"]) == {}
+
+
+@pytest.mark.parametrize("change", ["weights", "classes", "none"])
+def test_the_record_covers_the_weights_and_the_classes(tmp_path, change):
+    path = tmp_path / "model"
+    (path / "variables").mkdir(parents=True)
+    (path / "saved_model.pb").write_bytes(b"graph")
+    (path / "variables" / "data").write_bytes(b"weights")
+    write_record(Exported(path, 0.5, classes=("cat", "dog")), path, SAVED_MODEL)
+    assert read_record(path, SAVED_MODEL)["classes"] == ["cat", "dog"]
+    record = path / "export.json"
+    if change == "weights":
+        (path / "variables" / "data").write_bytes(b"others!")
+    elif change == "classes":
+        record.write_text(record.read_text().replace("cat", "hen"))
+    else:  # A record of an earlier version.
+        found = json.loads(record.read_text())
+        del found["digest"]
+        record.write_text(json.dumps(found))
+    assert bool(read_record(path, SAVED_MODEL)) == (change == "none")

@@ -10,9 +10,12 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.options.calibrate import calibration_images
-from keras_vitx.export.options.precisions import check_precision, table
-from keras_vitx.export.options.prepare import prepare
+from keras_vitx.export.prepare import (
+    calibration_images,
+    check_precision,
+    precision_table,
+    prepare,
+)
 
 CONVERTED = [
     (name, precision)
@@ -39,9 +42,10 @@ def size_and_difference(model, folder, name, precision, **options):
     return exported.size / floats, exported.difference
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="the backend that writes them all")
 @pytest.mark.parametrize("name, precision", CONVERTED)
 def test_converted_formats(name, precision, wide, tmp_path):
+    if FORMATS[name].backend != BACKEND:
+        pytest.skip(f"{FORMATS[name].backend} writes it")
     quantizer = FORMATS[name].quantizer
     if "int" in precision and quantizer and not importlib.util.find_spec(quantizer):
         pytest.skip(f"{quantizer} is not installed")
@@ -99,7 +103,7 @@ def test_wrong_precisions_are_named(unused, tmp_path, monkeypatch):
         kv.export(unused, tmp_path / "m.onnx", "onnx", precision="int8", calibration=tmp_path)
     with pytest.raises(ValueError, match="'int3' is not available") as error:
         kv.export(unused, tmp_path / "m", precision="int3")
-    assert table() in str(error.value)
+    assert precision_table() in str(error.value)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"OpenVINO in int8 needs nncf.*\[nncf\]"):
         check_precision("int8", FORMATS["openvino"])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_vitx.export import saved_model
-from keras_vitx.export.comparison.verify import Comparison
+from keras_vitx.export.compare import Comparison
 
 # The function of the same name shadows the module.
 module = importlib.import_module("keras_vitx.export.export")
@@ -63,12 +63,12 @@ def test_features_in_mixed_precision(tiny, images, tmp_path, monkeypatch):
 def broken_writer(monkeypatch):
     """Writing fails halfway."""
 
-    def fail(graph, format, folder, imports):
+    def fail(graph, format, folder, imports, batches):
         folder.mkdir()
         (folder / "saved_model.pb").write_bytes(b"half")
         raise ChildProcessError("no space")
 
-    monkeypatch.setattr(module, "write_graph", fail)
+    monkeypatch.setattr(module, "convert", fail)
 
 
 def test_failure_leaves_nothing_behind(unused, tmp_path, broken_writer):
@@ -85,24 +85,24 @@ def test_failure_leaves_the_old_one(unused, old_saved_model, broken_writer):
 
 
 def test_one_that_differs_is_not_put_in_place(unused, images, tmp_path, monkeypatch):
-    def compare(path, format, model, batches, names):
-        assert path.is_dir() and len(batches[0]) == 2
-        return Comparison(0.75)
+    def convert(graph, format, path, imports, batches):
+        assert [len(batch) for batch in batches.values()] == [1, 2]
+        path.mkdir()
 
-    monkeypatch.setattr(module, "write_graph", lambda graph, format, path, imports: path.mkdir())
-    monkeypatch.setattr(module, "compare", compare)
-    monkeypatch.setattr(module, "where_they_part", lambda *arguments: " At block 3.")
+    monkeypatch.setattr(module, "convert", convert)
+    monkeypatch.setattr(module, "compare", lambda *arguments: Comparison(0.75))
+    monkeypatch.setattr(module, "first_difference", lambda *arguments: " At block 3.")
     with pytest.raises(ValueError, match=r"by 0\.75 .* tolerance is 0\.5\. At block 3"):
         saved_model(unused, tmp_path / "model", tolerance=0.5, images=images(2))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_overwrite_replaces_a_saved_model(unused, old_saved_model, monkeypatch):
-    def write(graph, format, folder, imports):
+    def write(graph, format, folder, imports, batches):
         folder.mkdir()
         (folder / "saved_model.pb").write_bytes(b"new")
 
-    monkeypatch.setattr(module, "write_graph", write)
+    monkeypatch.setattr(module, "convert", write)
     folder, is_intact = old_saved_model
     with pytest.raises(FileExistsError, match="overwrite=True"):
         saved_model(unused, folder, verify=False)

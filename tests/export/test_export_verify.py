@@ -5,17 +5,16 @@ import numpy as np
 import pytest
 
 from keras_vitx.export import verify
-from keras_vitx.export.comparison.images import batches_for
+from keras_vitx.export.compare import batches_for
 from keras_vitx.layers import ImagePreprocessing
 
 # Exports from each backend are compared in test_export_saved_model.py.
 pytestmark = pytest.mark.backend_free
 formats = importlib.import_module("keras_vitx.export.formats")
-process = importlib.import_module("keras_vitx.export.elsewhere.process")
+convert = importlib.import_module("keras_vitx.export.convert")
 
 
 def test_difference_is_relative_to_the_largest_output(unused, images, tmp_path, monkeypatch):
-    module = importlib.import_module("keras_vitx.export.comparison.verify")
     (tmp_path / "saved_model.pb").touch()
 
     def run(script, format, path, inputs, outputs, backend):
@@ -30,29 +29,31 @@ def test_difference_is_relative_to_the_largest_output(unused, images, tmp_path, 
             )
         np.savez(outputs, **saved)
 
-    monkeypatch.setattr(module, "run_python", run)
-    assert verify(tmp_path, unused, images(4), tolerance=0.2) == pytest.approx(0.125, rel=1e-4)
+    monkeypatch.setattr(convert, "run_python", run)
+    assert verify(tmp_path, unused, images(4), tolerance=0.2, trust=True) == pytest.approx(
+        0.125, rel=1e-4
+    )
     with pytest.raises(ValueError, match=r"by 0\.1[23] of its largest output; tolerance is 0\.1\."):
-        verify(tmp_path, unused, images(4), tolerance=0.1)
+        verify(tmp_path, unused, images(4), tolerance=0.1, trust=True)
 
 
 def test_not_a_number_does_not_pass(unused, tmp_path, monkeypatch):
-    module = importlib.import_module("keras_vitx.export.comparison.verify")
     (tmp_path / "saved_model.pb").touch()
 
     def run(script, format, path, inputs, outputs, backend):
         sizes = {f"{name}.probabilities": len(batch) for name, batch in np.load(inputs).items()}
         np.savez(outputs, **{name: np.full((size, 5), np.nan) for name, size in sizes.items()})
 
-    monkeypatch.setattr(module, "run_python", run)
+    monkeypatch.setattr(convert, "run_python", run)
     with pytest.raises(ValueError, match="by nan"):
-        verify(tmp_path, unused)
+        verify(tmp_path, unused, trust=True)
 
 
 @pytest.mark.parametrize("shape", [(32, 16, 3), (1, 32, 16, 3), (2, 16, 32, 3)])
 def test_wrong_images_are_named(unused, tmp_path, shape):
+    (tmp_path / "saved_model.pb").touch()
     with pytest.raises(ValueError, match=r"images should be \(2 or more, 32, 16, 3\)"):
-        verify(tmp_path, unused, np.zeros(shape, "float32"))
+        verify(tmp_path, unused, np.zeros(shape, "float32"), trust=True)
 
 
 def network(*shape, dtype="uint8", layer=None, **options):
@@ -101,7 +102,7 @@ def test_own_images_of_several_sizes():
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "int8", "float8", "float32"])
 def test_tolerance_goes_by_the_precision_of_inner_layers(tiny, tmp_path, monkeypatch, precision):
-    module = importlib.import_module("keras_vitx.export.comparison.verify")
+    module = importlib.import_module("keras_vitx.export.compare")
     (tmp_path / "saved_model.pb").touch()
     if precision.startswith("mixed"):
         keras.config.set_dtype_policy(precision)
@@ -121,12 +122,18 @@ def test_tolerance_goes_by_the_precision_of_inner_layers(tiny, tmp_path, monkeyp
         }
         np.savez(outputs, **given)
 
-    monkeypatch.setattr(module, "run_python", run)
+    monkeypatch.setattr(convert, "run_python", run)
     if precision == "float32":
         with pytest.raises(ValueError, match="tolerance is 5e-05"):
-            verify(tmp_path, model)
+            verify(tmp_path, model, trust=True)
     else:
-        assert 0.01 < verify(tmp_path, model) < 0.03
+        assert 0.01 < verify(tmp_path, model, trust=True) < 0.03
+
+
+def test_a_file_that_can_do_more_than_compute_must_be_trusted(unused, tmp_path):
+    (tmp_path / "saved_model.pb").touch()
+    with pytest.raises(ValueError, match="must be a file that you trust"):
+        verify(tmp_path, unused)
 
 
 def test_no_saved_model(unused, tmp_path):
@@ -143,14 +150,14 @@ def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
 def test_failed_process_gives_the_last_line_of_its_errors():
     code = "import sys; print('long story', file=sys.stderr); raise ValueError('the reason')"
     with pytest.raises(ChildProcessError, match="the reason") as failure:
-        process.run_python("-c", code)
+        convert.run_python("-c", code, backend="tensorflow")
     assert failure.value.args == ("The second process (tensorflow) failed: ValueError: the reason",)
     assert failure.value.__notes__[0].startswith("long story")
 
 
 def test_process_that_says_nothing_gives_its_status():
     with pytest.raises(ChildProcessError, match="exit status 3"):
-        process.run_python("-c", "raise SystemExit(3)")
+        convert.run_python("-c", "raise SystemExit(3)", backend="tensorflow")
 
 
 def test_process_is_tensorflow_on_the_cpu_and_ignores_its_folder(tmp_path, monkeypatch):
@@ -160,4 +167,4 @@ def test_process_is_tensorflow_on_the_cpu_and_ignores_its_folder(tmp_path, monke
         "import os, numpy; assert os.environ['KERAS_BACKEND'] == 'tensorflow'; "
         "assert os.environ['CUDA_VISIBLE_DEVICES'] == '-1'"
     )
-    process.run_python("-c", code)
+    convert.run_python("-c", code, backend="tensorflow")

@@ -58,6 +58,19 @@ def require(format: Format) -> None:
             )
 
 
+def check_trusted(path: str | os.PathLike, format: Format, trust: bool) -> None:
+    """Check that a file whose format can do more than compute is one that the user trusts.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if format.risk and not trust:
+        raise ValueError(
+            f"{str(path)!r} must be a file that you trust to be opened: {format.title} can do more "
+            f"than compute ({format.risk}). If it is yours, pass trust=True, or --trust."
+        )
+
+
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None

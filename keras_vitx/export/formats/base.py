@@ -1,18 +1,21 @@
 """What a format is, and what its writer is given."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import keras
 import ml_dtypes
 import numpy as np
+from keras import ops
+
+from keras_vitx.keras_internals import sublayers
 
 INPUT = "images"
 """Name of the input in every format."""
 
-HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-"""The dtypes of half precision."""
+HALF_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Graph:
         model: The model, whose one input is a batch of images.
         outputs: Names of its outputs, in order.
         precision: Precision of the stored weights, one of `Format.precisions`, or None.
+        compute_dtype: `"float16"` or `"bfloat16"` if the layers compute in half precision.
         others: The same network for other image sizes, by the name of their signatures.
         classes: Names of the classes, if the file is to have the signature of a server.
         top: Number of classes that this signature returns.
@@ -32,6 +36,7 @@ class Graph:
     model: keras.Model
     outputs: tuple[str, ...]
     precision: str | None = None
+    compute_dtype: str | None = None
     others: Mapping[str, keras.Model] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     top: int = 0
@@ -55,12 +60,13 @@ class Format:
         extra: The extra of `pyproject.toml` that includes them.
         write: A function of a `Graph` and a path. It runs under `backend`.
         is_one: Whether a path holds this format, judged by its first bytes or its names.
+        risk: What opening a file of a stranger may do; empty if it can only compute.
         float32: Whether a model in mixed precision is written in float32.
         int8_weights: Whether the products of int8 layers are written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
-        move: A function that puts a new file in the place of another; None is a rename.
         companions: Suffixes of files that belong to the one at the path.
         precisions: Precisions of weights that it is written in, besides the model's own.
+        computes: Dtypes of half precision that its products can be written in.
         quantizer: The package that quantizes its files, if `needs` has none for it.
     """
 
@@ -72,12 +78,13 @@ class Format:
     extra: str
     write: Callable[[Graph, Path], None]
     is_one: Callable[[Path], bool]
+    risk: str = ""
     float32: bool = False
     int8_weights: bool = False
     any_size: bool = False
-    move: Callable[[Path, Path], None] | None = None
     companions: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("float16", "bfloat16")
+    computes: tuple[str, ...] = ()
     quantizer: str = ""
 
 
@@ -85,6 +92,8 @@ def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
     """Return a function that tells whether a file has one of some bytes at an offset."""
 
     def is_one(path: Path) -> bool:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             file.seek(at)
             return file.read(max(map(len, beginnings))).startswith(beginnings)
@@ -98,15 +107,78 @@ def halves(model: keras.Model, precision: str | None) -> dict[int, np.ndarray]:
     Small ones, such as biases and scales, stay as they are: they take no space.
     """
     found = {}
-    if precision not in HALVES:
+    if precision not in HALF_DTYPES:
         return found
     for variable in model.variables:
-        if keras.backend.standardize_dtype(variable.dtype) != "float32":
-            continue
-        if len(variable.shape) < 2:
+        is_float32 = keras.backend.standardize_dtype(variable.dtype) == "float32"
+        if not is_float32 or len(variable.shape) < 2:
             continue
         with np.errstate(over="ignore"):
-            values = keras.ops.convert_to_numpy(variable).astype(HALVES[precision])
+            values = ops.convert_to_numpy(variable).astype(HALF_DTYPES[precision])
         if np.isfinite(values.astype("float32")).all():
             found[id(variable)] = values
     return found
+
+
+@contextlib.contextmanager
+def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
+    """Let layers compute in the arithmetic of the file within the context.
+
+    - `format.float32`: layers in mixed precision compute in float32.
+    - `format.int8_weights`: int8 `Dense` layers keep int8 weights, and multiply in float32:
+      $x (W / s) + b$ in place of the product of int8 weights and rounded inputs.
+    - `graph.compute_dtype`: all layers but the classifier compute in half precision.
+    """
+    models = (graph.model, *graph.others.values())
+    layers = [layer for model in models for layer in sublayers(model)]
+    policies = {}
+    for layer in layers:
+        half = layer.compute_dtype in HALF_DTYPES and layer.quantization_mode is None
+        if format.float32 and half:
+            policies[layer] = "float32"
+    if graph.compute_dtype:
+        kept = {id(layer) for model in models for layer in _in_float32(model)}
+        wanted = f"mixed_{graph.compute_dtype}"
+        policies = {layer: wanted for layer in layers if id(layer) not in kept}
+    products = [
+        layer
+        for layer in layers
+        if format.int8_weights
+        and isinstance(layer, keras.layers.Dense)
+        and layer.quantization_mode == "int8"
+        and not layer.lora_enabled
+    ]
+    before = {layer: layer.dtype_policy for layer in policies}
+    try:
+        for layer, policy in policies.items():
+            layer.dtype_policy = policy
+        for layer in products:
+            # An attribute of the instance hides the method of the class.
+            layer.quantized_call = _product(layer)
+        yield
+    finally:
+        for layer, policy in before.items():
+            layer.dtype_policy = policy
+        for layer in products:
+            vars(layer).pop("quantized_call", None)
+
+
+def _in_float32(model):
+    """Yield the layers that stay in float32: those before the network, and its last one."""
+    *before, last = getattr(model, "steps", None) or model.layers
+    yield from (layer for layer in before if getattr(layer, "takes_pixels", False))
+    if isinstance(last, keras.Model):
+        yield from _in_float32(last)
+    else:
+        yield from (last, *sublayers(last))
+
+
+def _product(layer):
+    def call(inputs, training=None):
+        kernel = ops.cast(layer.kernel, "float32") / ops.cast(layer.kernel_scale, "float32")
+        y = ops.matmul(ops.cast(inputs, "float32"), kernel)
+        if layer.bias is not None:
+            y = y + ops.cast(layer.bias, "float32")
+        return ops.cast(layer.activation(y), layer.compute_dtype)
+
+    return call

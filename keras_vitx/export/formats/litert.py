@@ -14,7 +14,7 @@ def write(graph: Graph, path: Path) -> None:
     """Write a `.tflite` file with the signature `serving_default`."""
     import tensorflow as tf
 
-    with temporary(Graph(graph.model, graph.outputs)) as folder:
+    with temporary(graph, path) as folder:
         converter = tf.lite.TFLiteConverter.from_saved_model(
             str(folder), signature_keys=["serving_default"]
         )

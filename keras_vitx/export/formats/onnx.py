@@ -1,16 +1,20 @@
-"""ONNX, by tf2onnx."""
+"""ONNX, by PyTorch's exporter and the optimizer of onnxscript."""
 
+import logging
+import math
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.export.formats.base import HALVES, INPUT, Format, Graph, starts_with
-from keras_vitx.export.formats.onnx_forms import shorten
-from keras_vitx.export.formats.saved_model import temporary
+from keras_vitx.export.formats.base import HALF_DTYPES, INPUT, Format, Graph, starts_with
+from keras_vitx.export.formats.torch import program_of
 
-OPSET = 18
-LEAST = 1024
+OPSET = 20
+"""The first with GELU."""
+
+MINIMUM = 1024
 """Constants of fewer values stay in float32."""
 
 PRODUCTS = ["MatMul", "Gemm", "Conv"]
@@ -20,24 +24,26 @@ PRODUCTS = ["MatMul", "Gemm", "Conv"]
 def write(graph: Graph, path: Path) -> None:
     """Write a `.onnx` file."""
     import onnx
-    import tensorflow as tf
-    import tf2onnx
+    import torch
 
-    with temporary(graph) as folder:
-        loaded = tf.saved_model.load(str(folder))
-        served = loaded.signatures["serving_default"]
-        (spec,) = served.structured_input_signature[1].values()
-
-        def run(images):
-            # In the model's order, which a signature does not keep.
-            outputs = served(**{INPUT: images})
-            return {name: outputs[name] for name in graph.outputs}
-
-        function = tf.function(run, input_signature=[spec], autograph=False)
-        model, _ = tf2onnx.convert.from_function(function, input_signature=[spec], opset=OPSET)
-    shorten(model)
-    if graph.precision in HALVES:
-        _halve(model, HALVES[graph.precision])
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program, example = program_of(graph, in_half=bool(graph.compute_dtype))
+        exported = torch.onnx.export(
+            program,
+            (example,),
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=list(graph.outputs),
+            opset_version=OPSET,
+            verbose=False,
+        )
+    model = exported.model_proto
+    if graph.compute_dtype:
+        _halve_norms(model, HALF_DTYPES[graph.compute_dtype])
+    elif graph.precision in HALF_DTYPES:
+        _halve(model, HALF_DTYPES[graph.precision])
     if graph.precision in ("int8", "int8-static"):
         model = _quantized(model, graph.calibration)
     onnx.checker.check_model(model)
@@ -82,18 +88,11 @@ def _reader(images: np.ndarray):
 def _halve(model, dtype) -> None:
     """Store large constants in half precision, followed by a cast, which runtimes fold."""
     import onnx
-    from onnx import numpy_helper
 
     casts = []
     for constant in model.graph.initializer:
-        values = numpy_helper.to_array(constant)
-        if values.dtype != np.float32 or values.size < LEAST:
-            continue
-        with np.errstate(over="ignore"):
-            smaller = values.astype(dtype)
-        if np.isfinite(smaller.astype("float32")).all():
-            name = constant.name
-            constant.CopyFrom(numpy_helper.from_array(smaller, f"{name}_half"))
+        name = constant.name
+        if math.prod(constant.dims) >= MINIMUM and _round(constant, dtype, f"{name}_half"):
             to = onnx.TensorProto.FLOAT
             casts.append(onnx.helper.make_node("Cast", [constant.name], [name], to=to))
     nodes = [*casts, *model.graph.node]
@@ -101,17 +100,43 @@ def _halve(model, dtype) -> None:
     model.graph.node.extend(nodes)
 
 
+def _halve_norms(model, dtype) -> None:
+    """Round the scales and shifts of layer normalizations: in ONNX they have their input's type."""
+    constants = {each.name: each for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "LayerNormalization":
+            for name in node.input[1:]:
+                _round(constants[name], dtype, name)
+
+
+def _round(constant, dtype, name) -> bool:
+    """Round a float32 constant and rename it, if the dtype can hold it; return whether it can."""
+    from onnx import numpy_helper
+
+    values = numpy_helper.to_array(constant)
+    if values.dtype != np.float32:
+        return False
+    with np.errstate(over="ignore"):
+        smaller = values.astype(dtype)
+    if not np.isfinite(smaller.astype("float32")).all():
+        return False
+    constant.CopyFrom(numpy_helper.from_array(smaller, name))
+    return True
+
+
 FORMAT = Format(
     name="onnx",
     title="ONNX",
     suffix=".onnx",
-    backend="tensorflow",
-    needs=("tensorflow", "tf2onnx", "onnx", "onnxruntime"),
+    backend="torch",
+    needs=("torch", "onnxscript", "onnx", "onnxruntime"),
     extra="onnx",
     write=write,
     # The first field of the message, the version of the IR.
     is_one=starts_with(b"\x08"),
     float32=True,
+    int8_weights=True,
     any_size=True,
     precisions=("float16", "bfloat16", "int8", "int8-static"),
+    computes=("float16", "bfloat16"),
 )

@@ -2,22 +2,32 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 
-from keras_vitx.export.formats import encoded
 from keras_vitx.export.formats.base import INPUT, Format, Graph, halves
 
 PARTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "export.json"}
 """Contents of the folder."""
 
+BYTES = "image_bytes"
+"""Name of a server's input; over REST, each value is `{"b64": "..."}`."""
+
+MAX_PIXELS = 1 << 26
+"""Most pixels of an image that a server decodes, such as 8192 x 8192."""
+
+SIDES = {"PNG": (b"\x89PNG", 16, "int32", False), "GIF": (b"GIF8", 6, "uint16", True)}
+"""By format: its first bytes; where in a file width and height are, their dtype, and whether the
+least significant byte is first."""
+
 
 def write(graph: Graph, folder: Path) -> None:
     """Write the endpoint `serve`, and the signatures `serve` and `serving_default`.
 
-    With `graph.classes`, `serving_default` is that of `encoded.signature`.
+    With `graph.classes`, `serving_default` is that of a server.
 
     Not by `model.export`: it names no outputs, stores each weight twice, and knows one image
     size and one precision.
@@ -27,24 +37,29 @@ def write(graph: Graph, folder: Path) -> None:
     module = tf.Module()
     stored, signatures = {}, {}
     for name, model in {"serve": graph.model, **graph.others}.items():
-        weights = _store(tf, model, graph.precision, stored)
         spec = tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, name=INPUT)
-        endpoint = _endpoint(tf, model, weights, spec)
+        predict = _stateless(model, _store(model, graph.precision, stored))
+        endpoint = tf.function(predict, input_signature=[spec], autograph=False)
         setattr(module, name, endpoint)
-        signatures[name] = _signature(tf, endpoint, graph, spec)
+        signatures[name] = tf.function(
+            lambda images, endpoint=endpoint: graph.named(endpoint(images)),
+            input_signature=[spec],
+            autograph=False,
+        )
     default = signatures["serve"]
     if graph.classes:
         *_, before, network = graph.model.layers
-        weights = _store(tf, network, graph.precision, stored)
-        predict = _stateless(tf, network, weights)
-        default = encoded.signature(before, predict, graph.classes, graph.top)
+        predict = _stateless(network, _store(network, graph.precision, stored))
+        default = _server(before, predict, graph.classes, graph.top)
     module.stored = list(stored.values())
     signatures = {"serving_default": default, **signatures}
     tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
-def _store(tf, model, precision, stored):
+def _store(model, precision, stored):
     """Return (variable, stored variable) pairs; models share those of equal values."""
+    import tensorflow as tf
+
     in_half = halves(model, precision)
     pairs = []
     for variable in model.variables:
@@ -58,12 +73,9 @@ def _store(tf, model, precision, stored):
     return pairs
 
 
-def _endpoint(tf, model, weights, spec):
-    predict = _stateless(tf, model, weights)
-    return tf.function(predict, input_signature=[spec], autograph=False)
+def _stateless(model, weights):
+    import tensorflow as tf
 
-
-def _stateless(tf, model, weights):
     def predict(images):
         values = [(variable, tf.cast(value, variable.dtype)) for variable, value in weights]
         with keras.StatelessScope(values):
@@ -72,20 +84,80 @@ def _stateless(tf, model, weights):
     return predict
 
 
-def _signature(tf, endpoint, graph, spec):
-    def signature(images):
-        return graph.named(endpoint(images))
+def _server(before: keras.layers.Layer, predict: Callable[[Any], Any], classes, top: int):
+    """Return a TensorFlow function of `image_bytes`, strings `(batch,)`.
 
-    return tf.function(signature, input_signature=[spec], autograph=False)
+    Each string is a JPEG, PNG or GIF file, of any size up to `MAX_PIXELS`. The function
+    returns `classes`, strings `(batch, top)`, and `probabilities`, float32 `(batch, top)`, in
+    descending order.
+    """
+    import tensorflow as tf
+
+    channels = len(before.mean)
+    shape = tf.TensorSpec((*before.size, channels), tf.float32)
+
+    def serve(image_bytes):
+        images = tf.map_fn(
+            lambda file: before(decoded(file, channels)[None])[0],
+            image_bytes,
+            fn_output_signature=shape,
+        )
+        probabilities = tf.cast(predict(images), tf.float32)
+        best, indices = tf.math.top_k(probabilities, top)
+        return {"classes": tf.gather(tf.constant(list(classes)), indices), "probabilities": best}
+
+    spec = tf.TensorSpec((None,), tf.string, name=BYTES)
+    return tf.function(serve, input_signature=[spec], autograph=False)
+
+
+def decoded(file, channels: int = 3):
+    """Decode an image file to uint8 `(height, width, channels)`, as stored: EXIF is not read.
+
+    The pixels of a JPEG equal those of Pillow, by the same version of the inverse cosine
+    transform. A file of more than `MAX_PIXELS` is an error before it is decoded.
+    """
+    import tensorflow as tf
+
+    count = tf.reduce_prod(_sides(file))
+    check = tf.debugging.assert_less_equal(
+        count,
+        tf.constant(MAX_PIXELS, tf.int64),
+        f"{BYTES}: an image must have at most {MAX_PIXELS:,} pixels.",
+    )
+    with tf.control_dependencies([check]):
+        # For PNG and GIF, too.
+        return tf.io.decode_jpeg(
+            tf.identity(file), channels=channels, dct_method="INTEGER_ACCURATE"
+        )
+
+
+def _sides(file):
+    """Return two sides of an image from the header of its file."""
+    import tensorflow as tf
+
+    def of_header(start, dtype, little_endian):
+        def read():
+            part = tf.strings.substr(file, start, 2 * tf.dtypes.as_dtype(dtype).size)
+            return tf.cast(tf.io.decode_raw(part, dtype, little_endian), tf.int64)
+
+        return read
+
+    def of_jpeg():
+        return tf.cast(tf.image.extract_jpeg_shape(file)[:2], tf.int64)
+
+    cases = [
+        (tf.equal(tf.strings.substr(file, 0, len(first)), first), of_header(*where))
+        for first, *where in SIDES.values()
+    ]
+    return tf.case(cases, default=of_jpeg, exclusive=True)
 
 
 @contextlib.contextmanager
-def temporary(graph: Graph) -> Iterator[Path]:
-    """Yield the folder of a temporary SavedModel, from which other formats are converted."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "saved_model")
-        write(graph, path)
-        yield path
+def temporary(graph: Graph, path: Path) -> Iterator[Path]:
+    """Yield a temporary SavedModel beside `path`, from which another format is converted."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        write(Graph(graph.model, graph.outputs), Path(folder, "saved_model"))
+        yield Path(folder, "saved_model")
 
 
 def is_one(path: Path) -> bool:
@@ -103,5 +175,6 @@ FORMAT = Format(
     extra="export",
     write=write,
     is_one=is_one,
+    risk="its graph may read and write files",
     any_size=True,
 )

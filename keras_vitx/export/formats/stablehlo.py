@@ -44,7 +44,7 @@ def write(graph: Graph, path: Path) -> None:
 
 def is_one(path: Path) -> bool:
     """Return whether JAX can read a file's header, a flatbuffer without an identifier."""
-    content = path.read_bytes()
+    content = path.read_bytes() if path.is_file() else b""
     return b"StableHLO_v" in content or b"stablehlo" in content
 
 
@@ -57,4 +57,5 @@ FORMAT = Format(
     extra="jax",
     write=write,
     is_one=is_one,
+    risk="it may call any function that is registered with XLA, with any arguments",
 )

@@ -13,46 +13,57 @@ def write(graph: Graph, path: Path) -> None:
     """Write a `.pt2` file, a `torch.export.ExportedProgram`."""
     import torch
 
-    model = graph.model
-    count, *sides = model.inputs[0].shape
-    # PyTorch would take a dimension of 1 in the example for a constant.
-    shape = [count or 2, *(side or 64 for side in sides)]
-    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
-    images = torch.tensor(np.zeros(shape), dtype=getattr(torch, dtype))
-    dynamic = {}
-    if count is None:
-        dynamic[0] = torch.export.Dim("batch", min=1)
-    for axis, side in enumerate(sides[:2], start=1):
-        if side is None:
-            dynamic[axis] = torch.export.Dim(("height", "width")[axis - 1], min=2)
-    with torch.no_grad():
-        program = torch.export.export(
-            _served(graph).eval(), (images,), dynamic_shapes={"images": dynamic}, strict=False
-        )
     # In memory first: on a full disk, PyTorch's own writer would abort the process.
     buffer = io.BytesIO()
-    torch.export.save(program, buffer)
+    torch.export.save(program_of(graph, in_half=True)[0], buffer)
     path.write_bytes(buffer.getbuffer())
 
 
-def _served(graph):
+def program_of(graph: Graph, in_half: bool):
+    """Return a `torch.export.ExportedProgram` and the images that it was traced with.
+
+    Args:
+        graph: The model.
+        in_half: Whether weights are stored in the half precision that the graph asks for.
+    """
+    import torch
+
+    count, *sides = graph.model.inputs[0].shape
+    # PyTorch would take a dimension of 1 in the example for a constant; equal sides for one.
+    shape = [count or 2, *(side or 64 + 16 * axis for axis, side in enumerate(sides))]
+    dtype = keras.backend.standardize_dtype(graph.model.inputs[0].dtype)
+    images = torch.tensor(np.zeros(shape), dtype=getattr(torch, dtype))
+    names = ("batch", "height", "width", "channels")
+    dynamic = {
+        axis: torch.export.Dim(names[axis], min=2 if axis else 1)
+        for axis, side in enumerate((count, *sides))
+        if side is None
+    }
+    with torch.no_grad():
+        program = torch.export.export(
+            _served(graph, in_half).eval(),
+            (images,),
+            dynamic_shapes={"images": dynamic},
+            strict=False,
+        )
+    return program, images
+
+
+def _served(graph, in_half):
     """Return a module that stores each weight once and names its outputs."""
     import torch
 
-    in_half = halves(graph.model, graph.precision)
+    dtype = graph.compute_dtype or graph.precision
+    stored = halves(graph.model, dtype) if in_half else {}
     variables = graph.model.variables
 
     class Served(torch.nn.Module):
         def __init__(self):
             super().__init__()
             for index, variable in enumerate(variables):
-                value = in_half.get(id(variable))
-                if value is None:
-                    value = variable.value.detach()
-                else:
-                    # PyTorch does not know the bfloat16 of NumPy.
-                    value = torch.tensor(value.astype("float32"))
-                    value = value.to(getattr(torch, graph.precision))
+                value = variable.value.detach()
+                if id(variable) in stored:
+                    value = value.to(getattr(torch, dtype))
                 self.register_buffer(f"weight_{index}", value)
 
         def forward(self, images):
@@ -77,4 +88,6 @@ FORMAT = Format(
     extra="torch",
     write=write,
     is_one=starts_with(b"PK"),
+    risk="it is unpickled, which runs any code in it",
+    computes=("float16", "bfloat16"),
 )

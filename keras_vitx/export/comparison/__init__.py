@@ -1,1 +1,0 @@
-"""Comparison of an exported file with its model."""

@@ -1,1 +1,0 @@
-"""The second process, which runs the backend of a format."""

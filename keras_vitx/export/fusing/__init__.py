@@ -1,1 +1,0 @@
-"""The steps of `keras_vitx.fuse`, one file per kind of operation that is folded."""

@@ -1,1 +1,0 @@
-"""The options of an export, and the model that they make."""

@@ -1,0 +1,271 @@
+"""`keras_vitx.predictor(model)`: images in, class names out, from several threads."""
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx import data
+from keras_vitx.backend import without_gradients
+from keras_vitx.classifier import outputs_of
+from keras_vitx.data.predictions import class_names
+from keras_vitx.data.preprocessing import normalize
+from keras_vitx.export import runtimes
+from keras_vitx.export.formats import check_trusted, format_of, require
+from keras_vitx.export.place import read_record
+from keras_vitx.layers import ImagePreprocessing
+from keras_vitx.preprocessing import ModelInput, Preprocessing
+
+log = logging.getLogger(__name__)
+
+BATCH_SIZES = (1, 8, 32)
+
+
+class Predictor:
+    """A classifier that is compiled once and that several threads may call.
+
+    `predictor(images)` returns class names. Batches are padded to one of a few sizes, so that few
+    programs are compiled, each in the first call that needs it.
+
+    Attributes:
+        input: The images that the classifier takes; a height or width of None is any.
+        class_names: Names of the classes, in the order of the probabilities.
+        batch_sizes: The sizes to which batches are padded, ascending.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[np.ndarray], np.ndarray],
+        input: ModelInput,
+        dtype: str,
+        class_names: Sequence[str],
+        batch_sizes: Sequence[int] = BATCH_SIZES,
+    ):
+        sizes = sorted(set(batch_sizes))
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(f"`batch_sizes` must be positive integers. Received: {batch_sizes!r}.")
+        self.input, self.class_names, self.batch_sizes = input, tuple(class_names), tuple(sizes)
+        self._run, self._dtype = run, dtype
+        self._lock, self._compiled = threading.Lock(), set()
+
+    def __call__(self, images: Any, top: int = 5) -> list[list[tuple]]:
+        """Return the most probable classes of images.
+
+        Args:
+            images: One image or a list of them, as in `keras_vitx.preprocess_input`: paths, PIL
+                images or arrays of pixels.
+            top: Number of classes per image.
+
+        Returns:
+            For each image, a list of (WordNet id, name, probability), as
+            `keras_vitx.decode_predictions`.
+
+        Raises:
+            ValueError: if an array is not an image.
+            OSError: if a file can't be decoded.
+        """
+        if None not in self.input.input_shape[1:]:
+            batch = data.preprocess_input(images, self.input)
+            return data.decode_predictions(self.probabilities(batch), top, self)
+        if isinstance(images, (list, tuple)):
+            return [one for image in images for one in self(image, top)]
+        # Of any size, and whole: nothing is cropped here.
+        image = data.decode_image(images, self.input.channels) if _is_path(images) else images
+        return data.decode_predictions(self.probabilities(np.asarray(image)[None]), top, self)
+
+    def probabilities(self, batch: np.ndarray) -> np.ndarray:
+        """Return the probabilities, `(n, classes)`, of a batch that is already preprocessed."""
+        batch, found = self._cast(batch), []
+        while len(batch):
+            part, batch = np.split(batch, [self.batch_sizes[-1]])
+            size = next(size for size in self.batch_sizes if size >= len(part))
+            padding = [(0, size - len(part))] + [(0, 0)] * (part.ndim - 1)
+            found.append(self._run_one(np.pad(part, padding))[: len(part)])
+        return np.concatenate(found)
+
+    def batches(self, paths: Sequence[Path], batch_size: int) -> Iterator[data.FileBatch]:
+        """Yield batches of image files, decoded and preprocessed for `probabilities`."""
+        if None in self.input.input_shape[1:]:
+            # Images of any size: each is a batch of its own.
+            yield from map(self._file, paths)
+        else:
+            yield from data.batches_of_files(paths, self.input, batch_size)
+
+    def _file(self, path: Path) -> data.FileBatch:
+        try:
+            image = data.decode_image(path, self.input.channels)[None]
+        except OSError as error:
+            return data.FileBatch([], np.empty(0), {path: error})
+        return data.FileBatch([path], normalize(image, self.input.preprocessing), {})
+
+    def _run_one(self, batch):
+        if batch.shape in self._compiled:
+            return self._run(batch)
+        # Keras traces in one thread at a time.
+        with self._lock:
+            found = self._run(batch)
+            self._compiled.add(batch.shape)
+        return found
+
+    def _cast(self, images):
+        return np.rint(images).astype(self._dtype) if "int" in self._dtype else images
+
+
+def predictor(
+    model: keras.Model | str | os.PathLike,
+    *,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    trust: bool = False,
+) -> Predictor:
+    """Return a classifier for servers: images in, class names out, from several threads.
+
+    ```python
+    classify = kv.predictor(kv.CaiT_Mini(weights="cifar10"))
+    [[(_, name, probability)]] = classify("cat.png", top=1)
+    ```
+
+    The weights are those of the model when it is called. Under JAX, `predict` of Keras itself must
+    not be called from several threads: it leaves the model without variables.
+
+    Args:
+        model: A classifier; or an exported file or folder with preprocessing inside and its
+            record beside it, which runs in the runtime of its format, on the CPU.
+        batch_sizes: The sizes to which batches are padded; larger ones are split.
+        trust: Whether a file is one of yours. SavedModel, torch.export and StableHLO files can do
+            more than compute, and are not opened without.
+
+    Raises:
+        ValueError: if the model is no classifier of images, or the file was written
+            without preprocessing, probabilities or a record, or is not to be trusted.
+        ImportError: if the runtime of the file is not installed.
+    """
+    if _is_path(model):
+        return _of_file(Path(model).expanduser(), batch_sizes, trust)
+    outputs = outputs_of(model)
+    shape = model.input_shape
+    if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] not in (1, 3):
+        raise ValueError(
+            "The model's input must be images (batch, height, width, channels) with 1 or 3 "
+            f"channels. Received: a model with input {shape}."
+        )
+    preprocessing = preprocessing_of(model)
+    if preprocessing is None:
+        log.warning("The model has no record of its preprocessing; it receives pixels in 0..255.")
+        preprocessing = pixels(shape[-1])
+    run = _compiled(model, outputs.probabilities)
+    # One sigmoid output is the probability of the second of two classes.
+    is_binary = outputs.kind == "sigmoid" and outputs.classes == 1
+    names = class_names(model, 2 if is_binary else outputs.classes)
+    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
+    return Predictor(run, ModelInput(shape, preprocessing), dtype, names, batch_sizes)
+
+
+def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function of a batch that changes nothing in the model."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        weights = [
+            [variable.value for variable in variables]
+            for variables in (model.trainable_variables, model.non_trainable_variables)
+        ]
+
+        @jax.jit
+        def call(weights, images):
+            outputs, _ = model.stateless_call(*weights, images, training=False)
+            return probabilities(outputs)
+
+        return lambda images: np.asarray(call(weights, images), "float32")
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        @functools.lru_cache
+        def graph(shape, dtype):
+            return tf.function(
+                lambda images: tf.cast(probabilities(model(images, training=False)), "float32"),
+                input_signature=[tf.TensorSpec(shape, dtype)],
+                autograph=False,
+            ).get_concrete_function()
+
+        return lambda images: graph(images.shape, images.dtype.name)(tf.constant(images)).numpy()
+
+    lock = threading.Lock()
+
+    def run(images):
+        # PyTorch divides each call among the cores; layers may keep what they computed last.
+        with lock, without_gradients():
+            outputs = probabilities(model(keras.ops.convert_to_tensor(images), training=False))
+            return keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32"))
+
+    return run
+
+
+def _of_file(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
+    format = format_of(path)
+    if not path.exists() or not format.is_one(path):
+        raise FileNotFoundError(f"{str(path)!r} is not an exported file or folder.")
+    record = read_record(path, format)
+    options = record.get("options", {})
+    has_names = record.get("classes") and record.get("outputs") == ["probabilities"]
+    if not options.get("preprocessing") or not has_names:
+        raise ValueError(
+            f"{path} must have been exported with preprocessing inside, return probabilities, "
+            "and have its record beside it."
+        )
+    check_trusted(path, format, trust)
+    require(format)
+    run = runtimes.load(format.name, path)
+    shape, dtype = (record["inputs"]["images"][key] for key in ("shape", "dtype"))
+    is_first = options.get("data_format") == "channels_first"
+    if is_first:
+        shape = [shape[0], *shape[2:], shape[1]]
+
+    def probabilities(images):
+        if is_first:
+            images = np.ascontiguousarray(np.moveaxis(images, -1, 1))
+        return run(images)["probabilities"]
+
+    return Predictor(
+        probabilities,
+        ModelInput(tuple(shape), pixels(shape[-1])),
+        dtype,
+        record["classes"],
+        batch_sizes,
+    )
+
+
+def is_exported(path: str | os.PathLike) -> bool:
+    """Return whether a path is that of an exported file or folder."""
+    path = Path(path)
+    return path.exists() and format_of(path).is_one(path)
+
+
+def preprocessing_of(model: keras.Model) -> Preprocessing | None:
+    """Return the `Preprocessing` of a model's images, or None if it has no record of it.
+
+    A plain Keras model whose first layer is a keras_vitx model has the preprocessing of
+    that model. A model with an `ImagePreprocessing` takes pixels in 0..255.
+    """
+    layers = [each for each in model.layers if not isinstance(each, keras.layers.InputLayer)]
+    for layer in (model, layers[0]):
+        if getattr(layer, "preprocessing", None):
+            return layer.preprocessing
+    if any(isinstance(layer, ImagePreprocessing) for layer in layers):
+        return pixels(model.input_shape[-1])
+    return None
+
+
+def pixels(channels: int) -> Preprocessing:
+    """Return the `Preprocessing` that keeps pixels in 0..255."""
+    return Preprocessing(mean=[0] * channels, std=[1 / 255] * channels)
+
+
+def _is_path(value):
+    return isinstance(value, (str, os.PathLike))
