@@ -8,6 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows, where no folder is locked, nor removed if it is left.
+    fcntl = None
+
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike) -> Iterator[Path]:
@@ -23,7 +28,7 @@ def written_whole(path: str | os.PathLike) -> Iterator[Path]:
     Raises:
         OSError: if the parent folder is not writable.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     with unfinished_beside(path) as unfinished:
         yield unfinished
         move(unfinished, path)
@@ -31,10 +36,20 @@ def written_whole(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unfinished_beside(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a hidden folder beside `path`, which is removed after."""
+    """Yield a path of the same name in a hidden folder beside `path`, which is removed after.
+
+    The folder is locked meanwhile, so that `remove_unfinished` of another process leaves it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{_hidden(path)}-", dir=path.parent) as folder:
-        yield Path(folder, path.name)
+    with contextlib.ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=f"{_hidden(path)}-", dir=path.parent))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(_locked(folder))
+            # Unless it was removed before it was locked.
+            if folder.exists():
+                break
+        yield folder / path.name
 
 
 def move(unfinished: Path, path: Path) -> None:
@@ -63,12 +78,34 @@ def left_unfinished(path: Path) -> list[Path]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed processes have left of `path`. None may be writing it at this time."""
+    """Remove what killed processes have left of `path`; other processes may be writing it."""
     for unfinished in left_unfinished(path):
-        old = _old(unfinished)
-        if old.exists() and not os.path.lexists(path):
-            old.rename(path)
-        shutil.rmtree(unfinished.parent, ignore_errors=True)
+        with _locked(unfinished.parent) as is_free:
+            if not is_free:
+                continue
+            old = _old(unfinished)
+            if old.exists() and not os.path.lexists(path):
+                old.rename(path)
+            shutil.rmtree(unfinished.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder, and yield whether no other process holds it. A lock ends with its process."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # It is gone, or the system opens no folders (Windows).
+        yield False
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free = True
+    except OSError:
+        is_free = False
+    try:
+        yield is_free
+    finally:
+        os.close(handle)
 
 
 def _hidden(path):

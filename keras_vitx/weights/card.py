@@ -1,7 +1,14 @@
-"""The model card: the README.md of a saved model."""
+"""What the hub reads of a saved model: the card, README.md, and the image processor."""
 
+import html
 import json
+import math
 from collections.abc import Iterable
+from typing import Any
+
+from PIL import Image
+
+from keras_vitx.preprocessing import Preprocessing
 
 
 def model_card(
@@ -43,7 +50,7 @@ def model_card(
     )
     parts = (
         f"---\n{data.to_yaml()}\n---",
-        f"# {model.name}",
+        f"# {_escaped(model.name)}",
         "A vision transformer for Keras 3, on TensorFlow, JAX and PyTorch.",
         _table(_facts(model, weights, classifies, accuracy, dataset, licence)),
         f"## Use\n\n```python\n{_use(model, classifies, custom_objects)}\n```",
@@ -72,8 +79,13 @@ def _facts(model, weights, classifies, accuracy, dataset, licence) -> dict:
 
 def _table(rows: dict) -> str:
     return "\n".join(
-        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+        ["| | |", "|---|---|", *(f"| {key} | {_escaped(value)} |" for key, value in rows.items())]
     )
+
+
+def _escaped(value: Any) -> str:
+    """Return a value as text on one line of a table, without HTML."""
+    return " ".join(html.escape(str(value), quote=False).replace("|", "\\|").split())
 
 
 def _use(model, classifies, custom_objects) -> str:
@@ -93,4 +105,37 @@ def _use(model, classifies, custom_objects) -> str:
 def _training(recipe) -> str:
     if recipe is None:
         return "Not stated."
-    return recipe if isinstance(recipe, str) else f"```json\n{json.dumps(recipe, indent=2)}\n```"
+    if isinstance(recipe, str):
+        return html.escape(recipe, quote=False)
+    # No text of the recipe can end the block.
+    content = json.dumps(recipe, indent=2).replace("`", "\\u0060")
+    return f"```json\n{content}\n```"
+
+
+def image_processor(preprocessing: Preprocessing, size: tuple[int, int]) -> dict[str, Any] | None:
+    """Return a preprocessing as the config of an image processor of Transformers.
+
+    Args:
+        preprocessing: The preprocessing of a model.
+        size: Height and width of its images, in pixels.
+
+    Returns:
+        The content of `preprocessor_config.json`; None if Transformers can't do the same: the
+        images are not square or not in color.
+    """
+    if size[0] != size[1] or len(preprocessing.mean) != 3:
+        return None
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": math.floor(size[0] / preprocessing.crop_ratio)},
+        "resample": int(Image.Resampling[preprocessing.interpolation.upper()]),
+        "do_center_crop": True,
+        "crop_size": {"height": size[0], "width": size[1]},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+    }

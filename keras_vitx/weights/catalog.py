@@ -29,6 +29,8 @@ class Checkpoint:
             project; or the URL of a page for downloading it by hand.
         file: File name in the hub repository.
         url: URL of the authors' original file (PyTorch or NumPy), if any.
+        revision: Commit of the hub repository; None if unknown, as for every entry until
+            one has been looked up. Loading a file that nothing identifies logs a warning.
         sha256: SHA-256 of `file`, or a prefix of it; None if unknown.
         classes: Number of classes of the head.
         dataset: The data whose classes the head has; `weights=dataset` selects the
@@ -52,6 +54,7 @@ class Checkpoint:
     source: str = ""
     file: str = "model.safetensors"
     url: str | None = None
+    revision: str | None = None
     sha256: str | None = None
     classes: int = 1000
     dataset: str = IMAGENET

@@ -2,13 +2,20 @@
 
 import contextlib
 import hashlib
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from keras_vitx.files import written_whole
+
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
+HEXADECIMAL = re.compile("[0-9a-f]+")
+RECORD = "keras_vitx.json"
+"""Name of the record of the hashes of a repository's files, in its folder of the hub's cache."""
 
 
 class Address(NamedTuple):
@@ -61,16 +68,17 @@ def _is_inside(path: str) -> bool:
 def download(address: str | Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if necessary.
 
-    A copy in the hub's cache is used without contacting the hub. It is checked against
-    `sha256`, or else against the hash in its name in the cache. If the hash differs, the file
-    is downloaded again, once.
+    A copy in the hub's cache is used without contacting the hub. It is checked once against
+    `sha256`, or else against the hash in its name in the cache; the result is recorded beside
+    it. If the hash differs, the file is downloaded again, once.
 
     Args:
         address: As in `parse`.
         sha256: SHA-256 of the file, or a prefix of it; None if unknown.
 
     Raises:
-        ValueError: if the address is malformed, or the hash of the file is wrong.
+        ValueError: if the address is malformed, the hash of the file is wrong, or the hub
+            names it by anything but a hash.
         OSError: if the file is not in the cache and can't be downloaded.
     """
     where = parse(address) if isinstance(address, str) else address
@@ -89,38 +97,98 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
             path = get(local_files_only=True)
         except LocalEntryNotFoundError:
             cached = False
+            _check_names(where)
             path = get()
     except HFValidationError as error:
         raise ValueError(f"weights={address!r}: the hub allows no such name. {error}") from error
+    except _Refused as error:
+        raise ValueError(f"weights={address!r}: {error}") from error
     except Exception as error:  # Network libraries raise their own types.
         folder = Path(constants.HF_HUB_CACHE, f"models--{where.repository.replace('/', '--')}")
         broken = _broken_link(folder, where.file)
         revision = quote(where.revision or "main", safe="")
-        url = f"https://huggingface.co/{where.repository}/resolve/{revision}/{where.file}"
+        url = f"{constants.ENDPOINT}/{where.repository}/resolve/{revision}/{where.file}"
         raise OSError(
             f"weights={address!r} can't be downloaded and isn't in the cache "
             f"({broken or constants.HF_HUB_CACHE}{' leads nowhere' if broken else ''}). Download "
             f"{url} where there is a network, and give its path as weights=, or copy that "
             f"machine's cache folder {folder.name} into this one's. "
-            f"The cause: {type(error).__name__}."
+            f"The cause: {network_cause(error)}."
         ) from error
-    # The hub's cache names large files by their hash.
-    sha256 = sha256 or (path.resolve().name if SHA256.fullmatch(path.resolve().name) else None)
     try:
         try:
-            return verified(path, sha256)
+            return _verified_once(path, sha256)
         except ValueError:
             if not cached or constants.HF_HUB_OFFLINE:
                 raise
             # Without a network, the error is still about the cached file.
             with contextlib.suppress(Exception):
+                _check_names(where)
                 path = get(force_download=True)
-            return verified(path, sha256)
+            return _verified_once(path, sha256)
     except ValueError as error:
         raise ValueError(
             f"weights={address!r}: {error} Delete {path.resolve()} from the hub's cache to have it "
             "downloaded again."
         ) from error
+
+
+class _Refused(ValueError):
+    """An answer of the hub that is not accepted."""
+
+
+def _check_names(where: Address) -> None:
+    """Ask the hub for the hashes of a file, which become the names of a file and a folder.
+
+    Raises:
+        _Refused: if they are not hexadecimal: such names could lead out of the cache.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    found = get_hf_file_metadata(
+        hf_hub_url(where.repository, where.file, revision=where.revision or "main")
+    )
+    for header, value in (("ETag", found.etag), ("X-Repo-Commit", found.commit_hash)):
+        if not HEXADECIMAL.fullmatch(value or ""):
+            raise _Refused(f"the hub's {header} must be hexadecimal. Received: {value!r:.100}.")
+
+
+def network_cause(error: BaseException) -> str:
+    """Return the type of a network error, the status of the answer behind it, and who answered."""
+    from huggingface_hub import constants
+
+    behind: BaseException | None = error
+    while behind is not None:
+        status = getattr(getattr(behind, "response", None), "status_code", None)
+        if status is not None:
+            return f"{type(error).__name__}, status {status}, from {constants.ENDPOINT}"
+        behind = behind.__cause__ or behind.__context__
+    return f"{type(error).__name__}, from {constants.ENDPOINT}"
+
+
+def _verified_once(path: Path, sha256: str | None) -> Path:
+    """Return `path`, a file of the hub's cache, if it has the expected hash.
+
+    The hash is recorded with the size and the time of the file in the folder of its repository,
+    and computed again only if these have changed.
+    """
+    file = path.resolve()
+    # The hub's cache names large files by their hash.
+    sha256 = sha256 or (file.name if SHA256.fullmatch(file.name) else None)
+    if sha256 is None:
+        return path
+    record, state = file.parents[1] / RECORD, file.stat()
+    state = [state.st_size, state.st_mtime_ns]
+    try:
+        known = dict(json.loads(record.read_text()))
+        *recorded, found = known[file.name]
+    except (OSError, ValueError, TypeError, KeyError):
+        known, recorded, found = {}, None, ""
+    if recorded != state:
+        found = hash_of(path)
+        with contextlib.suppress(OSError), written_whole(record) as unfinished:
+            unfinished.write_text(json.dumps({**known, file.name: [*state, found]}))
+    return _compared(path, str(found), sha256)
 
 
 def verified(path: Path, sha256: str | None) -> Path:
@@ -133,16 +201,59 @@ def verified(path: Path, sha256: str | None) -> Path:
     Raises:
         ValueError: if the hash differs.
     """
-    if sha256 is None:
-        return path
+    return path if sha256 is None else _compared(path, hash_of(path), sha256)
+
+
+def hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _compared(path: Path, found: str, sha256: str) -> Path:
     if not found.startswith(sha256.lower()):
         raise ValueError(
             f"The file {path} is damaged or another one: its SHA-256 is {found}, "
             f"and should be {sha256}."
         )
     return path
+
+
+def upload(folder: Path, repository: str, names: Sequence[str], private: bool = False) -> str:
+    """Upload files of a folder to a repository of the hub, which is made if it doesn't exist.
+
+    Args:
+        folder: The folder.
+        repository: "owner/repo".
+        names: Names of the files; those that don't exist are left out.
+        private: Whether a new repository is private.
+
+    Returns:
+        The address of the commit, "hf://owner/repo@COMMIT".
+
+    Raises:
+        ValueError: if the name of the repository is malformed.
+        OSError: if the hub refuses or can't be reached.
+    """
+    from huggingface_hub import HfApi
+
+    if parse(f"{SCHEME}{repository}") != Address(repository):
+        raise ValueError(f'`repository` must be "owner/repo". Received: {repository!r}.')
+    try:
+        api = HfApi()
+        api.create_repo(repository, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=list(names),
+            commit_message="A model of keras_vitx",
+        )
+    except Exception as error:  # Network libraries raise their own types.
+        raise OSError(
+            f"{repository!r} can't be written ({network_cause(error)}). `hf auth login` stores a "
+            "token that allows it."
+        ) from error
+    return f"{SCHEME}{repository}@{commit.oid}"
 
 
 def _broken_link(folder: Path, file: str) -> Path | None:

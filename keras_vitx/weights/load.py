@@ -1,18 +1,21 @@
 """The argument `weights=`: finding the file, and loading it into the model."""
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
-from keras_vitx.weights.convert import convert
+from keras_vitx.weights.convert import abbreviated, convert
 from keras_vitx.weights.description import Description
-from keras_vitx.weights.hub import SCHEME, download, parse, shipped, verified
+from keras_vitx.weights.folder import CONFIG, opened_folder
+from keras_vitx.weights.hub import SCHEME, SHA256, Address, download, parse, shipped, verified
 from keras_vitx.weights.identity import Sizes
-from keras_vitx.weights.reading import KINDS, opened, suffix_of
-from keras_vitx.weights.reading.folder import CONFIG, read_config
-from keras_vitx.weights.reading.tensors import describing
+from keras_vitx.weights.reading import KINDS, Tensors, describing, opened, suffix_of
 
 logger = logging.getLogger("keras_vitx")
 
@@ -25,18 +28,46 @@ class Resolved:
         weights: The argument that the user passed, for errors.
         path: The file.
         checkpoint: Its catalogue entry, if any.
-        description: The description of its model from the folder that holds it, if any.
+        in_folder: Whether the file is in a folder that `kv.save` wrote.
     """
 
     weights: str
     path: Path
     checkpoint: Checkpoint | None = None
-    description: Description | None = None
+    in_folder: bool = False
 
     @property
     def image_size(self) -> int | None:
         """Side of the training images of a catalogue checkpoint, in pixels."""
         return self.checkpoint.image_size if self.checkpoint else None
+
+
+def entry_of(
+    weights: str | os.PathLike | None,
+    constructor: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    distillation_token: bool = False,
+) -> Checkpoint | None:
+    """Return the catalogue entry of the file that `weights` refers to; None if it has none.
+
+    Nothing is downloaded. The arguments and the errors are those of `resolve`.
+    """
+    if weights is None:
+        return None
+    if not isinstance(weights, (str, os.PathLike)):
+        raise ValueError(
+            f"weights should be a name, a path or None, not {weights!r} ({type(weights).__name__})."
+        )
+    text = os.fspath(weights)
+    if text.startswith(SCHEME):
+        address = parse(text)
+        same = (c for c in CHECKPOINTS if c.source == SCHEME + address.repository)
+        return next((c for c in same if c.file == address.file), None)
+    # A folder named "imagenet" must not shadow the name.
+    known = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
+    if isinstance(weights, os.PathLike) or (not known and _is_path(text)):
+        return None
+    return find(text, constructor, image_size, distillation_token)
 
 
 def resolve(
@@ -67,20 +98,15 @@ def resolve(
         ValueError: if the name or the file format is unknown.
         OSError: if the file doesn't exist or can't be downloaded.
     """
+    checkpoint = entry_of(weights, constructor, image_size, distillation_token)
     if weights is None:
         return None
-    if not isinstance(weights, (str, os.PathLike)):
-        raise ValueError(
-            f"weights should be a name, a path or None, not {weights!r} ({type(weights).__name__})."
-        )
     text = os.fspath(weights)
     if text.startswith(SCHEME):
-        return _on_the_hub(text)
-    # A folder named "imagenet" must not shadow the name.
-    known = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
-    if isinstance(weights, os.PathLike) or (not known and _is_path(text)):
+        _check_kind(text, parse(text).file)
+        return Resolved(text, _downloaded(parse(text), checkpoint), checkpoint)
+    if checkpoint is None:
         return _existing(text)
-    checkpoint = find(text, constructor, image_size, distillation_token)
     if constructor in checkpoint.also_starts:
         logger.warning(
             "%s: the weights of %s; a %s starts from them and must be trained further before use.",
@@ -94,7 +120,8 @@ def resolve(
             f"{checkpoint.source}. Download it in a browser, and give its path as weights=."
         )
     if checkpoint.source.startswith(SCHEME):
-        path = download(f"{checkpoint.source}/{checkpoint.file}", checkpoint.sha256)
+        address = Address(checkpoint.source.removeprefix(SCHEME), checkpoint.file)
+        path = _downloaded(address, checkpoint)
     else:
         path = shipped(checkpoint.source.removeprefix("package:"))
     return Resolved(text, path, checkpoint)
@@ -119,8 +146,9 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
     """
     if resolved is None:
         return
+    odd = []
     try:
-        with opened(resolved.path, model, resolved.description) as tensors:
+        with _opened(resolved, model) as tensors:
             conversion = convert(tensors, model, sizes)
             facts = resolved.checkpoint or tensors.description
             names = facts and conversion.head and facts.class_names
@@ -129,12 +157,15 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
                     f"The file names {len(names)} classes but has weights for {conversion.classes}."
                 )
             for variable, array in conversion:
+                if not np.isfinite(array).all():
+                    odd.append(variable.path)
                 variable.assign(array)
     except ValueError as error:
         named = f"weights={resolved.weights!r}"
         if str(resolved.path) != resolved.weights:
             named += f" ({resolved.path})"
         raise ValueError(f"{named}: {error}") from error
+    warn_not_finite(odd, resolved.weights)
     if facts is not None:
         if facts.preprocessing is not None:
             model.preprocessing = facts.preprocessing.for_channels(model.input_shape[-1])
@@ -147,6 +178,30 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
             "%s: all weights loaded except the head's: the file's head has %d classes.",
             resolved.weights,
             conversion.classes,
+        )
+
+
+@contextlib.contextmanager
+def _opened(resolved: Resolved, model) -> Iterator[Tensors]:
+    if not resolved.in_folder:
+        with opened(resolved.path, model) as tensors:
+            yield tensors
+        return
+    with opened_folder(resolved.path.parent) as (config, weights, path):
+        with describing(CONFIG):
+            description = Description.from_config(config)
+        with opened(path, model, description, suffix_of(Path(weights))) as tensors:
+            yield tensors
+
+
+def warn_not_finite(paths: Sequence[str], source: str) -> None:
+    """Log a warning about variables whose values, from `source`, are not all finite."""
+    if paths:
+        logger.warning(
+            "%s: %d variables hold NaN or infinite values, and so may all predictions: %s.",
+            source,
+            len(paths),
+            ", ".join(abbreviated(paths)),
         )
 
 
@@ -163,12 +218,35 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
     load(model, resolve(weights, None, tuple(model.input_shape[1:3])))
 
 
-def _on_the_hub(text: str) -> Resolved:
-    address = parse(text)
-    _check_kind(text, address.file)
-    same = (c for c in CHECKPOINTS if c.source == SCHEME + address.repository)
-    checkpoint = next((c for c in same if c.file == address.file), None)
-    return Resolved(text, download(text), checkpoint)
+def _downloaded(address: Address, checkpoint: Checkpoint | None) -> Path:
+    """Return the local copy of a file on the hub, at the revision of its catalogue entry."""
+    if checkpoint and not address.revision:
+        address = address._replace(revision=checkpoint.revision)
+    if checkpoint is None or address.revision != checkpoint.revision:
+        return download(address)
+    path = download(address, checkpoint.sha256)
+    _warn_not_pinned(checkpoint, path)
+    return path
+
+
+def _warn_not_pinned(checkpoint: Checkpoint, path: Path) -> None:
+    """Log, once, that a checkpoint can't be checked: nothing says which file it should be."""
+    if checkpoint.revision or checkpoint.sha256 or checkpoint.name in _warned:
+        return
+    _warned.add(checkpoint.name)
+    commit, blob = path.parent.name, path.resolve().name
+    logger.warning(
+        "%s: neither the revision nor the SHA-256 of this file is known to keras_vitx, which takes "
+        "the hub's word for it (commit %s, %s). weights='%s@%s' keeps this version.",
+        checkpoint.name,
+        commit,
+        f"SHA-256 {blob}" if SHA256.fullmatch(blob) else "SHA-256 not stated",
+        checkpoint.source,
+        commit,
+    )
+
+
+_warned: set[str] = set()
 
 
 def _is_path(text: str) -> bool:
@@ -198,14 +276,11 @@ def _in_folder(text: str, folder: Path) -> Resolved:
             "written by keras_vitx.save."
         )
     try:
-        config, weights = read_config(folder / CONFIG)
-        with describing(CONFIG):
-            description = Description.from_config(config)
+        with opened_folder(folder) as (config, weights, _), describing(CONFIG):
+            Description.from_config(config)
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error
-    if not (folder / weights).is_file():
-        raise FileNotFoundError(f"weights={text!r}: there is no {weights} in the folder.")
-    return Resolved(text, folder / weights, description=description)
+    return Resolved(text, folder / weights, in_folder=True)
 
 
 def _check_kind(weights: str, file: str) -> None:

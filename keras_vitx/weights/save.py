@@ -35,7 +35,7 @@ def save_safetensors(
         ValueError: if an argument is invalid, or a weight overflows float16.
         OSError: if the file can't be written.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if path.suffix != ".safetensors":
         raise ValueError(f"path should end in .safetensors, not {str(path)!r}.")
     if dtype not in (None, "float32", "float16"):
@@ -89,7 +89,7 @@ def save_torch(model, path: str | os.PathLike) -> None:
         ImportError: if PyTorch isn't installed.
         OSError: if the file can't be written.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if path.suffix != ".pth":
         raise ValueError(f"path should end in .pth, not {str(path)!r}.")
     try:

@@ -4,6 +4,8 @@ import copy
 import json
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 import zipfile
 from unittest import mock
@@ -138,7 +140,9 @@ def folder(folders, tmp_path):
 def test_comes_back(folders, name):
     folder = folders[name]
     weights = "model.weights.h5" if name in IN_KERAS_FORMAT else "model.safetensors"
-    assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", weights}
+    assert {path.name for path in folder.iterdir()} == {
+        "README.md", "config.json", "preprocessor_config.json", weights,
+    }  # fmt: skip
     model = kv.load(folder)
     close(outputs(model), folders.expected[name][0], 1e-6)
     assert facts(model) == folders.expected[name][1]
@@ -253,7 +257,7 @@ def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name)
         ({"licence": ["mit"]}, "licence.*mit"),
         ({"recipe": 3}, "recipe.*3"),
         ({"recipe": {"model": keras}}, "recipe"),
-        ({"folder": "hf://owner/repo"}, "hf upload"),
+        ({"folder": "hf://owner/repo"}, "keras_vitx.push"),
         ({"model": keras.Sequential()}, "model.*Sequential"),
     ],
 )
@@ -294,7 +298,8 @@ def test_what_is_no_model_stays(tmp_path):
     kv.save(model, folder, overwrite=True)
     close(outputs(kv.load(folder)), outputs(model), 1e-6)
     assert {path.name for path in folder.iterdir()} == {
-        "README.md", "config.json", "model.safetensors", "notes", "link",
+        "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "notes",
+        "link",
     }  # fmt: skip
     assert (folder / "link").is_symlink()
     assert (folder / "link" / "README.md").read_text() == "precious"
@@ -303,7 +308,7 @@ def test_what_is_no_model_stays(tmp_path):
 @pytest.mark.backend_free
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_failed_write_leaves_what_stood_there(tmp_path, monkeypatch, exists):
-    from keras_vitx.models import folders
+    from keras_vitx.models import saving
 
     model, folder = FAMILIES["Mixer"](), tmp_path / "model"
     if exists:
@@ -314,7 +319,7 @@ def test_a_failed_write_leaves_what_stood_there(tmp_path, monkeypatch, exists):
         path.write_text("half")
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(folders, "save_safetensors", fail)
+    monkeypatch.setattr(saving, "save_safetensors", fail)
     with pytest.raises(OSError, match="the disk is full"):
         kv.save(FAMILIES["CaiT"](), folder, overwrite=True)
     after = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -607,7 +612,7 @@ def test_a_keras_file_with_a_class_that_nobody_imported(tmp_path):
     close(outputs(kv.load(path)), outputs(model), 1e-6)
     (said,) = run_python(UNKNOWN, path).stdout.strip().splitlines()
     assert str(path) in said
-    assert f"custom_objects={{'tests>Doubled': Doubled}}, from {Doubled.__module__}." in said
+    assert "tests>Doubled, unknown here. Import the module of yours" in said
 
 
 @pytest.mark.parametrize("how", ["compiled", "int8"])
@@ -621,3 +626,136 @@ def test_keras_files_that_keras_wrote(tmp_path, how):
     loaded = kv.load(path)
     assert not loaded.compiled
     close(outputs(loaded), outputs(model), 1e-6)
+
+
+SAVE_ON = """
+import sys
+import keras_vitx as kv
+models = [kv.load(path) for path in sys.argv[2:]]
+print("saving", flush=True)
+while True:
+    for model in models:
+        kv.save(model, sys.argv[1], overwrite=True)
+"""
+
+
+@pytest.mark.backend_free
+def test_what_is_loaded_during_saves_is_of_one_version(tmp_path):
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        model = FAMILIES["CaiT"]()
+        model.class_names = [f"{name} {index}" for index in range(5)]
+        for variable in model.weights:
+            variable.assign(np.full(variable.shape, value))
+        kv.save(model, tmp_path / name)
+    shutil.copytree(tmp_path / "one", tmp_path / "model")
+    paths = [str(tmp_path / name) for name in ("model", "one", "two")]
+    saver = subprocess.Popen(
+        [sys.executable, "-c", SAVE_ON, *paths], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert saver.stdout.readline() == "saving\n"
+        seen = set()
+        # Thirty loads, and more where the saver gets less of the processor than the loader.
+        for turn in range(600):
+            if turn >= 30 and len(seen) >= 2:
+                break
+            if turn % 2:
+                model = kv.load(tmp_path / "model")
+            else:
+                model = FAMILIES["CaiT"](weights=tmp_path / "model")
+            values = {float(value) for v in model.weights for value in np.unique(array(v.value))}
+            seen.add((model.class_names[0], *values))
+        assert saver.poll() is None
+    finally:
+        saver.kill()
+        saver.wait()
+    assert seen == {("one 0", 1.0), ("two 0", 2.0)}
+
+
+@pytest.mark.backend_free
+def test_a_branch_that_moves_gives_one_version(hub, folders, tmp_path, monkeypatch):
+    from keras_vitx.models import saving
+
+    hub("someone/model", folders["CaiT"])
+    download = saving.download
+
+    def and_then_the_branch_moves(address):
+        path = download(address)
+        refs = tmp_path / "hub" / "models--someone--model" / "refs" / "main"
+        refs.write_text("f" * 40)
+        return path
+
+    monkeypatch.setattr(saving, "download", and_then_the_branch_moves)
+    close(outputs(kv.load("hf://someone/model")), folders.expected["CaiT"][0], 1e-6)
+
+
+@pytest.mark.backend_free
+def test_weights_that_are_not_finite_are_noticed(tmp_path, caplog):
+    model = FAMILIES["CaiT"]()
+    model.get_layer("head").kernel.assign(np.full((8, 5), np.nan))
+    kv.save(model, tmp_path / "model")
+    model.save(tmp_path / "m.keras")
+    for load in (kv.load, lambda path: FAMILIES["CaiT"](weights=path)):
+        for path in (tmp_path / "model", tmp_path / "m.keras"):
+            caplog.clear()
+            load(path)
+            assert "1 variables hold NaN or infinite values" in caplog.text
+            assert "head/kernel" in caplog.text and str(path) in caplog.text
+
+
+@pytest.mark.backend_free
+def test_the_image_processor_of_a_folder(folders, tmp_path):
+    read = json.loads((folders["CaiT"] / "preprocessor_config.json").read_text())
+    assert read["size"] == {"shortest_edge": 18}  # 16 / 0.875, rounded down as in timm
+    assert read["crop_size"] == {"height": 16, "width": 16}
+    assert (read["image_mean"], read["image_std"]) == ([0.1, 0.2, 0.3], [0.5, 0.5, 0.25])
+    assert read["resample"] == Image.Resampling.BILINEAR
+    kv.save(FAMILIES["CaiT"](input_shape=(16, 32, 3)), tmp_path / "wide")
+    assert not (tmp_path / "wide" / "preprocessor_config.json").exists()
+
+
+@pytest.mark.backend_free
+def test_no_field_of_a_card_is_html(tmp_path):
+    model = FAMILIES["Mixer"]()
+    dataset = "<img src=x>\n\n# Not a heading | not a cell"
+    kv.save(model, tmp_path / "model", dataset=dataset, recipe="<script>", accuracy=0.5)
+    card = (tmp_path / "model" / "README.md").read_text().partition("\n---\n")[2]
+    assert "<img" not in card and "<script" not in card and "\n# Not" not in card
+    kv.save(model, tmp_path / "other", recipe={"name": "```\n<script>"})
+    card = (tmp_path / "other" / "README.md").read_text()
+    assert card.count("```") == 4
+    settings = json.loads(re.search(r"```json\n(.*?)```", card, re.DOTALL)[1])
+    assert settings == {"name": "```\n<script>"}
+
+
+class Api:
+    """Stands in for `huggingface_hub.HfApi`; keeps what is uploaded."""
+
+    uploaded = None
+
+    def create_repo(self, repository, **options):
+        if repository == "someone/elses":
+            raise RuntimeError("no")
+
+    def upload_folder(self, repo_id, folder_path, allow_patterns, **options):
+        names = {path.name for path in folder_path.iterdir()} & set(allow_patterns)
+        type(self).uploaded = repo_id, names
+        return mock.Mock(oid="abc123")
+
+
+@pytest.mark.backend_free
+def test_push(folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    (folder / "thesis.txt").write_text("private")
+    assert kv.push(folder, "someone/model") == "hf://someone/model@abc123"
+    repository, names = Api.uploaded
+    assert repository == "someone/model"
+    assert names == {"README.md", "config.json", "preprocessor_config.json", "model.safetensors"}
+    with pytest.raises(OSError, match=r"someone/elses.*RuntimeError.*hf auth login"):
+        kv.push(folder, "someone/elses")
+    for wrong in ("someone", "someone/model@v1", "../model"):
+        with pytest.raises(ValueError, match="must"):
+            kv.push(folder, wrong)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"spoilt: config\.json"):
+        kv.push(folder, "someone/model")

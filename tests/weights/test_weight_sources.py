@@ -1,8 +1,10 @@
 """Files of the hub, from a cache with the layout of the hub's client, and shipped files."""
 
 import contextlib
+import dataclasses
 import hashlib
 import http.server
+import importlib
 import os
 import re
 import shutil
@@ -65,6 +67,36 @@ def test_a_catalogue_entry_from_the_cache(cache, tiny):
     model.preprocessing = HALVES
     load_weights(model, "hf://timm/cait_s36_384.fb_dist_in1k")
     assert model.preprocessing.mean == (0.485, 0.456, 0.406)
+
+
+def test_a_checkpoint_that_nothing_identifies_is_told(cache, caplog, monkeypatch):
+    load = importlib.import_module("keras_vitx.weights.load")
+    monkeypatch.setattr(load, "_warned", set())
+    cache("timm/cait_s36_384.fb_dist_in1k")
+    for _ in range(2):
+        resolve("imagenet", "CaiT_S36")
+    (record,) = caplog.records
+    assert "neither the revision nor the SHA-256" in record.getMessage()
+    assert f"'hf://timm/cait_s36_384.fb_dist_in1k@{COMMIT}'" in record.getMessage()
+    # Of a revision that the user names, nothing is to be said.
+    monkeypatch.setattr(load, "_warned", set())
+    resolve(f"hf://timm/cait_s36_384.fb_dist_in1k@{COMMIT}", "CaiT_S36")
+    assert len(caplog.records) == 1
+
+
+def test_a_checkpoint_is_loaded_at_its_revision(cache, caplog, monkeypatch, golden_file):
+    load = importlib.import_module("keras_vitx.weights.load")
+    entry = catalog.find("cait_s36_384.fb_dist_in1k", None)
+    digest = sha256(golden_file.read_bytes())
+    pinned = dataclasses.replace(entry, revision=COMMIT, sha256=digest)
+    blob = cache("timm/cait_s36_384.fb_dist_in1k", blob=digest)
+    (blob.parents[1] / "refs" / "main").write_text("f" * 40)
+    monkeypatch.setattr(load, "find", lambda *_: pinned)
+    assert resolve("imagenet", "CaiT_S36").path.parent.name == COMMIT
+    assert not caplog.records
+    damage(blob)
+    with pytest.raises(ValueError, match=f"damaged or another.*{digest}"):
+        resolve("imagenet", "CaiT_S36")
 
 
 def test_offline_with_nothing_cached(cache, tmp_path):
@@ -131,19 +163,22 @@ class Hub:
         half: Set when half of a download has been sent and its connection is left open.
         hangs: Whether connections are left open halfway.
         gone: Whether the file no longer exists.
+        status: Status of the answer to each request, instead of the file.
+        headers: Headers that replace those of an answer.
     """
 
     def __init__(self, content):
         self.content, self.breaks, self.ranges = content, 0, []
         self.half, self.hangs, self.gone = threading.Event(), False, False
+        self.status, self.headers = None, {}
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_HEAD(self):
-                if hub.gone:
-                    return self.send_error(404)
+                if hub.gone or hub.status:
+                    return self.send_error(hub.status or 404)
                 self.answer()
 
             def do_GET(self):
@@ -169,8 +204,9 @@ class Hub:
 
             def answer(self, start=0):
                 self.send_response(206 if start else 200)
-                self.send_header("ETag", f'"{sha256(hub.content)}"')
-                self.send_header("X-Repo-Commit", COMMIT)
+                headers = {"ETag": f'"{sha256(hub.content)}"', "X-Repo-Commit": COMMIT}
+                for name, value in {**headers, **hub.headers}.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(hub.content) - start))
                 if start:
                     last = len(hub.content) - 1
@@ -251,6 +287,48 @@ def test_a_damaged_file_is_downloaded_again_once(online):
     online.gone = True
     with pytest.raises(ValueError, match=f"{found}.*{sha256(online.content)}.*Delete"):
         hub.download("hf://someone/cait")
+
+
+def test_a_file_in_the_cache_is_hashed_once(cache, golden_file, monkeypatch):
+    right = sha256(golden_file.read_bytes())
+    blob = cache("someone/cait", blob=right)
+    hashed, hash_of = [], hub.hash_of
+    monkeypatch.setattr(hub, "hash_of", lambda path: hashed.append(path) or hash_of(path))
+    for known in (None, None, right, right[:8]):
+        hub.download("hf://someone/cait", known)
+    assert len(hashed) == 1
+    with pytest.raises(ValueError, match=f"{right}.*{'0' * 64}"):
+        hub.download("hf://someone/cait", "0" * 64)
+    # What is recorded of a file holds until the file changes.
+    damage(blob)
+    with pytest.raises(ValueError, match=f"damaged.*{right}"):
+        hub.download("hf://someone/cait")
+    assert len(hashed) == 2
+    (blob.parents[1] / hub.RECORD).write_text("[[[")
+    with pytest.raises(ValueError, match=f"damaged.*{right}"):
+        hub.download("hf://someone/cait")
+
+
+@pytest.mark.parametrize("status", [403, 404, 429, 500])
+def test_the_status_and_the_endpoint_are_said(online, monkeypatch, status):
+    from huggingface_hub import file_download
+
+    # Without the pauses before the library asks again.
+    monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.1, raising=False)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    online.status = status
+    with pytest.raises(OSError, match=f"status {status}, from {online.address}") as caught:
+        hub.download("hf://someone/cait")
+    assert f"{online.address}/someone/cait/resolve/main/" in str(caught.value)
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Repo-Commit"])
+@pytest.mark.parametrize("name", ["../../../stolen", "abc.txt", "g" * 64])
+def test_a_hub_that_names_files_by_no_hash_is_refused(online, tmp_path, header, name):
+    online.headers[header] = f'"{name}"' if header == "ETag" else name
+    with pytest.raises(ValueError, match=f"weights='hf:.*{header} must be hexadecimal"):
+        hub.download("hf://someone/cait")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 PROJECT = Path(__file__).resolve().parents[2]
