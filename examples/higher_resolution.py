@@ -20,7 +20,7 @@ kv.save(small, "fashion-32")
 
 # From its weights, with resampled positions.
 large = kv.CaiT_Mini(weights="fashion-32", input_shape=(SIDE, SIDE, 3))
-before = kv.evaluate(large, "fashion_mnist", "validation")
+before = kv.evaluate(large, "fashion_mnist", "validation", validation_split=0.1)
 history = kv.fit(
     large,
     "fashion_mnist",

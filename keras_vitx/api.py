@@ -4,7 +4,6 @@ from keras_vitx import (
     analysis,
     data,
     export,
-    language,
     layers,
     models,
     robustness,
@@ -15,8 +14,9 @@ from keras_vitx import (
 from keras_vitx.backend import keep_memory
 from keras_vitx.data import decode_predictions
 from keras_vitx.export.fuse import fuse
+from keras_vitx.export.predictor import predictor
 from keras_vitx.models import as_chain, create_model, features, list_models
-from keras_vitx.models.folders import load, save
+from keras_vitx.models.saving import load, push, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import evaluate, fit
@@ -34,4 +34,4 @@ def preprocess_input(images, model):
         ValueError: if the name is unknown, or an array is not an image.
         OSError: if a file can't be decoded; the message names the file.
     """
-    return data.preprocess_input(images, models.facts_of(model))
+    return data.preprocess_input(images, models.model_input(model))

@@ -1,6 +1,7 @@
-"""Phrases that several error messages share."""
+"""Text for people: phrases that error messages share, and names from files."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -12,6 +13,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return "Did you mean " + " or ".join(repr(lowered[entry]) for entry in close) + "?"
     return "Known: " + ", ".join(known) + "."
+
+
+def shortened(names: Iterable[str], count: int = 3) -> str:
+    """Return the first names for an error message, with "..." only if there are more."""
+    names = list(names)
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def needs_extra(what: str, *extras: str) -> str:
@@ -28,3 +35,30 @@ def needs_extra(what: str, *extras: str) -> str:
         f"{what}: install keras_vitx with the extra {names}, in its checkout: "
         f'pip install ".[{extras[0]}]".'
     )
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Return a text that no terminal obeys: each control character is written as `\x1b`.
+
+    Names of files and classes may hold sequences that move the cursor, or change the direction
+    of the text.
+
+    Args:
+        text: The text.
+        keep: Control characters that stay, such as "\n".
+    """
+    return re.sub(
+        "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]",
+        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(),
+        text,
+    )
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a cell of a CSV file, which no spreadsheet takes for a formula.
+
+    A text that begins with `=`, `+`, `-`, `@` or a control character gets a leading apostrophe.
+    """
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value[:1] in set("=+-@\t\r\n") else printable(value)

@@ -206,9 +206,9 @@ LAYERS = {
     "HeadMixing/no_bias": LayerCase(lambda: HeadMixing(use_bias=False), MAPS),
     "HeadMixing/fewer": LayerCase(lambda: HeadMixing(heads_out=2), MAPS),
     "MapNormalization": LayerCase(lambda: MapNormalization(), MAPS),
-    "ReAttention": LayerCase(lambda: ReAttention(), MAPS),
-    "ReAttention/scaled": LayerCase(lambda: ReAttention(map_scale=0.25), MAPS),
-    "ReAttention/plain": LayerCase(lambda: ReAttention(normalize=False), MAPS),
+    "ReAttention": LayerCase(lambda: ReAttention(), MAPS, float32=True),
+    "ReAttention/scaled": LayerCase(lambda: ReAttention(map_scale=0.25), MAPS, float32=True),
+    "ReAttention/plain": LayerCase(lambda: ReAttention(normalize=False), MAPS, float32=True),
     "LocalMapConvolution": LayerCase(lambda: LocalMapConvolution(), MAPS),
     "LocalMapConvolution/1": LayerCase(lambda: LocalMapConvolution(kernel_size=1), MAPS),
     "LocalMapConvolution/5": LayerCase(lambda: LocalMapConvolution(kernel_size=5), MAPS),
@@ -396,6 +396,19 @@ def tiny(family, **arguments):
     return lambda **changes: family(**{**common, **changes})
 
 
+def with_classifier(make):
+    """Return `make`, with weights in a classifier that starts at 0 (Mixer's)."""
+
+    def made(**arguments):
+        model = make(**arguments)
+        for variable in model.variables:
+            if variable.path.endswith("head/kernel") and not array(variable.value).any():
+                variable.assign(numbers(variable.shape, scale=0.02))
+        return model
+
+    return made
+
+
 FAMILIES: dict[str, Callable[..., keras.Model]] = {
     "CaiT": tiny(kv.CaiT, depth=3, num_heads=2, class_depth=1, mlp_ratio=2.0, layer_scale=0.5),
     "ViT": tiny(kv.ViT, num_heads=2),
@@ -404,7 +417,7 @@ FAMILIES: dict[str, Callable[..., keras.Model]] = {
     "RefinedViT": tiny(kv.RefinedViT, num_heads=2, depth=3, expansion=2),
     "CBViT": tiny(kv.CBViT, num_heads=2),
     "PiT": tiny(kv.PiT, dims=(8, 16), depths=(1, 2), num_heads=(2, 4), patch_size=6, stride=5),
-    "Mixer": tiny(kv.Mixer),
+    "Mixer": with_classifier(tiny(kv.Mixer)),
 }
 """A tiny model of each family."""
 FAMILIES_HERE = tuple(FAMILIES) if BACKEND == "torch" else ("CaiT", "ConViT", "RefinedViT", "PiT")
@@ -419,7 +432,7 @@ def blocks(model):
 
 
 def golden(case, family, **arguments):
-    """Return a function that makes the model of a golden file, with its weights."""
+    """Return a function that makes the model of a golden file, with its weights and changes."""
     common = {
         "dim": 24,
         "depth": 3,
@@ -430,12 +443,12 @@ def golden(case, family, **arguments):
         "classifier_activation": None,
         "weights": GOLDEN / f"{case}.safetensors",
     }
-    changed = {**common, **arguments}
-    return lambda: family(**{name: v for name, v in changed.items() if v is not LEFT_OUT})
+    used = {name: v for name, v in {**common, **arguments}.items() if v is not LEFT_OUT}
+    return lambda **changes: family(**used | changes)
 
 
 LEFT_OUT = object()
-GOLDEN_CASES: dict[str, Callable[[], keras.Model]] = {
+GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
     "cait": golden("cait", kv.CaiT),
     "convit": golden("convit", kv.ConViT, local_depth=2),
     "deepvit_pure": golden("deepvit_pure", kv.DeepViT),

@@ -180,23 +180,9 @@ def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeyp
     """In order, with the names of the blocks before, on a few images of the sample."""
     write_pictures("cat.png", "coffee.png", "rocket.jpg")
     monkeypatch.setattr(sources, "open_fashion_mnist", few_images)
-    write_texts(tmp_path)
     names = {"__name__": page.stem}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         exec(compile(block, str(page), "exec"), names)
-
-
-def write_texts(folder):
-    """Write the files that docs/language.md reads: the sentences of these pages."""
-    lines = [line for page in PAGES for line in page.read_text().splitlines() if len(line) > 60]
-    (folder / "text.txt").write_text("\n".join(lines))
-    (folder / "glue" / "RTE").mkdir(parents=True)
-    rows = [f"{i}\t{line}\t{lines[i - 1]}\tentailment" for i, line in enumerate(lines[:40])]
-    for name in ("train", "dev"):
-        path = folder / "glue" / "RTE" / f"{name}.tsv"
-        path.write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]))
-    rows = [f"{line}\t{('bad', 'good')[i % 2]}" for i, line in enumerate(lines[:40])]
-    (folder / "reviews.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
 
 
 def test_blocks_run():

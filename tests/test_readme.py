@@ -31,10 +31,14 @@ def test_blocks_run(downloads, write_pictures, tmp_path):
     namespace = {"__name__": "readme"}
     for number, block in enumerate(BLOCKS):
         exec(compile(block, f"block {number} of the README", "exec"), namespace)
-    assert len(downloads) == 2
-    written = {"runs", "my-model", "my-model.keras", "attention.png", "exported", "model.tflite"}
+    assert len(downloads) == 1
+    written = {"runs", "my-model", "page.html", "exported"}
     assert written <= {path.name for path in tmp_path.iterdir()}
     assert namespace["exported"].difference < 0.05
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 130
 
 
 def test_the_table_has_every_size():

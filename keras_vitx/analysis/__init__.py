@@ -8,6 +8,7 @@ from keras_vitx.analysis.dynamics import (
     plot_dynamics,
     plot_gates,
     read_dynamics,
+    results_by_epoch,
 )
 from keras_vitx.analysis.figures import (
     plot_accuracy,
@@ -18,6 +19,7 @@ from keras_vitx.analysis.figures import (
     plot_entropy,
     plot_layer_similarity,
     plot_re_attention,
+    plot_re_attention_depth,
     plot_similar_blocks,
     plot_similarity_matrix,
     plot_strength,

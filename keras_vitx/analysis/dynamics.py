@@ -170,6 +170,33 @@ def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
         ]
 
 
+def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """Return the rows of a training as what `measure` would have returned, in order of time.
+
+    For the figures that show several epochs, such as CaiT's Figure 4:
+    `plot_branches({"CaiT": results_by_epoch(rows)}, path)`.
+
+    Args:
+        rows: The rows of a `MeasureDuringTraining`, or of its file (`read_dynamics`).
+
+    Returns:
+        One dictionary per measurement: values by measure and block; one per head, in order,
+        where the measure has heads.
+
+    Raises:
+        ValueError: if there are no rows.
+    """
+    _measured(rows, ())
+    epochs: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        blocks = epochs.setdefault(row["step"], {}).setdefault(row["measure"], {})
+        if row["head"] == "":
+            blocks[row["block"]] = row["value"]
+        else:
+            blocks.setdefault(row["block"], []).append(row["value"])
+    return [epochs[step] for step in sorted(epochs)]
+
+
 def plot_dynamics(
     rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, measures: Sequence[str] = ()
 ) -> Path:

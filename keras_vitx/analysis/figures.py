@@ -150,21 +150,74 @@ def plot_similarity_matrix(results: Mapping[str, Results], path: str | os.PathLi
 
 
 def plot_similar_blocks(
-    results: Mapping[str, Results], path: str | os.PathLike, threshold: float = 0.8
+    results: Mapping[str, Results],
+    path: str | os.PathLike,
+    threshold: float = 0.8,
+    widths: Mapping[str, int] | None = None,
 ) -> Path:
-    """Plot the share of similar blocks against the number of blocks, a point per model.
+    """Plot the similar blocks of models, a point per model.
 
-    DeepViT, Figures 3b and 5. Arguments, result and errors as in `plot_by_block`; the
-    measure is `"cross_layer_similarity"`. `threshold` is as in `similar_blocks`.
+    Their share against the number of blocks (DeepViT, Figure 3b); with `widths`, their number
+    against the embedding dimension (Figure 5). Arguments, result and errors as in
+    `plot_by_block`; the measure is `"cross_layer_similarity"`. `threshold` is as in
+    `similar_blocks`; `widths` is the embedding dimension of each model, by label.
     """
     with drawing(path) as ((axis,),):
         for model, one in results.items():
             shares = np.stack(list(_of(one, "cross_layer_similarity").values()))
-            share = similar_blocks(shares, threshold).mean()
-            axis.plot(len(shares), share, "o", label=model, clip_on=False)
-        axis.set(xlabel="number of blocks", ylabel="share of similar blocks", ylim=(0, 1))
+            similar = similar_blocks(shares, threshold)
+            if widths is None:
+                point = len(shares), similar.mean()
+            else:
+                point = _of(widths, model), similar.sum()
+            axis.plot(*point, "o", label=model, clip_on=False)
+        if widths is None:
+            axis.set(xlabel="number of blocks", ylabel="share of similar blocks", ylim=(0, 1))
+        else:
+            axis.set(xlabel="embedding dimension", ylabel="number of similar blocks")
+            axis.set_ylim(bottom=0)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.legend(fontsize=7)
+    return Path(path)
+
+
+def plot_re_attention_depth(
+    similarity: Mapping[str, np.ndarray],
+    accuracies: Mapping[int, float],
+    path: str | os.PathLike,
+) -> Path:
+    """Plot accuracy by the number of blocks with re-attention, beside the similarity of maps.
+
+    DeepViT, Figure 9. At block k, accuracy is that of a network with re-attention on all
+    blocks after it, the top (blocks - k), and similarity that of the network without any to
+    the block before.
+
+    Args:
+        similarity: The measure `"adjacent_similarity"` of the network without re-attention.
+        accuracies: Accuracy by `re_attention_depth`.
+        path: Path of the file.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if a depth is above the number of blocks.
+    """
+    count = len(similarity) + 1  # The first block has none before it.
+    if not accuracies or not all(0 <= depth <= count for depth in accuracies):
+        raise ValueError(
+            f"`accuracies` must have depths from 0 to {count}, the number of blocks. "
+            f"Received: {list(accuracies)}."
+        )
+    with drawing(path) as ((axis,),):
+        axis.plot(range(2, count + 1), list(similarity.values()), "k.:", label="similarity")
+        axis.set(xlabel="block", ylabel="similarity to the block before", ylim=(None, 1))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        points = sorted((count - depth, accuracy) for depth, accuracy in accuracies.items())
+        right = axis.twinx()
+        right.plot(*zip(*points, strict=True), "r.:", label="accuracy")
+        right.set_ylabel("accuracy, re-attention on the blocks after", color="red")
     return Path(path)
 
 
@@ -187,7 +240,8 @@ def plot_branches(
     """Plot the norm of both residual branches, relative to the tokens, by block.
 
     CaiT, Figure 4: attention on top, the MLP below. A sequence of results is one model after
-    several epochs, in darker shades for later ones. Arguments, result and errors as in
+    several epochs, in darker shades for later ones; `results_by_epoch` makes it of the rows
+    that a `MeasureDuringTraining` wrote. Arguments, result and errors as in
     `plot_by_block`; the measures are `"attention_branch"` and `"mlp_branch"`.
     """
     with drawing(path, (2, 1), (4.5, 2.4)) as axes:
@@ -286,6 +340,7 @@ def plot_strength(
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     path: str | os.PathLike,
     label: str = "strength",
+    measure: str = "accuracy",
 ) -> Path:
     """Plot accuracy against the strength of a perturbation, one curve per model.
 
@@ -294,6 +349,7 @@ def plot_strength(
             a row has an interval, it is drawn as a bar.
         path: Path of the file.
         label: What the strength is, with its unit.
+        measure: Another measure of the rows, such as `"mean_iou"`.
 
     Returns:
         The path.
@@ -307,10 +363,10 @@ def plot_strength(
     with drawing(path) as ((axis,),):
         for model, rows in curves.items():
             rows = sorted(rows, key=lambda row: row["strength"])
-            strengths, accuracies = ([row[k] for row in rows] for k in ("strength", "accuracy"))
+            strengths, accuracies = ([row[k] for row in rows] for k in ("strength", measure))
             bars = [row.get("interval") or 0 for row in rows]
             axis.errorbar(strengths, accuracies, bars, fmt=".-", capsize=2, label=model)
-        axis.set(xlabel=label, ylabel="accuracy", ylim=(0, 1))
+        axis.set(xlabel=label, ylabel=measure.replace("_", " "), ylim=(0, 1))
         # Epsilons of an attack are small numbers with many digits.
         axis.locator_params(axis="x", nbins=5)
         axis.legend(fontsize=7)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import keras
@@ -42,6 +43,8 @@ def measure(
     measures: Iterable[str] | Mapping[str, Measure] | None = None,
     batch_size: int = 32,
     maps: Literal["softmax", "values"] | None = None,
+    threshold: float = 0.5,
+    nearest: int | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
     """Measure the blocks of a model, as means over images.
 
@@ -59,6 +62,11 @@ def measure(
         maps: Which maps are measured: `"softmax"`, as the softmax gives them, or `"values"`,
             those that multiplied the values. By default, the first for measures of density and
             of distance, which need probabilities, and the second for the others.
+        threshold: tau of `cross_layer_similarity` and `adjacent_similarity`: the cosine above
+            which attention is similar.
+        nearest: Takes for tau the mean cosine within this many blocks, in place of
+            `threshold`, as in `measures.cross_layer_similarity`; of `cross_layer_similarity`,
+            per batch.
 
     Returns:
         For each measure, its value for each block that has what is measured, by name.
@@ -74,6 +82,15 @@ def measure(
     if maps not in (None, "softmax", "values"):
         raise ValueError(f"`maps` must be 'softmax', 'values' or None. Received: {maps!r}.")
     chosen = _chosen(measures)
+    for name, compare in (
+        ("cross_layer_similarity", _cross_layer),
+        ("adjacent_similarity", _adjacent),
+    ):
+        if name in chosen and chosen[name] is MEASURES[name]:
+            settings = {"threshold": threshold}
+            if name == "cross_layer_similarity":
+                settings["nearest"] = nearest
+            chosen[name] = replace(chosen[name], compare=partial(compare, **settings))
     means: dict[str, _Means] = {name: _Means() for name in chosen}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
@@ -228,14 +245,14 @@ def _pairs(maps):
     return [(name, before) for name, before in pairs if maps[name].shape == maps[before].shape]
 
 
-def _cross_layer(maps):
-    shares = m.cross_layer_similarity(list(maps.values()))
+def _cross_layer(maps, threshold=0.5, nearest=None):
+    shares = m.cross_layer_similarity(list(maps.values()), threshold, nearest)
     return {name: shares[:, index] for index, name in enumerate(maps)}
 
 
-def _adjacent(maps):
+def _adjacent(maps, threshold=0.5):
     return {
-        name: (m.map_cosines(maps[before], maps[name]) > 0.5).mean((-2, -1))
+        name: (m.map_cosines(maps[before], maps[name]) > threshold).mean((-2, -1))
         for name, before in _pairs(maps)
     }
 

@@ -3,7 +3,6 @@
 Everything in this part of the package that needs a forward pass reads this walk.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -222,57 +221,23 @@ def _walk(model, images, wanted):
 def _run(block, x, index, grid):
     """Run a block and return its trace and its output."""
     tokens, carried = x if isinstance(x, (tuple, list)) else (x, None)
-    attention = block.attention
-    with (
-        without_gradients(),
-        _observed(attention, "weights_of") as softmax,
-        _observed(block, "as_added") as branches,
-    ):
-        if block.has_maps:
-            given, maps = block(x, training=False, return_attention_scores=True)
-        else:
-            given, maps = block(x, training=False), None
-    if not softmax and maps is not None and getattr(attention, "computes_maps", True):
-        softmax = [maps]
+    with without_gradients():
+        given, parts = block(x, training=False, return_parts=True)
     convert = _Converted()
-    attention_branch, mlp_branch = branches if len(branches) == 2 else (None, None)
     traced = BlockTrace(
         name=block.name,
         index=index,
         block=block,
         grid=grid,
-        softmax=convert(softmax[0] if softmax else None),
-        maps=convert(maps),
+        softmax=convert(parts["softmax"]),
+        maps=convert(parts["maps"]),
         carried=convert(carried),
         inputs=convert(tokens),
         outputs=convert(given[0] if isinstance(given, (tuple, list)) else given),
-        attention_branch=convert(attention_branch),
-        mlp_branch=convert(mlp_branch),
+        attention_branch=convert(parts["attention_branch"]),
+        mlp_branch=convert(parts["mlp_branch"]),
     )
     return traced, given
-
-
-@contextlib.contextmanager
-def _observed(layer: Any, method: str) -> Iterator[list]:
-    """Collect what a method of one layer returns, while the context lasts."""
-    results, original = [], getattr(layer, method, None)
-    if original is None:
-        yield results
-        return
-
-    def watched(*args, **kwargs):
-        results.append(original(*args, **kwargs))
-        return results[-1]
-
-    own = vars(layer)
-    before = own.get(method)
-    own[method] = watched
-    try:
-        yield results
-    finally:
-        own.pop(method)
-        if before is not None:
-            own[method] = before
 
 
 class _Converted:

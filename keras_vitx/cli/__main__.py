@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import pkgutil
 import sys
 from typing import Annotated
@@ -9,6 +10,8 @@ from typing import Annotated
 import typer
 
 from keras_vitx import __version__, cli
+from keras_vitx.cli._output import say
+from keras_vitx.text import printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,14 +45,29 @@ for module in pkgutil.iter_modules(cli.__path__):
         app.command(module.name)(importlib.import_module(f"keras_vitx.cli.{module.name}").main)
 
 
+class _Printable(logging.Formatter):
+    """Writes the control characters of a message, such as those in the name of a file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n")
+
+
+def _without_tilde(argument: str) -> str:
+    """Return an argument with the user's folder for `~`, also in `--option=~/path`."""
+    option, equals, value = argument.rpartition("=") if argument[:2] == "--" else ("", "", argument)
+    return option + equals + (os.path.expanduser(value) if value[:1] == "~" else value)
+
+
 def main() -> None:
     """Run the command line; invalid input gives one line of text and exit code 2."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable("%(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("keras_vitx").setLevel(logging.INFO)
     try:
-        app()
+        app(list(map(_without_tilde, sys.argv[1:])))
     except (ValueError, OSError, ImportError) as error:
-        typer.secho(f"Error: {error}", fg="red", err=True)
+        say(f"Error: {error}", error=True)
         sys.exit(2)
 
 

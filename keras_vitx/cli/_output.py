@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TextIO
 import typer
 
 from keras_vitx.files import check_writable, written_whole
+from keras_vitx.text import csv_cell, printable
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -44,14 +46,29 @@ def show(
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: words(value) for key, value in row.items()} for row in rows)
+        writer.writerows({key: _csv_cell(value) for key, value in row.items()} for row in rows)
     else:
         _show_table(rows, grouped, formats or {})
 
 
 def show_json(value: Any) -> None:
     """Print a value as JSON."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+    typer.echo(as_json(value, indent=1))
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON that holds no control characters."""
+    written = json.dumps(value, indent=indent, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u200e-\u200f\u2028-\u202e\u2066-\u2069]", _unicode_escape, written)
+
+
+def _unicode_escape(found: re.Match) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def say(text: object, *, error: bool = False) -> None:
+    """Print lines of text, whatever the names in it hold; errors in red, to standard error."""
+    typer.secho(printable(str(text), keep="\n"), fg="red" if error else None, err=error)
 
 
 def check_form(as_json: bool, as_csv: bool) -> None:
@@ -71,6 +88,10 @@ def words(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(words, value))
     return str(value)
+
+
+def _csv_cell(value: Any) -> Any:
+    return value if isinstance(value, (int, float)) else csv_cell(words(value))
 
 
 def check_new(output: Path, overwrite: bool) -> None:
@@ -167,5 +188,5 @@ def _show_table(rows: Rows, grouped: str | None, formats: Mapping[str, Callable]
             cells[grouped] = ""
         group = row.get(grouped)
         # As text, because a name may contain what rich parses as markup.
-        table.add_row(*map(Text, cells.values()))
+        table.add_row(*(Text(printable(cell)) for cell in cells.values()))
     console.print(table)

@@ -1,12 +1,12 @@
 """The output of `keras-vitx predict`."""
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from keras_vitx.cli._output import show, show_json
+from keras_vitx.cli._output import as_json, show, show_json
+from keras_vitx.text import csv_cell
 
 Prediction = tuple[Path, list[tuple]]
 """A file, and its (WordNet id, class name, probability) in descending order."""
@@ -21,8 +21,8 @@ def write_csv(predictions: Iterable[Prediction], file: TextIO) -> None:
             for rank in range(1, len(best) + 1):
                 header += [f"class_{rank}", f"probability_{rank}"]
             writer.writerow(header)
-        pairs = ((name, _rounded(probability)) for _, name, probability in best)
-        writer.writerow([path, *(cell for pair in pairs for cell in pair)])
+        pairs = ((csv_cell(name), _rounded(probability)) for _, name, probability in best)
+        writer.writerow([csv_cell(str(path)), *(cell for pair in pairs for cell in pair)])
     if len(header) == 1:
         writer.writerow(header)
 
@@ -30,7 +30,7 @@ def write_csv(predictions: Iterable[Prediction], file: TextIO) -> None:
 def write_json_lines(predictions: Iterable[Prediction], file: TextIO) -> None:
     """Write one JSON object per line and image."""
     for path, best in predictions:
-        file.write(json.dumps(_as_object(path, best), ensure_ascii=False) + "\n")
+        file.write(as_json(_as_object(path, best)) + "\n")
 
 
 STREAMED: dict[str, Callable[[Iterable[Prediction], TextIO], None]] = {

@@ -51,6 +51,26 @@ def changes_of(words: Sequence[str] | None, option: str = "--set") -> dict[str, 
     return changes
 
 
+def weights_of(text: str | None) -> dict[Any, float] | None:
+    """Return the weights of classes, by name or label, from a text such as `cat=2,dog=0.5`.
+
+    Raises:
+        ValueError: if the text is of another form.
+    """
+    if text is None:
+        return None
+    weights = {}
+    for pair in text.split(","):
+        name, _, weight = pair.rpartition("=")
+        try:
+            weights[name.strip()] = float(weight)
+        except ValueError:
+            name = ""
+        if not name.strip():
+            raise ValueError(f"`--class-weight` takes NAME=WEIGHT,... Received: {text!r}.")
+    return weights
+
+
 def a_few_images(source: Any, recipe: Any) -> Any:
     """Return an opened source with enough images for a few steps per epoch."""
     batch = recipe.schedule.batch_size

@@ -11,7 +11,7 @@ from keras_vitx.files import written_whole
 
 COMMAND = "command.json"
 # Options of a command that may differ when it is continued.
-FREE = ("resume", "output", "save_every", "keep", "backend")
+FREE = ("resume", "output", "save_every", "keep", "backend", "epochs")
 
 
 def _choose_backend(folder: Path | None) -> Path | None:
@@ -46,8 +46,17 @@ def command_of(folder: Path) -> dict[str, Any]:
     """
     path = folder / COMMAND
     if not path.is_file():
-        raise ValueError(f"`--resume`: {folder} is not the folder of a run: it has no {COMMAND}.")
-    return json.loads(path.read_text())
+        begun = (folder / "run.json").is_file()
+        raise ValueError(
+            f"`--resume`: {folder} holds a run that was begun in Python: continue it by the same "
+            "call of `kv.fit` with `resume=True`."
+            if begun
+            else f"`--resume`: {folder} is not the folder of a run: it has no {COMMAND}."
+        )
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}).") from error
 
 
 def recorder(context: typer.Context, folder: Path) -> Any:
@@ -74,24 +83,35 @@ def resumed(context: typer.Context, folder: Path) -> dict[str, Any]:
             in what.
     """
     before = command_of(folder)
-    given = {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name).name == "COMMANDLINE" and name not in FREE
-    }
-    given |= {name: _in_any_folder(given[name]) for name in ("model", "source") if name in given}
+    now = given(context)
+    fixed = {name: value for name, value in now.items() if name not in FREE}
+    fixed |= {name: _in_any_folder(fixed[name]) for name in ("model", "source") if name in fixed}
     differ = [
         f"{name} was {before.get(name)!r}, is now {value!r}"
-        for name, value in json.loads(json.dumps(given, default=str)).items()
+        for name, value in json.loads(json.dumps(fixed, default=str)).items()
         if value != before.get(name)
     ]
     if differ:
         raise ValueError(
             f"`--resume` continues the run in {folder} as it was begun: {'; '.join(differ)}."
         )
-    return {**before, "resume": folder} | {
-        name: context.params[name]
-        for name in ("save_every", "keep", "backend")
+    free = ("epochs", "save_every", "keep", "backend")
+    return {**before, "resume": folder} | {name: now[name] for name in free if name in now}
+
+
+def extend(folder: Path, epochs: int | None) -> None:
+    """Write the number of epochs of a run that was continued beyond its end."""
+    options = command_of(folder)
+    if options["epochs"] != epochs:
+        with written_whole(folder / COMMAND) as path:
+            path.write_text(json.dumps({**options, "epochs": epochs}, indent=2) + "\n")
+
+
+def given(context: typer.Context) -> dict[str, Any]:
+    """Return the options that were given on the command line, by name."""
+    return {
+        name: value
+        for name, value in context.params.items()
         if context.get_parameter_source(name).name == "COMMANDLINE"
     }
 

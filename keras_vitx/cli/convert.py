@@ -1,6 +1,5 @@
 """`keras-vitx convert`: convert weights from one file format to another."""
 
-import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ import typer
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend, Overwrite
-from keras_vitx.files import check_writable, written_whole
+from keras_vitx.cli._output import check_new, say
+from keras_vitx.files import written_whole
 
 Grid = tuple[int, int]
 
@@ -53,9 +53,7 @@ def main(
     """Convert weights between PyTorch and Keras files, and report what was done."""
     if not output.name.endswith(KINDS):
         raise ValueError(f"`--output` should end in one of: {', '.join(KINDS)}; got {output}.")
-    if output.exists() and not overwrite:
-        raise ValueError(f"`--output` {output} already exists. `--overwrite` replaces it.")
-    check_writable(output)
+    check_new(output, overwrite)
     kv.models.constructor_of(model)
     tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))
     resolved = kv.weights.resolve(file, model, image_size, distillation_token=tokens)
@@ -66,7 +64,7 @@ def main(
         network = kv.models.create_model(model, **arguments)
     kv.weights.load(network, resolved)
 
-    digest = _sha256(resolved.path)
+    digest = kv.weights.hub.hash_of(resolved.path)
     source = file if file.startswith("hf:") else resolved.path.name
     _write(network, output, {"source": source, "sha256": digest})
     for name, value in {
@@ -75,12 +73,12 @@ def main(
         "head": _head(found, network),
         "positions": _positions(found, network),
         "source": f"{resolved.path}\nsha256 {digest}",
-        "written": f"{output}\nsha256 {_sha256(output)}",
+        "written": f"{output}\nsha256 {kv.weights.hub.hash_of(output)}",
     }.items():
         first, *more = value.splitlines()
-        typer.echo(f"{name:10} {first}")
+        say(f"{name:10} {first}")
         for line in more:
-            typer.echo(f"{'':10} {line}")
+            say(f"{'':10} {line}")
 
 
 @dataclass(frozen=True)
@@ -185,8 +183,3 @@ def _positions(found: _Found, network) -> str:
 def _grid(network) -> Grid | None:
     grids = [tuple(layer.grid) for layer in network.layers if hasattr(layer, "grid")]
     return grids[0] if grids else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

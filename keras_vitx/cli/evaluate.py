@@ -48,6 +48,13 @@ def main(
         Path | None, typer.Option(help="Picture of which classes are taken for which.")
     ] = None,
     per_class: Annotated[Path | None, typer.Option(help="CSV with one row per class.")] = None,
+    scores: Annotated[
+        bool,
+        typer.Option("--scores", help="Also precision, recall, F1 and AUC, over all classes."),
+    ] = False,
+    wrong: Annotated[
+        Path | None, typer.Option(help="Picture of the images that are predicted worst.")
+    ] = None,
     real: Annotated[
         Path | None,
         typer.Option(
@@ -69,17 +76,19 @@ def main(
         typer.Option(help="Evaluations with different seeds of each random change.", min=1, max=10),
     ] = 1,
     validation_split: Annotated[
-        float, typer.Option(help="The value given to `train`, for the same validation images.")
-    ] = 0.1,
-    seed: Annotated[
-        int, typer.Option(help="The value given to `train`, for the same reason.", min=0)
-    ] = 0,
+        float | None,
+        typer.Option(
+            help="Fraction of a source without splits that is measured. Default: all images; of "
+            "the images that the model was trained with, those that its run held out."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of that fraction.", min=0)] = 0,
     strict: Strict = False,
     json: Json = False,
     backend: Backend = None,
 ) -> None:
     """Measure loss and accuracy of a model on labelled images."""
-    _check(crop_ratio, confusion, per_class)
+    _check(crop_ratio, confusion, per_class, wrong)
     changes = {"occlude": occlude, "fgsm": fgsm, "pgd": pgd, "noise": noise, "blur": blur}
     changes = {k: _numbers(k, v) for k, v in {**changes, "shot_noise": shot_noise}.items() if v}
     if changes and len(crop_ratio or ()) > 1:
@@ -98,6 +107,9 @@ def main(
             kv.robustness.KINDS[kind](network, strength)
     if real is not None:
         source = kv.data.open_real(source, real)
+    elif validation_split is None and part in (None, "validation"):
+        source, validation_split = _held_out(source, Path(model).parent, strict)
+    validation_split = validation_split or 0.0
     rows = []
     for ratio in crop_ratio or [None]:
         measures = kv.evaluate(
@@ -111,6 +123,8 @@ def main(
             crop_ratio=ratio,
             restrict=restrict,
             confusion=bool(confusion or per_class),
+            scores=scores,
+            wrong=wrong,
         )
         counts, names = measures.pop("confusion", None), measures.pop("class_names", None)
         rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
@@ -137,6 +151,23 @@ def main(
         formats["interval"] = _rounded
         formats |= {"images_per_second": lambda value: "" if value is None else f"{value:.1f}"}
         show(rows, formats=formats)
+
+
+def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
+    """Return a source, and the names of the images that the run of the model held out of it."""
+    if not (run / "held_out.txt").exists():
+        return source, None
+    opened = kv.data.open_source(source, validation_split=0, strict=strict)
+    if opened.validation is not None or opened.test is not None:
+        return opened, None
+    facts = kv.training.run.read_run(run)
+    names = set(kv.training.held_out(run)) & set(opened.train.names())
+    of_the_run = facts.get("train_images", 0) + facts.get("validation_images", 0)
+    # The images of arrays have only numbers for names.
+    if not names or (all(map(str.isdigit, names)) and opened.train.size != of_the_run):
+        return opened, None
+    typer.echo(f"Measured: the images that the run in {run} held out for validation.", err=True)
+    return kv.data.open_source(source, validation_split=names, strict=strict), names
 
 
 def _perturbed(network, source, changes, runs, options) -> list[dict[str, Any]]:

@@ -49,6 +49,14 @@ def main(
         PRECISIONS | None,
         typer.Option(help="Precision of the stored weights. Default: the model's own."),
     ] = None,
+    compute_dtype: Annotated[
+        Literal["float16", "bfloat16"] | None,
+        typer.Option(help="Products in half precision, for GPUs: ONNX and .pt2 files."),
+    ] = None,
+    channels_first: Annotated[
+        bool,
+        typer.Option("--channels-first", help="Take images (batch, channels, height, width)."),
+    ] = False,
     calibration: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +122,8 @@ def main(
         outputs="logits" if logits else None,
         serving=serving or False,
         precision=precision,
+        compute_dtype=compute_dtype,
+        data_format="channels_first" if channels_first else "channels_last",
         calibration=calibration,
         image_sizes=sizes,
         fuse=fuse,

@@ -9,11 +9,10 @@ import typer
 
 import keras_vitx as kv
 from keras_vitx.cli import _predictions
-from keras_vitx.cli._classifier import Classifier, is_exported, of_file, of_network
 from keras_vitx.cli._images import Images, files_of
 from keras_vitx.cli._models import is_size, only_sensible_weights, open_model
 from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile, Overwrite, Weights
-from keras_vitx.cli._output import check_form, check_new, progress, text_file
+from keras_vitx.cli._output import check_form, check_new, progress, say, text_file
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,12 @@ def main(
         typer.Option(help="Format of the output. Default: by the suffix of `--output`."),
     ] = None,
     overwrite: Overwrite = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."
+        ),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Stop at an image that can't be decoded, and write no file."),
@@ -49,6 +54,8 @@ def main(
 
     An image that can't be decoded is reported and skipped, and the exit code is 1.
     """
+    from keras_vitx.export.predictor import is_exported
+
     form = _form(output, format, json, csv)
     if output is not None:
         check_new(output, overwrite)
@@ -56,10 +63,9 @@ def main(
     kv.keep_memory()
     if weights is None and is_size(model):
         weights = only_sensible_weights(model)
-    if weights is None and is_exported(model):
-        classifier = of_file(model)
-    else:
-        classifier = of_network(open_model(model, weights))
+    is_file = weights is None and is_exported(model)
+    network = model if is_file else open_model(model, weights)
+    classifier = kv.predictor(network, batch_sizes=(batch_size,), trust=trust)
     predicted = _predicted(classifier, paths, batch_size, top)
 
     skipped: dict[Path, str] = {}
@@ -77,7 +83,7 @@ def main(
                     if strict:
                         raise error
                     skipped[path] = str(error)
-                    typer.secho(f"Error: {error}", fg="red", err=True)
+                    say(f"Error: {error}", error=True)
                 yield from results
                 advance(len(results) + len(errors))
 
@@ -90,9 +96,9 @@ def main(
     elif form == "table":
         _predictions.show_as_table(results)
     if output is not None:
-        typer.echo(f"Wrote {output}.")
+        say(f"Wrote {output}.")
     if skipped:
-        typer.secho(f"Skipped {len(skipped):,} of {len(paths):,} images.", fg="red", err=True)
+        say(f"Skipped {len(skipped):,} of {len(paths):,} images.", error=True)
         raise typer.Exit(1)
 
 
@@ -118,7 +124,7 @@ def _form(output: Path | None, format: str | None, json: bool, csv: bool) -> str
 
 
 def _predicted(
-    classifier: Classifier, paths: Sequence[Path], batch_size: int, top: int
+    classifier: "kv.export.Predictor", paths: Sequence[Path], batch_size: int, top: int
 ) -> Iterator[tuple[list[_predictions.Prediction], dict[Path, OSError]]]:
     """Yield the predictions of each batch, in the order of the files, and its errors."""
     for batch in classifier.batches(paths, batch_size):

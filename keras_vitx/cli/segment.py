@@ -12,7 +12,7 @@ import keras_vitx as kv
 from keras_vitx.cli._images import Images, files_of
 from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, Json, Overwrite, Strict
-from keras_vitx.cli._output import check_new, progress, show, show_json
+from keras_vitx.cli._output import check_new, progress, say, show, show_json
 from keras_vitx.files import written_whole
 
 
@@ -64,7 +64,7 @@ def main(
             except OSError as error:
                 if strict:
                     raise
-                typer.secho(f"Error: {error}", fg="red", err=True)
+                say(f"Error: {error}", error=True)
                 skipped[path] = str(error)
             else:
                 found = kv.segmentation.predict(network, image, mode).argmax(-1)
@@ -81,7 +81,7 @@ def main(
     elif rows:
         show(rows, grouped="file", formats={"share": "{:.1%}".format})
     if skipped:
-        typer.secho(f"Skipped {len(skipped):,} of {len(paths):,} images.", fg="red", err=True)
+        say(f"Skipped {len(skipped):,} of {len(paths):,} images.", error=True)
         raise typer.Exit(1)
 
 

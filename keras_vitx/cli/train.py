@@ -10,8 +10,8 @@ from keras_vitx.cli import _devices
 from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Source, Strict, Weights
 from keras_vitx.cli._output import new_run
-from keras_vitx.cli._recipe import Changes, RecipeName, Smoke, a_few_images, changes_of
-from keras_vitx.cli._resume import Keep, Resume, SaveEvery, recorder, resumed
+from keras_vitx.cli._recipe import Changes, RecipeName, Smoke, a_few_images, changes_of, weights_of
+from keras_vitx.cli._resume import Keep, Resume, SaveEvery, extend, given, recorder, resumed
 from keras_vitx.files import check_writable
 
 
@@ -46,7 +46,33 @@ def main(
     ] = "match",
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
+    freeze: Annotated[
+        int | None,
+        typer.Option(help="Epochs before the others in which only the head learns.", min=0),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(help="Epochs without a better one after which training ends.", min=1),
+    ] = None,
+    class_weight: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=WEIGHT,...",
+            help="Weights of classes in the loss, such as cat=2,dog=0.5; others weigh 1.",
+        ),
+    ] = None,
+    balanced: Annotated[
+        bool,
+        typer.Option("--balanced", help="Draw images of each class equally often."),
+    ] = False,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    find_rate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Do not train: try rising learning rates, print the best one, and draw the loss "
+            "to this file."
+        ),
+    ] = None,
     image_size: Annotated[
         int | None,
         typer.Option(
@@ -83,10 +109,13 @@ def main(
 ) -> None:
     """Train or fine-tune a model by a recipe."""
     if context is not None and resume is not None:
-        if kv.training.runs.folder.is_finished(resume):
-            typer.echo(f"The run in {resume} is finished.")
+        options = resumed(context, resume)
+        if kv.training.run.is_finished(resume) and "epochs" not in given(context):
+            typer.echo(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
             return None
-        return main(None, **resumed(context, resume))
+        main(None, **options)
+        extend(resume, options["epochs"])
+        return None
     if model is None or source is None:
         raise typer.BadParameter("MODEL and SOURCE are required, or --resume.")
     import keras
@@ -95,7 +124,14 @@ def main(
     chief = kv.training.is_chief()
     if chief and resume is None:
         _check_output(output)
-    options = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    options = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "freeze_epochs": freeze,
+        "patience": patience,
+        "precision": precision,
+    }
     options = {name: value for name, value in options.items() if value is not None}
     # All at once: `epochs` scales the warm-up unless that is set, too.
     chosen = kv.training.recipes.get(recipe).but(**(changes_of(change) | options))
@@ -131,14 +167,23 @@ def main(
             )
         tutor = open_model(teacher)
     _check_classes(network, model, images)
+    if find_rate is not None:
+        rate = kv.training.find_learning_rate(network, images, chosen, path=find_rate, seed=seed)
+        typer.echo(f"The loss falls fastest at {rate:.2g}; see {find_rate}.")
+        return
     if chief:
         output = output or new_run(network.name)
     output = resume or output
+    changed = changes_of(change) | options
+    # Settings that `min_updates` of the recipe leaves alone.
+    fixed = {name: changed[name] for name in ("epochs", "batch_size") if name in changed}
+    fixed = {} if smoke else fixed
     try:
         kv.fit(
             network,
             images,
             chosen,
+            **fixed,
             teacher=tutor,
             head=head,
             output=output,
@@ -146,10 +191,11 @@ def main(
             keep=keep,
             resume=resume is not None,
             callbacks=[recorder(context, output)] if chief and resume is None else [],
-            precision=precision,
+            class_weight=weights_of(class_weight),
             seed=seed,
             fraction=fraction,
             strict=strict,
+            **({"sampling": "balanced"} if balanced else {}),
         )
     except (SystemExit, KeyboardInterrupt):
         if chief:

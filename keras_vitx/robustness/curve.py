@@ -35,6 +35,8 @@ def curve(
     kind: str,
     strengths: Sequence[float],
     runs: int = 1,
+    evaluate: Callable[..., dict[str, Any]] = evaluate,
+    measure: str = "accuracy",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Evaluate a model on images perturbed with each strength.
@@ -46,11 +48,14 @@ def curve(
         strengths: The strengths, in the units of the perturbation.
         runs: Number of evaluations with different seeds, at most 10, if the perturbation is
             random.
-        **options: Further arguments of `keras_vitx.evaluate`, such as `batch_size`.
+        evaluate: What measures the model: `keras_vitx.evaluate`, or
+            `keras_vitx.segmentation.evaluate` (Context Broadcasting, Table 12, has five runs).
+        measure: Which of its measures, such as `"mean_iou"`.
+        **options: Further arguments of `evaluate`, such as `batch_size`.
 
     Returns:
-        One dictionary per strength: `"kind"`, `"strength"`, `"accuracy"` (the mean of the
-        runs), `"interval"` (half the width of its 95 % confidence interval, None for one
+        One dictionary per strength: `"kind"`, `"strength"`, the measure by its name (the mean
+        of the runs), `"interval"` (half the width of its 95 % confidence interval, None for one
         run), `"images"`.
 
     Raises:
@@ -68,15 +73,18 @@ def curve(
     rows = []
     for strength, perturbations in made:
         measures = [evaluate(model, source, perturb=each, **options) for each in perturbations]
-        if "accuracy" not in measures[0]:
-            raise ValueError(f"`source` must have one class per image. Measured: {measures[0]}.")
-        accuracies = [found["accuracy"] for found in measures]
+        if measure not in measures[0]:
+            raise ValueError(
+                f"`measure` must be one of {', '.join(measures[0])}, which `evaluate` returned. "
+                f"Received: {measure!r}."
+            )
+        values = [found[measure] for found in measures]
         rows.append(
             {
                 "kind": kind,
                 "strength": strength,
-                "accuracy": statistics.fmean(accuracies),
-                "interval": interval(accuracies),
+                measure: statistics.fmean(values),
+                "interval": interval(values),
                 "images": measures[0]["images"],
             }
         )

@@ -18,7 +18,7 @@ from keras_vitx.training import AdamW, KeepBest, StopAtNonFinite, Validate, resu
 def compile(
     model: keras.Model,
     steps: int,
-    learning_rate: float = 8e-5,
+    learning_rate: float = 6e-5,
     warmup_steps: int = 0,
     weight_decay: float = 0.01,
     power: float = 1.0,
@@ -54,7 +54,7 @@ def fit(
     steps: int = 40_000,
     *,
     batch_size: int = 16,
-    learning_rate: float = 8e-5,
+    learning_rate: float = 6e-5,
     warmup_steps: int = 1500,
     weight_decay: float = 0.01,
     power: float = 1.0,
@@ -73,8 +73,9 @@ def fit(
 
     The defaults are the paper's (batch 16, AdamW with weight decay 0.01, polynomial schedule,
     40,000 or 160,000 steps). Its learning rate can't be read in our copy; that of XCiT, which
-    it follows, is 8e-5, with 1,500 steps of warm-up. Crops of the model's size are taken from
-    images resized by a factor of `scales`.
+    it follows, is 6e-5, with 1,500 steps of warm-up. XCiT's backbone hands on the outputs of its
+    blocks without a norm, as `keras_vitx.features(..., norm=False)` does. Crops of the model's
+    size are taken from images resized by a factor of `scales`.
 
     Args:
         model: A `Segmenter`, or another model from images to logits of the same sides, with

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing
 
 AUXILIARY_WEIGHT = 0.4
@@ -12,7 +13,7 @@ AUXILIARY_WEIGHT = 0.4
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class Segmenter(keras.Model):
+class Segmenter(ImageModel):
     """A model from images `(batch, height, width, channels)` to logits of the same sides.
 
     A functional Keras model, for plain `compile` and `fit` with masks `(batch, height, width)`
@@ -44,7 +45,7 @@ class Segmenter(keras.Model):
         self.autocast = False
         if preprocessing is None:
             preprocessing = getattr(backbone, "preprocessing", None)
-        self.preprocessing = preprocessing and Preprocessing.of(preprocessing)
+        self.preprocessing = preprocessing
         self.class_names = None if class_names is None else tuple(class_names)
         self._parts = backbone.name, head.name
         self._in_train_step = False
@@ -97,14 +98,3 @@ class Segmenter(keras.Model):
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
             "class_names": self.class_names and list(self.class_names),
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None) -> "Segmenter":
-        """Make a model from its config."""
-        with keras.saving.custom_object_scope(custom_objects or {}):
-            return cls(
-                **{
-                    name: keras.saving.deserialize_keras_object(value)
-                    for name, value in config.items()
-                }
-            )

@@ -30,7 +30,8 @@ class GridPooling(keras.layers.Layer):
         rows, columns = (
             ops.convert_to_tensor(cell_weights(side, self.size), x.dtype) for side in x.shape[1:3]
         )
-        return ops.einsum("ir,jc,brcd->bijd", rows, columns, x)
+        # One axis at a time: of three factors, PyTorch orders the products by the batch size.
+        return ops.einsum("jc,bicd->bijd", columns, ops.einsum("ir,brcd->bicd", rows, x))
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
         """Return `(batch, size, size, channels)`."""

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from keras_vitx.data.preprocessing import as_uint8, decode_image
+from keras_vitx.data.preprocessing import as_uint8, decode_image, open_image
 from keras_vitx.data.sources.folders import ImageFiles, image_files
 from keras_vitx.data.sources.tfds import builder_of, keep_tensorflow_off_the_gpu
 
@@ -102,11 +101,8 @@ class MaskFiles(Sequence):
     def __getitem__(self, index: int) -> np.ndarray:
         """Return int32 (height, width). Raises OSError if the file can't be decoded."""
         path = self.paths[index]
-        try:
-            with Image.open(path) as picture:
-                mask = np.array(picture)
-        except Exception as error:
-            raise OSError(f"{path} can't be decoded as a mask: {error}") from error
+        with open_image(path) as picture:
+            mask = np.array(picture)
         if mask.ndim != 2:
             raise ValueError(
                 f"{path}: a mask has one number per pixel (grey, or with a palette). Found an "
@@ -218,13 +214,10 @@ def _pairs(images, masks, first_label):
 
 
 def _size(path):
-    try:
-        with Image.open(path) as picture:
-            # The orientation of a photograph, which `decode_image` applies.
-            turned = picture.getexif().get(0x0112, 1) >= 5
-            return picture.size[::-1] if turned else picture.size
-    except Exception as error:
-        raise OSError(f"{path} can't be decoded as an image: {error}") from error
+    with open_image(path) as picture:
+        # The orientation of a photograph, which `decode_image` applies.
+        turned = picture.getexif().get(0x0112, 1) >= 5
+        return picture.size[::-1] if turned else picture.size
 
 
 def _names(folder):

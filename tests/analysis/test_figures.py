@@ -85,9 +85,46 @@ def test_similarities(results, drawn):
     np.testing.assert_allclose(shown, np.stack(list(rows)))
     ((axis,),) = drawn(analysis.plot_similar_blocks, results, threshold=-1)
     assert curves(axis)["ViT"] == pytest.approx(2 / 3)
+    ((axis,),) = drawn(
+        analysis.plot_similar_blocks, results, threshold=-1, widths={"ViT": 8, "DeepViT": 16}
+    )
+    assert curves(axis)["ViT"] == [2], "their number against the width"
+    assert axis.lines[1].get_xdata() == [16] and axis.get_xlabel() == "embedding dimension"
     axes = drawn(analysis.plot_re_attention, {"DeepViT": results["DeepViT"]})
     theta = results["DeepViT"]["re_attention"]["blocks_2"]
     np.testing.assert_allclose(axes[0, 0].images[0].get_array(), theta)
+
+
+def test_depth_of_re_attention(results, drawn):
+    adjacent = results["ViT"]["adjacent_similarity"]
+    ((axis,),) = drawn(analysis.plot_re_attention_depth, adjacent, {0: 0.5, 3: 0.6, 2: 0.7})
+    np.testing.assert_allclose(curves(axis)["similarity"], list(adjacent.values()))
+    assert list(axis.lines[0].get_xdata()) == [2, 3]
+    (points,) = axis.figure.axes[1].lines
+    assert list(points.get_xdata()) == [0, 1, 3] and list(points.get_ydata()) == [0.6, 0.7, 0.5]
+    with pytest.raises(ValueError, match=r"depths from 0 to 3.*\[4\]"):
+        analysis.plot_re_attention_depth(adjacent, {4: 0.5}, "figure.png")
+
+
+def test_branches_of_a_training(results, drawn):
+    """CaiT's Figure 4 over epochs, from the rows that the callback writes."""
+    watch = analysis.MeasureDuringTraining(
+        IMAGES, measures=["attention_branch", "mlp_branch", "entropy"]
+    )
+    model = FAMILIES["ViT"](depth=3)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(IMAGES, np.array([0, 1]), epochs=2, callbacks=[watch], verbose=0)
+    epochs = analysis.results_by_epoch(watch.rows)
+    now = analysis.measure(model, IMAGES, ["mlp_branch", "entropy"])
+    assert len(epochs) == 3 and list(epochs[-1]["mlp_branch"]) == list(now["mlp_branch"])
+    for name in now:
+        for block, value in now[name].items():
+            np.testing.assert_allclose(epochs[-1][name][block], value, rtol=1e-5)
+    axes = drawn(analysis.plot_branches, {"ViT": epochs})
+    shades = [line.get_alpha() for line in axes[1, 0].lines]
+    assert shades == pytest.approx([0.2 + 0.8 * i / 3 for i in (1, 2, 3)])
+    with pytest.raises(ValueError, match="at least one row"):
+        analysis.results_by_epoch([])
 
 
 def test_branches_by_epoch(results, drawn):

@@ -107,6 +107,21 @@ def test_measures_between_blocks():
 
 
 @pytest.mark.backend_free
+def test_thresholds_of_similarity():
+    model = randomized("DeepViT", depth=3)
+    maps = [one.maps for one in trace(model, IMAGES)]
+    name = "cross_layer_similarity"
+    found = {}
+    for settings in ({}, {"threshold": 0.9}, {"nearest": 1}):
+        values = measure(model, IMAGES, [name, "adjacent_similarity"], **settings)
+        found[str(settings)] = shares = np.stack(list(values[name].values()))
+        close(shares, measures.cross_layer_similarity(maps, **settings).mean(0))
+        if "nearest" not in settings:
+            close(values["adjacent_similarity"]["blocks_2"], shares[1, 2])
+    assert len({float(shares.sum()) for shares in found.values()}) > 1
+
+
+@pytest.mark.backend_free
 def test_which_maps():
     model = randomized("DeepViT")
     one = next(trace(model, IMAGES))

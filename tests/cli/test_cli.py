@@ -20,6 +20,7 @@ def test_every_verb_and_option_has_a_help_text():
 
     group = typer.main.get_command(command.app)
     assert sorted(group.commands) == [
+        "check",
         "convert",
         "demo",
         "evaluate",

@@ -47,9 +47,11 @@ def test_predict_opens_a_batch_at_a_time(run, tiny_file, monkeypatch):
     files = sys.modules["keras_vitx.data.files"]
     decode = files.decode_image
     monkeypatch.setattr(files, "decode_image", lambda path: events.append(1) or decode(path))
-    predict = keras.Model.predict_on_batch
+    predict = kv.export.Predictor.probabilities
     monkeypatch.setattr(
-        keras.Model, "predict_on_batch", lambda m, x: events.append(x.shape) or predict(m, x)
+        kv.export.Predictor,
+        "probabilities",
+        lambda self, x: events.append(x.shape) or predict(self, x),
     )
     code, _, err = run(
         "predict", tiny_file, *(f"{name}.png" for name in "abcde"), "--batch-size", 2
@@ -187,15 +189,19 @@ def test_an_exported_file(run, tiny_file, folder):
         pixels = np.random.default_rng(len(path.name)).integers(0, 256, (side, side, 3), "uint8")
         Image.fromarray(pixels).save(path)
     kv.export(model, "tiny.pt2", format="torch", preprocessing=True, verify=False, verbose=False)
-    results = [run("predict", file, "photos", "--json") for file in ("tiny.pt2", tiny_file)]
+    results = [
+        run("predict", file, "photos", "--json", "--trust") for file in ("tiny.pt2", tiny_file)
+    ]
     found, expected = (json.loads(out) for _, out, _ in results)
     for one, other in zip(found, expected, strict=True):
         assert one["file"] == other["file"]
         for pair in zip(one["classes"], other["classes"], strict=True):
             assert pair[0]["class"] == pair[1]["class"]
             assert pair[0]["probability"] == pytest.approx(pair[1]["probability"], abs=1e-5)
-    (folder.parent / "tiny.pt2.json").unlink()
     code, _, err = run("predict", "tiny.pt2", "photos")
+    assert code == 2 and "must be a file that you trust" in err
+    (folder.parent / "tiny.pt2.json").unlink()
+    code, _, err = run("predict", "tiny.pt2", "photos", "--trust")
     assert code == 2 and "exported with preprocessing inside" in err
 
 
@@ -204,3 +210,40 @@ def test_the_progress_bar_of_a_terminal(run, tiny_file, folder, monkeypatch):
     _, out, err = run("predict", tiny_file, "photos", "--csv", "--batch-size", 1)
     assert "per second" in err and "3/3" in err
     assert [row["file"] for row in csv.DictReader(out.splitlines())] == FILES
+
+
+@pytest.fixture
+def hostile_file(tmp_path):
+    """A model whose class names hold what terminals and spreadsheets would obey."""
+    model = kv.CaiT_Mini(classes=2)
+    model.class_names = ["=HYPERLINK(1)", "\x1b[2Jgone\x9b1m\u202eevil\nline"]
+    kv.save(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"], ["--format", "jsonl"]])
+def test_names_reach_no_terminal_as_commands(run, hostile_file, form):
+    name = "@\x1b]0;owned\x07.png"
+    Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(name)
+    with open("\x1b[31mbroken.png", "w"):
+        pass
+    code, out, err = run("predict", hostile_file, name, "\x1b[31mbroken.png", *form)
+    assert code == 1
+    for text in (out, err):
+        assert not set(text) & set("\x1b\x07\x9b\u202e"), text
+    assert "gone" in out and "broken.png can't be decoded" in err
+    if form == ["--json"]:
+        found = {entry["class"] for image in json.loads(out)[:1] for entry in image["classes"]}
+        assert found == {"=HYPERLINK(1)", "\x1b[2Jgone\x9b1m\u202eevil\nline"}
+    if form == ["--csv"]:
+        cells = list(csv.reader(out.splitlines()))[1]
+        assert cells[0].startswith("'@") and "'=HYPERLINK(1)" in cells
+        assert not any(cell[0] in "=+-@" for cell in cells)
+
+
+def test_a_tilde_is_the_folder_of_the_user(run, tiny_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(tmp_path / "a.png")
+    code, _, err = run("predict", tiny_file, "~/a.png", "--output=~/found.csv")
+    assert code == 0, err
+    assert (tmp_path / "found.csv").is_file()

@@ -51,7 +51,7 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     )  # fmt: skip
     assert code == 0, err
     settings = json.loads((tmp_path / "taught" / "run.json").read_text())
-    assert settings["fraction"] == 0.5
+    assert settings["train_images"] == 22
     assert settings["teacher"] and settings["recipe"]["targets"]["temperature"] == 2
     code, _, err = run("train", tiny_file, small_set, "--teacher", "CaiT_Mini")
     assert code == 2 and "--teacher" in err
@@ -88,3 +88,77 @@ def test_a_stopped_run_is_resumed(run, tiny_file, small_set, tmp_path, monkeypat
     assert code == 2 and "nowhere" in err
     code, _, err = run("train", tiny_file)
     assert code == 2 and "--resume" in err
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of two classes that differ in brightness, 12 images of each."""
+    random = np.random.default_rng(0)
+    for name, low in (("dark", 20), ("bright", 180)):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for index in range(12):
+            pixels = low + random.integers(0, 60, (40, 40, 3))
+            Image.fromarray(pixels.astype("uint8")).save(folder / f"{index}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.backend_free
+def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
+    words = "train", tiny_file, photos, "--batch-size", 8, "--output", "out"
+    code, _, err = run(
+        *words, "--epochs", 2, "--freeze", 1, "--patience", 5, "--balanced", "--seed", 5,
+        "--class-weight", "dark=2,bright=0.5", "--validation-split", 0.25,
+    )  # fmt: skip
+    assert code == 0, err
+    recipe = json.loads((tmp_path / "out" / "run.json").read_text())["recipe"]["schedule"]
+    assert (recipe["freeze_epochs"], recipe["patience"]) == (1, 5)
+    code, _, err = run(*words[:-1], "new", "--class-weight", "grey=2")
+    assert code == 2 and "`class_weight`" in err and "grey" in err
+    code, _, err = run(*words[:-1], "new", "--class-weight", "dark")
+    assert code == 2 and "--class-weight" in err
+
+    # More epochs for a finished run.
+    code, out, _ = run("train", "--resume", "out")
+    assert code == 0 and "is finished" in out
+    code, _, err = run("train", "--resume", "out", "--epochs", 3)
+    assert code == 0, err
+    assert len(list(csv.DictReader((tmp_path / "out" / "history.csv").open()))) == 3
+    code, out, _ = run("train", "--resume", "out")
+    assert code == 0 and "is finished" in out
+
+    # The images that the run held out, also after one more photo; of another folder, all.
+    names = (tmp_path / "out" / "held_out.txt").read_text().splitlines()
+    assert len(names) == 6
+    Image.fromarray(np.full((30, 30, 3), 200, "uint8")).save(photos / "bright" / "a.png")
+    evaluate = "evaluate", "out/best.keras"
+    code, out, err = run(*evaluate, photos, "--json", "--scores", "--wrong", "wrong.png")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["part"], found["images"]) == ("validation", 6)
+    assert {"precision", "recall", "f1", "auc"} <= found.keys()
+    assert (tmp_path / "wrong.png").stat().st_size > 1000
+    other = photos.rename(tmp_path / "others")
+    for path in list(other.rglob("*.png")):
+        path.rename(path.with_name(f"x{path.name}"))
+    code, out, err = run(*evaluate, other, "--json")
+    assert code == 0, err
+    assert json.loads(out)["images"] == 25
+
+
+@pytest.mark.backend_free
+def test_a_learning_rate_is_found(run, tiny_file, photos, tmp_path):
+    code, out, err = run(
+        "train", tiny_file, photos, "--batch-size", 8, "--find-rate", "rates.png"
+    )  # fmt: skip
+    assert code == 0, err
+    assert "falls fastest at" in out
+    assert (tmp_path / "rates.png").exists() and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.backend_free
+def test_a_run_of_python_is_continued_there(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text("{}")
+    code, _, err = run("train", "--resume", "out")
+    assert code == 2 and "kv.fit" in err and "resume=True" in err

@@ -145,6 +145,23 @@ def test_attacks_agree_between_backends(model, pixels):
     assert (np.abs(found["pgd"] - expected["pgd"]) < 1e-5).mean() > 0.999
 
 
+def test_curve_of_another_measure(model):
+    """Table 12: the mean IoU of several runs, and its interval."""
+    seen = []
+
+    def mean_iou(model, source, perturb, batch_size):
+        seen.append((source, perturb.seed, batch_size))
+        return {"mean_iou": 0.2 + 0.1 * perturb.seed, "images": 3}
+
+    settings = {"runs": 5, "evaluate": mean_iou, "batch_size": 2}
+    (row,) = curve(model, "masks", "noise", [5.0], measure="mean_iou", **settings)
+    assert seen == [("masks", seed, 2) for seed in range(5)]
+    assert row["mean_iou"] == pytest.approx(0.4) and row["images"] == 3
+    assert row["interval"] == pytest.approx(2.776 * np.std([1, 2, 3, 4, 5], ddof=1) / 10 / 5**0.5)
+    with pytest.raises(ValueError, match=r"`measure` must be one of mean_iou, images.*'accuracy'"):
+        curve(model, "masks", "noise", [5.0], **settings)
+
+
 def test_curve(model, pixels):
     images = (pixels * 255).astype("uint8")
     source = ((images, LABELS), (images, LABELS))

@@ -162,7 +162,7 @@ def head_similarity(maps: Any) -> np.ndarray:
     r"""Return the similarity between the heads of one block.
 
     $$\frac1T \sum_t \cos(A_{g,:,t}, A_{h,:,t})$$
-    for each pair of heads $g, h$ (DeepViT, Section 4.1, Figure 3c).
+    for each pair of heads $g, h$ (DeepViT, Section 4.2, Figure 3c).
 
     Args:
         maps: `(..., heads, queries, keys)`.

@@ -1,0 +1,216 @@
+"""examples/refined_bert.py: BERT against `transformers`, its masks, its tasks, and a whole run."""
+
+import importlib.util
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+from harness import ROOT, array, close
+from tokenizers.implementations import BertWordPieceTokenizer
+
+from keras_vitx.layers import Attention, RefinedAttention
+
+spec = importlib.util.spec_from_file_location("refined_bert", ROOT / "examples/refined_bert.py")
+program = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(program)
+
+RANDOM = np.random.default_rng(0)
+MASK = (np.arange(12) < np.array([[12], [7], [3]])).astype("int32")
+IDS = RANDOM.integers(0, 50, (3, 12)).astype("int32")
+SEGMENTS = RANDOM.integers(0, 2, (3, 12)).astype("int32")
+TEXT = (
+    """the cat sat on the mat
+a dog ran to the cat
+
+the mat was red and the dog was not
+"""
+    * 20
+)
+
+
+@pytest.fixture
+def tokenizer():
+    return program.train_tokenizer(TEXT.splitlines(), 60)
+
+
+def tiny(attention=Attention, **sizes):
+    return program.bert(
+        attention,
+        **{
+            "vocabulary": 60,
+            "dim": 16,
+            "depth": 2,
+            "num_heads": 4,
+            "embedding_dim": 8,
+            "positions": 20,
+            **sizes,
+        },
+    )
+
+
+def test_parameters_of_bert_small():
+    """14 M in Refiner, Table 6, with and without the refiner."""
+    plain = program.bert(Attention, 30522, **program.SMALL)
+    assert plain.count_params() == 13_483_008
+    refined = program.bert(RefinedAttention, 30522, **program.SMALL)
+    assert refined.count_params() - plain.count_params() == 12 * (4 * 12 + 12 * 9 + 12 * 4)
+
+
+@pytest.fixture(scope="module")
+def peer():
+    """ELECTRA's small network in `transformers`: the same architecture, random weights."""
+    torch = pytest.importorskip("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        # Its import fails where torchvision and PyTorch do not fit; no text needs it.
+        patch.setitem(sys.modules, "torchvision", None)
+        transformers = pytest.importorskip("transformers")
+        from transformers.models.electra import modeling_electra  # noqa: F401 - lazy
+    torch.manual_seed(0)
+    config = transformers.ElectraConfig()
+    electra = transformers.ElectraForSequenceClassification(config).eval()
+    generator = transformers.ElectraForMaskedLM(config).eval()
+    generator.electra = electra.electra
+    generator.tie_weights()
+    with torch.no_grad():
+        for name, value in [*electra.named_parameters(), *generator.named_parameters()]:
+            norm = name.endswith("LayerNorm.weight")
+            value.copy_(0.05 * torch.randn(value.shape) + (1 if norm else 0))
+    state = {**generator.state_dict(), **electra.state_dict()}
+    return electra, generator, {name: value.numpy() for name, value in state.items()}
+
+
+def copied(state, layer, *names):
+    """Give a layer the weights of `transformers`, several side by side."""
+    values = [
+        np.concatenate([state[f"{name}.{part}"].T for name in names], axis=-1)
+        for part in ("weight", "bias")
+    ]
+    layer.set_weights(values)
+
+
+def load(network, state):
+    """Copy the weights of ELECTRA to a network of `bert`."""
+    prefix = "electra.embeddings"
+    for name, layer in (("word", "token"), ("position", "position"), ("token_type", "segment")):
+        network.get_layer(layer).set_weights([state[f"{prefix}.{name}_embeddings.weight"]])
+    copied(state, network.get_layer("norm"), f"{prefix}.LayerNorm")
+    copied(state, network.get_layer("proj"), f"{prefix}_project")
+    for index in range(12):
+        block, prefix = network.get_layer(f"blocks_{index}"), f"electra.encoder.layer.{index}"
+        own = [f"{prefix}.attention.self.{part}" for part in ("query", "key", "value")]
+        copied(state, block.attention.qkv, *own)
+        copied(state, block.attention.proj, f"{prefix}.attention.output.dense")
+        copied(state, block.norm1, f"{prefix}.attention.output.LayerNorm")
+        copied(state, block.mlp.fc1, f"{prefix}.intermediate.dense")
+        copied(state, block.mlp.fc2, f"{prefix}.output.dense")
+        copied(state, block.norm2, f"{prefix}.output.LayerNorm")
+
+
+def test_parity_with_transformers(peer):
+    import torch
+
+    electra, generator, state = peer
+    network = program.bert(Attention, 30522, **program.SMALL)
+    load(network, state)
+    inputs = [RANDOM.integers(0, 30522, (3, 12)).astype("int32"), SEGMENTS, MASK]
+    names = "input_ids", "token_type_ids", "attention_mask"
+    given = {name: torch.tensor(part).long() for name, part in zip(names, inputs, strict=True)}
+    with torch.no_grad():
+        tokens = electra.electra(**given).last_hidden_state.numpy()
+        classes = electra(**given).logits.numpy()
+        masked = generator(**given).logits.numpy() - state["generator_lm_head.bias"]
+    real = MASK.astype(bool)
+    close(array(network(inputs))[real], tokens[real], 1e-5, "tokens")
+
+    head = program.classifier(network, 2)
+    copied(state, head.get_layer("pool"), "classifier.dense")
+    copied(state, head.get_layer("logits"), "classifier.out_proj")
+    close(array(head(inputs)), classes, 1e-5, "classes")
+
+    model = program.masked_language_model(network)
+    copied(state, model.get_layer("transform"), "generator_predictions.dense")
+    copied(state, model.get_layer("masked_norm"), "generator_predictions.LayerNorm")
+    positions = np.broadcast_to(np.arange(12, dtype="int32"), (3, 12))
+    found = array(model([*inputs, positions]))
+    close(found[real], masked[real], 1e-5, "masked tokens")
+
+
+@pytest.mark.parametrize("attention", [Attention, RefinedAttention])
+def test_padding_does_not_matter(attention):
+    network = tiny(attention)
+    y = array(network([IDS, SEGMENTS, MASK]))
+    other = np.where(MASK == 1, IDS, 49).astype("int32")
+    close(array(network([other, SEGMENTS, MASK]))[MASK == 1], y[MASK == 1])
+    short = [part[1:2, :7] for part in (IDS, SEGMENTS, MASK)]
+    close(array(network(short))[0], y[1, :7])
+
+
+def test_masked_tokens(tokenizer):
+    ids = program.pack(TEXT, tokenizer, 16)
+    data = program.MaskedTexts(ids, tokenizer, batch_size=8, share=0.3)
+    (seen, _, mask, positions), labels, weights = data[0]
+    kept = [tokenizer.token_to_id(name) for name in ("[PAD]", "[CLS]", "[SEP]")]
+    assert not np.isin(labels[weights > 0], kept).any()
+    changed = np.take_along_axis(seen, positions, axis=1) != labels
+    assert 0.6 < changed[weights > 0].mean() < 1 and not changed[weights == 0].any()
+    assert ((seen != kept[0]) == mask).all()
+    again = data[0]
+    assert (again[0][0] == seen).all()
+    data.on_epoch_end()
+    assert (data[0][0][0] != seen).any()
+
+
+def test_texts_are_framed_cut_and_padded(tokenizer):
+    assert isinstance(tokenizer, BertWordPieceTokenizer)
+    ids, segments, mask = program.encode(tokenizer, ["the cat", "the " * 30], ["a dog"] * 2, 12)
+    first, last = map(tokenizer.token_to_id, ("[CLS]", "[SEP]"))
+    assert ids.shape == (2, 12) and (ids[:, 0] == first).all()
+    assert (ids == last).sum(1).tolist() == [2, 2]
+    assert mask[1].all() and not mask[0, -1]
+    assert segments[0].sum() > 0
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("name", ["stsb", "mnli", "cola"])
+def test_tasks_of_glue(name, tokenizer, monkeypatch):
+    """A network learns a task from the rows that tensorflow-datasets gives."""
+    outputs = {"stsb": 1, "mnli": 3}.get(name, 2)
+    words = ["the cat", "a dog", "red mat"]
+
+    def rows(dataset, split):
+        assert dataset == f"glue/{name}"
+        assert split in ("train", "validation_matched" if name == "mnli" else "validation")
+        for label in list(range(max(2, outputs))) * 8:
+            yield {"label": label} | {
+                column: words[label].encode() for column in program.GLUE[name]
+            }
+
+    fake = types.SimpleNamespace(load=rows, as_numpy=lambda rows: rows)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    monkeypatch.setattr(program, "adamw", lambda peak, steps: keras.optimizers.Adam(5e-3))
+    task = program.glue(name)
+    (texts, labels), unseen = task[2:]
+    assert task[0] == outputs and len(texts) == len(program.GLUE[name])
+    assert [words[label] for label in labels] == texts[-1] == unseen[0][-1]
+    score = program.finetune(tiny(depth=1, dropout=0.0), tokenizer, task, 8, 0, 30, 8)
+    assert score > (0.5 if name == "mnli" else 0.9)
+
+
+@pytest.mark.backend_free
+def test_run(capsys, monkeypatch):
+    monkeypatch.setattr(
+        program, "MINI", {"dim": 16, "depth": 1, "num_heads": 2, "embedding_dim": 8}
+    )
+    words = ["--libraries", "keras_vitx", "rich", "--seeds", "1", "--epochs", "1", "--length", "16"]
+    monkeypatch.setattr(program, "LABELLED", (16, 8))
+    program.main([*words, "--vocabulary", "500"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "seed 0" in line]
+    assert [row[1].strip() for row in rows] == ["plain, seed 0", "refined, seed 0"]
+    plain, refined = (int(row[2].replace(",", "")) for row in rows)
+    assert plain < refined
+    for row in rows:
+        assert 0 < float(row[3]) < 7 and 0 <= float(row[5]) <= 100
+    with pytest.raises(SystemExit, match="'numpi' is not installed"):
+        program.main(["--libraries", "numpi"])

@@ -1,0 +1,65 @@
+"""Memory that the C library keeps."""
+
+import platform
+from pathlib import Path
+
+import pytest
+from harness import run_python
+
+import keras_vitx as kv
+
+# With the C library itself: other live objects may keep memory from being returned.
+FAULTS = """
+import ctypes, resource
+import keras_vitx
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+library.free.argtypes = [ctypes.c_void_p]
+size = 40 << 20
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    blocks = [library.malloc(size) for _ in range(8)]
+    for block in blocks:
+        library.memset(block, 1, size)
+    for block in blocks:
+        library.free(block)
+def measured():
+    for _ in range(5):
+        use()
+    before = faults()
+    for _ in range(10):
+        use()
+    return faults() - before
+given_back = measured()
+assert keras_vitx.keep_memory()
+kept = measured()
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+before = held()
+keras_vitx.backend.return_memory()
+assert held() < before - 7 * size
+print(given_back, kept)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="changes glibc only")
+def test_memory_of_a_gpu_is_left_alone(monkeypatch):
+    monkeypatch.setattr(kv.backend, "ACCELERATORS", ("null",))
+    assert not kv.backend.keep_memory()
+    monkeypatch.setattr(kv.backend, "ACCELERATORS", ())
+    assert kv.backend.keep_memory()
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc"
+    or any(Path("/dev", device).exists() for device in kv.backend.ACCELERATORS),
+    reason="changes glibc only, and not beside a GPU",
+)
+def test_freed_memory_is_kept(monkeypatch):
+    given_back, kept = map(int, run_python(FAULTS).stdout.split())
+    assert kept < given_back / 4
+    monkeypatch.setenv("KERAS_VITX_KEEP_MEMORY", "0")
+    assert not kv.keep_memory()
