@@ -106,7 +106,8 @@ def keras_steps(model, task: dict, optimizer=None) -> Callable[[], None]:
     images = keras.ops.convert_to_tensor(images)
     if task["mode"] == "train":
         labels = keras.ops.convert_to_tensor(labels)
-        return lambda: float(model.train_on_batch(images, labels))
+        # With metrics, as KerasHub compiles its models, a list whose first entry is the loss.
+        return lambda: float(np.ravel(model.train_on_batch(images, labels))[0])
     return lambda: np.asarray(model.predict_on_batch(images))
 
 

@@ -1,34 +1,42 @@
-"""Images per second of the pipeline alone, over those of a training step.
+"""Images per second of the pipeline, beside timm's loader in the same run.
 
-    python benchmarks/pipeline.py [--model ViT_Ti] [--size 224] [--images 256] [--batch-size 32]
+    python benchmarks/pipeline.py [--images 512] [--size 224] [--batch-size 64] [--workers 0 1 2]
 
-Prints two tables: the sources with RandAugment and MixUp or CutMix, and the augmentations on
-arrays. "x step" is the pipeline's rate over that of training steps on a batch that is already in
-memory: above 1, the pipeline keeps up. Sources hold the same synthetic images of 500 x 375
-pixels, as JPEG of about 80 kB; a rate is the faster of two passes after one that is not
-counted. Sources that need a missing package are left out.
+All read the same synthetic JPEG files of 500 x 375 pixels, about 80 kB each.
+
+The first table is the work of one core: images per second of processor time, of all threads of
+the process, for ours and timm's in turns. "uint8" is what a worker does for a device: decode,
+augment, mix, collate. "float32" has normalization and erasing as well, as on a CPU. timm mixes in
+its collate function, as ours.
+
+The second table is wall time with worker processes, and the processor time of workers and parent
+together, after the first batches; on a busy machine only the latter is meaningful.
 """
 
 import argparse
-import importlib.util
+import itertools
 import os
-import struct
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
-import keras
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 import keras_vitx as kv
-from keras_vitx.data import batches as batches_module
-from keras_vitx.data.sources.parts import Part, Source
-from keras_vitx.data.sources.tfds import EncodedImages
+from keras_vitx.preprocessing import IMAGENET_COLOURS
 
 HEIGHT, WIDTH = 375, 500
-PASSES = 2
+POSTERIZE = ImageOps.posterize
+RECIPES = {
+    "crop, flip": {"augmentation": "random_resized_crop"},
+    "DeiT": {"augmentation": "rand_augment", "mixing": kv.data.Mixing()},
+}
 
 
 def photographs(count: int) -> Iterator[np.ndarray]:
@@ -40,134 +48,149 @@ def photographs(count: int) -> Iterator[np.ndarray]:
         yield np.clip(image + random.normal(0, 9, image.shape), 0, 255).astype("uint8")
 
 
-def varint(value: int) -> bytes:
-    groups = []
-    while value > 127:
-        groups.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*groups, value])
-
-
-def block(field: int, data: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(data)) + data
-
-
-def write_tfrecords(path: Path, encoded: list[bytes], labels: np.ndarray) -> None:
-    """Write `tf.train.Example`s without checksums, which our reader ignores."""
-    with path.open("wb") as file:
-        for data, label in zip(encoded, labels, strict=True):
-            values = {
-                "image": block(1, block(1, data)),
-                "label": block(3, block(1, bytes([label]))),
-            }
-            entries = (block(1, block(1, k.encode()) + block(2, v)) for k, v in values.items())
-            record = block(1, b"".join(entries))
-            file.write(struct.pack("<QI", len(record), 0) + record + bytes(4))
-
-
-def sources(folder: Path, count: int) -> dict[str, Source]:
-    """The same images from each kind of source."""
-    labels, images, encoded = np.arange(count) % 2, [], []
+def write_files(folder: Path, count: int) -> None:
     for index, image in enumerate(photographs(count)):
-        path = folder / "files" / "ab"[labels[index]] / f"{index:05}.jpg"
+        path = folder / "ab"[index % 2] / f"{index:05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path, quality=92)
-        encoded.append(path.read_bytes())
-        images.append(image)
-    write_tfrecords(folder / "images.tfrecord", encoded, labels)
-    examples = [{"image": data} for data in encoded]
-    part = Part(EncodedImages(examples, np.arange(count), "tfds"), labels.astype("int32"))
-    return {
-        "arrays": kv.data.open_source((np.stack(images), labels), validation_split=0),
-        "folder of JPEG": kv.data.open_source(folder / "files", validation_split=0),
-        "tfds": Source("tfds", ("a", "b"), part),
-        "TFRecord": kv.data.open_source(folder / "images.tfrecord", validation_split=0),
-    }
 
 
-def rate(one_pass: Callable[[], int]) -> float:
-    """Images per second of the fastest pass."""
-    one_pass()
-    rates = []
-    for _ in range(PASSES):
-        start = time.perf_counter()
-        count = one_pass()
-        rates.append(count / (time.perf_counter() - start))
-    return max(rates)
+def our_batches(folder: Path, size: int, batch_size: int, name: str, workers: int = 0):
+    facts = SimpleNamespace(
+        input_shape=(None, size, size, 3),
+        output_shape=(None, 2),
+        preprocessing=IMAGENET_COLOURS,
+    )
+    return kv.data.pipelines(
+        folder, facts, batch_size, validation_split=0, workers=workers, **RECIPES[name]
+    ).train
 
 
-def rate_of_batches(train, size: int, steps: int) -> float:
-    iterator = iter(train) if not hasattr(train, "set_epoch") else None
+def timm_loader(folder: Path, size: int, batch_size: int, name: str, workers: int = 0):
+    import torch
 
-    def one_pass() -> int:
-        if iterator is None:
-            return sum(len(images) for images, _ in train)
-        return sum(size for _ in range(steps) if next(iterator))
+    # Only the Python part of torchvision is needed: its operators may not match torch.
+    name_of_operators = "torchvision._meta_registrations"
+    sys.modules.setdefault(name_of_operators, types.ModuleType(name_of_operators))
+    from timm.data import FastCollateMixup, ImageDataset, create_loader
 
-    return rate(one_pass)
+    # Since Pillow 13, timm's posterization to 0 bits raises.
+    ImageOps.posterize = lambda picture, bits: POSTERIZE(picture, max(bits, 1))
+    deit = name == "DeiT"
+    mixup = FastCollateMixup(0.8, 1.0, label_smoothing=0.0, num_classes=2) if deit else None
+    return create_loader(
+        ImageDataset(str(folder)),
+        (3, size, size),
+        batch_size,
+        is_training=True,
+        re_prob=0.25 if deit else 0.0,
+        re_mode="pixel",
+        color_jitter=0.0,
+        auto_augment="rand-m9-mstd0.5-inc1" if deit else None,
+        interpolation="bicubic",
+        mean=IMAGENET_COLOURS.mean,
+        std=IMAGENET_COLOURS.std,
+        num_workers=workers,
+        collate_fn=mixup,
+        pin_memory=False,
+        device=torch.device("cpu"),
+        persistent_workers=workers > 0,
+    )
 
 
-def rate_of_steps(model, size: int) -> float:
-    random = np.random.default_rng(0)
-    images = random.normal(size=(size, *model.input_shape[1:])).astype("float32")
-    labels = random.random((size, model.output_shape[-1])).astype("float32")
-    model.compile("adamw", keras.losses.CategoricalCrossentropy())
+def endless(batches: Iterable) -> Iterator:
+    while True:
+        yield from batches
 
-    def one_pass() -> int:
-        for _ in range(2):
-            loss = model.train_on_batch(images, labels)
-        float(loss)
-        return 2 * size
 
-    return rate(one_pass)
+def made(batches, on_device: bool) -> Iterator:
+    """Our batches in this thread, for the device or normalized."""
+    batches.on_device = on_device
+    for step in itertools.count():
+        yield batches.make(*divmod(step, len(batches)))
+
+
+def per_core(batches: Iterator, steps: int, size: int) -> float:
+    """Images per second of processor time."""
+    start = time.process_time()
+    for _ in range(steps):
+        next(batches)
+    return steps * size / (time.process_time() - start)
+
+
+def in_turns(sides: dict[str, Iterator], steps: int, size: int, turns: int) -> dict[str, float]:
+    """The median rate of each side, measured in turns after a first one that is not counted."""
+    rates = {name: [] for name in sides}
+    for turn in range(turns + 1):
+        for name, batches in sides.items():
+            rate = per_core(batches, steps, size)
+            if turn:
+                rates[name].append(rate)
+    return {name: statistics.median(found) for name, found in rates.items()}
+
+
+def processor_time(pids: Iterable[int]) -> float:
+    """Seconds of processor time of running processes (Linux)."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def with_workers(make: Callable[[int], Iterable], workers: int, steps: int, size: int):
+    """Images per second of wall time and of processor time, of this process and its workers."""
+    import psutil
+
+    batches = endless(make(workers))
+    for _ in range(2 * workers + 2):
+        next(batches)
+    pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    begun, start = processor_time(pids), time.perf_counter()
+    for _ in range(steps):
+        next(batches)
+    wall = time.perf_counter() - start
+    return steps * size / wall, steps * size / (processor_time(pids) - begun)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="ViT_Ti")
+    parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2])
     options = parser.parse_args()
     size, steps = options.batch_size, options.images // options.batch_size
-    batches_module.IN_MEMORY_BYTES = 0  # as with a data set that does not fit in memory
-    model = kv.create_model(options.model, input_shape=(options.size, options.size, 3), classes=2)
-    step = rate_of_steps(model, size)
-    print(
-        f"{os.cpu_count()} cores, {keras.backend.backend()}, {options.model}, {options.size} x "
-        f"{options.size}, batches of {size}: {step:.0f} images/s in training steps"
-    )
 
-    def row(name: str, train) -> None:
-        found = rate_of_batches(train, size, steps)
-        print(f"| {name} | {found:.0f} | {found / step:.1f} |", flush=True)
+    import torch
 
-    def pipeline(source, augmentation, mixing=None):
-        return kv.data.pipelines(
-            source, model, size, augmentation=augmentation, mixing=mixing
-        ).train
-
-    strong = "rand_augment", kv.data.Mixing()
-    with tempfile.TemporaryDirectory() as folder:
-        opened = sources(Path(folder), options.images)
-        print("\n| source | images/s | x step |\n|---|---|---|")
-        for name, source in opened.items():
-            row(name, pipeline(source, *strong))
-        if importlib.util.find_spec("grain"):
-            folder_source = opened["folder of JPEG"]
-            row(
-                "Grain, folder",
-                kv.data.grain_batches(
-                    folder_source, model, size, augmentation=strong[0], mixing=strong[1]
-                ),
-            )
-        print("\n| augmentation of arrays | images/s | x step |\n|---|---|---|")
-        arrays = opened["arrays"]
-        for name in (None, "crop_flip", "random_resized_crop", "rand_augment"):
-            row(str(name), pipeline(arrays, name))
-        row("rand_augment, mixing", pipeline(arrays, *strong))
-        if importlib.util.find_spec("keras_cv"):
-            row("keras_cv", pipeline(arrays, "keras_cv"))
+    torch.set_num_threads(1)
+    kv.data.batches.IN_MEMORY_BYTES = 0  # as with a data set that does not fit in memory
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_files(folder, options.images)
+        arguments = folder, options.size, size
+        print("| images/s of one core | ours, uint8 | ours, float32 | timm, float32 | ratio |")
+        print("|---|---|---|---|---|")
+        for name in RECIPES:
+            sides = {
+                "uint8": made(our_batches(*arguments, name), on_device=True),
+                "float32": made(our_batches(*arguments, name), on_device=False),
+                "timm": endless(timm_loader(*arguments, name)),
+            }
+            found = in_turns(sides, steps, size, options.turns)
+            row = " | ".join(f"{rate:.0f}" for rate in found.values())
+            print(f"| {name} | {row} | {found['float32'] / found['timm']:.2f} |", flush=True)
+        print(f"\n| DeiT, {os.cpu_count()} cores, workers | ours, wall | ours, per core "
+              "| timm, wall | timm, per core |\n|---|---|---|---|---|")  # fmt: skip
+        for workers in options.workers:
+            rates = [
+                with_workers(lambda w, side=side: side(*arguments, "DeiT", w), workers, steps, size)
+                for side in (our_batches, timm_loader)
+            ]
+            row = " | ".join(f"{rate:.0f}" for pair in rates for rate in pair)
+            print(f"| {workers} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

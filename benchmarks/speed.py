@@ -50,6 +50,8 @@ PLAIN_VIT = {
     "CBViT_S": "ViT_S",
 }
 BACKENDS = ("torch", "jax", "tensorflow")
+MISSING = ("ModuleNotFoundError", "InvalidCxxCompiler", "CppCompileError")
+"""Errors of what is not installed. Any other error of a peer ends the benchmark."""
 # Models for which every peer and backend runs; slow ones are skipped for the others.
 FULL = ("CaiT_XXS24", "ViT_Ti")
 QUICK = ("CaiT_XXS24", "ViT_Ti")
@@ -134,14 +136,17 @@ class Contender:
         self.ready = bool(self.process.stdout.readline())
 
     def take_first_step(self) -> bool:
-        """Take the first step; print a message and return False if a peer fails."""
+        """Take the first step; print a message and return False if a peer is not installed."""
         answer = self._take(1) if self.ready else None
         if answer is None:
             self.errors.seek(0)
-            last = self.errors.read().strip().splitlines()[-1:]
-            if self.label.startswith("keras_vitx"):
+            errors = self.errors.read()
+            last = errors.strip().splitlines()[-1:]
+            # Of packages, and of the compiler that `torch.compile` calls.
+            missing = next((name for name in MISSING if name in errors), None)
+            if missing is None or self.label.startswith("keras_vitx"):
                 raise SystemExit(f"{self.label} on {self.backend} failed: {last}")
-            print(f"{self.label} on {self.backend} is skipped: {last}", file=sys.stderr)
+            print(f"{self.label} on {self.backend} is skipped ({missing}): {last}", file=sys.stderr)
             return False
         self.first = answer["times"][0]
         return True
