@@ -112,7 +112,7 @@ def measure(run: Run, model: keras.Model, test: Labelled) -> dict[str, Any]:
     """Return the accuracy and the measures of a trained network on test images."""
     images, labels = test
     few = kv.preprocess_input(images[:MEASURED], model)
-    whole = {"part": "train", "validation_split": 0.0}  # The arrays have one part.
+    whole = {"split": "train", "validation_split": 0.0}  # The arrays have one split.
     result = {
         "accuracy": kv.evaluate(model, test, batch_size=500, **whole)["accuracy"],
         "measures": {

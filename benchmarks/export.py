@@ -169,7 +169,7 @@ def precisions(model, arguments) -> None:
     from keras_vitx.export.convert import run_file
     from keras_vitx.export.formats import FORMATS
 
-    test = kv.data.open_source(arguments.source, validation_split=0).test
+    test = kv.data.load_dataset(arguments.source, validation_split=0).test
     count = arguments.count or test.size
     images = kv.preprocess_input([test.images[index] for index in range(count)], model)
     labels = test.labels[:count]

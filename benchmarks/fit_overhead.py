@@ -50,7 +50,7 @@ def forms_of(model: keras.Model, size: int, steps: int) -> dict[str, Callable[[]
     images = random.integers(256, size=shape, dtype="uint8")
     labels = random.integers(model.output_shape[-1], size=len(images))
     ready = np.concatenate([kv.preprocess_input(image[None], model) for image in images])
-    source = kv.data.open_source((images, labels), validation_split=0)
+    source = kv.data.load_dataset((images, labels), validation_split=0)
     plain = kv.data.pipelines(source, model, size, augmentation=None).train
     batch = [keras.ops.convert_to_tensor(array[:size]) for array in (ready, labels)]
     settings = {"recipe": "finetune", "epochs": 1, "batch_size": size, "warmup_epochs": 0}

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 import keras_vitx as kv
-from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
 
 HEIGHT, WIDTH = 375, 500
 POSTERIZE = ImageOps.posterize
@@ -59,7 +59,7 @@ def our_batches(folder: Path, size: int, batch_size: int, name: str, workers: in
     facts = SimpleNamespace(
         input_shape=(None, size, size, 3),
         output_shape=(None, 2),
-        preprocessing=IMAGENET_COLOURS,
+        preprocessing=IMAGENET_DEFAULT,
     )
     return kv.data.pipelines(
         folder, facts, batch_size, validation_split=0, workers=workers, **RECIPES[name]
@@ -88,8 +88,8 @@ def timm_loader(folder: Path, size: int, batch_size: int, name: str, workers: in
         color_jitter=0.0,
         auto_augment="rand-m9-mstd0.5-inc1" if deit else None,
         interpolation="bicubic",
-        mean=IMAGENET_COLOURS.mean,
-        std=IMAGENET_COLOURS.std,
+        mean=IMAGENET_DEFAULT.mean,
+        std=IMAGENET_DEFAULT.std,
         num_workers=workers,
         collate_fn=mixup,
         pin_memory=False,

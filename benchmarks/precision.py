@@ -65,7 +65,7 @@ def losses_of(family: str, precision: str, steps: int, batch_size: int, seed: in
 
 def agreement(source: str, weights: str, models: list[str] | None, batch_size: int) -> list[str]:
     """Print a table of the predictions of models with `weights`; return what failed."""
-    opened = kv.data.open_source(source, validation_split=0)
+    opened = kv.data.load_dataset(source, validation_split=0)
     print("| model | precision | accuracy, % | as in float32, % | largest difference |")
     print("|---|---|---|---|---|")
     failed = []

@@ -21,11 +21,11 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
 class Features:
-    """A worker: its model, and the part of the data set, if it is one."""
+    """A worker: its model, and the split of the data set, if it is one."""
 
     def __init__(self, source, model, weights):
         self.model = kv.create_model(model, weights=weights, include_top=False, pooling="avg")
-        self.part = None if source is None else part_of(source)
+        self.split = None if source is None else split_of(source)
 
     def of_files(self, batch):
         found = next(kv.data.batches_of_files(batch["id"], self.model, len(batch["id"])))
@@ -36,20 +36,20 @@ class Features:
         features = self.model.predict_on_batch(found.images)
         return {"id": list(map(str, found.paths)), "features": list(np.asarray(features))}
 
-    def of_part(self, batch):
-        images = [self.part.images[i] for i in batch["id"]]
+    def of_split(self, batch):
+        images = [self.split.images[i] for i in batch["id"]]
         images = np.concatenate([kv.preprocess_input(image, self.model) for image in images])
         features = np.asarray(self.model.predict_on_batch(images))
-        labels = self.part.labels[batch["id"]]
+        labels = self.split.labels[batch["id"]]
         return {"id": batch["id"], "label": list(labels), "features": list(features)}
 
     def __call__(self, batch):
-        return self.of_files(batch) if self.part is None else self.of_part(batch)
+        return self.of_files(batch) if self.split is None else self.of_split(batch)
 
 
-def part_of(source):
+def split_of(source):
     """The test images of a data set, or the training images where there are none."""
-    opened = kv.data.open_source(source, validation_split=0)
+    opened = kv.data.load_dataset(source, validation_split=0)
     return opened.test or opened.train
 
 
@@ -68,7 +68,7 @@ if folder.is_dir():
     ids = sorted(str(p) for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
     source = None
 else:
-    ids, source = range(part_of(options.source).size), options.source
+    ids, source = range(split_of(options.source).size), options.source
 ray.data.from_items([{"id": id} for id in ids]).map_batches(
     Features,
     fn_constructor_args=(source, options.model, options.weights),

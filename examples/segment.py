@@ -51,11 +51,11 @@ def scenes(part, seed):
 
 
 if len(sys.argv) > 1:
-    source = segmentation.open_source(sys.argv[1])
+    source = segmentation.load_dataset(sys.argv[1])
 else:
-    articles = kv.data.open_source("fashion_mnist")
+    articles = kv.data.load_dataset("fashion_mnist")
     pairs = scenes(articles.train, 0), scenes(articles.test, 1)
-    source = segmentation.open_source(pairs, class_names=NAMES)
+    source = segmentation.load_dataset(pairs, class_names=NAMES)
 names = source.class_names
 # Patches of 4 pixels: maps of 1/2 to 1/16 of the image.
 backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(SIDE, SIDE))

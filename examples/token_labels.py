@@ -25,16 +25,16 @@ pooled = keras.layers.GlobalAveragePooling2D()(x)
 annotator = keras.Model(images, classifier(pooled), name="annotator")
 annotator.preprocessing = kv.Preprocessing(mean=(0.286,), std=(0.353,))
 
-source = kv.data.open_source("fashion_mnist")
+source = kv.data.load_dataset("fashion_mnist")
 kv.fit(annotator, source, epochs=EPOCHS, learning_rate=3e-3, verbose=2)
 
 # Logits on a grid of 7 x 7 per image, of which the three highest are kept.
 dense = keras.Model(images, classifier(x))
-part = source.train
-logits = dense.predict(kv.preprocess_input(part.images, annotator), verbose=0)
+split = source.train
+logits = dense.predict(kv.preprocess_input(split.images, annotator), verbose=0)
 highest = np.argsort(logits, axis=-1)[..., -3:]
 scores = np.take_along_axis(logits, highest, axis=-1)
-labels = {part.id(i): (scores[i], highest[i]) for i in range(part.size)}
+labels = {split.id(i): (scores[i], highest[i]) for i in range(split.size)}
 print(f"labels of {len(labels)} images, a grid of {scores.shape[1]} x {scores.shape[2]} each")
 
 model = kv.RefinedViT(

@@ -16,12 +16,12 @@ SIZES = {"train": 64, "validation": 20, "test": 20}
 
 
 def few_images(*arguments):
-    """The first images of each part of the sample."""
+    """The first images of each split of the sample."""
     whole = opened(*arguments)
     parts = {name: getattr(whole, name) for name in SIZES}
     few = {
-        name: part and part.take(np.arange(min(SIZES[name], part.size)))
-        for name, part in parts.items()
+        name: split and split.take(np.arange(min(SIZES[name], split.size)))
+        for name, split in parts.items()
     }
     return dataclasses.replace(whole, **few)
 
@@ -40,5 +40,5 @@ def run(path, *arguments):
 
 
 if __name__ == "__main__":
-    assert kv.data.open_source is not None
+    assert kv.data.load_dataset is not None
     run(*sys.argv[1:])

@@ -14,7 +14,16 @@ from keras_vitx import backend
 PACKAGE = ROOT / "keras_vitx"
 
 # The parts of the package, and the parts that each of them may import.
-LEAVES = {"files", "text", "backend", "keras_internals", "classifier", "losses", "preprocessing"}
+LEAVES = {
+    "files",
+    "text",
+    "renamed",
+    "backend",
+    "keras_internals",
+    "classifier",
+    "losses",
+    "preprocessing",
+}
 ALL = {"layers", "weights", "models", "data", "training", "export", "analysis", "robustness"}
 ALL |= {"segmentation"}
 ARROWS = {
@@ -31,6 +40,7 @@ ARROWS = {
     "api": ALL,
     "files": set(),
     "text": set(),
+    "renamed": set(),
     "backend": set(),
     "keras_internals": set(),
     "classifier": set(),

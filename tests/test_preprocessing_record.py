@@ -9,7 +9,7 @@ import pytest
 from harness import FAMILIES
 
 import keras_vitx as kv
-from keras_vitx.preprocessing import HALVES, ModelInput, Preprocessing
+from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing
 
 pytestmark = pytest.mark.backend_free
 
@@ -23,13 +23,13 @@ def test_it_comes_back_from_json():
 
 
 def test_changes():
-    changed = HALVES.but(crop_ratio=0.9, std=(1, 1, 1))
+    changed = IMAGENET_INCEPTION.but(crop_ratio=0.9, std=(1, 1, 1))
     assert changed == Preprocessing((0.5,) * 3, (1.0,) * 3, 0.9)
-    assert HALVES.crop_ratio == 1.0
+    assert IMAGENET_INCEPTION.crop_ratio == 1.0
     with pytest.raises(ValueError, match=r"no entry 'crop'.*'crop_ratio'"):
-        HALVES.but(crop=0.9)
+        IMAGENET_INCEPTION.but(crop=0.9)
     with pytest.raises(AttributeError):
-        HALVES.crop_ratio = 0.9
+        IMAGENET_INCEPTION.crop_ratio = 0.9
 
 
 def test_other_channels_share_the_mean():
@@ -56,7 +56,7 @@ def test_other_channels_share_the_mean():
 )
 def test_values_out_of_range(changes, message):
     with pytest.raises(ValueError, match=message):
-        HALVES.but(**changes)
+        IMAGENET_INCEPTION.but(**changes)
 
 
 @pytest.mark.parametrize("value", [None, 0.5, {"mean": [0.5]}, {"std": [0.5]}])
@@ -79,7 +79,7 @@ def test_a_model_holds_the_record():
 
 def test_a_saved_model_has_it_as_a_dictionary(tmp_path):
     model = FAMILIES["ViT"]()
-    model.preprocessing = HALVES.but(interpolation="bilinear")
+    model.preprocessing = IMAGENET_INCEPTION.but(interpolation="bilinear")
     # Files from before the record existed have the same dictionary.
     assert model.get_config()["preprocessing"] == {
         "mean": [0.5, 0.5, 0.5],
@@ -94,15 +94,15 @@ def test_a_saved_model_has_it_as_a_dictionary(tmp_path):
         # Tuples and arrays as Keras serializes them.
         written = json.dumps(keras.saving.serialize_keras_object({"mean": mean, "std": mean}))
         older = config | {"preprocessing": json.loads(written)}
-        assert kv.models.Chain.from_config(older).preprocessing == HALVES
+        assert kv.models.Chain.from_config(older).preprocessing == IMAGENET_INCEPTION
 
 
 def test_a_model_from_elsewhere():
     model = SimpleNamespace(input_shape=(None, 8, 8, 3))
     with pytest.raises(ValueError, match="has no `preprocessing`"):
         ModelInput.of(model)
-    model.preprocessing = HALVES.to_dict()
-    assert ModelInput.of(model).preprocessing == HALVES
+    model.preprocessing = IMAGENET_INCEPTION.to_dict()
+    assert ModelInput.of(model).preprocessing == IMAGENET_INCEPTION
     model.preprocessing = {"mean": [0.5], "std": [0.5]}
     with pytest.raises(ValueError, match="each of 3 channels"):
         ModelInput.of(model)

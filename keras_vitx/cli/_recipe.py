@@ -77,10 +77,10 @@ def a_few_images(source: Any, recipe: Any) -> Any:
     counts = {"train": SMOKE_STEPS * batch, "validation": batch, "test": batch}
     parts = {}
     for name, count in counts.items():
-        part = getattr(source, name)
-        if part is not None:
-            chosen = np.linspace(0, part.size - 1, min(count, part.size)).astype(int)
-            parts[name] = part.take(chosen)
+        split = getattr(source, name)
+        if split is not None:
+            chosen = np.linspace(0, split.size - 1, min(count, split.size)).astype(int)
+            parts[name] = split.take(chosen)
     return dataclasses.replace(source, **parts)
 
 

@@ -33,7 +33,7 @@ def main(
     check_writable(output / "saved_model")
     if output.exists():
         raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
-    source = kv.data.open_source("fashion_mnist")
+    source = kv.data.load_dataset("fashion_mnist")
     typer.echo(
         f"{SIZE} on {keras.backend.backend()}: {source.train.size} training and "
         f"{source.test.size} test images of Fashion-MNIST, epochs: {epochs}."

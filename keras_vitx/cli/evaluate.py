@@ -30,10 +30,12 @@ def main(
     model: ModelOrFile,
     source: Source,
     weights: Weights = None,
-    part: Annotated[
+    split: Annotated[
         Literal["test", "validation", "train"] | None,
         typer.Option(
-            help="Part of the source. Default: the first of test, validation and train that it has."
+            "--split",
+            "--part",
+            help="Split to measure. Default: the first of test, validation and train.",
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
@@ -106,8 +108,8 @@ def main(
         for strength in strengths:  # A wrong one is told before long work.
             kv.robustness.KINDS[kind](network, strength)
     if real is not None:
-        source = kv.data.open_real(source, real)
-    elif validation_split is None and part in (None, "validation"):
+        source = kv.data.load_real(source, real)
+    elif validation_split is None and split in (None, "validation"):
         source, validation_split = _held_out(source, Path(model).parent, strict)
     validation_split = validation_split or 0.0
     rows = []
@@ -115,7 +117,7 @@ def main(
         measures = kv.evaluate(
             network,
             source,
-            part,
+            split,
             batch_size=batch_size,
             validation_split=validation_split,
             seed=seed,
@@ -130,7 +132,7 @@ def main(
         rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
     if changes:
         options = {
-            "part": rows[0]["part"],
+            "split": rows[0]["split"],
             "batch_size": batch_size,
             "validation_split": validation_split,
             "seed": seed,
@@ -157,7 +159,7 @@ def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
     """Return a source, and the names of the images that the run of the model held out of it."""
     if not (run / "held_out.txt").exists():
         return source, None
-    opened = kv.data.open_source(source, validation_split=0, strict=strict)
+    opened = kv.data.load_dataset(source, validation_split=0, strict=strict)
     if opened.validation is not None or opened.test is not None:
         return opened, None
     facts = kv.training.run.read_run(run)
@@ -167,7 +169,7 @@ def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
     if not names or (all(map(str.isdigit, names)) and opened.train.size != of_the_run):
         return opened, None
     typer.echo(f"Measured: the images that the run in {run} held out for validation.", err=True)
-    return kv.data.open_source(source, validation_split=names, strict=strict), names
+    return kv.data.load_dataset(source, validation_split=names, strict=strict), names
 
 
 def _perturbed(network, source, changes, runs, options) -> list[dict[str, Any]]:

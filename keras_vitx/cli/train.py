@@ -146,7 +146,7 @@ def main(
     if arguments and not is_size(model):
         raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
     keras.utils.set_random_seed(seed)
-    images = kv.data.open_source(
+    images = kv.data.load_dataset(
         source, validation_split=validation_split, strict=strict, seed=seed
     )
     if smoke:

@@ -24,7 +24,7 @@ from keras_vitx.data.preprocessing import (
     normalize_on_device,
     with_channels,
 )
-from keras_vitx.data.sources.parts import Part
+from keras_vitx.data.sources.splits import Split
 from keras_vitx.preprocessing import ModelInput
 
 log = logging.getLogger(__name__)
@@ -210,9 +210,9 @@ class ImageBatches(Batches):
         unreadable: The error of each image that could not be decoded, by id.
     """
 
-    def __init__(self, part: Part, facts: ModelInput, strict: bool = False, workers: int = 0):
+    def __init__(self, part: Split, facts: ModelInput, strict: bool = False, workers: int = 0):
         super().__init__(workers)
-        self.part, self.facts, self.strict = part, facts, strict
+        self.split, self.facts, self.strict = part, facts, strict
         self.on_device = has_accelerator()
         self.unreadable: dict[Any, str] = {}
 
@@ -298,7 +298,7 @@ class TrainingBatches(ImageBatches):
 
     def __init__(
         self,
-        part: Part,
+        part: Split,
         facts: ModelInput,
         batch_size: int,
         augmentation: Augmentation | None = None,
@@ -332,7 +332,7 @@ class TrainingBatches(ImageBatches):
                 )
 
     def __len__(self) -> int:
-        return self.part.size // self.batch_size
+        return self.split.size // self.batch_size
 
     @property
     def threads(self) -> int:
@@ -350,14 +350,14 @@ class TrainingBatches(ImageBatches):
         repeats = self.augmentation.repeats if self.augmentation else 1
         places = np.arange(index * self.batch_size, (index + 1) * self.batch_size) // repeats
         if self.weights is None:
-            return order(self.seed, epoch, self.part.size)[places]
+            return order(self.seed, epoch, self.split.size)[places]
         random = np.random.default_rng((self.seed, epoch))
         shares = self.weights / self.weights.sum()
-        return random.choice(self.part.size, self.part.size, p=shares)[places]
+        return random.choice(self.split.size, self.split.size, p=shares)[places]
 
     def ids(self, epoch: int, index: int) -> list[Any]:
         """Return the ids of the images of a batch: their paths, or indices in the source."""
-        return [self.part.id(position) for position in self.positions(epoch, index)]
+        return [self.split.id(position) for position in self.positions(epoch, index)]
 
     @functools.cached_property
     def images(self) -> "Prepared":
@@ -366,13 +366,13 @@ class TrainingBatches(ImageBatches):
         budget = IN_MEMORY_BYTES // max(self.processes, 1)
         if crop == "random_resized":
             prepare = functools.partial(with_channels, channels=self.facts.channels)
-            pictures = getattr(self.part.images, "picture", None)
+            pictures = getattr(self.split.images, "picture", None)
             if pictures and self.facts.channels == 3 and self.keras_cv is None:
-                return Prepared(self.part.images, None, budget, pictures)
+                return Prepared(self.split.images, None, budget, pictures)
         else:
             crop_ratio = 1.0 if crop == "shift" else self.facts.preprocessing.crop_ratio
             prepare = functools.partial(fit_to_model, facts=self.facts, crop_ratio=crop_ratio)
-        return Prepared(self.part.images, prepare, budget)
+        return Prepared(self.split.images, prepare, budget)
 
     def make(self, epoch: int, index: int, share: int = 0, shares: int = 1) -> Made:
         """Return batch `index` of an epoch, or the images of one of several shares of it.
@@ -399,7 +399,7 @@ class TrainingBatches(ImageBatches):
         for i, position in enumerate(positions):
             image = self.read(position)
             if isinstance(image, OSError):
-                errors.append((self.part.id(position), str(image)))
+                errors.append((self.split.id(position), str(image)))
             else:
                 generator = np.random.default_rng(seeds[i])
                 images[i], windows[i], boxes[i] = self._augmented(image, generator)
@@ -411,12 +411,12 @@ class TrainingBatches(ImageBatches):
             images, boxes, positions = images[taken], boxes[taken], positions[taken]
             windows = [windows[i] for i in taken]
 
-        labels: Any = self.part.labels[positions]
+        labels: Any = self.split.labels[positions]
         if self.mixing is not None:
             labels = soft_labels(labels, self.classes)
         if self.targets is not None:
             pairs = zip(positions, windows, strict=True)
-            targets = [self.targets(self.part.id(i), window) for i, window in pairs]
+            targets = [self.targets(self.split.id(i), window) for i, window in pairs]
             labels = {"head": labels, "aux_head": np.stack(targets)}
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, share, shares)
@@ -460,7 +460,7 @@ class EvaluationBatches(ImageBatches):
 
     def __init__(
         self,
-        part: Part,
+        part: Split,
         facts: ModelInput,
         batch_size: int,
         pad: bool = False,
@@ -471,27 +471,27 @@ class EvaluationBatches(ImageBatches):
         self.batch_size, self.pad, self.soft = batch_size, pad, soft
 
     def __len__(self) -> int:
-        return -(-self.part.size // self.batch_size)
+        return -(-self.split.size // self.batch_size)
 
     @functools.cached_property
     def images(self) -> "Prepared":
         """The images at the input size of the model."""
         crop_ratio = self.facts.preprocessing.crop_ratio
         prepare = functools.partial(fit_to_model, facts=self.facts, crop_ratio=crop_ratio)
-        return Prepared(self.part.images, prepare, IN_MEMORY_BYTES)
+        return Prepared(self.split.images, prepare, IN_MEMORY_BYTES)
 
     def make(self, epoch: int, index: int) -> Made:
-        positions = range(self.part.size)[index * self.batch_size :][: self.batch_size]
+        positions = range(self.split.size)[index * self.batch_size :][: self.batch_size]
         found = {position: self.read(position) for position in positions}
         errors = tuple(
-            (self.part.id(position), str(error))
+            (self.split.id(position), str(error))
             for position, error in found.items()
             if isinstance(error, OSError)
         )
         read = [position for position in positions if isinstance(found[position], np.ndarray)]
         if not read:
             raise OSError(f"no image of batch {index} can be decoded: {errors[0][1]}")
-        images, labels = np.stack([found[position] for position in read]), self.part.labels[read]
+        images, labels = np.stack([found[position] for position in read]), self.split.labels[read]
         if self.soft is not None:
             labels = soft_labels(labels, self.soft)
         weights = None

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.parts import Part
+from keras_vitx.data.sources.splits import Split
 
 
 class Examples:
     """A split of a source as pairs (image, label), a random-access data source of Grain.
 
     ```python
-    source = kv.data.open_source("pets")
+    source = kv.data.load_dataset("pets")
     loader = grain.DataLoader(data_source=kv.data.Examples(source.train), sampler=...)
     ```
 
@@ -20,7 +20,7 @@ class Examples:
         part: The images and their labels. Images are uint8, of their original size.
     """
 
-    def __init__(self, part: Part):
+    def __init__(self, part: Split):
         self.part = part
 
     def __len__(self) -> int:
@@ -46,10 +46,10 @@ def grain_batches(source: Any, model: Any, batch_size: int = 64, **arguments: An
         DeprecationWarning,
         stacklevel=2,
     )
-    if isinstance(source, Part):
-        from keras_vitx.data.sources import Source
+    if isinstance(source, Split):
+        from keras_vitx.data.sources import Dataset
 
-        source = Source("part", None, source)
+        source = Dataset("part", None, source)
     train = pipelines(source, model, batch_size, **arguments).train
     train.on_device = False
     return train.dataset().map(lambda batch: tuple(batch[:2]))

@@ -13,8 +13,8 @@ from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
-from keras_vitx.data.sources import open_source
-from keras_vitx.data.sources.parts import Source, fraction_of
+from keras_vitx.data.sources import load_dataset
+from keras_vitx.data.sources.splits import Dataset, fraction_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest
 
@@ -26,7 +26,7 @@ class Pipelines(NamedTuple):
     """Batches of (images, labels) for `fit` and `evaluate`, and facts about them.
 
     The batches made by `pipelines` are NumPy arrays: float32 images (batch, height, width,
-    channels), normalized for the model, and labels in one of the forms of `Part.labels`.
+    channels), normalized for the model, and labels in one of the forms of `Split.labels`.
     Custom batches may be anything that `fit` of Keras takes; `Pipelines(train)` is enough.
 
     Attributes:
@@ -80,7 +80,7 @@ def pipelines(
     images are kept in memory up to 512 MiB per split.
 
     Args:
-        source: Anything that `open_source` takes or returns.
+        source: Anything that `load_dataset` takes or returns.
         model: A model of keras_vitx, of which the `input_shape`, the `preprocessing` and
             the number of outputs are used.
         batch_size: Number of images per batch.
@@ -95,7 +95,7 @@ def pipelines(
             `keras_vitx.training.TokenLabels`; see `TrainingBatches`.
         fraction: Fraction of the training images of each class that is used (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
-        validation_split: As in `open_source`.
+        validation_split: As in `load_dataset`.
         strict: Whether an image that can't be decoded is an error. If not, another one of its
             batch takes its place in training, it is left out in evaluation, and a warning is
             logged.
@@ -126,8 +126,8 @@ def pipelines(
     if not isinstance(workers, (int, np.integer)) or workers < 0:
         raise ValueError(f"`workers` must be an integer, at least 0. Received: {workers!r}.")
     facts = ModelInput.of(model)
-    if not isinstance(source, Source):
-        source = open_source(source, validation_split=validation_split, strict=strict, seed=seed)
+    if not isinstance(source, Dataset):
+        source = load_dataset(source, validation_split=validation_split, strict=strict, seed=seed)
     _check_classes(source, model)
 
     classes = model.output_shape[-1]
@@ -165,7 +165,7 @@ def pipelines(
     )
 
 
-def _weights(sampling: Sampling, source: Source) -> np.ndarray | None:
+def _weights(sampling: Sampling, source: Dataset) -> np.ndarray | None:
     """Return the relative frequency of each training image, or None."""
     if sampling is None:
         return None
@@ -202,7 +202,7 @@ def _weights(sampling: Sampling, source: Source) -> np.ndarray | None:
     return weights
 
 
-def _check_classes(source: Source, model) -> None:
+def _check_classes(source: Dataset, model) -> None:
     outputs = model.output_shape[-1]
     # A single output may be binary classification or regression.
     if source.class_names is None or outputs == 1:

@@ -341,7 +341,7 @@ def takes_pixels(model: keras.Model) -> bool:
 
 def _photographs(model, count, shape):
     """Return images of Fashion-MNIST in the model's size, normalized unless it takes pixels."""
-    found = data.open_source("fashion_mnist").test.images[:count]
+    found = data.load_dataset("fashion_mnist").test.images[:count]
     height, width, channels = shape
     mode = "RGB" if channels == 3 else "L"
     pixels = [

@@ -116,7 +116,7 @@ def export(
         data_format: `"channels_first"` for a file that takes images
             `(batch, channels, height, width)`, which it transposes.
         calibration: For `"int8-static"`, images like those that the model will see: a folder of
-            images, or another source of `keras_vitx.data.open_source`, from which 256 are
+            images, or another source of `keras_vitx.data.load_dataset`, from which 256 are
             taken and preprocessed; or an array of the file's input.
         image_sizes: Other `(height, width)` of a SavedModel's images, each with a signature of
             its own, such as `serve_256x192`. Position embeddings are resampled; all other

@@ -335,7 +335,7 @@ def calibration_images(parts: Prepared, source: Any) -> np.ndarray:
     Args:
         parts: The model that is written.
         source: A folder of images, in sub-folders or not, the path of an .npz file with
-            `x_train`, or another name that `data.open_source` takes: 256 of its (training) images,
+            `x_train`, or another name that `data.load_dataset` takes: 256 of its (training) images,
             preprocessed for the model. Or an array, as the file takes it.
 
     Raises:
@@ -345,7 +345,7 @@ def calibration_images(parts: Prepared, source: Any) -> np.ndarray:
     if not isinstance(source, (str, os.PathLike)):
         return _checked(parts.joined(), source)
     folder = Path(source).expanduser()
-    images = image_files(folder) if folder.is_dir() else data.open_source(source).train.images
+    images = image_files(folder) if folder.is_dir() else data.load_dataset(source).train.images
     if not len(images):
         raise ValueError(f"calibration: there is no image in {str(source)!r}.")
     chosen = np.unique(np.linspace(0, len(images) - 1, CALIBRATION_IMAGES).astype(int))

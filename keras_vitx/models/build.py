@@ -18,7 +18,7 @@ from keras_vitx import weights as checkpoints
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import resolve_shape
 from keras_vitx.models.network import Layers, Network
-from keras_vitx.preprocessing import IMAGENET_COLOURS, ModelInput, Preprocessing
+from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.identity import Identity
 from keras_vitx.weights.load import entry_of
@@ -55,7 +55,7 @@ Raises:
 
 
 def family(
-    preprocessing: Preprocessing = IMAGENET_COLOURS, checkpoint: Table | None = None
+    preprocessing: Preprocessing = IMAGENET_DEFAULT, checkpoint: Table | None = None
 ) -> Callable[[Callable[..., Layers]], Callable[..., keras.Model]]:
     """Decorate a function that lists the layers of a network, making it a constructor.
 

@@ -14,7 +14,7 @@ from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.models.parts import class_tokens, last_norm
-from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
@@ -27,7 +27,7 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_COLOURS, CHECKPOINT)
+@family(IMAGENET_DEFAULT, CHECKPOINT)
 def CaiT(
     net: Network,
     dim: int,

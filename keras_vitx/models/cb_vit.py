@@ -9,7 +9,7 @@ from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.models.parts import class_tokens, last_norm
-from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
 PLACES = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
@@ -20,7 +20,7 @@ PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
 CHECKPOINT = Table(rows=(Row(r"(.+)/context/scaling", r"\1/scaling"),))
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.9), CHECKPOINT)
+@family(IMAGENET_DEFAULT.but(crop_ratio=0.9), CHECKPOINT)
 def CBViT(
     net: Network,
     dim: int,

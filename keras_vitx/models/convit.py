@@ -12,7 +12,7 @@ from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.models.parts import class_tokens, last_norm
-from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
@@ -21,7 +21,7 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.875), CHECKPOINT)
+@family(IMAGENET_DEFAULT.but(crop_ratio=0.875), CHECKPOINT)
 def ConViT(
     net: Network,
     dim: int,

@@ -16,7 +16,7 @@ from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
 from keras_vitx.models.network import Layers, Network, Similarity
 from keras_vitx.models.parts import class_tokens, last_norm
-from keras_vitx.preprocessing import HALVES
+from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
@@ -26,7 +26,7 @@ CHECKPOINT = Table(
 )
 
 
-@family(HALVES.but(crop_ratio=0.9), CHECKPOINT)
+@family(IMAGENET_INCEPTION.but(crop_ratio=0.9), CHECKPOINT)
 def DeepViT(
     net: Network,
     dim: int,

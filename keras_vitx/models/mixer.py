@@ -8,7 +8,7 @@ from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.models.parts import last_norm
-from keras_vitx.preprocessing import HALVES
+from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Table
 
 CHECKPOINT = Table(
@@ -20,7 +20,7 @@ CHECKPOINT = Table(
 )
 
 
-@family(HALVES.but(crop_ratio=0.875), CHECKPOINT)
+@family(IMAGENET_INCEPTION.but(crop_ratio=0.875), CHECKPOINT)
 def Mixer(
     net: Network,
     dim: int,

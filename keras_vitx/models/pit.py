@@ -18,7 +18,7 @@ from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.models.parts import last_norm
-from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
@@ -31,7 +31,7 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.9), CHECKPOINT)
+@family(IMAGENET_DEFAULT.but(crop_ratio=0.9), CHECKPOINT)
 def PiT(
     net: Network,
     dims: Sequence[int],

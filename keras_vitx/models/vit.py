@@ -10,10 +10,10 @@ from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_heads
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.models.parts import class_tokens, last_norm
-from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
 
 
-@family(IMAGENET_COLOURS.but(crop_ratio=0.9))
+@family(IMAGENET_DEFAULT.but(crop_ratio=0.9))
 def ViT(
     net: Network,
     dim: int,

@@ -1,5 +1,6 @@
 """Semantic segmentation: heads on feature maps, masks, training and measures."""
 
+from keras_vitx.renamed import renamed_names as _renamed_names
 from keras_vitx.segmentation.batches import EvaluationPairs as EvaluationPairs
 from keras_vitx.segmentation.batches import TrainingCrops as TrainingCrops
 from keras_vitx.segmentation.evaluate import Counts as Counts
@@ -15,6 +16,8 @@ from keras_vitx.segmentation.pictures import save_mask as save_mask
 from keras_vitx.segmentation.predict import predict as predict
 from keras_vitx.segmentation.schedule import WarmupPolynomial as WarmupPolynomial
 from keras_vitx.segmentation.sources import IGNORED as IGNORED
+from keras_vitx.segmentation.sources import MaskDataset as MaskDataset
 from keras_vitx.segmentation.sources import MaskedImages as MaskedImages
-from keras_vitx.segmentation.sources import MaskSource as MaskSource
-from keras_vitx.segmentation.sources import open_source as open_source
+from keras_vitx.segmentation.sources import load_dataset as load_dataset
+
+__getattr__ = _renamed_names(__name__, open_source="load_dataset", MaskSource="MaskDataset")

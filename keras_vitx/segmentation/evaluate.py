@@ -6,6 +6,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from keras_vitx.renamed import renamed_arguments
 from keras_vitx.segmentation.predict import (
     Mode,
     check_mode,
@@ -13,7 +14,7 @@ from keras_vitx.segmentation.predict import (
     predict,
     predict_whole,
 )
-from keras_vitx.segmentation.sources import IGNORED, MaskSource, open_source
+from keras_vitx.segmentation.sources import IGNORED, MaskDataset, load_dataset
 
 
 class Counts:
@@ -63,10 +64,11 @@ class Counts:
         }
 
 
+@renamed_arguments(part="split")
 def evaluate(
     model: keras.Model,
     source: Any,
-    part: Literal["validation", "train"] | None = None,
+    split: Literal["validation", "train"] | None = None,
     mode: Mode = "whole",
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
@@ -76,8 +78,8 @@ def evaluate(
 
     Args:
         model: A model from images to logits of the same sides, with `preprocessing`.
-        source: As in `open_source`.
-        part: `"validation"` or `"train"`; None is the first of these that the source has.
+        source: As in `load_dataset`.
+        split: `"validation"` or `"train"`; None is the first of these that the source has.
         mode: As in `predict`, as is `stride`.
         stride: Pixels between two windows.
         batch_size: Images, or windows of one image, per batch.
@@ -88,13 +90,13 @@ def evaluate(
         `Counts.measures`, with `"images"`, their number.
 
     Raises:
-        ValueError: if the source lacks the part, or a mask does not fit its image or the
+        ValueError: if the source lacks the split, or a mask does not fit its image or the
             number of classes.
         OSError: if a file can't be read.
     """
     check_segmenter(model)
     check_mode(mode)
-    masked = part_of(open_source(source), part)
+    masked = split_of(load_dataset(source), split)
     counts = Counts(model.output_shape[-1])
     for start in range(0, masked.size, batch_size):
         indices = range(start, min(start + batch_size, masked.size))
@@ -116,13 +118,13 @@ def _at(perturb, index):
     return lambda images: perturb(images, None, index)
 
 
-def part_of(source: MaskSource, part: str | None) -> Any:
-    """Return a part of a source, by default the validation part if there is one.
+def split_of(source: MaskDataset, split: str | None) -> Any:
+    """Return a split of a source, by default the validation split if there is one.
 
     Raises:
-        ValueError: if there is no such part.
+        ValueError: if there is no such split.
     """
     present = [name for name in ("validation", "train") if getattr(source, name) is not None]
-    if part is not None and part not in present:
-        raise ValueError(f"`part` must be one of {', '.join(present)}. Received: {part!r}.")
-    return getattr(source, part or present[0])
+    if split is not None and split not in present:
+        raise ValueError(f"`split` must be one of {', '.join(present)}. Received: {split!r}.")
+    return getattr(source, split or present[0])

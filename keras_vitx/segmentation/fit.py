@@ -11,7 +11,7 @@ from keras_vitx.segmentation.batches import TrainingCrops
 from keras_vitx.segmentation.evaluate import evaluate
 from keras_vitx.segmentation.predict import Mode, check_segmenter
 from keras_vitx.segmentation.schedule import WarmupPolynomial
-from keras_vitx.segmentation.sources import IGNORED, open_source
+from keras_vitx.segmentation.sources import IGNORED, load_dataset
 from keras_vitx.training import AdamW, KeepBest, StopAtNonFinite, Validate, resumable_fit
 
 
@@ -80,7 +80,7 @@ def fit(
     Args:
         model: A `Segmenter`, or another model from images to logits of the same sides, with
             `preprocessing`. It is compiled unless it is already (see `compile`).
-        source: As in `open_source`. Its validation images are measured after each epoch.
+        source: As in `load_dataset`. Its validation images are measured after each epoch.
         steps: Number of steps, rounded to whole epochs, at least one.
         batch_size: Images per step.
         learning_rate: As in `compile`, as are `warmup_steps`, `weight_decay` and `power`.
@@ -113,7 +113,7 @@ def fit(
     if output is None and (resume or save_every is not None):
         raise ValueError("`resume` and `save_every` need `output`, the folder of the run.")
     check_segmenter(model)
-    opened = open_source(source)
+    opened = load_dataset(source)
     classes = model.output_shape[-1]
     if opened.class_names is not None and len(opened.class_names) != classes:
         raise ValueError(

@@ -56,7 +56,7 @@ def overlay(
 
 
 def save_mask(mask: np.ndarray, path: str | os.PathLike) -> None:
-    """Write a mask as a file for `open_source`: the classes, shown in the colours of `palette`.
+    """Write a mask as a file for `load_dataset`: the classes, shown in the colours of `palette`.
 
     Args:
         mask: Integers (height, width), 0 to 255.

@@ -68,7 +68,7 @@ class MaskedImages(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskSource:
+class MaskDataset:
     """A set of images with masks, opened.
 
     Attributes:
@@ -118,13 +118,13 @@ def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
     return np.where(keep, labels - first_label, IGNORED)
 
 
-def open_source(
+def load_dataset(
     source: Any,
     *,
     first_label: int | None = None,
     class_names: Sequence[str] | None = None,
     data_dir: str | os.PathLike | None = None,
-) -> MaskSource:
+) -> MaskDataset:
     """Open a set of images with masks.
 
     Files are decoded lazily. The label 255 means that a pixel is ignored.
@@ -152,11 +152,11 @@ def open_source(
         OSError: if a file can't be read.
         ImportError: if tensorflow-datasets is required but not installed.
     """
-    if isinstance(source, MaskSource):
+    if isinstance(source, MaskDataset):
         return source
     names = None if class_names is None else tuple(class_names)
     if isinstance(source, (tuple, list)):
-        return MaskSource("arrays", *_arrays(source, first_label or 0), class_names=names)
+        return MaskDataset("arrays", *_arrays(source, first_label or 0), class_names=names)
     if str(source).startswith("tfds:"):
         return _tfds(str(source).removeprefix("tfds:"), first_label or 0, names, data_dir)
     if not isinstance(source, (str, os.PathLike)):
@@ -180,7 +180,7 @@ def _folder(folder, first_label, names):
         parts["train"] = _pairs(images, masks, first_label)
     if "train" not in parts:
         raise ValueError(f"source: {masks} has no training part. {LAYOUT}")
-    return MaskSource(str(folder), **parts, class_names=names or _names(folder))
+    return MaskDataset(str(folder), **parts, class_names=names or _names(folder))
 
 
 def _only(folder, names):
@@ -291,7 +291,7 @@ def _tfds(name, first_label, names, data_dir):
             ),
             [f"tfds:{name}, {split} {i}" for i in range(len(examples))],
         )
-    return MaskSource(f"tfds:{name}", **parts, class_names=names)
+    return MaskDataset(f"tfds:{name}", **parts, class_names=names)
 
 
 def image_of(image: Any) -> np.ndarray:

@@ -17,7 +17,7 @@ from keras_vitx.training.devices import in_use
 from keras_vitx.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
-PartName = Literal["train", "validation", "test"]
+SplitName = Literal["train", "validation", "test"]
 
 
 def opened(
@@ -73,10 +73,10 @@ def opened(
         _check_range(source.train)
         batches = source
     else:
-        if not isinstance(source, data.Source):
+        if not isinstance(source, data.Dataset):
             names = ("validation_split", "strict")
             options = {name: arguments[name] for name in names if name in arguments}
-            source = data.open_source(source, seed=seed, **options)
+            source = data.load_dataset(source, seed=seed, **options)
         images = round(source.train.size * arguments.get("fraction", 1.0))
         recipe = recipe.for_images(images, fixed)
         batches = data.pipelines(
@@ -130,45 +130,45 @@ def _check_range(batches: Any) -> None:
         )
 
 
-def part_of(
+def evaluation_split(
     source: Any,
     model: keras.Model,
-    part: PartName | None,
+    split: SplitName | None,
     batch_size: int,
     crop_ratio: float | None = None,
     **arguments: Any,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
-    """Return the name of a part, its images as batches in fixed order, and the class names.
+    """Return the name of a split, its images as batches in fixed order, and the class names.
 
     Args:
         source: As in `opened`.
         model: The model that the images are prepared for.
-        part: Name of the part; None is the first of test, validation and train that
-            the source has. The user's own batches have no parts.
+        split: Name of the split; None is the first of test, validation and train that
+            the source has. The user's own batches have no splits.
         batch_size: Images per batch of a source.
         crop_ratio: Replaces that of the model's preprocessing.
-        **arguments: Further arguments of `data.open_source`.
+        **arguments: Further arguments of `data.load_dataset`.
 
     Raises:
-        ValueError: if the source does not have that part, or batches can't be cropped.
+        ValueError: if the source does not have that split, or batches can't be cropped.
     """
     if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
         raise ValueError(
             f"`crop_ratio` must be None for batches, which are cropped. Received: {crop_ratio!r}."
         )
     if is_batches(source):
-        if part is not None:
-            raise ValueError(f"`part` must be None for batches of your own. Received: {part!r}.")
+        if split is not None:
+            raise ValueError(f"`split` must be None for batches of your own. Received: {split!r}.")
         return "batches", source, None
-    if not isinstance(source, (data.Source, data.Pipelines)):
-        source = data.open_source(source, **arguments)
+    if not isinstance(source, (data.Dataset, data.Pipelines)):
+        source = data.load_dataset(source, **arguments)
     names = ("test", "validation", "train")
     present = [name for name in names if getattr(source, name) is not None]
-    if part is not None and part not in present:
-        raise ValueError(f"`part` must be one of {', '.join(present)}. Received: {part!r}.")
-    part = part or present[0]
-    found = getattr(source, part)
-    if isinstance(source, data.Source):
+    if split is not None and split not in present:
+        raise ValueError(f"`split` must be one of {', '.join(present)}. Received: {split!r}.")
+    split = split or present[0]
+    found = getattr(source, split)
+    if isinstance(source, data.Dataset):
         facts = ModelInput.of(model)
         if crop_ratio is not None:
             preprocessing = facts.preprocessing.but(crop_ratio=crop_ratio)
@@ -176,7 +176,7 @@ def part_of(
         found = EvaluationBatches(
             found, facts, batch_size, on_several_devices(), strict=arguments.get("strict", False)
         )
-    return part, found, source.class_names
+    return split, found, source.class_names
 
 
 class Perturbed(keras.utils.PyDataset):
@@ -231,7 +231,7 @@ def is_batches(source: Any) -> bool:
     """Return whether `source` yields batches, rather than being a source to open."""
     if isinstance(source, keras.utils.PyDataset):
         return True
-    opens = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Source, Iterator)
+    opens = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
     return isinstance(source, Iterable) and not isinstance(source, opens)
 
 

@@ -12,8 +12,15 @@ import numpy as np
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.preprocessing import ModelInput
+from keras_vitx.renamed import renamed_arguments
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import PartName, Perturbed, are_numbers, labels_of, part_of
+from keras_vitx.training.batches import (
+    Perturbed,
+    SplitName,
+    are_numbers,
+    evaluation_split,
+    labels_of,
+)
 from keras_vitx.training.confusion import Confusion
 from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.scores import draw_most_wrong, predictions_of, scores_of
@@ -92,10 +99,11 @@ class Measured(keras.Model):
         return self.count()
 
 
+@renamed_arguments(part="split")
 def evaluate(
     model: keras.Model,
     source: Any,
-    part: PartName | None = None,
+    split: SplitName | None = None,
     *,
     batch_size: int = 64,
     validation_split: float | Iterable[str] = 0.0,
@@ -133,8 +141,8 @@ def evaluate(
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one.
         source: Any source that `fit` accepts.
-        part: `"test"`, `"validation"` or `"train"`. None is the first of these that
-            the source has. Your own batches have no parts.
+        split: `"test"`, `"validation"` or `"train"`. None is the first of these that
+            the source has. Your own batches have no splits.
         batch_size: Images per batch of a source.
         validation_split: Of a source without validation images, those that are split off as such,
             and measured: the names of `held_out`, or a fraction. 0 splits off none.
@@ -153,7 +161,7 @@ def evaluate(
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
-        A dictionary of `"part"`, the evaluated part (`"batches"` for your own);
+        A dictionary of `"split"`, the evaluated split (`"batches"` for your own);
         `"images"`, the number of images; `"images_per_second"`, from the second batch on,
         None for fewer than three batches; `"loss"`; and the metrics by name, of
         `"accuracy"`, `"top_5_accuracy"`, `"binary_accuracy"` and
@@ -172,10 +180,10 @@ def evaluate(
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
-    part, batches, class_names = part_of(
+    split, batches, class_names = evaluation_split(
         source,
         model,
-        part,
+        split,
         batch_size,
         crop_ratio,
         validation_split=validation_split,
@@ -208,7 +216,7 @@ def evaluate(
     normalize = restrict and outputs.kind == "softmax"
     measured, speed = Measured(model, task.loss(), metrics, order, normalize), Speed()
     measures = measured.measures(batches, verbose, [speed])
-    facts = {"part": part, "images": measured.images, "images_per_second": speed.result(batches)}
+    facts = {"split": split, "images": measured.images, "images_per_second": speed.result(batches)}
     if counts is not None:
         names = _names(output_names, class_names, order, counts.classes)
         measures |= {"confusion": counts.matrix, "class_names": names}

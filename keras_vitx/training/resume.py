@@ -702,19 +702,19 @@ def data_facts(batches: Pipelines) -> dict[str, Any]:
     """
     found = {}
     for name in ("train", "validation"):
-        part = getattr(getattr(batches, name), "part", None)
-        if part is None:
+        split = getattr(getattr(batches, name), "split", None)
+        if split is None:
             continue
-        digest = hashlib.sha256(np.ascontiguousarray(part.labels).tobytes())
-        if isinstance(part.images, np.ndarray):
-            digest.update(np.ascontiguousarray(part.images))
+        digest = hashlib.sha256(np.ascontiguousarray(split.labels).tobytes())
+        if isinstance(split.images, np.ndarray):
+            digest.update(np.ascontiguousarray(split.images))
         else:
-            for image in map(part.id, range(part.size)):
+            for image in map(split.id, range(split.size)):
                 digest.update(Path(str(image)).name.encode())
                 # An image may vanish during a training, which goes on without it.
                 if isinstance(image, os.PathLike) and os.path.exists(image):
                     digest.update(b"%d" % os.path.getsize(image))
-        found[name] = {"images": part.size, "pixels": digest.hexdigest()[:16]}
+        found[name] = {"images": split.size, "pixels": digest.hexdigest()[:16]}
     return found
 
 

@@ -187,8 +187,8 @@ def held_out(run: str | os.PathLike) -> list[str]:
 
 def _names_of(batches: Pipelines) -> list[str]:
     """Return the names of the validation images, if they are known."""
-    part = getattr(batches.validation, "part", None)
-    return [] if part is None else part.names()
+    split = getattr(batches.validation, "split", None)
+    return [] if split is None else split.names()
 
 
 def _check_folder(folder: Path, resume: bool) -> None:

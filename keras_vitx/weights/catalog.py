@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from math import sqrt
 
-from keras_vitx.preprocessing import HALVES, IMAGENET_COLOURS, Preprocessing
+from keras_vitx.preprocessing import IMAGENET_DEFAULT, IMAGENET_INCEPTION, Preprocessing
 from keras_vitx.text import nearest
 
 IMAGENET = "imagenet"
@@ -58,7 +58,7 @@ class Checkpoint:
     sha256: str | None = None
     classes: int = 1000
     dataset: str = IMAGENET
-    preprocessing: Preprocessing = IMAGENET_COLOURS
+    preprocessing: Preprocessing = IMAGENET_DEFAULT
     licence: str | None = "apache-2.0"
     distilled: bool = False
     distillation_token: bool = False
@@ -108,7 +108,7 @@ def _deit(size: str, image_size: int, digest: str, *accuracies: float) -> Checkp
         image_size,
         *accuracies,
         url=f"{FACEBOOK}{stem}-{digest}.pth",
-        preprocessing=IMAGENET_COLOURS.but(crop_ratio=0.9 if image_size == 224 else 1.0),
+        preprocessing=IMAGENET_DEFAULT.but(crop_ratio=0.9 if image_size == 224 else 1.0),
         distilled=distilled,
         distillation_token=distilled,
         # Context Broadcasting adds no variables.
@@ -118,7 +118,7 @@ def _deit(size: str, image_size: int, digest: str, *accuracies: float) -> Checkp
 
 def _convit(size: str, *accuracies: float) -> Checkpoint:
     name = f"convit_{size}.fb_in1k"
-    preprocessing = IMAGENET_COLOURS.but(crop_ratio=0.875)
+    preprocessing = IMAGENET_DEFAULT.but(crop_ratio=0.875)
     return _timm(name, f"ConViT_{SHORT[size]}", 224, *accuracies, preprocessing=preprocessing)
 
 
@@ -128,7 +128,7 @@ def _pit(size: str, distilled: bool, *accuracies: float) -> Checkpoint:
         "PiT_B",
         224,
         *accuracies,
-        preprocessing=IMAGENET_COLOURS.but(crop_ratio=0.9),
+        preprocessing=IMAGENET_DEFAULT.but(crop_ratio=0.9),
         distilled=distilled,
         distillation_token=distilled,
         also_starts=("CBPiT_B",),
@@ -143,7 +143,7 @@ def _augreg(size: str, image_size: int, tag: str, *accuracies: float) -> Checkpo
         *accuracies,
         classes=1000 if accuracies else 21843,
         dataset=IMAGENET if accuracies else IMAGENET_21K,
-        preprocessing=HALVES.but(crop_ratio=0.9 if image_size == 224 else 1.0),
+        preprocessing=IMAGENET_INCEPTION.but(crop_ratio=0.9 if image_size == 224 else 1.0),
     )
 
 
@@ -156,7 +156,7 @@ def _mixer(tag: str, classes: int, *accuracies: float) -> Checkpoint:
         *accuracies,
         classes=classes,
         dataset=IMAGENET if classes == 1000 else IMAGENET_21K,
-        preprocessing=miil if tag.startswith("miil") else HALVES.but(crop_ratio=0.875),
+        preprocessing=miil if tag.startswith("miil") else IMAGENET_INCEPTION.but(crop_ratio=0.875),
     )
 
 
@@ -167,11 +167,11 @@ def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: 
 
 def _deepvit(size: str, top1: float, key: str) -> Checkpoint:
     name = f"deepvit_{size.lower()}"
-    preprocessing = HALVES.but(crop_ratio=0.9)
+    preprocessing = IMAGENET_INCEPTION.but(crop_ratio=0.9)
     return _on_a_drive(name, f"DeepViT_{size}", 224, top1, key, preprocessing=preprocessing)
 
 
-def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_COLOURS) -> Checkpoint:
+def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEFAULT) -> Checkpoint:
     return Checkpoint(
         f"{size.lower()}_cifar10",
         size,
@@ -244,13 +244,13 @@ CHECKPOINTS = (
         86.0,
         "12v1WbxG6_mZQ0FYnXIhKiqbtg5bI4pGL",
         # Refiner, Section 4.4: receptive field calibration.
-        preprocessing=HALVES.but(crop_ratio=1.13),
+        preprocessing=IMAGENET_INCEPTION.but(crop_ratio=1.13),
     ),
     _cifar10("ViT_Mini", 83.95),
     _cifar10("CaiT_Mini", 85.14),
     _cifar10("ConViT_Mini", 89.22),
-    _cifar10("DeepViT_Mini", 80.29, HALVES),
-    _cifar10("RefinedViT_Mini", 82.69, HALVES),
+    _cifar10("DeepViT_Mini", 80.29, IMAGENET_INCEPTION),
+    _cifar10("RefinedViT_Mini", 82.69, IMAGENET_INCEPTION),
     _cifar10("CBViT_Mini", 83.70),
 )
 

@@ -135,7 +135,7 @@ def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
     code, out, err = run(*evaluate, photos, "--json", "--scores", "--wrong", "wrong.png")
     assert code == 0, err
     found = json.loads(out)
-    assert (found["part"], found["images"]) == ("validation", 6)
+    assert (found["split"], found["images"]) == ("validation", 6)
     assert {"precision", "recall", "f1", "auc"} <= found.keys()
     assert (tmp_path / "wrong.png").stat().st_size > 1000
     other = photos.rename(tmp_path / "others")

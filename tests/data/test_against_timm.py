@@ -13,10 +13,10 @@ from keras_vitx.data.augmentation.erasing import erase
 from keras_vitx.data.augmentation.rand_augment import OPERATIONS, SIGNED, RandAugment
 from keras_vitx.data.augmentation.windows import random_box
 from keras_vitx.data.preprocessing import normalize
-from keras_vitx.preprocessing import IMAGENET_COLOURS
+from keras_vitx.preprocessing import IMAGENET_DEFAULT
 
 pytestmark = pytest.mark.backend_free
-MEAN, STD = IMAGENET_COLOURS.mean, IMAGENET_COLOURS.std
+MEAN, STD = IMAGENET_DEFAULT.mean, IMAGENET_DEFAULT.std
 FILL = tuple(round(255 * level) for level in MEAN)
 # timm's names of the operations whose strength increases.
 TIMM = {
@@ -232,7 +232,7 @@ def test_whole_images(timm_transform, photographs, zero_bits):
         ours = []
         for _ in range(600):
             image, _ = augmentation.pixels(np.asarray(picture), (48, 48), generator, MEAN)
-            ours.append(normalize(image, IMAGENET_COLOURS))
+            ours.append(normalize(image, IMAGENET_DEFAULT))
             erase(ours[-1], augmentation.erasing, generator)
         for of in (
             lambda images: images.mean(axis=(1, 2, 3)),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_vitx.data import open_source
+from keras_vitx.data import load_dataset
 
 pytestmark = pytest.mark.backend_free
 
@@ -15,7 +15,7 @@ def arrays():
 
 def test_a_pair_is_split_alike_for_each_class(arrays):
     images, labels = arrays
-    source = open_source(arrays, validation_split=0.2, seed=3)
+    source = load_dataset(arrays, validation_split=0.2, seed=3)
     assert source.class_names == ("0", "1", "2", "3")
     assert np.bincount(source.train.labels).tolist() == [8] * 4
     assert np.bincount(source.validation.labels).tolist() == [2] * 4
@@ -29,20 +29,20 @@ def test_a_pair_is_split_alike_for_each_class(arrays):
 def test_two_pairs_are_the_split(arrays):
     images, labels = arrays
     pairs = (images[:30], labels[:30, None]), (images[30:], labels[30:])
-    source = open_source(pairs)
+    source = load_dataset(pairs)
     np.testing.assert_array_equal(source.train.images, images[:30])
     np.testing.assert_array_equal(source.train.labels, labels[:30])
     np.testing.assert_array_equal(source.validation.labels, labels[30:])
 
 
 def test_grey_images_need_no_channel_axis(arrays):
-    assert open_source((arrays[0][..., 0], arrays[1])).train.images.shape[1:] == (6, 5, 1)
+    assert load_dataset((arrays[0][..., 0], arrays[1])).train.images.shape[1:] == (6, 5, 1)
 
 
 def test_floats_from_0_to_1_become_bytes(arrays):
     images, labels = arrays
-    expected = open_source(arrays).train.images
-    np.testing.assert_array_equal(open_source((images / 255, labels)).train.images, expected)
+    expected = load_dataset(arrays).train.images
+    np.testing.assert_array_equal(load_dataset((images / 255, labels)).train.images, expected)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_floats_from_0_to_1_become_bytes(arrays):
 )
 def test_wrong_labels_are_named(arrays, labels, message):
     with pytest.raises(ValueError, match=message):
-        open_source((arrays[0], labels))
+        load_dataset((arrays[0], labels))
 
 
 def test_labels_beyond_the_named_classes_are_an_error(arrays, tmp_path):
     images, labels = arrays
     np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, class_names=["a", "b", "c"])
     with pytest.raises(ValueError, match=r"in 0\.\.2, got 3"):
-        open_source(tmp_path / "a.npz")
+        load_dataset(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_labels_beyond_the_named_classes_are_an_error(arrays, tmp_path):
 )
 def test_wrong_images_are_an_error(arrays, change, message):
     with pytest.raises(ValueError, match=message):
-        open_source((change(arrays[0]), arrays[1]))
+        load_dataset((change(arrays[0]), arrays[1]))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_wrong_images_are_an_error(arrays, change, message):
     ids=["one-hot", "soft", "multi-hot", "numbers", "several numbers"],
 )
 def test_other_labels_than_integers_stay_as_they_are(arrays, labels, classes):
-    source = open_source((arrays[0], labels), validation_split=0.2)
+    source = load_dataset((arrays[0], labels), validation_split=0.2)
     names = None if classes is None else tuple(map(str, range(classes)))
     assert source.class_names == names
     assert source.validation.size == 8
@@ -111,14 +111,14 @@ def test_other_labels_than_integers_stay_as_they_are(arrays, labels, classes):
 
 
 def test_one_hot_labels_are_split_like_integers(arrays):
-    one_hot = open_source((arrays[0], np.eye(4)[arrays[1]]), seed=3)
-    integers = open_source(arrays, seed=3)
+    one_hot = load_dataset((arrays[0], np.eye(4)[arrays[1]]), seed=3)
+    integers = load_dataset(arrays, seed=3)
     np.testing.assert_array_equal(one_hot.validation.images, integers.validation.images)
 
 
 def test_parts_with_labels_of_two_forms_are_an_error(arrays):
     with pytest.raises(ValueError, match=r"one form in all parts, got int32 .* float32 \(40, 4\)"):
-        open_source((arrays, (arrays[0], np.eye(4)[arrays[1]])))
+        load_dataset((arrays, (arrays[0], np.eye(4)[arrays[1]])))
 
 
 def test_a_test_part_is_kept_apart(arrays, tmp_path):
@@ -126,14 +126,14 @@ def test_a_test_part_is_kept_apart(arrays, tmp_path):
     path = tmp_path / "set.npz"
     parts = {"x_train": images, "y_train": labels, "x_test": images[:8], "y_test": labels[:8]}
     np.savez(path, **parts)
-    source = open_source(str(path), validation_split=0.25)
+    source = load_dataset(str(path), validation_split=0.25)
     assert [source.train.size, source.validation.size, source.test.size] == [32, 8, 8]
     np.testing.assert_array_equal(source.test.images, images[:8])
-    assert open_source(path, validation_split=0).validation is None
+    assert load_dataset(path, validation_split=0).validation is None
 
     np.savez(path, **parts, x_val=images[8:12], y_val=labels[8:12])
     for given in (path, ((images, labels), (images[8:12], labels[8:12]), (images[:8], labels[:8]))):
-        source = open_source(given, validation_split=0.25)
+        source = load_dataset(given, validation_split=0.25)
         assert [source.train.size, source.validation.size, source.test.size] == [40, 4, 8]
         np.testing.assert_array_equal(source.validation.images, images[8:12])
 
@@ -141,43 +141,43 @@ def test_a_test_part_is_kept_apart(arrays, tmp_path):
 def test_an_npz_file_without_its_arrays_is_an_error(arrays, tmp_path):
     np.savez(tmp_path / "set.npz", images=arrays[0], labels=arrays[1])
     with pytest.raises(ValueError, match=r"x_train and .* found images, labels"):
-        open_source(tmp_path / "set.npz")
+        load_dataset(tmp_path / "set.npz")
     np.savez(tmp_path / "set.npz", x_train=arrays[0], y_train=arrays[1], x_test=arrays[0])
     with pytest.raises(ValueError, match="found x_test, x_train, y_train"):
-        open_source(tmp_path / "set.npz")
+        load_dataset(tmp_path / "set.npz")
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind", b"PK\x03\x04 cut"])
 def test_a_broken_npz_file_is_named(tmp_path, content):
     (tmp_path / "set.npz").write_bytes(content)
     with pytest.raises(OSError, match=r"set\.npz can't be read"):
-        open_source(tmp_path / "set.npz")
+        load_dataset(tmp_path / "set.npz")
 
 
 @pytest.mark.parametrize("split", [1, -0.1, 1.5, "0.1", None, float("nan")])
 def test_the_validation_split_is_a_share(arrays, split):
     with pytest.raises(ValueError, match="validation_split"):
-        open_source(arrays, validation_split=split)
+        load_dataset(arrays, validation_split=split)
 
 
 def test_a_class_of_one_image_is_trained_on_and_named(arrays, caplog):
     labels = np.array([0] * 39 + [1])
-    source = open_source((arrays[0], labels), validation_split=0.5)
+    source = load_dataset((arrays[0], labels), validation_split=0.5)
     assert 1 in source.train.labels and 1 not in source.validation.labels
     assert len(caplog.records) == 1 and "missing from validation: 1." in caplog.text
     with pytest.raises(ValueError, match="no class has two images"):
-        open_source((arrays[0], np.arange(40)))
+        load_dataset((arrays[0], np.arange(40)))
 
 
 @pytest.mark.parametrize("source", ["cifar10", 3, None, "no/such/folder"])
 def test_an_unknown_source_says_what_is_known(source):
     with pytest.raises(ValueError, match=r'source: .*"fashion_mnist", "tfds:NAME", a folder'):
-        open_source(source)
+        load_dataset(source)
 
 
 def test_floats_are_numbers_and_integers_are_classes(arrays):
     ages = np.arange(40) % 7 + 20
-    assert open_source((arrays[0], ages.astype("float64"))).class_names is None
-    assert open_source((arrays[0], ages.astype("float64"))).train.labels.dtype == np.float32
-    assert len(open_source((arrays[0], ages)).class_names) == 27
-    assert open_source((arrays[0], np.arange(40) % 2 * 1.0)).class_names == ("0", "1")
+    assert load_dataset((arrays[0], ages.astype("float64"))).class_names is None
+    assert load_dataset((arrays[0], ages.astype("float64"))).train.labels.dtype == np.float32
+    assert len(load_dataset((arrays[0], ages)).class_names) == 27
+    assert load_dataset((arrays[0], np.arange(40) % 2 * 1.0)).class_names == ("0", "1")

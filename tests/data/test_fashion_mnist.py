@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_vitx.data import open_source
+from keras_vitx.data import load_dataset
 from keras_vitx.data.sources.arrays import FASHION_MNIST
 
 pytestmark = pytest.mark.backend_free
@@ -26,7 +26,7 @@ def draw():
 
 
 def test_it_holds_as_many_images_of_each_class():
-    source = open_source("fashion_mnist")
+    source = load_dataset("fashion_mnist")
     for part, count in ((source.train, 450), (source.validation, 50), (source.test, 100)):
         assert part.images.shape == (10 * count, 28, 28, 1)
         assert part.images.dtype == np.uint8
@@ -36,13 +36,13 @@ def test_it_holds_as_many_images_of_each_class():
 
 def test_its_images_are_images_of_clothes():
     # Trousers are narrow and bags wide, so the labels match the images.
-    train = open_source("fashion_mnist").train
+    train = load_dataset("fashion_mnist").train
     width = (train.images[..., 0] > 0).any(axis=1).sum(axis=-1)
     assert width[train.labels == 1].mean() + 8 < width[train.labels == 8].mean()
 
 
 def test_no_image_is_there_twice():
-    images = open_source("fashion_mnist", validation_split=0).train.images
+    images = load_dataset("fashion_mnist", validation_split=0).train.images
     assert len({image.tobytes() for image in images}) == 5000
 
 

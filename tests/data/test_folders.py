@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_vitx.data import open_source
+from keras_vitx.data import load_dataset
 from keras_vitx.data.sources import folders
 from keras_vitx.data.sources.folders import image_files, unreadable
 
@@ -26,7 +26,7 @@ def break_some(folder):
 
 
 def test_sub_folders_are_classes_and_split_alike(pets):
-    source = open_source(pets, validation_split=0.2)
+    source = load_dataset(pets, validation_split=0.2)
     assert source.class_names == ("cat", "dog")
     assert np.bincount(source.train.labels).tolist() == [8, 8]
     assert np.bincount(source.validation.labels).tolist() == [2, 2]
@@ -41,14 +41,14 @@ def test_sub_folders_are_classes_and_split_alike(pets):
 
 def test_the_seed_decides_the_split(pets):
     def validation(seed):
-        return open_source(str(pets), seed=seed, validation_split=0.3).validation.images.paths
+        return load_dataset(str(pets), seed=seed, validation_split=0.3).validation.images.paths
 
     assert validation(1) == validation(1)
     assert validation(1) != validation(2)
 
 
 def test_every_image_is_given_as_rgb(pets):
-    source = open_source(pets)
+    source = load_dataset(pets)
     for part in (source.train, source.validation):
         for image in part.images:
             assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3
@@ -65,7 +65,7 @@ def test_train_and_validation_folders_are_the_split(pets, tmp_path, train, valid
     shutil.copytree(pets / "dog", root / validation / "dog")
     (root / "annotations").mkdir()
     (root / "annotations" / "boxes.json").write_text("{}")
-    source = open_source(root)
+    source = load_dataset(root)
     assert source.class_names == ("cat", "dog")
     assert source.train.size == 20 and source.test is None
     assert source.validation.labels.tolist() == [1] * 10
@@ -75,16 +75,16 @@ def test_a_test_folder_is_kept_apart(pets, tmp_path):
     root = tmp_path / "root"
     shutil.copytree(pets, root / "train")
     shutil.copytree(pets / "dog", root / "test" / "dog")
-    source = open_source(root)
+    source = load_dataset(root)
     assert [source.train.size, source.validation.size, source.test.size] == [18, 2, 10]
     assert {path.relative_to(root).parts[0] for path in source.test.images.paths} == {"test"}
-    assert open_source(root, validation_split=0).validation is None
+    assert load_dataset(root, validation_split=0).validation is None
     shutil.copytree(pets / "cat", root / "val" / "cat")
-    source = open_source(root)
+    source = load_dataset(root)
     assert [source.train.size, source.validation.size, source.test.size] == [20, 10, 10]
     shutil.copytree(pets / "cat", root / "validation" / "cat")
     with pytest.raises(ValueError, match="either val/ or validation/"):
-        open_source(root)
+        load_dataset(root)
 
 
 def test_folders_that_could_be_splits_or_classes(pets, tmp_path):
@@ -93,31 +93,31 @@ def test_folders_that_could_be_splits_or_classes(pets, tmp_path):
         shutil.copytree(pets, root / name)
     shutil.copytree(pets / "dog", root / "more")
     with pytest.raises(ValueError, match=r"more/ .* could be splits or classes.*splits=True"):
-        open_source(root)
-    source = open_source(root, splits=True)
+        load_dataset(root)
+    source = load_dataset(root, splits=True)
     assert [source.train.size, source.validation.size, source.test.size] == [20, 20, 20]
     assert source.class_names == ("cat", "dog")
-    assert open_source(root, splits=False).class_names == ("more", "test", "train", "valid")
+    assert load_dataset(root, splits=False).class_names == ("more", "test", "train", "valid")
     shutil.rmtree(root / "train")
     with pytest.raises(ValueError, match="There is no train/"):
-        open_source(root)
+        load_dataset(root)
     # A train and a bus are classes.
     for name in ("train", "bus"):
         shutil.copytree(pets / "dog", tmp_path / "vehicles" / name, ignore=lambda *_: ["deep"])
-    assert open_source(tmp_path / "vehicles").class_names == ("bus", "train")
+    assert load_dataset(tmp_path / "vehicles").class_names == ("bus", "train")
 
 
 def test_named_images_are_held_out(pets, caplog):
-    names = open_source(pets, seed=5).validation.names()
+    names = load_dataset(pets, seed=5).validation.names()
     assert all(name.startswith(("cat/", "dog/")) for name in names)
     shutil.copy(pets / "cat" / "0.jpg", pets / "cat" / "00.jpg")  # would shift a random split
-    source = open_source(pets, validation_split=names)
+    source = load_dataset(pets, validation_split=names)
     assert source.validation.names() == names and source.train.size == 21 - len(names)
     with caplog.at_level(logging.WARNING, "keras_vitx"):
-        open_source(pets, validation_split=[*names, "cat/gone.jpg"])
+        load_dataset(pets, validation_split=[*names, "cat/gone.jpg"])
     assert "1 held-out images are no longer in the source: cat/gone.jpg" in caplog.text
     with pytest.raises(ValueError, match="`validation_split` must name images"):
-        open_source(pets, validation_split=["cat/gone.jpg"])
+        load_dataset(pets, validation_split=["cat/gone.jpg"])
 
 
 def test_a_validation_class_that_training_lacks_is_an_error(pets, tmp_path):
@@ -125,19 +125,19 @@ def test_a_validation_class_that_training_lacks_is_an_error(pets, tmp_path):
     shutil.copytree(pets, root / "train")
     shutil.copytree(pets / "dog", root / "val" / "wolf")
     with pytest.raises(ValueError, match="lacks: wolf"):
-        open_source(root)
+        load_dataset(root)
 
 
 def test_a_train_folder_alone_is_split(pets, tmp_path):
     shutil.copytree(pets, tmp_path / "root" / "train")
-    source = open_source(tmp_path / "root")
+    source = load_dataset(tmp_path / "root")
     assert (source.train.size, source.validation.size) == (18, 2)
 
 
 def test_opening_reads_no_file(pets, monkeypatch):
     break_some(pets)
     monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("a file is read"))
-    source = open_source(pets)
+    source = load_dataset(pets)
     assert source.train.size + source.validation.size == 21 and source.skipped == ()
 
 
@@ -155,11 +155,11 @@ def test_files_that_pillow_can_not_read_are_counted(pets, monkeypatch, caplog):
     (pets / "dog" / "raw.cr2").write_bytes(b"of a camera")
     monkeypatch.setattr(folders, "readable_suffixes", lambda: {".jpg", ".png"})
     with caplog.at_level(logging.WARNING, "keras_vitx"):
-        source = open_source(pets)
+        source = load_dataset(pets)
     assert len(caplog.records) == 1 and "2 images" in caplog.text and ".cr2, .heic" in caplog.text
     assert {path.name for path in source.skipped} == {"IMG_1.HEIC", "raw.cr2"}
     with pytest.raises(OSError, match=r"2 images .* such as .*IMG_1\.HEIC"):
-        open_source(pets, strict=True)
+        load_dataset(pets, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -170,31 +170,31 @@ def test_whatever_pillow_reads_is_read(pets, picture, suffix, kind):
         pytest.skip(f"this Pillow does not read {suffix}")
     path = pets / "cat" / f"x{suffix}"
     Image.fromarray(picture(32, 32)).save(path, kind)
-    train = open_source(pets, validation_split=0).train
+    train = load_dataset(pets, validation_split=0).train
     assert train.images[train.images.paths.index(path)].shape == (32, 32, 3)
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path):
     with pytest.raises(ValueError, match=r"0 class folders .* one sub-folder per class"):
-        open_source(tmp_path)
+        load_dataset(tmp_path)
 
 
 def test_a_single_class_says_what_is_expected(pets):
     shutil.rmtree(pets / "dog")
     with pytest.raises(ValueError, match=r"1 class folders .* one sub-folder per class"):
-        open_source(pets)
+        load_dataset(pets)
 
 
 def test_a_class_without_images_is_named(pets):
     (pets / "fish").mkdir()
     (pets / "fish" / "bad.txt").write_bytes(b"bad")
     with pytest.raises(ValueError, match=r"no readable image in .*fish"):
-        open_source(pets)
+        load_dataset(pets)
 
 
 def test_hidden_folders_and_files_are_no_classes(pets):
     (pets / ".cache").mkdir()
     (pets / "__MACOSX").mkdir()
     (pets / "cat" / "._1.jpg").write_text("what a Mac leaves")
-    source = open_source(pets)
+    source = load_dataset(pets)
     assert source.class_names == ("cat", "dog") and source.skipped == ()

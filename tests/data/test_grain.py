@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vitx as kv
-from keras_vitx.data import Examples, Mixing, grain_batches, open_source, pipelines
+from keras_vitx.data import Examples, Mixing, grain_batches, load_dataset, pipelines
 
 grain = pytest.importorskip("grain")
 backend_free = pytest.mark.backend_free
@@ -18,7 +18,7 @@ def source(picture):
 
 @backend_free
 def test_a_part_is_a_source_of_grain(pets):
-    train = open_source(pets).train
+    train = load_dataset(pets).train
     dataset = grain.MapDataset.source(Examples(train))
     assert len(dataset) == train.size
     for index in (0, 7):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness import run_python
 
-from keras_vitx.data import Pipelines, open_source, pipelines, preprocess_input
+from keras_vitx.data import Pipelines, load_dataset, pipelines, preprocess_input
 
 module = sys.modules["keras_vitx.data.batches"]
 
@@ -72,7 +72,7 @@ def test_an_epoch_takes_every_image_once_in_an_order_of_its_own(arrays, small, m
 def test_the_seed_gives_the_same_batches(arrays, small, picture, memory, augmentation):
     (_, labels), validation = arrays
     textured = np.stack([picture(20, 18, seed=i) for i in range(103)])
-    source = open_source(((textured, labels), validation))
+    source = load_dataset(((textured, labels), validation))
 
     def train(seed):
         return pipelines(source, small, 8, augmentation=augmentation, seed=seed).train
@@ -173,7 +173,7 @@ def test_a_folder_of_mixed_images(pets, make_model, memory, augmentation):
     result = pipelines(pets, model, 5, augmentation=augmentation, validation_split=0.2)
     assert [x.shape for x in taken(result.train)[0]] == [(5, 24, 32, 3)] * 3
     assert result.class_names == ("cat", "dog")
-    opened = open_source(pets, validation_split=0.2)
+    opened = load_dataset(pets, validation_split=0.2)
     images, labels = taken(result.validation)
     expected = preprocess_input(opened.validation.images.paths, model)
     np.testing.assert_allclose(np.concatenate(images), expected, atol=1e-6)
@@ -182,7 +182,7 @@ def test_a_folder_of_mixed_images(pets, make_model, memory, augmentation):
 
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
 def test_grey_images_for_a_colour_model(make_model, memory, augmentation):
-    source = open_source("fashion_mnist")
+    source = load_dataset("fashion_mnist")
     result = pipelines(source, make_model((32, 32)), 100, augmentation=augmentation)
     images, _ = next(iter(result.train))
     assert images.shape == (100, 32, 32, 3)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_vitx.data import open_source
+from keras_vitx.data import load_dataset
 
 pytestmark = pytest.mark.backend_free
 
@@ -17,7 +17,7 @@ def write(pets):
 
 def test_files_and_classes(write):
     lines = [f"cat/{i}.jpg,cat" for i in range(5)] + [f"dog/{i}.jpg,dog" for i in range(5)]
-    source = open_source(write("File,Label", *lines), validation_split=0.2)
+    source = load_dataset(write("File,Label", *lines), validation_split=0.2)
     assert source.class_names == ("cat", "dog")
     assert np.bincount(source.train.labels).tolist() == [4, 4]
     assert set(source.train.names() + source.validation.names()) == {x.split(",")[0] for x in lines}
@@ -32,7 +32,7 @@ def test_several_classes_per_image_and_splits(write):
         "dog/0.jpg,loud,Val",
         "dog/1.jpg, loud ; soft,test",
     )
-    source = open_source(path)
+    source = load_dataset(path)
     assert source.class_names == ("grey", "loud", "soft")
     assert source.train.labels.tolist() == [[1, 0, 1], [0, 0, 0]]
     assert source.validation.labels.tolist() == [[0, 1, 0]]
@@ -40,11 +40,11 @@ def test_several_classes_per_image_and_splits(write):
 
 
 def test_a_column_per_class_and_numbers(write):
-    source = open_source(
+    source = load_dataset(
         write("image,MEL,NV", "cat/0.jpg,1.0,0.0", "cat/1.jpg,0,1"), validation_split=0
     )
     assert source.class_names == ("MEL", "NV") and source.train.labels.tolist() == [[1, 0], [0, 1]]
-    source = open_source(
+    source = load_dataset(
         write("path,label", "cat/0.jpg,23.0", "cat/1.jpg,31.0"), validation_split=0
     )
     assert source.class_names is None and source.train.labels.tolist() == [23, 31]
@@ -72,4 +72,4 @@ def test_a_column_per_class_and_numbers(write):
 )
 def test_wrong_tables_are_named(write, lines, error, message):
     with pytest.raises(error, match=message):
-        open_source(write(*lines))
+        load_dataset(write(*lines))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from harness import run_python
 
-from keras_vitx.data import open_source, pipelines
+from keras_vitx.data import load_dataset, pipelines
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytestmark = pytest.mark.backend_free
@@ -63,7 +63,7 @@ def contents(part):
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
     folder = built(tmp_path, {"train": 21, "test": 9, "validation": 6}, file_format=file_format)
-    source = open_source("tfds:shapes", data_dir=folder)
+    source = load_dataset("tfds:shapes", data_dir=folder)
     assert source.class_names == ("disc", "square", "star")
     assert source.name == "tfds:shapes"
     for split, n in (("train", 21), ("validation", 6), ("test", 9)):
@@ -74,7 +74,7 @@ def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
 
 def test_without_a_validation_split_train_is_cut_and_test_kept_apart(tmp_path):
     folder = built(tmp_path, {"train": 30, "test": 3})
-    source = open_source("tfds:shapes", data_dir=folder, validation_split=0.2)
+    source = load_dataset("tfds:shapes", data_dir=folder, validation_split=0.2)
     assert np.bincount(source.train.labels).tolist() == [8] * 3
     assert np.bincount(source.validation.labels).tolist() == [2] * 3
     both = contents(source.train) + contents(source.validation)
@@ -83,7 +83,7 @@ def test_without_a_validation_split_train_is_cut_and_test_kept_apart(tmp_path):
 
 
 def test_it_feeds_pipelines(tmp_path, make_model):
-    source = open_source("tfds:shapes", data_dir=built(tmp_path, {"train": 9, "test": 3}))
+    source = load_dataset("tfds:shapes", data_dir=built(tmp_path, {"train": 9, "test": 3}))
     result = pipelines(source, make_model((8, 8), classes=3), batch_size=3)
     assert [x.shape for x, _ in result.train] == [(3, 8, 8, 3)] * 2
 
@@ -94,12 +94,12 @@ def test_a_file_cut_short_is_named(tmp_path, file_format):
     file = next(folder.rglob(f"*.{file_format}*"))
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(OSError, match=r"shapes/1\.0\.0, split 'train' can't be read"):
-        open_source("tfds:shapes", data_dir=folder)
+        load_dataset("tfds:shapes", data_dir=folder)
 
 
 def test_mocked_data_are_read(tmp_path):
     with tfds.testing.mock_data(num_examples=12):
-        source = open_source("tfds:mnist", data_dir=tmp_path, validation_split=0)
+        source = load_dataset("tfds:mnist", data_dir=tmp_path, validation_split=0)
         assert source.train.size == 12 and len(source.class_names) == 10
         assert all(image.shape == (28, 28, 3) for image in source.train.images)
 
@@ -117,8 +117,8 @@ importlib.util.find_spec = lambda name, *rest: (
     None if name.partition(".")[0] == "tensorflow" else find_spec(name, *rest)
 )
 sys.meta_path.insert(0, Hidden())
-from keras_vitx.data import open_source
-source = open_source("tfds:shapes", data_dir=sys.argv[1], validation_split=0)
+from keras_vitx.data import load_dataset
+source = load_dataset("tfds:shapes", data_dir=sys.argv[1], validation_split=0)
 print(len([image.shape for image in source.train.images]))
 """
 
@@ -132,21 +132,21 @@ def test_array_record_is_read_without_tensorflow(tmp_path):
 def test_a_set_without_labels_is_refused(tmp_path):
     folder = built(tmp_path, {"train": 3}, {"text": tfds.features.Text()})
     with pytest.raises(ValueError, match="not a set of images with a class label"):
-        open_source("tfds:shapes", data_dir=folder)
+        load_dataset("tfds:shapes", data_dir=folder)
 
 
 def test_an_unknown_name_gives_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"no 'cifar11'.*'cifar10"):
-        open_source("tfds:cifar11", data_dir=tmp_path)
+        load_dataset("tfds:cifar11", data_dir=tmp_path)
 
 
 def test_a_split_without_labels_is_left_out(tmp_path, caplog):
     folder = built(tmp_path, {"train": 6, "test": 3}, unlabelled="test")
-    assert open_source("tfds:shapes", data_dir=folder).test is None
+    assert load_dataset("tfds:shapes", data_dir=folder).test is None
     assert "split 'test' has no labels" in caplog.text
 
 
 def test_the_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ImportError, match=r'pip install "\.\[data\]"'):
-        open_source("tfds:cifar10")
+        load_dataset("tfds:cifar10")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_vitx.data import open_source, pipelines
+from keras_vitx.data import load_dataset, pipelines
 
 pytestmark = pytest.mark.backend_free
 
@@ -66,7 +66,7 @@ def test_shards_are_the_images_that_were_written(tmp_path, images, make_model):
         write(tmp_path / f"pets-{name.replace('-0', '.tfrecord-0', 1)}", records)
     (tmp_path / "label.labels.txt").write_text("cat\ndog\nbird\n")
     for source in (tmp_path, f"{tmp_path}/pets-*.tfrecord*", f"{tmp_path}/pets-*"):
-        opened = open_source(source)
+        opened = load_dataset(source)
         assert opened.class_names == ("cat", "dog", "bird") and opened.test is None
         assert opened.train.labels.tolist() == [i % 3 for i in range(8)]
         assert opened.validation.labels.tolist() == [2, 0, 1, 2]
@@ -85,7 +85,7 @@ def test_shards_of_validation_by_any_name(tmp_path, images, name):
     records = [example({"image": png(image), "label": [i % 2]}) for i, image in enumerate(images)]
     write(tmp_path / "train-0-of-1", records)
     write(tmp_path / name, records[:4])
-    opened = open_source(f"{tmp_path}/*")
+    opened = load_dataset(f"{tmp_path}/*")
     assert (opened.train.size, opened.validation.size) == (12, 4)
 
 
@@ -99,20 +99,20 @@ def test_labels_of_imagenet_start_at_one(tmp_path, images):
         ]
         return write(tmp_path / "a.tfrecord", records)
 
-    opened = open_source(shard([1, 2, 3] * 4), validation_split=0)
+    opened = load_dataset(shard([1, 2, 3] * 4), validation_split=0)
     assert opened.train.labels.tolist() == [0, 1, 2] * 4 and opened.class_names == ("0", "1", "2")
-    opened = open_source(shard([0, 1, 3] * 4), validation_split=0)
+    opened = load_dataset(shard([0, 1, 3] * 4), validation_split=0)
     assert opened.train.labels.tolist() == [0, 1, 3] * 4
     with pytest.raises(ValueError, match="expected integers"):
-        open_source(shard([-1, 1, 2] * 4))
+        load_dataset(shard([-1, 1, 2] * 4))
     with pytest.raises(ValueError, match="at least two classes"):
-        open_source(shard([5] * 12))
+        load_dataset(shard([5] * 12))
 
 
 def test_a_validation_part_is_split_off(tmp_path, images):
     records = [example({"image": png(image), "label": [i % 2]}) for i, image in enumerate(images)]
-    opened = open_source(write(tmp_path / "all.tfrecord", records), validation_split=0.3)
-    whole = open_source(tmp_path, validation_split=0).train
+    opened = load_dataset(write(tmp_path / "all.tfrecord", records), validation_split=0.3)
+    whole = load_dataset(tmp_path, validation_split=0).train
 
     def ids(part):
         return {part.id(i) for i in range(part.size)}
@@ -134,7 +134,7 @@ def test_tensorflow_writes_the_same(tmp_path, images):
             }
             record = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(record.SerializeToString())
-    part = open_source(path, validation_split=0).train
+    part = load_dataset(path, validation_split=0).train
     assert part.labels.tolist() == [0, 300] * 6
     for found, wanted in zip(part.images, images, strict=True):
         np.testing.assert_array_equal(found, wanted)
@@ -151,7 +151,7 @@ def test_tensorflow_writes_the_same(tmp_path, images):
 )
 def test_other_features_are_named(tmp_path, records, message):
     with pytest.raises(ValueError, match=message):
-        open_source(write(tmp_path / "bad.tfrecord", records))
+        load_dataset(write(tmp_path / "bad.tfrecord", records))
 
 
 def test_files_that_are_not_tfrecords_are_named(tmp_path, images):
@@ -166,17 +166,17 @@ def test_files_that_are_not_tfrecords_are_named(tmp_path, images):
     ):
         path.write_bytes(data)
         with pytest.raises(OSError, match=f"bad.tfrecord .*{message}"):
-            open_source(path)
+            load_dataset(path)
     with pytest.raises(ValueError, match="has no training shards, only test"):
-        open_source(write(tmp_path / "x" / "a-test.tfrecord", [record]))
+        load_dataset(write(tmp_path / "x" / "a-test.tfrecord", [record]))
     with pytest.raises(ValueError, match=r"does not exist\. Expected .*TFRecord shards"):
-        open_source(f"{tmp_path}/none-*.tfrecord")
+        load_dataset(f"{tmp_path}/none-*.tfrecord")
 
 
 def test_a_damaged_image_is_named(tmp_path, images):
     record = example({"image": png(images[0])[:60], "label": [1]})
     good = example({"image": png(images[1]), "label": [0]})
-    part = open_source(write(tmp_path / "a.tfrecord", [good, record]), validation_split=0).train
+    part = load_dataset(write(tmp_path / "a.tfrecord", [good, record]), validation_split=0).train
     assert part.images[0].shape == images[1].shape
     with pytest.raises(OSError, match=r"a\.tfrecord, byte \d+: .*decoded"):
         part.images[1]

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vitx.data import Augmentation, Mixing, open_source, pipelines
+from keras_vitx.data import Augmentation, Mixing, load_dataset, pipelines
 from keras_vitx.data.batches import TrainingBatches
-from keras_vitx.data.sources.parts import Part, fraction_of
+from keras_vitx.data.sources.splits import Split, fraction_of
 from keras_vitx.preprocessing import ModelInput
 
 backend_free = pytest.mark.backend_free
@@ -15,7 +15,7 @@ STRONG = Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25)
 
 @pytest.fixture
 def part(picture):
-    return Part(np.stack([picture(20, 24, seed=i) for i in range(24)]), np.arange(24) % 4)
+    return Split(np.stack([picture(20, 24, seed=i) for i in range(24)]), np.arange(24) % 4)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_images_are_repeated_in_a_batch_and_augmented_anew(part, facts):
 def test_erased_boxes_and_all_channels(picture, make_model):
     for channels in (1, 3):
         facts = ModelInput.of(make_model((16, 16), channels=channels, classes=4))
-        grey = Part(np.full((40, 16, 16, channels), 128, "uint8"), np.arange(40) % 4)
+        grey = Split(np.full((40, 16, 16, channels), 128, "uint8"), np.arange(40) % 4)
         plain = Augmentation(crop=None, flip=0.0, erasing=0.5)
         images, _ = made(TrainingBatches(grey, facts, 40, plain), 0, 0)
         level = (128 / 255 - 0.5) / 0.25
@@ -75,7 +75,7 @@ def test_erased_boxes_and_all_channels(picture, make_model):
 @backend_free
 def test_ids_are_paths_or_indices_in_the_source(pets, make_model, picture):
     result = pipelines(pets, make_model((16, 16), classes=2), 4, validation_split=0.2, fraction=0.5)
-    opened = open_source(pets, validation_split=0.2)
+    opened = load_dataset(pets, validation_split=0.2)
     for path in result.train.ids(0, 0):
         assert path in opened.train.images.paths and path.suffix in (".jpg", ".png", ".PNG")
     images = np.stack([np.full((16, 16, 3), i, "uint8") for i in range(40)])
@@ -94,7 +94,7 @@ def test_ids_are_paths_or_indices_in_the_source(pets, make_model, picture):
 @backend_free
 def test_a_fraction_of_each_class():
     labels = np.repeat([0, 1, 2], [60, 30, 1])
-    part = Part(np.arange(91).reshape(-1, 1, 1, 1).astype("uint8"), labels)
+    part = Split(np.arange(91).reshape(-1, 1, 1, 1).astype("uint8"), labels)
     tenth, half = fraction_of(part, 0.1, 0), fraction_of(part, 0.5, 0)
     assert np.bincount(tenth.labels).tolist() == [6, 3, 1]
     assert np.bincount(half.labels).tolist() == [30, 15, 1]
@@ -136,7 +136,7 @@ def test_targets_follow_the_window_and_are_mixed(part, facts):
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
 def test_an_image_that_goes_bad_after_opening_is_replaced(pets, make_model, caplog, augmentation):
     model = make_model((16, 16), classes=2)
-    source = open_source(pets, validation_split=0.2)
+    source = load_dataset(pets, validation_split=0.2)
     for path in (bad := [pets / "cat" / "3.jpg", pets / "dog" / "deep" / "upper.PNG"]):
         path.write_bytes(path.read_bytes()[:60])
     bad = [path for path in bad if path in source.train.images.paths]
@@ -160,7 +160,7 @@ def test_an_image_that_goes_bad_after_opening_is_replaced(pets, make_model, capl
 
 @backend_free
 def test_a_batch_without_any_readable_image_is_an_error(pets, make_model):
-    source = open_source(pets, validation_split=0)
+    source = load_dataset(pets, validation_split=0)
     for path in source.train.images.paths:
         path.write_bytes(b"")
     train = pipelines(source, make_model((16, 16), classes=2), 4).train
@@ -201,7 +201,7 @@ def test_what_can_not_be_mixed_is_named_before_the_first_batch(part, facts, make
 
 @backend_free
 def test_an_image_that_vanishes_is_left_out_of_evaluation(pets, make_model, caplog):
-    source = open_source(pets, validation_split=0.5)
+    source = load_dataset(pets, validation_split=0.5)
     model = make_model((16, 16), classes=2)
     gone = source.validation.images.paths[3]
     gone.unlink()

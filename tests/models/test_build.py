@@ -14,7 +14,7 @@ from keras_vitx.layers import MLP, Attention, PatchEmbedding, SharedAttention, T
 from keras_vitx.models import build
 from keras_vitx.models.network import Network, Similarity, connect_maps
 from keras_vitx.models.parts import class_tokens, last_norm
-from keras_vitx.preprocessing import HALVES
+from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights import names, to_checkpoint
 from keras_vitx.weights.names import Row, Table
 
@@ -77,9 +77,9 @@ def test_wrong_calls(call, message):
 def test_released_preprocessing():
     ratios = {"RefinedViT_S": 0.9, "RefinedViT_M": 1.0, "RefinedViT_L": 1.13, "DeepViT_L": 0.9}
     for name, ratio in ratios.items():
-        assert getattr(kv, name).preprocessing == HALVES.but(crop_ratio=ratio)
+        assert getattr(kv, name).preprocessing == IMAGENET_INCEPTION.but(crop_ratio=ratio)
     released = kv.models.model_input("refined_vit_l_448")
-    assert released.preprocessing == HALVES.but(crop_ratio=1.13)
+    assert released.preprocessing == IMAGENET_INCEPTION.but(crop_ratio=1.13)
 
 
 @pytest.mark.backend_free
@@ -111,7 +111,7 @@ def foreign(monkeypatch):
             monkeypatch.setitem(registry, name, None)
 
     @kv.models.family(
-        HALVES.but(crop_ratio=0.5),
+        IMAGENET_INCEPTION.but(crop_ratio=0.5),
         Table(rows=(Row(r"(.+)/(proj_[lw])/kernel", r"\1/\2/weight"),), mark="proj_l"),
     )
     def Talker(net, width, layers=2, heads=2):
@@ -135,7 +135,7 @@ def foreign(monkeypatch):
 def test_a_family_from_outside(foreign, tmp_path):
     model = foreign(8, input_shape=(16, 16, 3), classes=5)
     assert (model.name, model.family) == ("Talker", "Talker")
-    assert model.preprocessing == HALVES.but(crop_ratio=0.5)
+    assert model.preprocessing == IMAGENET_INCEPTION.but(crop_ratio=0.5)
     assert "heads: Number of heads.\n    drop_path: " in foreign.__doc__
     size = kv.create_model("Talker_8", drop_path=0.1, layers=3)
     assert size.preprocessing.crop_ratio == 0.75

@@ -8,11 +8,11 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx import segmentation as seg
-from keras_vitx.preprocessing import HALVES, ModelInput
+from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
 from keras_vitx.segmentation.batches import resize_mask
 from keras_vitx.segmentation.predict import resize_logits, starts
 
-FACTS = ModelInput((None, 16, 24, 3), HALVES)
+FACTS = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
 
 
 def scene(seed, size=(20, 30)):
@@ -61,7 +61,7 @@ def test_layouts(tmp_path):
     (tmp_path / "ade" / "objectInfo150.txt").write_text(header + rows)
     arrays = tuple(map(np.stack, zip(*pairs, strict=True)))
     plain, voc, ade, given = (
-        seg.open_source(s) for s in (*(tmp_path / n for n in ("plain", "voc", "ade")), arrays)
+        seg.load_dataset(s) for s in (*(tmp_path / n for n in ("plain", "voc", "ade")), arrays)
     )
     assert plain.class_names == tuple("abcd") and ade.class_names == ("wall",)
     assert (plain.validation.size, voc.validation, ade.validation.size) == (1, None, 2)
@@ -99,7 +99,7 @@ def test_tensorflow_datasets(tmp_path):
 
     Pets(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     tfds.core.registered._DATASET_REGISTRY.pop("pets", None)
-    source = seg.open_source("tfds:pets", first_label=1, data_dir=tmp_path)
+    source = seg.load_dataset("tfds:pets", first_label=1, data_dir=tmp_path)
     image, mask = source.validation.pair(0, 3)
     np.testing.assert_array_equal(image, scene(0)[0])
     labels = scene(0)[1] % 252
@@ -109,7 +109,7 @@ def test_tensorflow_datasets(tmp_path):
 @pytest.mark.backend_free
 def test_crops_keep_the_labels_of_their_pixels():
     images, masks = map(np.stack, zip(*(scene(i) for i in range(6)), strict=True))
-    part = seg.open_source((images, masks)).train
+    part = seg.load_dataset((images, masks)).train
     batches = seg.TrainingCrops(part, FACTS, 4, 3, scales=(1.0, 1.0), seed=1)
     exact = seg.TrainingCrops(part, FACTS, 4, 3, scales=(0.3, 3.0), seed=1)
     assert len(batches) == 2
@@ -180,7 +180,7 @@ def test_evaluation_at_the_size_of_the_masks():
     model = small()
     pairs = [scene(0, (20, 30)), scene(1, (40, 20))]
     images, masks = zip(*pairs, strict=True)
-    source = seg.MaskSource("mine", seg.MaskedImages(images, masks, ["a", "b"]))
+    source = seg.MaskDataset("mine", seg.MaskedImages(images, masks, ["a", "b"]))
     seen = []
 
     def perturb(x, labels, index):
@@ -244,22 +244,22 @@ def test_bad_input(tmp_path):
     image, mask = scene(0)
     write(tmp_path / "sizes", [(image, mask[:-1])])
     with pytest.raises(ValueError, match=r"the size \(30, 19\), its image \(30, 20\)"):
-        seg.open_source(tmp_path / "sizes")
+        seg.load_dataset(tmp_path / "sizes")
     write(tmp_path / "labels", [(image, mask)])
     with pytest.raises(ValueError, match=r"0.png: the mask has the label 3. Expected 0..2"):
         seg.evaluate(small(3), tmp_path / "labels")
     write(tmp_path / "lone", [(image, mask)])
     (tmp_path / "lone" / "images" / "0.png").rename(tmp_path / "lone" / "images" / "1.png")
     with pytest.raises(ValueError, match="has no image in"):
-        seg.open_source(tmp_path / "lone")
+        seg.load_dataset(tmp_path / "lone")
     write(tmp_path / "colour", [(image, mask)])
     Image.fromarray(image).save(tmp_path / "colour" / "masks" / "0.png")
     with pytest.raises(ValueError, match="one number per pixel"):
-        seg.open_source(tmp_path / "colour").train.pair(0, 4)
+        seg.load_dataset(tmp_path / "colour").train.pair(0, 4)
     with pytest.raises(ValueError, match="has 0 of the folders"):
-        seg.open_source(tmp_path)
+        seg.load_dataset(tmp_path)
     with pytest.raises(ValueError, match=r"expected a path, a name or arrays\. Received: 3"):
-        seg.open_source(3)
+        seg.load_dataset(3)
     for function in (seg.predict, seg.evaluate, seg.fit):
         with pytest.raises(ValueError, match=r"`model` must return logits.*\(None, 5\)"):
             function(FAMILIES["ViT"](), image)
@@ -273,5 +273,5 @@ def test_bad_input(tmp_path):
         seg.predict(small(), image, "slide", stride=20)
     with pytest.raises(ValueError, match="`steps`"):
         seg.fit(small(), (image[None], mask[None]), 0)
-    with pytest.raises(ValueError, match="`part` must be one of train"):
+    with pytest.raises(ValueError, match="`split` must be one of train"):
         seg.evaluate(small(), (image[None], mask[None]), "validation")

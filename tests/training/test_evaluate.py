@@ -37,23 +37,23 @@ def test_the_model_stays_as_it_is():
 
 def test_parts():
     model, source = small(), (TRAIN, VALIDATION, TEST)
-    for part, name, (images, labels) in (
+    for split, name, (images, labels) in (
         (None, "test", TEST),
         ("validation", "validation", VALIDATION),
         ("train", "train", TRAIN),
     ):
-        found = kv.evaluate(model, source, part, batch_size=5)
-        assert (found["part"], found["images"]) == (name, len(labels))
+        found = kv.evaluate(model, source, split, batch_size=5)
+        assert (found["split"], found["images"]) == (name, len(labels))
         assert found["loss"] == pytest.approx(crossentropy(model, images, labels), rel=1e-4)
         hits = model.predict(ready(images), verbose=0).argmax(-1) == labels
         assert found["accuracy"] == pytest.approx(hits.mean())
-    assert set(found) == {"part", "images", "images_per_second", "loss", "accuracy"}
+    assert set(found) == {"split", "images", "images_per_second", "loss", "accuracy"}
     # All that is given is measured, if it has no splits.
     whole = kv.evaluate(model, TRAIN)
-    assert (whole["part"], whole["images"]) == ("train", len(TRAIN[1]))
+    assert (whole["split"], whole["images"]) == ("train", len(TRAIN[1]))
     with pytest.raises(ValueError, match="'test'"):
         kv.evaluate(model, TRAIN, "test")
-    with pytest.raises(ValueError, match="`part`"):
+    with pytest.raises(ValueError, match="`split`"):
         kv.evaluate(model, Batched(*TRAIN), "test")
 
 
@@ -83,7 +83,7 @@ def test_labels_go_by_name(tmp_path):
     model = small(8)
     model.class_names = NAMES
     expected = kv.evaluate(model, (images, labels), validation_split=0)
-    names = {"part", "images", "images_per_second", "loss", "accuracy", "top_5_accuracy"}
+    names = {"split", "images", "images_per_second", "loss", "accuracy", "top_5_accuracy"}
     assert set(expected) == names
     outputs = model.predict(ready(images), verbose=0)
     among = (np.argsort(-outputs, -1)[:, :5] == labels[:, None]).any(-1)

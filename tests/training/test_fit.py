@@ -329,7 +329,7 @@ def test_batches_of_ones_own(kind, batches, tmp_path):
     assert set(history.history) == {"loss", "accuracy"}
     assert json.loads((tmp_path / "run.json").read_text())["best_epoch"] == 2
     alone = kv.evaluate(model, batches)
-    assert (alone["part"], alone["images"]) == ("batches", 48)
+    assert (alone["split"], alone["images"]) == ("batches", 48)
     assert alone["loss"] == pytest.approx(crossentropy(model, *TRAIN), rel=1e-4)
 
 

@@ -88,9 +88,9 @@ def test_several_right_labels(model, tmp_path):
     # The image 2 has no label, the image 4 is missing.
     listed = [[3, best[0]], [], [(best[2] + 1) % 1000], [1], [best[3]]]
     (tmp_path / "real.json").write_text(json.dumps(listed))
-    source = kv.data.open_real(tmp_path / "val", tmp_path / "real.json")
+    source = kv.data.load_real(tmp_path / "val", tmp_path / "real.json")
     found = kv.evaluate(model, source)
-    assert (found["images"], found["part"]) == (3, "test")
+    assert (found["images"], found["split"]) == (3, "test")
     assert found["accuracy"] == pytest.approx(2 / 3)
     (row,) = kv.robustness.curve(model, source, "occlude", [0])
     assert row["accuracy"] == pytest.approx(2 / 3)
@@ -100,10 +100,10 @@ def test_bad_input(model, tmp_path):
     picture(tmp_path / "val" / "ILSVRC2012_val_00000002.JPEG", 0)
     (tmp_path / "real.json").write_text("[[1]]")
     with pytest.raises(ValueError, match="has 1 entries, none for ILSVRC2012_val_00000002"):
-        kv.data.open_real(tmp_path / "val", tmp_path / "real.json")
+        kv.data.load_real(tmp_path / "val", tmp_path / "real.json")
     (tmp_path / "real.json").write_text("[[1], [1000]]")
     with pytest.raises(ValueError, match=r"integers in 0\.\.999"):
-        kv.data.open_real(tmp_path / "val", tmp_path / "real.json")
+        kv.data.load_real(tmp_path / "val", tmp_path / "real.json")
     images = np.zeros((4, 16, 16, 3), "uint8"), np.arange(4) % 2
     with pytest.raises(ValueError, match="`restrict` needs"):
         kv.evaluate(

@@ -55,7 +55,7 @@ def write_records(folder):
 
 
 def read_source(path):
-    source = kv.data.open_source(str(path))
+    source = kv.data.load_dataset(str(path))
     for index in range(source.train.size):
         try:
             source.train.images[index]

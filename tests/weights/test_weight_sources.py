@@ -17,7 +17,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_vitx.preprocessing import HALVES
+from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights import catalog, hub, load_weights, resolve
 
 pytestmark = pytest.mark.backend_free
@@ -64,7 +64,7 @@ def test_a_catalogue_entry_from_the_cache(cache, tiny):
         assert resolved.checkpoint.name == "cait_s36_384.fb_dist_in1k"
         assert resolved.image_size == 384
     model = tiny()
-    model.preprocessing = HALVES
+    model.preprocessing = IMAGENET_INCEPTION
     load_weights(model, "hf://timm/cait_s36_384.fb_dist_in1k")
     assert model.preprocessing.mean == (0.485, 0.456, 0.406)
 

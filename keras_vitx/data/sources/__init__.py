@@ -8,13 +8,13 @@ from pathlib import Path
 
 from keras_vitx.data.sources.arrays import open_arrays, open_fashion_mnist, open_npz
 from keras_vitx.data.sources.folders import open_folder
-from keras_vitx.data.sources.parts import Part, Source, hold_out
-from keras_vitx.data.sources.real import open_real
+from keras_vitx.data.sources.real import load_real
+from keras_vitx.data.sources.splits import Dataset, Split, hold_out
 from keras_vitx.data.sources.tables import open_table
 from keras_vitx.data.sources.tfds import open_tfds
 from keras_vitx.data.sources.tfrecords import open_tfrecords, shards_of
 
-__all__ = ["Part", "Source", "open_real", "open_source"]
+__all__ = ["Dataset", "Split", "load_dataset", "load_real"]
 
 KINDS = (
     'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, a .csv file of '
@@ -24,7 +24,7 @@ KINDS = (
 )
 
 
-def open_source(
+def load_dataset(
     source,
     *,
     validation_split: float | Iterable[str | int] = 0.1,
@@ -32,7 +32,7 @@ def open_source(
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
     splits: bool | None = None,
-) -> Source:
+) -> Dataset:
     """Open and check a labelled set of images.
 
     If the source has no validation images, some are held out from its training images. Test
@@ -63,7 +63,7 @@ def open_source(
             (n, classes), or floats as regression targets.
         validation_split: Fraction of each class that is held out from the training images if the
             source has no validation images; 0 means no validation. Or the names of the images to
-            hold out, as `Part.names` returns them and a run lists them.
+            hold out, as `Split.names` returns them and a run lists them.
         strict: Whether an image file of a kind that Pillow can't read is an error. If not, it is
             skipped, listed in `skipped`, and a warning is logged.
         seed: Seed of the validation split.
@@ -95,7 +95,7 @@ def open_source(
     return opened
 
 
-def _open(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool | None) -> Source:
+def _open(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool | None) -> Dataset:
     if isinstance(source, (tuple, list)):
         return open_arrays(tuple(source))
     if not isinstance(source, (str, os.PathLike)):

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 
 from keras_vitx.data.preprocessing import as_uint8
-from keras_vitx.data.sources.parts import Part, Source, checked_labels, number_of_classes
+from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, number_of_classes
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
 PARTS = {"train": "training", "val": "validation", "test": "test"}
 
 
-def open_fashion_mnist() -> Source:
+def open_fashion_mnist() -> Dataset:
     """Open the shipped sample of Fashion-MNIST: 5,000 training images and 1,000 test images."""
     return open_npz(FASHION_MNIST, name="fashion_mnist")
 
 
-def open_npz(path: Path, name: str | None = None) -> Source:
+def open_npz(path: Path, name: str | None = None) -> Dataset:
     """Open an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
 
     It may also hold `class_names`.
@@ -48,7 +48,7 @@ def open_npz(path: Path, name: str | None = None) -> Source:
     return _open(pairs, name or str(path), names)
 
 
-def open_arrays(pair: tuple) -> Source:
+def open_arrays(pair: tuple) -> Dataset:
     """Open (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)]).
 
     The class names are the integers up to the largest label.
@@ -68,7 +68,7 @@ def open_arrays(pair: tuple) -> Source:
     return _open(pairs, "arrays", None)
 
 
-def _open(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | None) -> Source:
+def _open(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | None) -> Dataset:
     known = len(class_names) if class_names else None
     parts = {key: _part(*pair, known, f"of the {PARTS[key]} part") for key, pair in pairs.items()}
     labels = [part.labels for part in parts.values()]
@@ -82,10 +82,10 @@ def _open(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | Non
     classes = number_of_classes(labels)
     if class_names is None and classes is not None:
         class_names = tuple(map(str, range(classes)))
-    return Source(name, class_names, parts["train"], parts.get("val"), parts.get("test"))
+    return Dataset(name, class_names, parts["train"], parts.get("val"), parts.get("test"))
 
 
-def _part(images, labels, classes: int | None, what: str) -> Part:
+def _part(images, labels, classes: int | None, what: str) -> Split:
     try:
         images = np.asarray(images)
     except ValueError as error:
@@ -98,4 +98,4 @@ def _part(images, labels, classes: int | None, what: str) -> Part:
             f"that isn't empty, got shape {images.shape}."
         )
     labels = checked_labels(labels, len(images), classes, f"labels {what}")
-    return Part(as_uint8(images, f"images {what}"), labels)
+    return Split(as_uint8(images, f"images {what}"), labels)

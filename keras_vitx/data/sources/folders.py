@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, features
 
 from keras_vitx.data.preprocessing import check_image, read_image, read_picture
-from keras_vitx.data.sources.parts import Part, Source, split_of
+from keras_vitx.data.sources.splits import Dataset, Split, split_of
 
 LAYOUT = (
     "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
@@ -63,7 +63,7 @@ class ImageFiles(Sequence):
         return read_picture(self.paths[index])
 
 
-def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Source:
+def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
     """Open a folder by the names of its files; none is read.
 
     Args:
@@ -97,7 +97,7 @@ def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
             for file in image_files(path / name, skipped)
         ]
         labels = np.array([label for _, label in found], "int32")
-        parts[split] = Part(ImageFiles([file for file, _ in found], folder), labels)
+        parts[split] = Split(ImageFiles([file for file, _ in found], folder), labels)
     if skipped:
         kinds = ", ".join(sorted({path.suffix.lower() for path in skipped}))
         message = f"{len(skipped)} images are of a kind that Pillow can't read here ({kinds})"
@@ -110,7 +110,7 @@ def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
     for split, part in parts.items():
         if not part.size:
             raise ValueError(f"source: no readable image in {folders[split]}. {LAYOUT}")
-    return Source(str(folder), tuple(names), **parts, skipped=tuple(skipped))
+    return Dataset(str(folder), tuple(names), **parts, skipped=tuple(skipped))
 
 
 def sub_folders(folder: Path) -> list[Path]:
@@ -140,7 +140,7 @@ def _folders_of_splits(folder: Path, splits: bool | None) -> dict[str, Path]:
             reason = "" if "train" in found else " There is no train/."
             raise ValueError(
                 f"source: {named}{beside} in {folder} could be splits or classes.{reason} Give "
-                "`kv.data.open_source(folder, splits=True)`, or splits=False for classes, or the "
+                "`kv.data.load_dataset(folder, splits=True)`, or splits=False for classes, or the "
                 f"path of the folder that holds the classes. {LAYOUT}"
             )
     if "train" not in found:

@@ -9,12 +9,12 @@ import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.folders import ImageFiles, image_files
-from keras_vitx.data.sources.parts import Part, Source
+from keras_vitx.data.sources.splits import Dataset, Split
 
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
-def open_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Source:
+def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
     """Open ImageNet's validation images with the labels of ImageNet-ReaL.
 
     Images without a label are left out, as in the paper. `keras_vitx.evaluate` counts a
@@ -64,6 +64,6 @@ def open_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Source:
         raise ValueError(
             f"source: {folder} has no image with labels named ILSVRC2012_val_00000001.JPEG, ..."
         )
-    part = Part(ImageFiles(files), np.stack(rows))
+    part = Split(ImageFiles(files), np.stack(rows))
     names = tuple(synset for synset, _ in imagenet_classes())
-    return Source(str(folder), names, train=part, test=part, any_of=True)
+    return Dataset(str(folder), names, train=part, test=part, any_of=True)

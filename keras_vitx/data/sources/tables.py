@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_vitx.data.sources.folders import ImageFiles
-from keras_vitx.data.sources.parts import Part, Source, checked_labels, split_of
+from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, split_of
 
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
 LABEL = ("label", "labels", "class", "target", "category", "tags")
@@ -15,7 +15,7 @@ SPLIT = ("split", "subset", "partition", "set")
 SEVERAL = (";", "|")  # between the labels of one image
 
 
-def open_table(path: Path) -> Source:
+def open_table(path: Path) -> Dataset:
     """Open a .csv file with a header, one row per image file.
 
     Columns, by name in any case:
@@ -26,7 +26,7 @@ def open_table(path: Path) -> Source:
       empty label is then no class. Numbers with a decimal point in each row are regression
       targets.
     - Without it, each other column is a class, and holds 1 for the images that show it, else 0.
-    - `split` (or `subset`, ...): `train`, `val` or `test`, or another name of `parts.SPLITS`;
+    - `split` (or `subset`, ...): `train`, `val` or `test`, or another name of `splits.SPLITS`;
       without it, all images are training images.
 
     Raises:
@@ -62,13 +62,13 @@ def open_table(path: Path) -> Source:
         )
     if "train" not in splits:
         raise ValueError(f"source: {path} has no training images, only {', '.join(set(splits))}.")
-    whole = Part(ImageFiles(files, path.parent), labels)
+    whole = Split(ImageFiles(files, path.parent), labels)
     parts = {
         name: whole.take(np.flatnonzero([entry == name for entry in splits]))
         for name in ("train", "validation", "test")
         if name in splits
     }
-    return Source(str(path), names, **parts)
+    return Dataset(str(path), names, **parts)
 
 
 def _column(columns: Sequence[str], names: Sequence[str]) -> str | None:

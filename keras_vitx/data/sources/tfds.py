@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data.preprocessing import read_image, read_picture
-from keras_vitx.data.sources.parts import Part, Source, checked_labels, split_of
+from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, split_of
 from keras_vitx.text import nearest, needs_extra
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class EncodedImages(Sequence):
             raise OSError(f"{self.name}, example {example}: {error}") from error
 
 
-def open_tfds(name: str, data_dir: str | os.PathLike | None) -> Source:
+def open_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     """Open a dataset by name, e.g. "cifar10" or "cats_vs_dogs:4.0.1", downloading if necessary.
 
     If the package array_record is installed, the dataset is prepared in that format, and
@@ -98,7 +98,7 @@ def open_tfds(name: str, data_dir: str | os.PathLike | None) -> Source:
         for name in splits
         if (split := split_of(name)) is not None
     }
-    return Source(f"tfds:{name}", names, **parts)
+    return Dataset(f"tfds:{name}", names, **parts)
 
 
 def _library(name: str):
@@ -136,7 +136,7 @@ def builder_of(name: str, data_dir: str | os.PathLike | None) -> Any:
     return builder
 
 
-def _read(tfds, builder, split: str, classes: int) -> Part | None:
+def _read(tfds, builder, split: str, classes: int) -> Split | None:
     """Return the images and labels of a split; None for a split without labels."""
     name = f"{builder.info.full_name}, split {split!r}"
     encoded = {"image": tfds.decode.SkipDecoding()}
@@ -157,7 +157,7 @@ def _read(tfds, builder, split: str, classes: int) -> Part | None:
         log.warning("%s has no labels and is skipped.", name)
         return None
     labels = checked_labels(labels, len(labels), classes, f"labels of {name}")
-    return Part(EncodedImages(examples, np.arange(len(labels)), name), labels)
+    return Split(EncodedImages(examples, np.arange(len(labels)), name), labels)
 
 
 def keep_tensorflow_off_the_gpu() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data.preprocessing import read_image, read_picture
-from keras_vitx.data.sources.parts import SPLITS, Part, Source, checked_labels, split_of
+from keras_vitx.data.sources.splits import SPLITS, Dataset, Split, checked_labels, split_of
 
 # Image and label: in ImageNet's shards, and as tensorflow-datasets writes them.
 FEATURES = (("image/encoded", "image/class/label"), ("image", "label"))
@@ -89,7 +89,7 @@ def shards_of(source: str) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def open_tfrecords(shards: Sequence[Path], name: str) -> Source:
+def open_tfrecords(shards: Sequence[Path], name: str) -> Dataset:
     """Open TFRecord shards of encoded images (JPEG, PNG, ...) with one integer label each.
 
     The features are "image/encoded" and "image/class/label", as in ImageNet's shards, where labels
@@ -118,13 +118,13 @@ def open_tfrecords(shards: Sequence[Path], name: str) -> Source:
     opened = {}
     for part, (images, labels, _) in parts.items():
         labels = checked_labels(labels - from_one, len(images), classes, f"labels of {name}")
-        opened[part] = Part(images, labels)
+        opened[part] = Split(images, labels)
     if len(np.unique(opened["train"].labels)) < 2:
         raise ValueError(f"source: expected at least two classes in {name}, found one.")
     names = names or tuple(
         map(str, range(1 + max(int(part.labels.max()) for part in opened.values())))
     )
-    return Source(name, names, **opened)
+    return Dataset(name, names, **opened)
 
 
 def _class_names(folder: Path) -> tuple[str, ...] | None:

@@ -68,8 +68,8 @@ def with_targets(
     """
     train, token_labels = batches.train, getattr(batches.train, "targets", None)
     if isinstance(token_labels, TokenLabels):
-        part = train.part
-        token_labels.check(part.id(index) for index in range(part.size))
+        split = train.split
+        token_labels.check(split.id(index) for index in range(split.size))
     if distillation is not None:
         _check_names(distillation.teacher, batches.class_names)
         train = distillation.batches(train, model)

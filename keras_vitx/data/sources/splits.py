@@ -25,7 +25,7 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
-class Part(NamedTuple):
+class Split(NamedTuple):
     """Images and their labels, in the same order.
 
     Attributes:
@@ -49,12 +49,12 @@ class Part(NamedTuple):
         """The number of images."""
         return len(self.labels)
 
-    def take(self, indices: np.ndarray) -> "Part":
+    def take(self, indices: np.ndarray) -> "Split":
         """Return the images and labels at `indices`."""
         if not isinstance(self.images, np.ndarray):
-            return Part(self.images.take(indices), self.labels[indices])
+            return Split(self.images.take(indices), self.labels[indices])
         ids = np.arange(self.size) if self.ids is None else self.ids
-        return Part(self.images[indices], self.labels[indices], ids[indices])
+        return Split(self.images[indices], self.labels[indices], ids[indices])
 
     def id(self, index: int) -> Any:
         """Return what names an image in messages: its path, or its index in the source."""
@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class Dataset:
     """A labelled set of images, opened and checked.
 
     Attributes:
@@ -91,15 +91,15 @@ class Source:
 
     name: str
     class_names: tuple[str, ...] | None
-    train: Part
-    validation: Part | None = None
-    test: Part | None = None
+    train: Split
+    validation: Split | None = None
+    test: Split | None = None
     skipped: tuple[Path, ...] = ()
     any_of: bool = False
 
 
 def checked_labels(labels, count: int, classes: int | None, what: str) -> np.ndarray:
-    """Return `labels` in one of the forms of `Part.labels`.
+    """Return `labels` in one of the forms of `Split.labels`.
 
     Args:
         labels: Integers (count,) or (count, 1); numbers in [0, 1], (count, classes); or
@@ -160,8 +160,8 @@ def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
 
 
 def hold_out(
-    part: Part, validation_split: float | Iterable[str | int], seed: int
-) -> tuple[Part, Part | None]:
+    part: Split, validation_split: float | Iterable[str | int], seed: int
+) -> tuple[Split, Split | None]:
     """Split training images into (train, validation), stratified by class.
 
     A class of two or more images is in both parts. The only image of a class stays in the
@@ -171,7 +171,7 @@ def hold_out(
     Args:
         part: The images.
         validation_split: Fraction of each class used for validation, in [0, 1); with 0,
-            validation is None. Or the `Part.names` of the images to hold out; names that are no
+            validation is None. Or the `Split.names` of the images to hold out; names that are no
             longer there are logged.
         seed: Seed of the split.
 
@@ -205,7 +205,7 @@ def hold_out(
     return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
 
 
-def _held_out_by_name(part: Part, names: set[str]) -> tuple[Part, Part]:
+def _held_out_by_name(part: Split, names: set[str]) -> tuple[Split, Split]:
     present = part.names()
     validation = np.array([name in names for name in present])
     if not validation.any():
@@ -221,7 +221,7 @@ def _held_out_by_name(part: Part, names: set[str]) -> tuple[Part, Part]:
     return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
 
 
-def fraction_of(part: Part, fraction: float, seed: int) -> Part:
+def fraction_of(part: Split, fraction: float, seed: int) -> Split:
     """Return a random fraction of each class, at least one image, in the original order.
 
     Args:
