@@ -166,8 +166,8 @@ def keep_memory() -> bool:
     By default, glibc returns blocks as large as attention maps to the system, which clears
     every page when the memory is allocated again (see `docs/speed.md` for the cost). The
     setting applies to the whole process, which may then hold as much as at its peak. It is made
-    by `fit`, which returns the memory in the end, and by the commands `train`, `predict`,
-    `evaluate` and `segment`, not by an import. It is not made if `KERAS_VITX_KEEP_MEMORY=0` or
+    by `fit`, which returns the memory in the end, and by the commands `train`, `predict`
+    and `evaluate`, not by an import. It is not made if `KERAS_VITX_KEEP_MEMORY=0` or
     if the user configures glibc, e.g. by `MALLOC_TRIM_THRESHOLD_`.
 
     Returns:

@@ -23,7 +23,7 @@ Changes = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="Change a setting of the recipe, such as mixup=0.2 or clip_norm=none; may be "
-        "repeated. `keras-vitx recipes NAME` shows them all.",
+        "repeated. `keras-vitx list --recipes NAME` shows them all.",
     ),
 ]
 Smoke = Annotated[

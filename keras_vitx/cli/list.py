@@ -1,79 +1,117 @@
-"""`keras-vitx list`: the sizes, or the checkpoints."""
+"""`keras-vitx list`: sizes, checkpoints, recipes, and images that can't be decoded."""
 
 import fnmatch
+import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import keras_vitx as kv
+from keras_vitx.cli._images import files_of
+from keras_vitx.cli._models import class_names_of, is_size, open_model
 from keras_vitx.cli._options import Backend, Csv, Json
-from keras_vitx.cli._output import Rows, show
+from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
 
 
 def main(
-    pattern: Annotated[str, typer.Argument(help='Shell pattern, such as "CaiT_S*".')] = "*",
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
+            "`kv.save` or hf://owner/repo for all that is known of it.",
+            metavar="[NAME]...",
+        ),
+    ] = None,
     weights: Annotated[
+        bool, typer.Option("--weights", help="List checkpoints, by their name or the size's.")
+    ] = False,
+    recipes: Annotated[
         bool,
-        typer.Option("--weights", help="List checkpoints, by their name or by that of the size."),
+        typer.Option(
+            "--recipes",
+            help="List recipes; print one, by its name or the folder of a run; compare two.",
+        ),
+    ] = False,
+    damaged: Annotated[
+        bool,
+        typer.Option(
+            "--damaged", help="List the images, of files and folders, that can't be decoded."
+        ),
     ] = False,
     json: Json = False,
     csv: Csv = False,
     backend: Backend = None,
 ) -> None:
-    """List the sizes, or the checkpoints."""
-    rows = _checkpoints(pattern) if weights else _sizes(pattern)
-    show(
-        rows,
-        as_json=json,
-        as_csv=csv,
-        formats={"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""},
-    )
+    """List sizes, checkpoints, recipes or damaged images."""
+    check_form(json, csv)
+    if weights + recipes + damaged > 1:
+        raise ValueError("`--weights`, `--recipes` and `--damaged` are mutually exclusive.")
+    names = names or []
+    if damaged:
+        _damaged(names, json)
+    elif recipes:
+        _recipes(names, json)
+    elif weights:
+        show(_checkpoints(names or ["*"]), as_json=json, as_csv=csv, formats=FORMATS)
+    elif len(names) == 1 and _is_one(names[0]):
+        _one(names[0], json, csv)
+    else:
+        show(_sizes(names or ["*"]), as_json=json, as_csv=csv)
 
 
-def _sizes(pattern: str) -> Rows:
-    names = kv.list_models(pattern)
-    if not names:
-        raise ValueError(f"No size matches {pattern!r}. `keras-vitx list` shows them all.")
+FORMATS = {"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""}
+
+
+def _is_one(name: str) -> bool:
+    saved = name.endswith(".keras") or name.startswith("hf://") or Path(name).is_dir()
+    return saved or is_size(name)
+
+
+def _one(model: str, json: bool, csv: bool) -> None:
+    """Show the size, parameters, preprocessing, class names and checkpoints of a model."""
+    network = open_model(model)
+    values: dict[str, Any] = {"model": model}
+    if is_size(model):
+        values |= kv.models.constructor_of(model).data
+    else:
+        values["input_shape"] = network.input_shape[1:]
+        values["output_shape"] = network.output_shape[1:]
+    values["family"] = getattr(network, "family", None) or "none of keras_vitx"
+    values["parameters"] = network.count_params()
+    if preprocessing := getattr(network, "preprocessing", None):
+        values |= preprocessing.to_dict()
+    if names := class_names_of(network):
+        values["class names"] = names
+    checkpoints = [_checkpoint(entry) for entry in kv.weights.checkpoints_of(model)]
+    if json:
+        show_json({**values, "checkpoints": checkpoints})
+        return
+    values["checkpoints"] = [entry["checkpoint"] for entry in checkpoints] or "no public one"
+    rows = [{"of": name, "value": value} for name, value in values.items()]
+    show(rows, as_csv=csv, formats={"value": lambda one: f"{one:,}" if isinstance(one, int) else words(one)})
+    if checkpoints and not csv:
+        show(checkpoints, formats=FORMATS)
+
+
+def _sizes(patterns: Sequence[str]) -> Rows:
+    matches = {name: list(kv.list_models(name)) for name in patterns}
+    for pattern, names in matches.items():
+        if not names:
+            raise ValueError(f"No size matches {pattern!r}. `keras-vitx list` shows them all.")
     return [
         {
             "size": name,
-            **_facts(kv.models.constructor_of(name)),
+            **_columns(kv.models.constructor_of(name)),
             "checkpoints": len(kv.weights.checkpoints_of(name)),
         }
-        for name in names
+        for name in dict.fromkeys(sum(matches.values(), []))
     ]
 
 
-def _checkpoints(pattern: str) -> Rows:
-    found = [
-        entry
-        for entry in kv.weights.checkpoints_of(None)
-        if any(
-            fnmatch.fnmatch(name.lower(), pattern.lower())
-            for name in (entry.name, entry.constructor)
-        )
-    ]
-    if not found:
-        raise ValueError(
-            f"No checkpoint matches {pattern!r}. `keras-vitx list --weights` shows them all."
-        )
-    return [
-        {
-            "checkpoint": entry.name,
-            "size": entry.constructor,
-            "image size": entry.image_size,
-            "top-1 %": entry.top1,
-            "crop": entry.preprocessing.crop_ratio,
-            "licence": entry.licence,
-            "source": entry.source,
-        }
-        for entry in found
-    ]
-
-
-def _facts(constructor: Callable) -> dict[str, Any]:
+def _columns(constructor: Callable) -> dict[str, Any]:
     """Return the table entries of a size; a size in stages has one number per stage."""
     arguments = inspect.signature(kv.models.FAMILIES[constructor.family]).parameters.values()
     defaults = {each.name: each.default for each in arguments if each.default is not each.empty}
@@ -88,3 +126,84 @@ def _facts(constructor: Callable) -> dict[str, Any]:
         column: next((data[key] for key in keys if key in data), None)
         for column, keys in columns.items()
     }
+
+
+def _checkpoints(patterns: Sequence[str]) -> Rows:
+    rows = [
+        _checkpoint(entry)
+        for entry in kv.weights.checkpoints_of(None)
+        if any(
+            fnmatch.fnmatch(name.lower(), pattern.lower())
+            for name in (entry.name, entry.constructor)
+            for pattern in patterns
+        )
+    ]
+    if not rows:
+        raise ValueError(
+            f"No checkpoint matches {patterns[0]!r}. `keras-vitx list --weights` shows them all."
+        )
+    return rows
+
+
+def _checkpoint(entry) -> dict[str, Any]:
+    return {
+        "checkpoint": entry.name,
+        "size": entry.constructor,
+        "image size": entry.image_size,
+        "classes": entry.classes,
+        "top-1 %": entry.top1,
+        "crop": entry.preprocessing.crop_ratio,
+        "license": entry.licence,
+        "source": entry.source,
+    }
+
+
+def _recipes(names: Sequence[str], json: bool) -> None:
+    if len(names) > 2:
+        raise ValueError(f"`--recipes` takes at most two names. Received: {', '.join(names)}.")
+    found = [kv.training.recipes.get(name) for name in names]
+    if not found:
+        show([_recipe(name) for name in kv.training.list_recipes()], as_json=json)
+    elif len(found) == 1:
+        show_json(found[0].to_dict()) if json else typer.echo(found[0])
+    elif differences := found[0].differences(found[1]):
+        one, other = names
+        rows = [{"setting": key, one: a, other: b} for key, (a, b) in differences.items()]
+        show(rows, as_json=json, formats={one: str, other: str})
+    else:
+        typer.echo("The recipes agree.")
+
+
+def _recipe(name: str) -> dict[str, Any]:
+    module = importlib.import_module(f"keras_vitx.training.recipes.{name}")
+    schedule = module.RECIPE.schedule
+    return {
+        "recipe": name,
+        "what it does": module.__doc__.partition("\n")[0],
+        "epochs": schedule.all_epochs,
+        "batch": schedule.batch_size,
+        "learning rate": f"{schedule.peak:g}",
+    }
+
+
+def _damaged(names: Sequence[str], json: bool) -> None:
+    """List the images that can't be decoded; if there are any, the exit code is 1."""
+    from keras_vitx.data.sources.folders import image_files, unreadable
+
+    if not names:
+        raise ValueError("`--damaged` takes image files or folders. Received: none.")
+    given, unknown = list(map(Path, names)), []
+    for folder in filter(Path.is_dir, given):
+        image_files(folder, unknown)
+    paths = files_of(given)
+    errors = {str(path): str(error) for path, error in unreadable(paths).items()}
+    errors |= {str(path): f"{path} is of a kind that Pillow can't read here." for path in unknown}
+    count = len(paths) + len(unknown)
+    if json:
+        show_json({"images": count, "errors": errors})
+    else:
+        for error in errors.values():
+            say(error)
+        typer.echo(f"{count:,} images, {len(errors):,} can't be decoded.")
+    if errors:
+        raise typer.Exit(1)

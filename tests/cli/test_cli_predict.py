@@ -75,7 +75,7 @@ def test_a_model_with_preprocessing_inside(run, tiny_file, tmp_path, size):
     for entry in json.loads(out):
         found = {each["class"]: each["probability"] for each in entry["classes"]}
         np.testing.assert_allclose([found["dark"], found["bright"]], expected, atol=1e-5)
-    code, out, err = run("info", "whole.keras")
+    code, out, err = run("list", "whole.keras")
     assert code == 0 and "26,994" in out and "dark, bright" in out
 
 

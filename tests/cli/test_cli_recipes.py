@@ -1,8 +1,10 @@
-"""Recipes on the command line."""
+"""Recipes on the command line, and the lists of them and of damaged images."""
 
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.cli._recipe import NAMES, changes_of
@@ -35,25 +37,43 @@ def test_values_of_settings():
 
 def test_list_print_and_compare(run, tmp_path):
     assert list_recipes() == NAMES
-    code, out, err = run("recipes")
+    code, out, err = run("list", "--recipes")
     assert code == 0, err
     assert all(name in out for name in NAMES)
-    code, out, _ = run("recipes", "--json")
+    code, out, _ = run("list", "--recipes", "--json")
     assert [row["recipe"] for row in json.loads(out)] == NAMES
-    assert run("recipes", "cait")[1] == f"{recipes.get('cait')}\n"
-    data = json.loads(run("recipes", "cait", "--json")[1])
+    assert run("list", "--recipes", "cait")[1] == f"{recipes.get('cait')}\n"
+    data = json.loads(run("list", "--recipes", "cait", "--json")[1])
     assert Recipe.from_dict(data) == recipes.get("cait")
 
     (tmp_path / "mine").mkdir()
     changed = recipes.get("cait").but(mixup=0.2)
     (tmp_path / "mine" / "run.json").write_text(json.dumps({"recipe": changed.to_dict()}))
-    code, out, _ = run("recipes", "mine", "cait", "--json")
+    code, out, _ = run("list", "--recipes", "mine", "cait", "--json")
     assert json.loads(out) == [{"setting": "mixup", "mine": 0.2, "cait": 0.8}]
-    assert "mixup" in run("recipes", "mine", "cait")[1]
-    assert "agree" in run("recipes", "cait", "cait")[1]
-    code, _, err = run("recipes", "cate")
-    assert code == 2
-    assert "'cait'" in err
+    assert "mixup" in run("list", "--recipes", "mine", "cait")[1]
+    assert "agree" in run("list", "--recipes", "cait", "cait")[1]
+    for words, said in ((["cate"], "'cait'"), (["cait", "deit", "mine"], "at most two names")):
+        code, _, err = run("list", "--recipes", *words)
+        assert code == 2 and said in err
+
+
+def test_list_what_can_not_be_decoded(run, tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for name in "abc":
+        Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(f"photos/cat/{name}.png")
+    code, out, err = run("list", "--damaged", "photos")
+    assert (code, out) == (0, "3 images, 0 can't be decoded.\n"), err
+    (tmp_path / "photos" / "cat" / "b.png").write_bytes(b"damaged")
+    (tmp_path / "photos" / "cat" / "raw.cr2").write_bytes(b"of a camera")
+    code, out, err = run("list", "--damaged", "photos", "--json")
+    found = json.loads(out)
+    assert code == 1 and found["images"] == 4
+    assert sorted(found["errors"]) == ["photos/cat/b.png", "photos/cat/raw.cr2"]
+    assert "can't be decoded" in found["errors"]["photos/cat/b.png"]
+    for words in (["--damaged"], ["--damaged", "--recipes", "photos"]):
+        code, _, err = run("list", *words)
+        assert code == 2 and "--damaged" in err
 
 
 def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):

@@ -39,7 +39,7 @@ def load_dataset(
     images are never used for validation.
 
     Images are uint8 and keep their original sizes. Those of files are decoded when they are
-    used; opening reads names and labels only. `keras-vitx check` finds damaged files.
+    used; opening reads names and labels only. `keras-vitx list --damaged` finds damaged files.
 
     Args:
         source: One of
