@@ -202,9 +202,10 @@ def test_list_of_checkpoints(run):
         (row,) = (line for line in out.splitlines() if f" {checkpoint.name} " in line)
         cells = [cell.strip() for cell in row.split("│")[1:-1]]
         assert cells[:3] == [checkpoint.name, checkpoint.constructor, str(checkpoint.image_size)]
-        assert cells[3] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
-        assert float(cells[4]) == checkpoint.preprocessing.crop_ratio
-        assert cells[5:] == [checkpoint.licence or "", checkpoint.source]
+        assert cells[3] == str(checkpoint.classes)
+        assert cells[4] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
+        assert float(cells[5]) == checkpoint.preprocessing.crop_ratio
+        assert cells[6:] == [checkpoint.licence or "", checkpoint.source]
     _, out, _ = run("list", "--weights", "cait_s36*")
     assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
     _, out, _ = run("list", "--weights", "CaiT_Mini")
