@@ -136,7 +136,7 @@ MATRICES = {
     "class_attention",
     "re_attention",
     "context_scale",
-    "attention_centre",
+    "attention_center",
 }
 """Measures with more than one number per block and head."""
 

@@ -1,5 +1,6 @@
 """Measures of a model, averaged over any number of images."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,6 +113,9 @@ def _chosen(measures):
     if measures is None or isinstance(measures, Mapping):
         return dict(MEASURES if measures is None else measures)
     names = [measures] if isinstance(measures, str) else list(measures)
+    if "attention_centre" in names:
+        warnings.warn("It is now `attention_center`.", DeprecationWarning, stacklevel=3)
+        names = [name.replace("centre", "center") for name in names]
     for name in names:
         if name not in MEASURES:
             raise ValueError(f"There is no measure {name!r}. {nearest(name, MEASURES)}")
@@ -230,12 +234,12 @@ def _scale(layer):
     return None if layer.scale is None else m.scale_summary(_array(layer.scaling))
 
 
-def _centre(layer):
-    return np.concatenate([part.reshape(len(part), -1) for part in _centres(layer)], -1)
+def _center(layer):
+    return np.concatenate([part.reshape(len(part), -1) for part in _centers(layer)], -1)
 
 
-def _centres(layer):
-    return m.attention_centre(_array(layer.pos_proj.kernel))
+def _centers(layer):
+    return m.attention_center(_array(layer.pos_proj.kernel))
 
 
 def _pairs(maps):
@@ -304,14 +308,14 @@ MEASURES: dict[str, Measure] = {
     "mean_maps": Measure(_of_maps(np.asarray)),
     "class_attention": Measure(_class_rows, needs="a class token in its attention"),
     # Of the weights: Θ `(heads, heads)`; mean and quantile ratio of Λ, `(2,)`; x, y and distance
-    # of the centre of positional attention, `(heads, 3)`.
+    # of the center of positional attention, `(heads, 3)`.
     "re_attention": Measure(
         _of_layer(ReAttention, lambda layer: _array(layer.reatten_matrix.kernel)),
         needs="ReAttention",
     ),
     "context_scale": Measure(_of_layer(ContextBroadcasting, _scale), needs="a scale of CB_S"),
-    "attention_centre": Measure(
-        _of_layer(PositionalAttention, _centre), needs="positional attention (ConViT)"
+    "attention_center": Measure(
+        _of_layer(PositionalAttention, _center), needs="positional attention (ConViT)"
     ),
 }
 """The measures of the five papers, by name; their functions are in `measures`."""

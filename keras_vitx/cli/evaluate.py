@@ -90,6 +90,8 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Measure loss and accuracy of a model on labelled images."""
+    from keras_vitx.robustness.curve import KINDS
+
     _check(crop_ratio, confusion, per_class, wrong)
     changes = {"occlude": occlude, "fgsm": fgsm, "pgd": pgd, "noise": noise, "blur": blur}
     changes = {k: _numbers(k, v) for k, v in {**changes, "shot_noise": shot_noise}.items() if v}
@@ -106,7 +108,7 @@ def main(
         network.class_names = class_names_of(network)
     for kind, strengths in changes.items():
         for strength in strengths:  # A wrong one is told before long work.
-            kv.robustness.KINDS[kind](network, strength)
+            KINDS[kind](network, strength)
     if real is not None:
         source = kv.data.load_real(source, real)
     elif validation_split is None and split in (None, "validation"):

@@ -3,6 +3,7 @@
 import fnmatch
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,9 +92,13 @@ def _one(model: str, json: bool, csv: bool) -> None:
         return
     values["checkpoints"] = [entry["checkpoint"] for entry in checkpoints] or "no public one"
     rows = [{"of": name, "value": value} for name, value in values.items()]
-    show(rows, as_csv=csv, formats={"value": lambda one: f"{one:,}" if isinstance(one, int) else words(one)})
+    show(rows, as_csv=csv, formats={"value": _grouped})
     if checkpoints and not csv:
         show(checkpoints, formats=FORMATS)
+
+
+def _grouped(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else words(value)
 
 
 def _sizes(patterns: Sequence[str]) -> Rows:
@@ -107,7 +112,7 @@ def _sizes(patterns: Sequence[str]) -> Rows:
             **_columns(kv.models.constructor_of(name)),
             "checkpoints": len(kv.weights.checkpoints_of(name)),
         }
-        for name in dict.fromkeys(sum(matches.values(), []))
+        for name in dict.fromkeys(itertools.chain(*matches.values()))
     ]
 
 

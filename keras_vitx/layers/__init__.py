@@ -20,6 +20,7 @@ from keras_vitx.layers.deepvit import Temperature as Temperature
 from keras_vitx.layers.heads import DenseHead as DenseHead
 from keras_vitx.layers.heads import DistilledHead as DistilledHead
 from keras_vitx.layers.maps import HeadMixing as HeadMixing
+from keras_vitx.layers.maps import MapLayer as MapLayer
 from keras_vitx.layers.maps import MapNormalization as MapNormalization
 from keras_vitx.layers.mlp import MLP as MLP
 from keras_vitx.layers.mlp import TokenMixing as TokenMixing

@@ -16,7 +16,13 @@ from keras_vitx.layers.initializers import normal, uniform
 
 
 class MapLayer(Layer):
-    """A layer over maps; only the number of heads may differ between input and output."""
+    """A layer over attention maps, for `on_logits` and `on_weights` of `Attention`.
+
+    A subclass writes `call(maps)`. Any Keras layer that keeps the shape serves as well; this
+    class gives the output's shape where the number of heads changes, by `heads_of`.
+
+    Input: `(batch, heads, queries, keys)`. Output: the same with `heads_of(heads)` heads.
+    """
 
     def heads_of(self, heads: int) -> int:
         """Return the number of output heads for `heads` input heads."""

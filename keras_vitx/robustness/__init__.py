@@ -6,4 +6,14 @@ Each perturbation is made from a model and a strength, and is given to `evaluate
 
 from keras_vitx.robustness.attacks import FGSM, PGD
 from keras_vitx.robustness.corruptions import GaussianBlur, GaussianNoise, Occlusion, ShotNoise
-from keras_vitx.robustness.curve import KINDS, curve, interval
+from keras_vitx.robustness.curve import curve
+
+__all__ = [
+    "FGSM",
+    "PGD",
+    "GaussianBlur",
+    "GaussianNoise",
+    "Occlusion",
+    "ShotNoise",
+    "curve",
+]

@@ -41,9 +41,9 @@ EVERYWHERE = {
     "mean_maps",
     "class_attention",
 }
-OWN = {"ConViT": {"gates", "attention_centre"}, "DeepViT": {"re_attention"}}
+OWN = {"ConViT": {"gates", "attention_center"}, "DeepViT": {"re_attention"}}
 ON_TOKENS = {"attention_branch", "mlp_branch", "feature_similarity", "normalized_cka"}
-MAY_BE_NAN = {"cross_layer_similarity", "attention_centre"}
+MAY_BE_NAN = {"cross_layer_similarity", "attention_center"}
 
 
 @pytest.mark.parametrize("family", FAMILIES if BACKEND == "torch" else ["ConViT"])
@@ -140,9 +140,9 @@ def test_weights():
     attention = model.get_layer("blocks_1").attention
     attention.gating_param.assign([0.0, 0.0, 100.0, -100.0])
     attention.pos_proj.kernel.assign(np.array([[2.0], [-4.0], [-1.0]]) * np.ones((1, 4)))
-    found = measure(model, IMAGES, ["gates", "attention_centre"])
+    found = measure(model, IMAGES, ["gates", "attention_center"])
     close(found["gates"]["blocks_1"], (0.5, 0.5, 1, 0))
-    close(found["attention_centre"]["blocks_1"][3], (1, -2, 5**0.5))
+    close(found["attention_center"]["blocks_1"][3], (1, -2, 5**0.5))
     model = randomized("DeepViT")
     theta = model.get_layer("blocks_1").attention.on_weights[0].reatten_matrix.kernel
     close(measure(model, IMAGES, ["re_attention"])["re_attention"]["blocks_1"], np.array(theta))

@@ -126,10 +126,10 @@ def test_patch_maps():
             measure(maps, GRID)
 
 
-def test_attention_centre():
+def test_attention_center():
     # ConViT's start: head h1 + 2 h2 looks at (h2 - 1/2, h1 - 1/2).
     weights = np.array([[-1, -1, 1, 1, 0], [-1, 1, -1, 1, 0], [-1, -1, -1, -1, 1]]) * 3.0
-    centre, distance = m.attention_centre(weights)
+    centre, distance = m.attention_center(weights)
     close(centre[:4], np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]]) / 2)
     close(distance[:4], np.full(4, 0.5**0.5))
     assert np.isnan(centre[4]).all() and np.isnan(distance[4])
@@ -138,7 +138,7 @@ def test_attention_centre():
     x, y = np.meshgrid(steps, steps)
     logits = 1.0 * x - 2.0 * y - 1.25 * (x**2 + y**2)
     peak = np.unravel_index(logits.argmax(), logits.shape)
-    found, _ = m.attention_centre([[1.0], [-2.0], [-1.25]])
+    found, _ = m.attention_center([[1.0], [-2.0], [-1.25]])
     close(found[0], (x[peak], y[peak]), 0.03)
 
 

@@ -8,15 +8,14 @@ from harness import numbers, randomize
 import keras_vitx as kv
 from keras_vitx.robustness import (
     FGSM,
-    KINDS,
     PGD,
     GaussianBlur,
     GaussianNoise,
     Occlusion,
     ShotNoise,
     curve,
-    interval,
 )
+from keras_vitx.robustness.curve import KINDS, interval
 
 LABELS = np.arange(8) % 4
 SIZES = dict(

@@ -5,7 +5,7 @@ from keras_vitx.analysis.measures.branches import branch_ratio, scale_summary
 from keras_vitx.analysis.measures.cka import linear_cka, normalized_cka
 from keras_vitx.analysis.measures.density import entropy, sorted_by_entropy, steepness
 from keras_vitx.analysis.measures.distance import (
-    attention_centre,
+    attention_center,
     nonlocality,
     patch_distances,
     patch_maps,
@@ -24,3 +24,20 @@ from keras_vitx.analysis.measures.similarity import (
     similarity_penalty,
     unique_blocks,
 )
+
+__all__ = [
+    "adjacent_similarity",
+    "attention_center",
+    "branch_ratio",
+    "cross_layer_similarity",
+    "entropy",
+    "feature_similarity",
+    "linear_cka",
+    "map_similarity",
+    "mean_head_similarity",
+    "nonlocality",
+    "normalized_cka",
+    "relative_distance",
+    "similar_blocks",
+    "steepness",
+]

@@ -97,7 +97,7 @@ def relative_distance(maps: Any, grid: tuple[int, int], renormalize: bool = Fals
     return reached.mean(-1)
 
 
-def attention_centre(weights: Any) -> tuple[np.ndarray, np.ndarray]:
+def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
     r"""Return where ConViT's positional attention of each head is centred.
 
     The positional logits $v^\top r$ with $r = (\delta_x, \delta_y, |\delta|^2)$ are largest at
