@@ -65,7 +65,8 @@ def outputs_of(model: keras.Model) -> Outputs:
     if isinstance(shape, dict) or len(shape) != 2 or not isinstance(shape[-1], int):
         raise ValueError(
             "`model` must be a classifier, with one output of shape (batch, classes). "
-            f"Received: {_described(model)}, with output shape {shape}."
+            f"Received: {_described(model)}, with output shape {shape}. Put pooling and a "
+            "`keras.layers.Dense(classes)` on top."
         )
     for layer in _from_the_end(model):
         follows = isinstance(layer, (keras.layers.Activation, keras.layers.Softmax))

@@ -25,6 +25,14 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
     return getattr(layer, "_remat_mode", None)
 
 
+def logits_of(probabilities: Any) -> Any:
+    """Return the logits that Keras keeps with the output of a softmax or a sigmoid, or None.
+
+    Under JAX, whose tensors take no attributes, there are none.
+    """
+    return getattr(probabilities, "_keras_logits", None)
+
+
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Return the arguments given to `model.compile`, as objects; empty if it wasn't called."""
     return dict(model._compile_config.config) if model.compiled else {}

@@ -144,7 +144,8 @@ class ModelInput:
         if preprocessing is None:
             raise ValueError(
                 "model: it has no `preprocessing`, the mean and std with which images are "
-                "normalized. Models of keras_vitx have one; for another model, set "
+                "normalized. Models of keras_vitx have one: for a model cut from one, set "
+                "`model.preprocessing = whole.preprocessing`; for another model, "
                 "`model.preprocessing = keras_vitx.Preprocessing(mean, std)`."
             )
         preprocessing = Preprocessing.of(preprocessing)

@@ -189,3 +189,9 @@ def test_an_optimizer_knows_the_positions_of_its_variables():
     for variable in variables[::-1]:
         optimizer.update_step(keras.ops.ones((1,)), variable, 1.0)
     assert seen == [1, 0]
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="its tensors take no attributes in a step")
+def test_a_sigmoid_keeps_its_logits():
+    logits = keras.ops.convert_to_tensor([20.0])
+    assert keras_internals.logits_of(keras.activations.sigmoid(logits)) is logits

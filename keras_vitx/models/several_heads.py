@@ -13,12 +13,13 @@ inference and saved files are as without it.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_vitx.classifier import kind_of
 from keras_vitx.layers import ops as layer_ops
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss
@@ -70,21 +71,24 @@ class TrainsHeads:
             body = body[embedding + 1 :]
         if return_parts is None:
             return_parts = isinstance(inputs, dict)
-        if return_parts and isinstance(head, SeveralHeads):
-            return head(self.run(body, x, True), return_parts=True)
-        return self.run([*body, head], x, True)
+        x = self.run(body, x, True)
+        with _without_activation(head) if self._takes_logits() else contextlib.nullcontext():
+            if return_parts and isinstance(head, SeveralHeads):
+                return head(x, return_parts=True)
+            output = self.run([head], x, True)
+        return {"head": output} if self._takes_logits() else output
 
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`.
 
         In it, the images come in a dictionary, with the box of MixToken if there is one; `call`
-        then returns one output per head.
+        then returns one output per head: logits, if the loss has a form for them.
         """
         # The batch is the last argument; under JAX, the state comes before it.
         *state, batch = args
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         box = {BOX: y[BOX]} if isinstance(y, dict) and BOX in y else {}
-        if box or isinstance(self.steps[-1], SeveralHeads):
+        if box or isinstance(self.steps[-1], SeveralHeads) or self._loss_of_logits():
             x = {self.inputs[0].name: keras.tree.flatten(x)[0], **box}
         with contextlib.ExitStack() as self._after_forward:
             try:
@@ -120,9 +124,10 @@ class TrainsHeads:
         several = isinstance(y_pred, dict) or (training and (len(labels) > 1 or box is not None))
         if not several or self.loss is None:
             return super().compute_loss(x, labels["head"], y_pred, weights["head"], training)
-        loss = (
-            self.loss if isinstance(self.loss, PerHead) else PerHead({"head": as_loss(self.loss)})
-        )
+        loss = self._loss_of_logits() if self._takes_logits() else self.loss
+        loss = loss if isinstance(loss, PerHead) else PerHead({"head": as_loss(loss)})
+        if isinstance(y_pred, dict) and not isinstance(self.steps[-1], SeveralHeads):
+            y_pred = y_pred["head"]
         outputs = y_pred
         if not isinstance(y_pred, dict):
             if not set(labels) <= set(loss.losses):
@@ -167,8 +172,24 @@ class TrainsHeads:
         if box is not None:
             own = ops.expand_dims(_share(box) <= 0.5, list(range(1, len(label.shape))))
             label = ops.where(own, label, ops.flip(label, 0))
-        output = y_pred["head"] if isinstance(y_pred, dict) else y_pred
+        output = y_pred
+        if isinstance(y_pred, dict):
+            output = y_pred["head"]
+            if self._loss_of_logits():
+                output = getattr(self.steps[-1], _activation_of(self.steps[-1]))(output)
         return super().compute_metrics(x, label, output, self._by_name(sample_weight)["head"])
+
+    def _loss_of_logits(self) -> keras.losses.Loss | None:
+        """Return the compiled loss as one of logits, or None if the head or the loss has none.
+
+        Near 0 and 1, probabilities in float32 lose what their logits tell.
+        """
+        name = _activation_of(self.steps[-1])
+        return name and _of_logits(self.loss, kind_of(getattr(self.steps[-1], name)))
+
+    def _takes_logits(self) -> bool:
+        """Return whether this is a step of `fit` whose loss takes logits."""
+        return self._after_forward is not None and self._loss_of_logits() is not None
 
     def _by_name(self, values: Any) -> dict[str, Any]:
         """Return labels or sample weights by name, without the box."""
@@ -193,6 +214,32 @@ def exchange(patches: Any, box: Any) -> Any:
         box: `(batch, rows * columns)`.
     """
     return ops.where(ops.cast(box, "bool")[..., None], ops.flip(patches, axis=0), patches)
+
+
+def _of_logits(loss: Any, activation: str | None) -> keras.losses.Loss | None:
+    """Return a loss of probabilities as the same one of logits, or None."""
+    if isinstance(loss, PerHead):
+        losses = {name: _of_logits(each, activation) for name, each in loss.losses.items()}
+        return None if None in losses.values() else PerHead(losses, loss.weights)
+    if activation is None or getattr(loss, "activation", None) != activation or loss.from_logits:
+        return None
+    return type(loss).from_config({**loss.get_config(), "from_logits": True})
+
+
+def _activation_of(head: keras.layers.Layer) -> str | None:
+    """Return the name of the attribute of a head that is its activation."""
+    return next((name for name in ("act", "activation") if hasattr(head, name)), None)
+
+
+@contextlib.contextmanager
+def _without_activation(head: keras.layers.Layer) -> Iterator[None]:
+    name = _activation_of(head)
+    activation = getattr(head, name)
+    setattr(head, name, keras.activations.linear)
+    try:
+        yield
+    finally:
+        setattr(head, name, activation)
 
 
 def _unpack(inputs: Any) -> tuple[Any, Any]:

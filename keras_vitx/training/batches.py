@@ -49,12 +49,7 @@ def opened(
         ValueError: if the number of classes of the source is not that of the model's outputs, or
             one of the arguments is given with the user's own batches.
     """
-    if isinstance(source, Iterator):
-        raise ValueError(
-            f"`source` must not be a generator, which ends after one epoch. Received: a "
-            f"{type(source).__name__}. Give a `keras.utils.PyDataset`, a `tf.data.Dataset`, a "
-            "`DataLoader`, or arrays."
-        )
+    _check_repeats(source)
     if isinstance(source, data.Pipelines) or is_batches(source):
         wrong = [name for name, value in arguments.items() if value not in (None, 1.0, False, 0)]
         wrong = [name for name in wrong if name != "validation_split"]
@@ -108,6 +103,15 @@ def opened(
     return recipe, batches
 
 
+def _check_repeats(source: Any) -> None:
+    if isinstance(source, Iterator):
+        raise ValueError(
+            f"`source` must not be a generator, which ends after one epoch. Received: a "
+            f"{type(source).__name__}. Give a `keras.utils.PyDataset`, a `tf.data.Dataset`, a "
+            "`DataLoader`, or arrays."
+        )
+
+
 def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
     if names is None or are_numbers(names) or len(names) == outputs:
         return
@@ -152,6 +156,7 @@ def evaluation_split(
     Raises:
         ValueError: if the source does not have that split, or batches can't be cropped.
     """
+    _check_repeats(source)
     if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
         raise ValueError(
             f"`crop_ratio` must be None for batches, which are cropped. Received: {crop_ratio!r}."

@@ -132,9 +132,10 @@ class Run(keras.callbacks.Callback):
             kept += f" `resume=True` continues from {files[-1]}."
         if isinstance(error, FloatingPointError):
             self.facts["images"] = getattr(error, "images", [])
+            look = "look at these images, and " if self.facts["images"] else ""
             raise FloatingPointError(
-                f"{error} {kept} Next, try a lower `learning_rate`, `clip_norm=1.0`, or "
-                "`precision='float32'`, and look at these images."
+                f"{error} {kept} Next, {look}try a lower `learning_rate`, `clip_norm=1.0`, or "
+                "`precision='float32'`."
             ) from error
         log.warning("%s stopped the training. %s", type(error).__name__, kept)
 

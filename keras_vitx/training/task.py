@@ -90,13 +90,15 @@ def _kind(outputs: Outputs, labels: np.ndarray) -> Kind:
     if labels.ndim == 1 and classes == 1:
         if outputs.kind == "sigmoid" and in_unit:
             return "binary"
-        if outputs.kind == "logits" and not whole:
+        if outputs.kind == "logits" and labels.dtype.kind == "f":
             return "regression"
     elif labels.ndim == 1 and whole:
         if labels.min() < 0 or labels.max() >= classes:
             raise ValueError(
                 f"Labels must be in 0..{classes - 1}, as the model has {classes} outputs. "
-                f"Received: {labels.min():.0f}..{labels.max():.0f}."
+                f"Received: {labels.min():.0f}..{labels.max():.0f}. Make the model with "
+                f"classes={labels.max() + 1:.0f}; or, if they are numbers to predict, such as "
+                "ages, with classes=1 and classifier_activation=None, and floats as labels."
             )
         return "classes"
     elif labels.ndim == 2 and labels.shape[1] == classes:
@@ -111,6 +113,7 @@ def _kind(outputs: Outputs, labels: np.ndarray) -> Kind:
         f"A head of {classes} outputs ({outputs.kind}) and labels of shape {labels.shape} "
         f"({labels.dtype}, from {labels.min():g} to {labels.max():g}) do not determine a task. "
         "Expected: softmax or logits with integers or with rows that sum to 1; sigmoid "
-        "with rows of 0 and 1 (several labels per image); a linear head with other floats. Or "
-        "give `loss=`."
+        "with rows of 0 and 1 (several labels per image); a linear head with other floats. Make "
+        'the model with classifier_activation="softmax", "sigmoid" or None (linear), or call '
+        "`model.compile(optimizer, loss)` before `fit`."
     )

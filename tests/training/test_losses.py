@@ -1,8 +1,9 @@
 import keras
 import numpy as np
 import pytest
-from harness import array, close, numbers
+from harness import array, close, numbers, tiny
 
+import keras_vitx as kv
 from keras_vitx.training import PerHead, SigmoidCrossentropy, SmoothedCrossentropy, SoftDistillation
 
 
@@ -36,6 +37,26 @@ def test_a_label_of_tiny_probability_has_a_gradient(kind):
     else:
         gradient = (1 / (1 + np.exp(-logits)) - target) / 3
     close(array(layer.bias), -gradient[0], 1e-4)
+
+
+@pytest.mark.parametrize("head", ["chain", "dense"])
+def test_a_sigmoid_head_trains_on_logits(head):
+    """Above a logit of 17, its probability in float32 is 1, whose gradient is 0."""
+    if head == "chain":
+        model = tiny(kv.ViT, num_heads=2, classes=3, classifier_activation="sigmoid")()
+    else:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "sigmoid")])
+    layer = model.layers[-1]
+    layer.kernel.assign(np.zeros(layer.kernel.shape))
+    before = np.array([40.0, -40.0, 20.0])
+    layer.bias.assign(before)
+    model.compile(keras.optimizers.SGD(3.0), SigmoidCrossentropy(), metrics=["binary_accuracy"])
+    images, labels = np.ones((2, *model.input_shape[1:])), np.array([[0.0, 1.0, 1.0]] * 2)
+    logs = model.fit(images, labels, verbose=0).history
+    close(logs["binary_accuracy"], [1 / 3])
+    if head == "chain" or keras.backend.backend() != "jax":
+        close(logs["loss"], [80 / 3])
+        close(array(layer.bias), before - [1, -1, 0])
 
 
 def test_serialization():

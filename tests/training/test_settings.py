@@ -6,7 +6,7 @@ import logging
 import keras
 import numpy as np
 import pytest
-from harness import array
+from harness import array, tiny
 from test_fit import SHORT, TRAIN, VALIDATION, Batched, images_of, ready, small
 
 import keras_vitx as kv
@@ -100,6 +100,10 @@ def test_two_trainings_in_one_folder(tmp_path):
 def test_generators_and_raw_pixels(caplog):
     with pytest.raises(ValueError, match="must not be a generator"):
         kv.fit(small(), (batch for batch in Batched(*TRAIN)), **SHORT)
+    with pytest.raises(
+        ValueError, match=r"must not be a generator.*Give a `keras.utils.PyDataset`"
+    ):
+        kv.evaluate(small(), (batch for batch in Batched(*TRAIN)))
     kv.fit(small(), Batched(*TRAIN), **SHORT)
     assert "pixels" not in caplog.text
 
@@ -189,3 +193,32 @@ def test_a_learning_rate_is_found(tmp_path):
     assert np.isfinite(outputs).all()
     with pytest.raises(ValueError, match="`low`"):
         kv.training.find_learning_rate(model, TRAIN, low=1.0, high=0.1)
+
+
+def test_ages_are_regression():
+    images = TRAIN[0]
+    ages = np.where(np.arange(len(images)) % 2, 23.0, 41.0)
+    history = kv.fit(small(classes=1, activation=None), (images, ages), **SHORT)
+    assert "mean_absolute_error" in history.history
+    with pytest.raises(ValueError, match="classes=1 and classifier_activation=None"):
+        kv.fit(small(), (images, ages), **SHORT)
+
+
+def test_messages_say_the_next_step(tmp_path):
+    whole = small()
+    cut = keras.Model(whole.inputs, keras.layers.Dense(2)(whole.layers[-2].output))
+    features = tiny(kv.ViT, num_heads=2, include_top=False)()
+    (tmp_path / "x.foo").write_text("")
+    wrong = (
+        (cut, TRAIN, r"`model.preprocessing = whole.preprocessing`"),
+        (features, TRAIN, r"Put pooling and a `keras.layers.Dense\(classes\)` on top"),
+        (whole, tmp_path / "x.foo", "is not a folder, an .npz or a .csv file. Expected"),
+        (whole, "x.foo", "'x.foo' does not exist. Expected"),
+    )
+    for model, source, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            kv.fit(model, source, **SHORT)
+        with pytest.raises(ValueError, match=message):
+            kv.evaluate(model, source)
+    with pytest.raises(FloatingPointError, match=r"Next, .*try a lower `learning_rate`"):
+        kv.fit(small(), TRAIN, **{**SHORT, "learning_rate": 1e30, "clip_norm": None})

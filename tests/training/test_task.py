@@ -27,6 +27,8 @@ CASES = [
     ("sigmoid", 1, np.array([[0.0], [1.0]]), "binary"),
     ("logits", 3, FLOATS, "regression"),
     ("logits", 1, FLOATS[0], "regression"),
+    ("logits", 1, np.array([23.0, 41.0]), "regression"),
+    ("logits", 1, np.array([[0.0], [1.0]]), "regression"),
 ]
 UNCLEAR = [
     ("softmax", 3, SEVERAL),
@@ -46,7 +48,7 @@ def test_kinds(kind, classes, labels, expected):
 
 @pytest.mark.parametrize(("kind", "classes", "labels"), UNCLEAR)
 def test_unclear(kind, classes, labels):
-    with pytest.raises(ValueError, match="`loss=`"):
+    with pytest.raises(ValueError, match="classifier_activation="):
         task_of(Outputs(kind, classes), labels)
 
 

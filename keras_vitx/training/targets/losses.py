@@ -26,6 +26,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
         name: Name of the loss.
     """
 
+    activation = "softmax"
+
     def __init__(
         self,
         label_smoothing: float = 0.0,
@@ -77,6 +79,8 @@ class SoftDistillation(keras.losses.Loss):
     Raises:
         ValueError: if `temperature` is not above 0.
     """
+
+    activation = "softmax"
 
     def __init__(
         self,
