@@ -41,6 +41,15 @@ def test_it_is_short():
     assert len(README.splitlines()) <= 130
 
 
+def test_the_accuracies_are_those_that_the_files_of_the_weights_record():
+    names, values = re.search(
+        r"^\|( \|.+_Mini) \|\n.*\n\| CIFAR-10 top-1, % \|(.+)\|$", README, re.M
+    ).groups()
+    stated = dict(zip(names.strip(" |").split(" | "), map(float, values.split("|")), strict=True))
+    shipped = [one for one in checkpoints_of(None) if one.source.startswith("package:")]
+    assert stated == {one.constructor: one.top1 for one in shipped}
+
+
 def test_the_table_has_every_size():
     assert set(SIZES) == set(kv.list_models())
     assert f"All {len(SIZES)} sizes" in README
