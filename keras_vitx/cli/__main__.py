@@ -19,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     # Plain text, the same in a terminal and in a pipe.
     rich_markup_mode=None,
+    # Help uses the whole width of a terminal.
+    context_settings={"max_content_width": 140},
 )
 
 

@@ -1,6 +1,7 @@
 """`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
 
 import math
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,12 +19,6 @@ from keras_vitx.cli._models import (
 from keras_vitx.cli._options import Backend, Json, ModelOrFile, Source, Strict, Weights
 from keras_vitx.cli._output import show, show_json
 from keras_vitx.files import check_writable
-
-
-def Strengths(what: str) -> Any:
-    """Return the type of an option that perturbs the images, with one or several strengths."""
-    help = f"Also evaluate on perturbed images: {what}. Repeat it for several strengths."
-    return Annotated[list[str] | None, typer.Option(help=help, metavar="STRENGTH")]
 
 
 def main(
@@ -67,12 +62,14 @@ def main(
         bool,
         typer.Option("--restrict", help="Predict the source's classes only (ImageNet-A, -R)."),
     ] = False,
-    occlude: Strengths("occluded share of the area, at the centre, such as 0.25") = None,
-    fgsm: Strengths("epsilon of the fast gradient sign attack, such as 1/255") = None,
-    pgd: Strengths("epsilon of projected gradient descent, 10 steps") = None,
-    noise: Strengths("standard deviation of Gaussian noise, of 0..255") = None,
-    shot_noise: Strengths("Poisson noise, such as 1/60") = None,
-    blur: Strengths("standard deviation of a Gaussian blur, in pixels") = None,
+    perturb: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=STRENGTH",
+            help="Also evaluate on perturbed images, such as occlude=0.25, fgsm=1/255, pgd=1/255, "
+            "noise=10, shot_noise=1/60 or blur=1; may be repeated.",
+        ),
+    ] = None,
     runs: Annotated[
         int,
         typer.Option(help="Evaluations with different seeds of each random change.", min=1, max=10),
@@ -93,8 +90,7 @@ def main(
     from keras_vitx.robustness.curve import KINDS
 
     _check(crop_ratio, confusion, per_class, wrong)
-    changes = {"occlude": occlude, "fgsm": fgsm, "pgd": pgd, "noise": noise, "blur": blur}
-    changes = {k: _numbers(k, v) for k, v in {**changes, "shot_noise": shot_noise}.items() if v}
+    changes = _perturbations(perturb or (), KINDS)
     if changes and len(crop_ratio or ()) > 1:
         raise ValueError(f"Perturbed images need one `--crop-ratio`. Received: {crop_ratio}.")
     kv.keep_memory()
@@ -188,15 +184,22 @@ def _only(measures: dict[str, Any]) -> dict[str, Any]:
     return {"accuracy": measures["accuracy"], "interval": None, "images": measures["images"]}
 
 
-def _numbers(name: str, texts: list[str]) -> list[float]:
-    """Return numbers such as 0.25 or 1/255."""
-    try:
-        return [float(Fraction(text)) for text in texts]
-    except (ValueError, ZeroDivisionError):
-        option = "--" + name.replace("_", "-")
-        raise ValueError(
-            f"`{option}` takes numbers such as 0.25 or 1/255. Received: {texts}."
-        ) from None
+def _perturbations(texts: Sequence[str], kinds: Collection[str]) -> dict[str, list[float]]:
+    """Return the strengths of each kind, from texts such as `fgsm=1/255`."""
+    strengths: dict[str, list[float]] = {}
+    for text in texts:
+        kind, _, strength = text.partition("=")
+        try:
+            number = float(Fraction(strength))
+        except (ValueError, ZeroDivisionError):
+            number = None
+        if kind not in kinds or number is None:
+            raise ValueError(
+                f"`--perturb` must be KIND=STRENGTH, such as fgsm=1/255, with one of the kinds "
+                f"{', '.join(kinds)}. Received: {text!r}."
+            )
+        strengths.setdefault(kind, []).append(number)
+    return strengths
 
 
 def _check(crop_ratio: list[float] | None, *paths: Path | None) -> None:

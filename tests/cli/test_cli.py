@@ -122,7 +122,7 @@ def test_evaluate_by_class_and_crop(run, tiny_file, small_set, tmp_path):
 
 def test_evaluate_on_perturbed_images(run, tiny_file, small_set):
     clean = json.loads(run("evaluate", tiny_file, small_set, "--json")[1])["accuracy"]
-    words = ("--fgsm", "4/255", "--occlude", 0, "--occlude", 0.5)
+    words = [f"--perturb={one}" for one in ("occlude=0", "occlude=0.5", "fgsm=4/255")]
     code, out, err = run("evaluate", tiny_file, small_set, "--json", *words)
     assert code == 0, err
     rows = json.loads(out)
@@ -130,8 +130,9 @@ def test_evaluate_on_perturbed_images(run, tiny_file, small_set):
     assert kinds == [("none", 0), ("occlude", 0), ("occlude", 0.5), ("fgsm", 4 / 255)]
     assert rows[0]["accuracy"] == rows[1]["accuracy"] == clean >= rows[3]["accuracy"]
     for words, said in (
-        (("--fgsm", "2"), "`epsilon` must be a number of at least 0 and at most 1"),
-        (("--noise", "much"), "`--noise` takes numbers such as 0.25 or 1/255"),
+        (("--perturb", "fgsm=2"), "`epsilon` must be a number of at least 0 and at most 1"),
+        (("--perturb", "noise=much"), "`--perturb` must be KIND=STRENGTH"),
+        (("--perturb", "snow=1"), "one of the kinds occlude, fgsm"),
     ):
         # The error precedes opening the source, which doesn't exist.
         code, _, err = run("evaluate", tiny_file, "gone.npz", *words)
