@@ -4,13 +4,16 @@ __version__ = "0.1.0"
 
 from keras_vitx import backend
 
-if backend.is_command():
-    # `keras-vitx` parses its options, `--backend` among them, before Keras is imported.
+if backend.is_command() or backend.is_worker():
+    # `keras-vitx` parses its options, `--backend` among them, before Keras is imported; processes
+    # that make batches do without it.
     def __getattr__(name: str):
         if name.startswith("_"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
+        if backend.is_worker():
+            backend.choose()
         return getattr(importlib.import_module("keras_vitx.api"), name)
 
 else:

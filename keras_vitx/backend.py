@@ -31,6 +31,8 @@ WRITTEN_BY_KERAS = {
 
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+WORKER = "KERAS_VITX_WORKER"
+"""Set in the environment of processes that make batches, which need no Keras."""
 # Device files of the drivers of NVIDIA, AMD and Google.
 ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 
@@ -99,6 +101,11 @@ def is_command() -> bool:
     # With "python -m", argv[0] is "-m" while the package of the module is imported.
     as_module = program == "-m" and "keras_vitx.cli" in sys.orig_argv
     return as_module or Path(program).stem == "keras-vitx"
+
+
+def is_worker() -> bool:
+    """Return whether this process makes batches of `keras_vitx.data` for another one."""
+    return WORKER in os.environ
 
 
 def without_gradients() -> contextlib.AbstractContextManager:

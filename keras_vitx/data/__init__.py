@@ -1,29 +1,50 @@
 """Image data: sources, preprocessing and batches for training."""
 
+import importlib
+
+from keras_vitx.backend import is_worker
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.files import FileBatch, batches_of_files
-from keras_vitx.data.grain import Examples, grain_batches
-from keras_vitx.data.pipelines import Pipelines, pipelines
 from keras_vitx.data.predictions import decode_predictions
 from keras_vitx.data.preprocessing import decode_image, preprocess_input
-from keras_vitx.data.sources import Dataset, load_dataset, load_real
+from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
 from keras_vitx.renamed import renamed_names
 
-__getattr__ = renamed_names(
-    __name__, open_source="load_dataset", open_real="load_real", Source="Dataset"
-)
+if is_worker():  # Processes that make batches do without Keras, but for a main module that asks.
+
+    def __getattr__(name: str):
+        if name not in ("Pipelines", "pipelines"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module("keras_vitx.data.pipeline"), name)
+
+else:
+    from keras_vitx.data.pipeline import Pipelines, pipelines
+
+    __getattr__ = renamed_names(
+        __name__,
+        open_source="load_dataset",
+        open_real="load_real",
+        Source="Dataset",
+        Examples="_same",
+    )
+
+
+def _same(split: Split) -> Split:
+    """Return a split, which is a random-access data source of Grain itself."""
+    return split
+
+
 __all__ = [
     "Augmentation",
     "Dataset",
-    "Examples",
     "FileBatch",
     "Mixing",
     "Pipelines",
+    "Split",
     "batches_of_files",
     "decode_image",
     "decode_predictions",
-    "grain_batches",
     "load_dataset",
     "load_real",
     "pipelines",

@@ -49,14 +49,14 @@ def batches_of_files(
     return _batches([Path(path) for path in paths], ModelInput.of(model), batch_size)
 
 
-def _batches(paths: list[Path], facts: ModelInput, batch_size: int) -> Iterator[FileBatch]:
+def _batches(paths: list[Path], spec: ModelInput, batch_size: int) -> Iterator[FileBatch]:
     def image_or_error(path: Path) -> np.ndarray | OSError:
         try:
             image = decode_image(path)
         except OSError as error:
             return error
-        image = fit_to_model(image, facts, facts.preprocessing.crop_ratio)
-        return normalize(image, facts.preprocessing)
+        image = fit_to_model(image, spec, spec.preprocessing.crop_ratio)
+        return normalize(image, spec.preprocessing)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(paths), batch_size):
@@ -68,5 +68,5 @@ def _batches(paths: list[Path], facts: ModelInput, batch_size: int) -> Iterator[
                 else:
                     good.append(path)
                     images.append(result)
-            empty = np.empty((0, *facts.size, facts.channels), "float32")
+            empty = np.empty((0, *spec.size, spec.channels), "float32")
             yield FileBatch(good, np.stack(images) if images else empty, errors)

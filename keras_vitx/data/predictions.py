@@ -3,7 +3,6 @@
 import functools
 from pathlib import Path
 
-import keras
 import numpy as np
 
 IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
@@ -27,6 +26,8 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
         ValueError: if the predictions have another shape, `top` isn't positive, or the
             number of classes differs from the number of names.
     """
+    import keras  # slow, and not needed by the processes that make batches
+
     predictions = keras.ops.convert_to_numpy(predictions)
     if predictions.ndim != 2:
         raise ValueError(f"predictions: expected (n, classes), got shape {predictions.shape}.")

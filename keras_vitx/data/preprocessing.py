@@ -5,10 +5,8 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from keras import ops
 from PIL import ExifTags, Image, ImageOps
 
 from keras_vitx.preprocessing import ModelInput, Preprocessing
@@ -44,15 +42,15 @@ def preprocess_input(images, model) -> np.ndarray:
         OSError: if a file can't be decoded, or has more than `PIL.Image.MAX_IMAGE_PIXELS`
             pixels; the message names it.
     """
-    facts = ModelInput.of(model)
+    spec = ModelInput.of(model)
     if not isinstance(images, (list, tuple)):
         images = [images] if _is_file_or_picture(images) else _as_batch(images)
     if not len(images):
         raise ValueError("images: expected at least one image, got none.")
     resized = [
-        fit_to_model(_pixels(image), facts, facts.preprocessing.crop_ratio) for image in images
+        fit_to_model(_pixels(image), spec, spec.preprocessing.crop_ratio) for image in images
     ]
-    return normalize(np.stack(resized), facts.preprocessing)
+    return normalize(np.stack(resized), spec.preprocessing)
 
 
 @contextlib.contextmanager
@@ -207,14 +205,6 @@ def normalize(
     return out
 
 
-def normalize_on_device(images: np.ndarray, preprocessing: Preprocessing) -> Any:
-    """Return what `normalize` returns, computed on the device, to which uint8 images travel."""
-    images = ops.cast(ops.convert_to_tensor(images), "float32") / 255.0
-    return (images - ops.convert_to_tensor(preprocessing.mean, "float32")) / ops.convert_to_tensor(
-        preprocessing.std, "float32"
-    )
-
-
 def as_uint8(images, what: str) -> np.ndarray:
     """Convert an array, uint8 in 0..255 or floats in 0..1, to uint8.
 
@@ -238,10 +228,10 @@ def as_uint8(images, what: str) -> np.ndarray:
     return np.rint(images * 255).astype("uint8")
 
 
-def fit_to_model(image: np.ndarray, facts: ModelInput, crop_ratio: float) -> np.ndarray:
+def fit_to_model(image: np.ndarray, spec: ModelInput, crop_ratio: float) -> np.ndarray:
     """Convert a uint8 image (h, w, c) to the size and channels of a model's input."""
-    image = with_channels(image, facts.channels)
-    return resize_and_crop(image, facts.size, crop_ratio, facts.preprocessing.interpolation)
+    image = with_channels(image, spec.channels)
+    return resize_and_crop(image, spec.size, crop_ratio, spec.preprocessing.interpolation)
 
 
 def _is_file_or_picture(value) -> bool:

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.batches import Batches, order
+from keras_vitx.data.batches import Batches
 from keras_vitx.data.preprocessing import normalize, resize, with_channels
+from keras_vitx.data.worker import order
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.segmentation.sources import IGNORED, MaskedImages
 
@@ -47,7 +48,7 @@ class TrainingCrops(Batches):
         jitter: float = 0.0,
         seed: int = 0,
     ):
-        super().__init__()
+        super().__init__(self._make)
         if not 0 < scales[0] <= scales[1]:
             raise ValueError(f"`scales` must be a range above 0. Received: {scales!r}.")
         if not 0 <= jitter < 1:
@@ -64,7 +65,7 @@ class TrainingCrops(Batches):
         """Return the names of the images of a batch."""
         return [self.masked.names[i] for i in self._positions(epoch, index)]
 
-    def make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def _make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return images (batch, height, width, channels) and masks (batch, height, width)."""
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
@@ -120,14 +121,14 @@ class EvaluationPairs(Batches):
     """
 
     def __init__(self, part: MaskedImages, model: Any, classes: int, batch_size: int = 16):
-        super().__init__()
+        super().__init__(self._make)
         self.masked, self.facts = part, ModelInput.of(model)
         self.classes, self.batch_size = classes, batch_size
 
     def __len__(self) -> int:
         return -(-self.masked.size // self.batch_size)
 
-    def make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def _make(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return images (batch, height, width, channels) and masks (batch, height, width)."""
         images, masks = [], []
         start = index * self.batch_size

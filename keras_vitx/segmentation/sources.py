@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_vitx.data.preprocessing import as_uint8, decode_image, open_image
-from keras_vitx.data.sources.folders import ImageFiles, image_files
-from keras_vitx.data.sources.tfds import builder_of, keep_tensorflow_off_the_gpu
+from keras_vitx.data.sources.encoded import ImageFiles
+from keras_vitx.data.sources.folders import image_files
+from keras_vitx.data.sources.tfds import builder_of
 
 IGNORED = 255
 """The label of pixels that count neither in the loss nor in a measure."""
@@ -265,16 +266,7 @@ class _Examples(Sequence):
 
 
 def _tfds(name, first_label, names, data_dir):
-    builder = builder_of(name, data_dir)
-    features = dict(builder.info.features.items())
-    if not {"image", "segmentation_mask"} <= features.keys():
-        raise ValueError(
-            f'source: "tfds:{name}" needs the features image and segmentation_mask. It has '
-            f"{', '.join(features)}."
-        )
-    if not builder.is_prepared():
-        keep_tensorflow_off_the_gpu()
-        builder.download_and_prepare()
+    builder = builder_of(name, data_dir, ("image", "segmentation_mask"))
     parts = {}
     for split in builder.info.splits:
         part = "validation" if split == "test" else PARTS.get(split)

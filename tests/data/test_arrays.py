@@ -117,7 +117,7 @@ def test_one_hot_labels_are_split_like_integers(arrays):
 
 
 def test_parts_with_labels_of_two_forms_are_an_error(arrays):
-    with pytest.raises(ValueError, match=r"one form in all parts, got int32 .* float32 \(40, 4\)"):
+    with pytest.raises(ValueError, match=r"one form in all splits, got int32 .* float32 \(40, 4\)"):
         load_dataset((arrays, (arrays[0], np.eye(4)[arrays[1]])))
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from keras_vitx.data import Mixing
 from keras_vitx.data.augmentation.mixing import check_mixable, soft_labels
-from keras_vitx.data.batches import share_of_batch
+from keras_vitx.data.worker import share_of_batch
 
 pytestmark = pytest.mark.backend_free
 

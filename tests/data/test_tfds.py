@@ -131,7 +131,7 @@ def test_array_record_is_read_without_tensorflow(tmp_path):
 
 def test_a_set_without_labels_is_refused(tmp_path):
     folder = built(tmp_path, {"train": 3}, {"text": tfds.features.Text()})
-    with pytest.raises(ValueError, match="not a set of images with a class label"):
+    with pytest.raises(ValueError, match="must have the features image and label"):
         load_dataset("tfds:shapes", data_dir=folder)
 
 

@@ -16,7 +16,7 @@ from training.test_fit import small
 
 import keras_vitx as kv
 from keras_vitx.cli import _devices
-from keras_vitx.data.batches import share_of_batch
+from keras_vitx.data.worker import share_of_batch
 from keras_vitx.training.devices import Devices, check_batch
 from keras_vitx.training.devices.layout import layout_for
 from keras_vitx.training.devices.replicas import Share, _apart

@@ -36,21 +36,18 @@ def write_npz(folder):
 def write_records(folder):
     import io
 
-    def field(number, content):
-        return bytes([number << 3 | 2, len(content) & 127 | 128, len(content) >> 7]) + content
-
-    path, records = folder / "file.tfrecord", b""
-    for label in range(8):
-        image = io.BytesIO()
-        Image.fromarray(np.full((8, 8, 3), 20 * label, "uint8")).save(image, "PNG")
-        features = {
-            b"image": field(1, field(1, image.getvalue())),
-            b"label": field(3, field(1, bytes([label % 2]))),
-        }
-        entries = (field(1, field(1, name) + field(2, value)) for name, value in features.items())
-        example = field(1, b"".join(entries))
-        records += len(example).to_bytes(8, "little") + bytes(4) + example + bytes(4)
-    path.write_bytes(records)
+    tf = pytest.importorskip("tensorflow")
+    path = folder / "file.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for label in range(8):
+            image = io.BytesIO()
+            Image.fromarray(np.full((8, 8, 3), 20 * label, "uint8")).save(image, "PNG")
+            lists = {
+                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.getvalue()])),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label % 2])),
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=lists))
+            writer.write(example.SerializeToString())
     return path
 
 

@@ -9,10 +9,8 @@ uniform in [0, p].
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from keras import ops
 
 from keras_vitx.data.augmentation.windows import ATTEMPTS
 
@@ -58,14 +56,14 @@ def draw_erasing(
 
 
 @functools.lru_cache(maxsize=4)
-def _noise(count: int) -> np.ndarray:
+def noise(count: int) -> np.ndarray:
     """Return `NOISE` standard normal numbers and their first `count` ones again, float32.
 
     The noise of an image begins at a random offset. It is the same on every backend and device,
     whose own generators differ.
     """
-    noise = np.random.default_rng(0).standard_normal(NOISE, dtype="float32")
-    return np.concatenate([noise, np.resize(noise, count)])
+    numbers = np.random.default_rng(0).standard_normal(NOISE, dtype="float32")
+    return np.concatenate([numbers, np.resize(numbers, count)])
 
 
 def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
@@ -77,35 +75,11 @@ def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
     """
     top, left, rows, columns, offset = box
     if rows:
-        noise = _noise(image.size)[offset : offset + image.size].reshape(image.shape)
+        numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
         window = slice(top, top + rows), slice(left, left + columns)
-        image[window] = noise[window]
-
-
-def erase_on_device(images: Any, boxes: np.ndarray) -> Any:
-    """Return what `erase_box` makes of each image, computed where the images are.
-
-    Args:
-        images: A tensor, float32 (batch, height, width, channels).
-        boxes: int32 (batch, 5), of `draw_erasing`.
-    """
-    _, height, width, channels = images.shape
-    boxes = ops.convert_to_tensor(boxes)[:, :, None]
-    rows, columns = ops.arange(height), ops.arange(width)
-    inside_rows = (rows >= boxes[:, 0]) & (rows < boxes[:, 0] + boxes[:, 2])
-    inside_columns = (columns >= boxes[:, 1]) & (columns < boxes[:, 1] + boxes[:, 3])
-    inside = ops.logical_and(inside_rows[:, :, None], inside_columns[:, None])
-    count = height * width * channels
-    noise = ops.take(ops.convert_to_tensor(_noise(count)), boxes[:, 4] + ops.arange(count))
-    return ops.where(inside[..., None], ops.reshape(noise, images.shape), images)
+        image[window] = numbers[window]
 
 
 def erase(image: np.ndarray, probability: float, random: np.random.Generator) -> None:
-    """Replace a random box of an image by standard normal noise, in place.
-
-    Args:
-        image: float32 (height, width, channels), normalized.
-        probability: Probability that a box is erased.
-        random: Source of the box and the noise.
-    """
+    """Replace a random box of a normalized image by standard normal noise, in place."""
     erase_box(image, draw_erasing(*image.shape[:2], probability, random))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_vitx.data.augmentation import check_fraction, checked_fields
@@ -129,7 +128,9 @@ class Mixing:
         first = share * pairs  # Pair i of the whole batch has the images i and n - 1 - i.
         groups = -(-count * shares // (2 * per_group))
         drawn = [self.draw(images.shape[1:3], random) for _ in range(groups)]
-        labels = keras.tree.map_structure(np.copy, labels)
+        several = isinstance(labels, dict)
+        labels = {k: v.copy() for k, v in labels.items()} if several else labels.copy()
+        arrays = labels.values() if several else [labels]
         for group, (coefficient, box) in enumerate(drawn):
             low = max(group * per_group - first, 0)
             high = min((group + 1) * per_group - first, pairs) if group < groups - 1 else pairs
@@ -141,12 +142,8 @@ class Mixing:
                 elif coefficient < 1:
                     images[pair] = mixed(images[pair], coefficient)
             rows = np.r_[low : max(high, low), count - max(high, low) : count - low]
-            keras.tree.map_structure(
-                lambda label, rows=rows, coefficient=coefficient: label.__setitem__(
-                    rows, mixed(label[rows], coefficient)
-                ),
-                labels,
-            )
+            for array in arrays:
+                array[rows] = mixed(array[rows], coefficient)
         return images, labels
 
 
@@ -199,6 +196,6 @@ def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
     return soft
 
 
-def _around(centre: int, length: int, limit: int) -> slice:
-    start = int(centre) - length // 2
+def _around(center: int, length: int, limit: int) -> slice:
+    start = int(center) - length // 2
     return slice(max(start, 0), min(start + length, limit))

@@ -1,4 +1,4 @@
-"""Opening labelled sets of images of any supported kind."""
+"""Labelled sets of images of any supported kind."""
 
 import os
 from collections.abc import Iterable
@@ -6,13 +6,13 @@ from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 
-from keras_vitx.data.sources.arrays import open_arrays, open_fashion_mnist, open_npz
-from keras_vitx.data.sources.folders import open_folder
+from keras_vitx.data.sources.arrays import load_arrays, load_fashion_mnist, load_npz
+from keras_vitx.data.sources.folders import load_folder
 from keras_vitx.data.sources.real import load_real
 from keras_vitx.data.sources.splits import Dataset, Split, hold_out
-from keras_vitx.data.sources.tables import open_table
-from keras_vitx.data.sources.tfds import open_tfds
-from keras_vitx.data.sources.tfrecords import open_tfrecords, shards_of
+from keras_vitx.data.sources.tables import load_table
+from keras_vitx.data.sources.tfds import load_tfds
+from keras_vitx.data.sources.tfrecords import load_tfrecords, shards_of
 
 __all__ = ["Dataset", "Split", "load_dataset", "load_real"]
 
@@ -33,13 +33,13 @@ def load_dataset(
     data_dir: str | os.PathLike | None = None,
     splits: bool | None = None,
 ) -> Dataset:
-    """Open and check a labelled set of images.
+    """Load and check a labelled set of images.
 
     If the source has no validation images, some are held out from its training images. Test
     images are never used for validation.
 
     Images are uint8 and keep their original sizes. Those of files are decoded when they are
-    used; opening reads names and labels only. `keras-vitx list --damaged` finds damaged files.
+    used; loading reads names and labels only. `keras-vitx list --damaged` finds damaged files.
 
     Args:
         source: One of
@@ -48,14 +48,14 @@ def load_dataset(
             a path to a folder with one sub-folder per class, or with folders of splits that hold
             such sub-folders: `train/` or `training/`; optionally `val/`, `valid/`,
             `validation/`, `dev/` or `eval/`; and `test/` or `testing/`, in any case;
-            a path to a .csv file of files and labels (`sources.tables.open_table`);
+            a path to a .csv file of files and labels (`sources.tables.load_table`);
             "tfds:NAME", any dataset of tensorflow-datasets with one label per image,
             downloaded if necessary;
             a path to an .npz file with x_train and y_train, and optionally x_val
             and y_val, x_test and y_test, and class_names;
-            TFRecord shards: a file, a pattern such as "imagenet/*-of-*", or a
-            folder of files with ".tfrecord" in their names, with the features
-            "image" and "label" or "image/encoded" and "image/class/label";
+            TFRecord shards, if TensorFlow is installed: a file, a pattern such as
+            "imagenet/*-of-*", or a folder of files with ".tfrecord" in their names, with
+            the features "image" and "label" or "image/encoded" and "image/class/label";
             arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with
             (x_test, y_test) as an optional third pair. Images are (n, height,
             width) or (n, height, width, channels), uint8 or floats in 0..1.
@@ -75,43 +75,39 @@ def load_dataset(
         ValueError: if the source is of no supported kind or layout, has fewer than two
             classes, or has labels out of range.
         OSError: if a file can't be read.
-        ImportError: if tensorflow-datasets is required but not installed.
+        ImportError: if tensorflow-datasets or TensorFlow is required but not installed.
     """
-    if isinstance(validation_split, Real):
-        if not 0 <= validation_split < 1:
-            raise ValueError(
-                "`validation_split` must be a number from 0 to less than 1, or names of images. "
-                f"Received: {validation_split!r}."
-            )
-    elif isinstance(validation_split, (str, bytes)) or not isinstance(validation_split, Iterable):
+    split = validation_split
+    names = isinstance(split, Iterable) and not isinstance(split, (str, bytes))
+    if not names and not (isinstance(split, Real) and 0 <= split < 1):
         raise ValueError(
             "`validation_split` must be a number from 0 to less than 1, or names of images. "
             f"Received: {validation_split!r}."
         )
-    opened = _open(source, strict, data_dir, splits)
-    if opened.validation is None:
-        train, validation = hold_out(opened.train, validation_split, seed)
-        opened = replace(opened, train=train, validation=validation)
-    return opened
+    dataset = _load(source, strict, data_dir, splits)
+    if dataset.validation is None:
+        train, validation = hold_out(dataset.train, validation_split, seed)
+        dataset = replace(dataset, train=train, validation=validation)
+    return dataset
 
 
-def _open(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool | None) -> Dataset:
+def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool | None) -> Dataset:
     if isinstance(source, (tuple, list)):
-        return open_arrays(tuple(source))
+        return load_arrays(tuple(source))
     if not isinstance(source, (str, os.PathLike)):
         raise ValueError(f"source: got {type(source).__name__}. {KINDS}")
     if source == "fashion_mnist":
-        return open_fashion_mnist()
+        return load_fashion_mnist()
     if str(source).startswith("tfds:"):
-        return open_tfds(str(source)[len("tfds:") :], data_dir)
+        return load_tfds(str(source)[len("tfds:") :], data_dir)
     path = Path(source).expanduser()
     if path.suffix not in (".npz", ".csv") and (shards := shards_of(source)):
-        return open_tfrecords(shards, str(source))
+        return load_tfrecords(shards, str(source))
     if path.is_dir():
-        return open_folder(path, strict, splits)
+        return load_folder(path, strict, splits)
     if path.is_file() and path.suffix == ".npz":
-        return open_npz(path)
+        return load_npz(path)
     if path.is_file() and path.suffix == ".csv":
-        return open_table(path)
+        return load_table(path)
     found = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
     raise ValueError(f"source: {str(source)!r} {found}. {KINDS}")

@@ -8,16 +8,16 @@ from keras_vitx.data.preprocessing import as_uint8
 from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, number_of_classes
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
-PARTS = {"train": "training", "val": "validation", "test": "test"}
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
-def open_fashion_mnist() -> Dataset:
-    """Open the shipped sample of Fashion-MNIST: 5,000 training images and 1,000 test images."""
-    return open_npz(FASHION_MNIST, name="fashion_mnist")
+def load_fashion_mnist() -> Dataset:
+    """Load the shipped sample of Fashion-MNIST: 5,000 training images and 1,000 test images."""
+    return load_npz(FASHION_MNIST, name="fashion_mnist")
 
 
-def open_npz(path: Path, name: str | None = None) -> Dataset:
-    """Open an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
+def load_npz(path: Path, name: str | None = None) -> Dataset:
+    """Load an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
 
     It may also hold `class_names`.
 
@@ -34,30 +34,30 @@ def open_npz(path: Path, name: str | None = None) -> Dataset:
         raise OSError(f"{path} can't be read as an .npz file: {error!s:.200}") from error
     found = ", ".join(sorted(arrays)) or "nothing"
     pairs = {}
-    for part in PARTS:
-        present = [key in arrays for key in (f"x_{part}", f"y_{part}")]
-        if any(present) != all(present) or (part == "train" and not any(present)):
+    for split in SPLITS:
+        present = [key in arrays for key in (f"x_{split}", f"y_{split}")]
+        if any(present) != all(present) or (split == "train" and not any(present)):
             raise ValueError(
                 "source: expected x_train and y_train, and optional pairs x_val, y_val and "
                 f"x_test, y_test in {path}, found {found}."
             )
         if all(present):
-            pairs[part] = arrays[f"x_{part}"], arrays[f"y_{part}"]
+            pairs[split] = arrays[f"x_{split}"], arrays[f"y_{split}"]
     names = arrays.get("class_names")
     names = None if names is None else tuple(map(str, names))
-    return _open(pairs, name or str(path), names)
+    return _load(pairs, name or str(path), names)
 
 
-def open_arrays(pair: tuple) -> Dataset:
-    """Open (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)]).
+def load_arrays(pair: tuple) -> Dataset:
+    """Load (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)]).
 
     The class names are the integers up to the largest label.
 
     Raises:
         ValueError: if the images or the labels are invalid.
     """
-    if len(pair) in (2, 3) and all(isinstance(part, tuple) and len(part) == 2 for part in pair):
-        pairs = dict(zip(PARTS, pair, strict=False))
+    if len(pair) in (2, 3) and all(isinstance(each, tuple) and len(each) == 2 for each in pair):
+        pairs = dict(zip(SPLITS, pair, strict=False))
     elif len(pair) == 2:
         pairs = {"train": pair}
     else:
@@ -65,16 +65,18 @@ def open_arrays(pair: tuple) -> Dataset:
             "source: expected (images, labels) or ((x_train, y_train), (x_val, y_val)), with "
             f"(x_test, y_test) as an optional third pair, got {len(pair)} items."
         )
-    return _open(pairs, "arrays", None)
+    return _load(pairs, "arrays", None)
 
 
-def _open(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | None) -> Dataset:
+def _load(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | None) -> Dataset:
     known = len(class_names) if class_names else None
-    parts = {key: _part(*pair, known, f"of the {PARTS[key]} part") for key, pair in pairs.items()}
-    labels = [part.labels for part in parts.values()]
-    if len({(part.dtype.kind, part.shape[1:]) for part in labels}) > 1:
-        forms = ", ".join(f"{part.dtype} {part.shape}" for part in labels)
-        raise ValueError(f"labels: expected one form in all parts, got {forms}.")
+    splits = {
+        key: _split(*pair, known, f"of the {SPLITS[key]} split") for key, pair in pairs.items()
+    }
+    labels = [split.labels for split in splits.values()]
+    if len({(each.dtype.kind, each.shape[1:]) for each in labels}) > 1:
+        forms = ", ".join(f"{each.dtype} {each.shape}" for each in labels)
+        raise ValueError(f"labels: expected one form in all splits, got {forms}.")
     if labels[0].dtype.kind == "i" and len(np.unique(labels[0])) < 2:
         raise ValueError(
             f"source: expected at least two classes, but every label is {labels[0][0]}."
@@ -82,10 +84,10 @@ def _open(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | Non
     classes = number_of_classes(labels)
     if class_names is None and classes is not None:
         class_names = tuple(map(str, range(classes)))
-    return Dataset(name, class_names, parts["train"], parts.get("val"), parts.get("test"))
+    return Dataset(name, class_names, splits["train"], splits.get("val"), splits.get("test"))
 
 
-def _part(images, labels, classes: int | None, what: str) -> Split:
+def _split(images, labels, classes: int | None, what: str) -> Split:
     try:
         images = np.asarray(images)
     except ValueError as error:

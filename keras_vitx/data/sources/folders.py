@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, features
 
-from keras_vitx.data.preprocessing import check_image, read_image, read_picture
+from keras_vitx.data.preprocessing import check_image
+from keras_vitx.data.sources.encoded import ImageFiles
 from keras_vitx.data.sources.splits import Dataset, Split, split_of
 
 LAYOUT = (
@@ -27,44 +28,8 @@ IMAGE_SUFFIXES = (
 log = logging.getLogger(__name__)
 
 
-class ImageFiles(Sequence):
-    """Image files, decoded lazily to RGB.
-
-    Args:
-        paths: The files.
-        root: The folder that `name` is relative to.
-    """
-
-    def __init__(self, paths: Sequence[Path], root: Path | None = None):
-        self.paths, self.root = list(paths), root
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def take(self, indices: np.ndarray) -> "ImageFiles":
-        """Return the images at `indices`."""
-        return ImageFiles([self.paths[index] for index in indices], self.root)
-
-    def id(self, index: int) -> Path:
-        """Return the path of an image."""
-        return self.paths[index]
-
-    def name(self, index: int) -> str:
-        """Return the path of an image, relative to `root`."""
-        path = self.paths[index]
-        return path.relative_to(self.root).as_posix() if self.root else str(path)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return uint8 (height, width, 3). Raises OSError if the file can't be decoded."""
-        return read_image(self.paths[index])
-
-    def picture(self, index: int) -> Image.Image:
-        """Return the same as a picture of Pillow, of which a window can be cropped at less cost."""
-        return read_picture(self.paths[index])
-
-
-def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
-    """Open a folder by the names of its files; none is read.
+def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
+    """Load a folder by the names of its files; none is read.
 
     Args:
         folder: The folder.
@@ -89,7 +54,7 @@ def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
             )
 
     skipped: list[Path] = []
-    parts = {}
+    loaded = {}
     for split, path in folders.items():
         found = [
             (file, label)
@@ -97,7 +62,7 @@ def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
             for file in image_files(path / name, skipped)
         ]
         labels = np.array([label for _, label in found], "int32")
-        parts[split] = Split(ImageFiles([file for file, _ in found], folder), labels)
+        loaded[split] = Split(ImageFiles([file for file, _ in found], folder), labels)
     if skipped:
         kinds = ", ".join(sorted({path.suffix.lower() for path in skipped}))
         message = f"{len(skipped)} images are of a kind that Pillow can't read here ({kinds})"
@@ -105,12 +70,12 @@ def open_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
             raise OSError(f"{message}, such as {skipped[0]}.")
         log.warning("%s, and are skipped, such as %s.", message, skipped[0])
     for label, name in enumerate(names):
-        if label not in parts["train"].labels:
+        if label not in loaded["train"].labels:
             raise ValueError(f"source: no readable image in {train / name}. {LAYOUT}")
-    for split, part in parts.items():
-        if not part.size:
+    for split, images in loaded.items():
+        if not images.size:
             raise ValueError(f"source: no readable image in {folders[split]}. {LAYOUT}")
-    return Dataset(str(folder), tuple(names), **parts, skipped=tuple(skipped))
+    return Dataset(str(folder), tuple(names), **loaded, skipped=tuple(skipped))
 
 
 def sub_folders(folder: Path) -> list[Path]:

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.folders import ImageFiles, image_files
+from keras_vitx.data.sources.encoded import ImageFiles
+from keras_vitx.data.sources.folders import image_files
 from keras_vitx.data.sources.splits import Dataset, Split
 
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
 def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
-    """Open ImageNet's validation images with the labels of ImageNet-ReaL.
+    """Load ImageNet's validation images with the labels of ImageNet-ReaL.
 
     Images without a label are left out, as in the paper. `keras_vitx.evaluate` counts a
     prediction as right if it is any of the labels.
@@ -27,7 +28,7 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
             their numbers.
 
     Returns:
-        A source whose test part has float32 labels (n, 1000): rows with the same
+        A dataset whose test split has float32 labels (n, 1000): rows with the same
         probability for each right class.
 
     Raises:
@@ -64,6 +65,6 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
         raise ValueError(
             f"source: {folder} has no image with labels named ILSVRC2012_val_00000001.JPEG, ..."
         )
-    part = Split(ImageFiles(files), np.stack(rows))
+    split = Split(ImageFiles(files), np.stack(rows))
     names = tuple(synset for synset, _ in imagenet_classes())
-    return Dataset(str(folder), names, train=part, test=part, any_of=True)
+    return Dataset(str(folder), names, train=split, test=split, any_of=True)

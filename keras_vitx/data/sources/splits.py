@@ -1,11 +1,11 @@
-"""Labelled sets of images, and their training, validation and test parts."""
+"""Labelled sets of images, and their training, validation and test splits."""
 
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +25,11 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
-class Split(NamedTuple):
-    """Images and their labels, in the same order.
+@dataclass(frozen=True)
+class Split:
+    """Images and their labels, in the same order; a random-access data source of Grain.
+
+    `split[i]` is the pair of image i and its label.
 
     Attributes:
         images: A sequence of uint8 arrays (height, width, channels): an array
@@ -43,6 +46,12 @@ class Split(NamedTuple):
     images: Sequence[np.ndarray]
     labels: np.ndarray
     ids: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.images[index], self.labels[index]
 
     @property
     def size(self) -> int:
@@ -73,16 +82,16 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A labelled set of images, opened and checked.
+    """A labelled set of images, checked.
 
     Attributes:
         name: Name of the source, for messages.
         class_names: Label i means `class_names[i]`; None for regression targets.
         train: The training images.
-        validation: The images that select the best epoch: the validation part of the
-            source, or else images split off from its training part; None with
+        validation: The images that select the best epoch: the validation split of the
+            source, or else images held out from its training split; None with
             `validation_split=0`.
-        test: The test part of the source, which training never uses, or None.
+        test: The test split of the source, which training never uses, or None.
         skipped: Image files of a kind that Pillow can't read here, such as HEIC without
             pillow-heif.
         any_of: Whether labels (n, classes) hold several right classes per image, of which a
@@ -149,27 +158,27 @@ def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
     """Return the number of classes implied by checked labels; None for regression.
 
     Args:
-        labels: The labels of the parts of one source.
+        labels: The labels of the splits of one source.
     """
     if labels[0].ndim == 2:
-        in_range = all(((part >= 0) & (part <= 1)).all() for part in labels)
+        in_range = all(((each >= 0) & (each <= 1)).all() for each in labels)
         return labels[0].shape[1] if in_range else None
-    if any(part.dtype.kind == "f" for part in labels):
+    if any(each.dtype.kind == "f" for each in labels):
         return None
-    return 1 + max(int(part.max()) for part in labels)
+    return 1 + max(int(each.max()) for each in labels)
 
 
 def hold_out(
-    part: Split, validation_split: float | Iterable[str | int], seed: int
+    split: Split, validation_split: float | Iterable[str | int], seed: int
 ) -> tuple[Split, Split | None]:
     """Split training images into (train, validation), stratified by class.
 
-    A class of two or more images is in both parts. The only image of a class stays in the
-    training part, and a warning is logged. Labels (n, classes) are stratified by their
+    A class of two or more images is in both splits. The only image of a class stays in the
+    training split, and a warning is logged. Labels (n, classes) are stratified by their
     largest entry; regression targets are not stratified.
 
     Args:
-        part: The images.
+        split: The images.
         validation_split: Fraction of each class used for validation, in [0, 1); with 0,
             validation is None. Or the `Split.names` of the images to hold out; names that are no
             longer there are logged.
@@ -179,12 +188,12 @@ def hold_out(
         ValueError: if no class has two images, or no image has one of the names.
     """
     if not isinstance(validation_split, Real):
-        return _held_out_by_name(part, set(map(str, validation_split)))
+        return _held_out_by_name(split, set(map(str, validation_split)))
     if not validation_split:
-        return part, None
+        return split, None
     random = np.random.RandomState(seed)
-    groups = _groups(part.labels)
-    validation = np.zeros(part.size, bool)
+    groups = _groups(split.labels)
+    validation = np.zeros(split.size, bool)
     lone = []
     for group in np.unique(groups):
         indices = np.flatnonzero(groups == group)
@@ -202,11 +211,11 @@ def hold_out(
             "Classes with a single image are used for training and missing from validation: %s.",
             ", ".join(map(str, lone[:10])) + (", ..." if len(lone) > 10 else ""),
         )
-    return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
+    return split.take(np.flatnonzero(~validation)), split.take(np.flatnonzero(validation))
 
 
-def _held_out_by_name(part: Split, names: set[str]) -> tuple[Split, Split]:
-    present = part.names()
+def _held_out_by_name(split: Split, names: set[str]) -> tuple[Split, Split]:
+    present = split.names()
     validation = np.array([name in names for name in present])
     if not validation.any():
         raise ValueError(
@@ -218,26 +227,26 @@ def _held_out_by_name(part: Split, names: set[str]) -> tuple[Split, Split]:
             "%d held-out images are no longer in the source: %s%s",
             len(missing), ", ".join(missing[:3]), ", ..." if len(missing) > 3 else "",
         )  # fmt: skip
-    return part.take(np.flatnonzero(~validation)), part.take(np.flatnonzero(validation))
+    return split.take(np.flatnonzero(~validation)), split.take(np.flatnonzero(validation))
 
 
-def fraction_of(part: Split, fraction: float, seed: int) -> Split:
+def fraction_of(split: Split, fraction: float, seed: int) -> Split:
     """Return a random fraction of each class, at least one image, in the original order.
 
     Args:
-        part: The images. Regression targets form a single class.
+        split: The images. Regression targets form a single class.
         fraction: The fraction, in (0, 1].
         seed: Seed of the choice. A larger fraction includes the images of a smaller one.
     """
     if fraction == 1:
-        return part
+        return split
     random = np.random.default_rng(seed)
-    groups = _groups(part.labels)
+    groups = _groups(split.labels)
     kept = []
     for group in np.unique(groups):
         indices = random.permutation(np.flatnonzero(groups == group))
         kept.append(indices[: max(round(len(indices) * fraction), 1)])
-    return part.take(np.sort(np.concatenate(kept)))
+    return split.take(np.sort(np.concatenate(kept)))
 
 
 def _groups(labels: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.data.sources.folders import ImageFiles
+from keras_vitx.data.sources.encoded import ImageFiles
 from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, split_of
 
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
@@ -15,8 +15,8 @@ SPLIT = ("split", "subset", "partition", "set")
 SEVERAL = (";", "|")  # between the labels of one image
 
 
-def open_table(path: Path) -> Dataset:
-    """Open a .csv file with a header, one row per image file.
+def load_table(path: Path) -> Dataset:
+    """Load a .csv file with a header, one row per image file.
 
     Columns, by name in any case:
 
@@ -62,13 +62,13 @@ def open_table(path: Path) -> Dataset:
         )
     if "train" not in splits:
         raise ValueError(f"source: {path} has no training images, only {', '.join(set(splits))}.")
-    whole = Split(ImageFiles(files, path.parent), labels)
-    parts = {
-        name: whole.take(np.flatnonzero([entry == name for entry in splits]))
+    every = Split(ImageFiles(files, path.parent), labels)
+    loaded = {
+        name: every.take(np.flatnonzero([entry == name for entry in splits]))
         for name in ("train", "validation", "test")
         if name in splits
     }
-    return Dataset(str(path), names, **parts)
+    return Dataset(str(path), names, **loaded)
 
 
 def _column(columns: Sequence[str], names: Sequence[str]) -> str | None:

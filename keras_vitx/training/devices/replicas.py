@@ -16,7 +16,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.data.batches import TrainingBatches, share_of_batch
+from keras_vitx.data.batches import TrainingBatches
+from keras_vitx.data.worker import share_of_batch
 from keras_vitx.keras_internals import (
     moments_replaced_by,
     restore_moments,

@@ -23,7 +23,7 @@ Sampling = Literal["balanced"] | Mapping[str, float] | Sequence[float] | np.ndar
 
 
 class Pipelines(NamedTuple):
-    """Batches of (images, labels) for `fit` and `evaluate`, and facts about them.
+    """Batches of (images, labels) for `fit` and `evaluate`, with their metadata.
 
     The batches made by `pipelines` are NumPy arrays: float32 images (batch, height, width,
     channels), normalized for the model, and labels in one of the forms of `Split.labels`.
@@ -34,22 +34,36 @@ class Pipelines(NamedTuple):
         validation: Batches that select the best epoch, in the order of the source, or
             None. The last one may be smaller.
         class_names: Label i means `class_names[i]`; None if there are no class names.
-        train_size: Number of training images; None if unknown.
-        validation_size: Number of validation images, or None.
         skipped: Image files of a kind that Pillow can't read.
-        test: The test part of the source, in order, or None. It is used by `evaluate`,
+        test: The test split of the source, in order, or None. It is used by `evaluate`,
             never in training.
-        test_size: Number of test images, or None.
     """
 
     train: keras.utils.PyDataset
     validation: keras.utils.PyDataset | None = None
     class_names: tuple[str, ...] | None = None
-    train_size: int | None = None
-    validation_size: int | None = None
     skipped: tuple[Path, ...] = ()
     test: keras.utils.PyDataset | None = None
-    test_size: int | None = None
+
+    @property
+    def train_size(self) -> int | None:
+        """Number of training images; None if unknown."""
+        return _size(self.train)
+
+    @property
+    def validation_size(self) -> int | None:
+        """Number of validation images, or None."""
+        return _size(self.validation)
+
+    @property
+    def test_size(self) -> int | None:
+        """Number of test images, or None."""
+        return _size(self.test)
+
+
+def _size(batches: Any) -> int | None:
+    split = getattr(batches, "split", None)
+    return None if split is None else len(split)
 
 
 def pipelines(
@@ -125,7 +139,7 @@ def pipelines(
         raise ValueError(f"seed: expected an integer of 0 or more, got {seed!r}.")
     if not isinstance(workers, (int, np.integer)) or workers < 0:
         raise ValueError(f"`workers` must be an integer, at least 0. Received: {workers!r}.")
-    facts = ModelInput.of(model)
+    spec = ModelInput.of(model)
     if not isinstance(source, Dataset):
         source = load_dataset(source, validation_split=validation_split, strict=strict, seed=seed)
     _check_classes(source, model)
@@ -137,7 +151,7 @@ def pipelines(
     train = fraction_of(source.train, fraction, seed)
     batches = TrainingBatches(
         train,
-        facts,
+        spec,
         batch_size,
         augmentation,
         mixing,
@@ -148,21 +162,12 @@ def pipelines(
         weights=weights,
         workers=workers,
     )
-    soft = None if mixing is None else classes
+    options = {"pad": pad, "soft": None if mixing is None else classes, "strict": strict}
     validation, test = (
-        None if part is None else EvaluationBatches(part, facts, batch_size, pad, soft, strict)
-        for part in (source.validation, source.test)
+        None if split is None else EvaluationBatches(split, spec, batch_size, **options)
+        for split in (source.validation, source.test)
     )
-    return Pipelines(
-        batches,
-        validation,
-        source.class_names,
-        train.size,
-        source.validation and source.validation.size,
-        source.skipped,
-        test,
-        source.test and source.test.size,
-    )
+    return Pipelines(batches, validation, source.class_names, source.skipped, test)
 
 
 def _weights(sampling: Sampling, source: Dataset) -> np.ndarray | None:
