@@ -3,7 +3,7 @@
     python examples/segment.py
     python examples/segment.py FOLDER
 
-Each scene has three articles, in random colours and sizes, on a random background; a pixel has
+Each scene has three articles, in random colors and sizes, on a random background; a pixel has
 the kind of its article, the background is class 0, and the rims of articles are ignored. A
 FOLDER holds images/ and masks/ (or Pascal VOC's or ADE20K's folders) and class_names.txt.
 Writes `segmented.png`, predictions last. Ten epochs, four minutes of a core, find no bags yet.
@@ -24,29 +24,29 @@ KIND = np.array([1, 1, 1, 1, 1, 2, 1, 2, 3, 2])  # of each class of Fashion-MNIS
 keras.utils.set_random_seed(0)
 
 
-def scene(part, random):
+def scene(split, random):
     """Return a scene of three articles and its mask."""
     ramp = np.linspace(random.uniform(0, 255, 3), random.uniform(0, 255, 3), SIDE)
     image = (ramp[:, None] + random.normal(0, 12, (SIDE, SIDE, 3))).clip(0, 255)
     mask = np.zeros((SIDE, SIDE), "int32")
-    for index in random.integers(part.size, size=3):
+    for index in random.integers(split.size, size=3):
         side = random.integers(14, 22)
-        article = Image.fromarray(part.images[index][..., 0]).resize((side, side))
+        article = Image.fromarray(split.images[index][..., 0]).resize((side, side))
         shade = np.asarray(article, "float32")[..., None] / 255
         top, left = random.integers(SIDE - side + 1, size=2)
-        place = slice(top, top + side), slice(left, left + side)
+        window = slice(top, top + side), slice(left, left + side)
         inside, rim = shade[..., 0] > 0.2, shade[..., 0] > 0.02
-        colour = random.uniform(80, 255, 3)
-        image[place] = np.where(rim[..., None], shade * colour, image[place])
-        labels = np.where(inside, KIND[part.labels[index]], segmentation.IGNORED)
-        mask[place] = np.where(rim, labels, mask[place])
+        color = random.uniform(80, 255, 3)
+        image[window] = np.where(rim[..., None], shade * color, image[window])
+        labels = np.where(inside, KIND[split.labels[index]], segmentation.IGNORED)
+        mask[window] = np.where(rim, labels, mask[window])
     return image.astype("uint8"), mask
 
 
-def scenes(part, seed):
-    """Return one scene for every five images of a part."""
+def scenes(split, seed):
+    """Return one scene for every five images of a split."""
     random = np.random.default_rng(seed)
-    images, masks = zip(*(scene(part, random) for _ in range(part.size // 5)), strict=True)
+    images, masks = zip(*(scene(split, random) for _ in range(split.size // 5)), strict=True)
     return np.stack(images), np.stack(masks)
 
 
@@ -62,18 +62,20 @@ backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(SIDE, SI
 model = segmentation.UperNet(
     backbone, len(names), channels=32, scales=(2, 1, 0.5, 0.25), auxiliary=32, class_names=names
 )
-steps = EPOCHS * max(1, source.train.size // BATCH) if len(sys.argv) < 2 else 300
-segmentation.fit(
-    model, source, steps, batch_size=BATCH, learning_rate=2e-3, scales=(0.8, 1.25), verbose=2
+train = segmentation.TrainingCrops(
+    source.train, model, len(names), BATCH, scales=(0.8, 1.25), jitter=0.3
 )
+epochs = EPOCHS if len(sys.argv) < 2 else max(1, 300 // len(train))
+segmentation.compile(model, epochs * len(train), learning_rate=2e-3)
+model.fit(train, epochs=epochs, verbose=2)
 measures = segmentation.evaluate(model, source)
 for name, iou in zip(names, measures["iou"], strict=True):
     print(f"{name:12} {iou:6.1%}")
 print(f"mean IoU {measures['mean_iou']:.1%}, pixel accuracy {measures['accuracy']:.1%}")
 
-part, rows = source.validation or source.train, []
-for index in range(min(6, part.size)):
-    image, mask = part.pair(index, len(names))
+split, rows = source.validation or source.train, []
+for index in range(min(6, split.size)):
+    image, mask = split.pair(index, len(names))
     found = segmentation.predict(model, image).argmax(-1)
     three = [image, segmentation.overlay(image, mask), segmentation.overlay(image, found)]
     rows += [np.vstack([Image.fromarray(one).resize((128, 128), 0) for one in three])]  # nearest

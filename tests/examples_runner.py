@@ -26,17 +26,17 @@ def few_images(*arguments):
     return dataclasses.replace(whole, **few)
 
 
-opened = sources.open_fashion_mnist
+opened = sources.load_fashion_mnist
 
 
 def run(path, *arguments):
     """Run the file as a program, and return its names."""
-    before = sys.argv, sources.open_fashion_mnist
-    sys.argv, sources.open_fashion_mnist = [str(path), *arguments], few_images
+    before = sys.argv, sources.load_fashion_mnist
+    sys.argv, sources.load_fashion_mnist = [str(path), *arguments], few_images
     try:
         return runpy.run_path(str(path), run_name="__main__")
     finally:
-        sys.argv, sources.open_fashion_mnist = before
+        sys.argv, sources.load_fashion_mnist = before
 
 
 if __name__ == "__main__":

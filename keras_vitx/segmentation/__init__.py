@@ -3,10 +3,9 @@
 from keras_vitx.renamed import renamed_names as _renamed_names
 from keras_vitx.segmentation.batches import EvaluationPairs as EvaluationPairs
 from keras_vitx.segmentation.batches import TrainingCrops as TrainingCrops
+from keras_vitx.segmentation.compiling import compile as compile
 from keras_vitx.segmentation.evaluate import Counts as Counts
 from keras_vitx.segmentation.evaluate import evaluate as evaluate
-from keras_vitx.segmentation.fit import compile as compile
-from keras_vitx.segmentation.fit import fit as fit
 from keras_vitx.segmentation.heads import LinearHead as LinearHead
 from keras_vitx.segmentation.heads import UperNet as UperNet
 from keras_vitx.segmentation.model import Segmenter as Segmenter

@@ -7,14 +7,8 @@ import keras
 import numpy as np
 
 from keras_vitx.renamed import renamed_arguments
-from keras_vitx.segmentation.predict import (
-    Mode,
-    check_mode,
-    check_segmenter,
-    predict,
-    predict_whole,
-)
-from keras_vitx.segmentation.sources import IGNORED, MaskDataset, load_dataset
+from keras_vitx.segmentation.predict import Mode, check_segmenter, predict, predict_whole
+from keras_vitx.segmentation.sources import IGNORED, load_dataset
 
 
 class Counts:
@@ -95,13 +89,16 @@ def evaluate(
         OSError: if a file can't be read.
     """
     check_segmenter(model)
-    check_mode(mode)
-    masked = split_of(load_dataset(source), split)
+    dataset = load_dataset(source)
+    present = [name for name in ("validation", "train") if getattr(dataset, name) is not None]
+    if split is not None and split not in present:
+        raise ValueError(f"`split` must be one of {', '.join(present)}. Received: {split!r}.")
+    masked = getattr(dataset, split or present[0])
     counts = Counts(model.output_shape[-1])
     for start in range(0, masked.size, batch_size):
         indices = range(start, min(start + batch_size, masked.size))
         images, masks = zip(*(masked.pair(i, counts.classes) for i in indices), strict=True)
-        changes = [None if perturb is None else _at(perturb, i) for i in indices]
+        changes = [perturb and (lambda x, i=i: perturb(x, None, i)) for i in indices]
         if mode == "whole":
             found = predict_whole(model, images, changes)
         else:
@@ -112,19 +109,3 @@ def evaluate(
         for mask, logits in zip(masks, found, strict=True):
             counts.add(mask, logits.argmax(-1))
     return {**counts.measures(), "images": masked.size}
-
-
-def _at(perturb, index):
-    return lambda images: perturb(images, None, index)
-
-
-def split_of(source: MaskDataset, split: str | None) -> Any:
-    """Return a split of a source, by default the validation split if there is one.
-
-    Raises:
-        ValueError: if there is no such split.
-    """
-    present = [name for name in ("validation", "train") if getattr(source, name) is not None]
-    if split is not None and split not in present:
-        raise ValueError(f"`split` must be one of {', '.join(present)}. Received: {split!r}.")
-    return getattr(source, split or present[0])

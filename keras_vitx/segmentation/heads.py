@@ -168,7 +168,7 @@ def rescaled(x: Any, scale: float, name: str) -> Any:
 
 
 def resized(x: Any, size: tuple[int, int]) -> Any:
-    """Resize maps to `size` (bilinear, half-pixel centres)."""
+    """Resize maps to `size` (bilinear, half-pixel centers)."""
     if tuple(x.shape[1:3]) == tuple(size):
         return x
     return ops.image.resize(x, tuple(size), interpolation="bilinear", data_format=LAST)

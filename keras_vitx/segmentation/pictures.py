@@ -10,29 +10,29 @@ from keras_vitx.segmentation.sources import IGNORED
 
 
 def palette(classes: int) -> np.ndarray:
-    """Return uint8 (classes, 3), the colours of Pascal VOC: class 0 is black.
+    """Return uint8 (classes, 3), the colors of Pascal VOC: class 0 is black.
 
     The bits of the class number, three at a time, are the highest bits of red, green and blue.
     """
     numbers = np.arange(classes)
-    colours = np.zeros((classes, 3), "uint8")
-    for place in range(8):
+    colors = np.zeros((classes, 3), "uint8")
+    for bit in range(8):
         for channel in range(3):
-            colours[:, channel] |= ((numbers >> channel & 1) << (7 - place)).astype("uint8")
+            colors[:, channel] |= ((numbers >> channel & 1) << (7 - bit)).astype("uint8")
         numbers = numbers >> 3
-    return colours
+    return colors
 
 
 def overlay(
-    image: np.ndarray, mask: np.ndarray, colours: np.ndarray | None = None, opacity: float = 0.6
+    image: np.ndarray, mask: np.ndarray, colors: np.ndarray | None = None, opacity: float = 0.6
 ) -> np.ndarray:
     """Return an image with a mask drawn over it.
 
     Args:
         image: uint8 (height, width, channels), one or three channels.
         mask: Integers (height, width). Ignored pixels and class 0, mostly the background,
-            keep the colour of the image.
-        colours: uint8 (classes, 3); None is `palette`.
+            keep the color of the image.
+        colors: uint8 (classes, 3); None is `palette`.
         opacity: Opacity of the mask, 0 to 1.
 
     Returns:
@@ -48,22 +48,22 @@ def overlay(
         )
     if not 0 <= opacity <= 1:
         raise ValueError(f"`opacity` must be in 0..1. Received: {opacity!r}.")
-    colours = palette(IGNORED + 1) if colours is None else colours
+    colors = palette(IGNORED + 1) if colors is None else colors
     drawn = (mask != 0) & (mask != IGNORED)
     pixels = np.broadcast_to(image, (*mask.shape, 3)).astype("float32")
-    pixels[drawn] = (1 - opacity) * pixels[drawn] + opacity * colours[mask[drawn]]
+    pixels[drawn] = (1 - opacity) * pixels[drawn] + opacity * colors[mask[drawn]]
     return np.rint(pixels).astype("uint8")
 
 
 def save_mask(mask: np.ndarray, path: str | os.PathLike) -> None:
-    """Write a mask as a file for `load_dataset`: the classes, shown in the colours of `palette`.
+    """Write a mask as a file for `load_dataset`: the classes, shown in the colors of `palette`.
 
     Args:
         mask: Integers (height, width), 0 to 255.
         path: The file to write, .png.
 
     Raises:
-        ValueError: if `path` is no .png, or the mask has another shape or other labels.
+        ValueError: if `path` is not a .png, or the mask has another shape or other labels.
         OSError: if the file can't be written.
     """
     mask = np.asarray(mask)

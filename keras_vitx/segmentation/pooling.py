@@ -43,9 +43,9 @@ class GridPooling(keras.layers.Layer):
 
 
 def cell_weights(length: int, size: int) -> np.ndarray:
-    """Return the share of each of `length` places in each of `size` cells, (size, length)."""
+    """Return the share of each of `length` positions in each of `size` cells, (size, length)."""
     first = np.arange(size) * length // size
     last = -(-(np.arange(size) + 1) * length // size)
-    places = np.arange(length)
-    inside = (places >= first[:, None]) & (places < last[:, None])
+    positions = np.arange(length)
+    inside = (positions >= first[:, None]) & (positions < last[:, None])
     return (inside / inside.sum(1, keepdims=True)).astype("float32")

@@ -43,15 +43,21 @@ def predict(
         ValueError: if `mode` is unknown or `stride` is not in 1..window.
         OSError: if the image can't be decoded.
     """
-    facts = ModelInput.of(model)
+    spec = ModelInput.of(model)
     check_segmenter(model)
-    check_mode(mode)
+    if mode not in ("whole", "slide"):
+        raise ValueError(f"`mode` must be 'whole' or 'slide'. Received: {mode!r}.")
     pixels = image_of(image)
     if mode == "whole":
         return predict_whole(model, [pixels], [perturb])[0]
-    inputs = _perturbed(to_model(pixels, facts, _covering(pixels.shape[:2], facts.size)), perturb)
-    logits = _slid(model, inputs, facts.size, stride, batch_size)
-    return resize_logits(logits, pixels.shape[:2])
+    # The smallest size of that aspect ratio that covers the input.
+    ratio = max(new / old for new, old in zip(spec.size, pixels.shape[:2], strict=True))
+    size = tuple(
+        max(new, round(old * ratio)) for new, old in zip(spec.size, pixels.shape[:2], strict=True)
+    )
+    inputs = to_model(pixels, spec, size)
+    inputs = inputs if perturb is None else perturb(inputs[None])[0]
+    return resize_logits(_slide(model, inputs, spec.size, stride, batch_size), pixels.shape[:2])
 
 
 def predict_whole(
@@ -64,15 +70,14 @@ def predict_whole(
         images: uint8 arrays (height, width, channels), of any sizes.
         perturb: As in `predict`, one per image.
     """
-    facts = ModelInput.of(model)
+    spec = ModelInput.of(model)
+    inputs = [to_model(image, spec, spec.size) for image in images]
     inputs = [
-        _perturbed(to_model(image, facts, facts.size), change)
-        for image, change in zip(images, perturb, strict=True)
+        x if change is None else change(x[None])[0]
+        for x, change in zip(inputs, perturb, strict=True)
     ]
-    found = _run(model, np.stack(inputs))
-    return [
-        resize_logits(logits, image.shape[:2]) for logits, image in zip(found, images, strict=True)
-    ]
+    logits = np.asarray(model.predict_on_batch(np.stack(inputs)), "float32")
+    return [resize_logits(x, image.shape[:2]) for x, image in zip(logits, images, strict=True)]
 
 
 def check_segmenter(model: keras.Model) -> None:
@@ -89,75 +94,49 @@ def check_segmenter(model: keras.Model) -> None:
         )
 
 
-def check_mode(mode: Any) -> None:
-    """Check the way of inference.
-
-    Raises:
-        ValueError: if it is unknown.
-    """
-    if mode not in ("whole", "slide"):
-        raise ValueError(f"`mode` must be 'whole' or 'slide'. Received: {mode!r}.")
-
-
-def starts(length: int, window: int, stride: int) -> list[int]:
-    """Return where windows begin along one axis; the last one ends at the end of the image."""
-    return [*range(0, length - window, stride), length - window]
-
-
 def resize_logits(logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize (height, width, classes) to `size`: bilinear, half-pixel centres."""
+    """Resize (height, width, classes) to `size`: bilinear, half-pixel centers.
+
+    In NumPy, since images have many sizes, and each would be compiled anew under JAX.
+    """
     for axis, new in enumerate(size):
         old = logits.shape[axis]
         if old == new:
             continue
-        places = np.clip((np.arange(new, dtype="float32") + 0.5) * old / new - 0.5, 0, old - 1)
-        low = places.astype(int)
-        share = (places - low).reshape([-1 if i == axis else 1 for i in range(3)])
+        centers = np.clip((np.arange(new, dtype="float32") + 0.5) * old / new - 0.5, 0, old - 1)
+        low = centers.astype(int)
+        share = (centers - low).reshape([-1 if i == axis else 1 for i in range(3)])
         above = np.take(logits, np.minimum(low + 1, old - 1), axis)
         logits = np.take(logits, low, axis) * (1 - share) + above * share
     return logits.astype("float32", copy=False)
 
 
-def _covering(size, window):
-    ratio = max(part / side for part, side in zip(window, size, strict=True))
-    return tuple(max(part, round(side * ratio)) for part, side in zip(window, size, strict=True))
-
-
-def _slid(model, inputs, window, stride, batch_size):
-    strides = _strides(stride, window)
-    rows, columns = (starts(*axis) for axis in zip(inputs.shape[:2], window, strides, strict=True))
-    corners = [(row, column) for row in rows for column in columns]
-    total, counts = None, np.zeros((*inputs.shape[:2], 1), "float32")
-    for first in range(0, len(corners), batch_size):
-        places = [
-            (slice(row, row + window[0]), slice(column, column + window[1]))
-            for row, column in corners[first : first + batch_size]
-        ]
-        found = _run(model, np.stack([inputs[place] for place in places]))
-        if total is None:
-            total = np.zeros((*inputs.shape[:2], found.shape[-1]), "float32")
-        for place, logits in zip(places, found, strict=True):
-            total[place] += logits
-            counts[place] += 1
-    return total / counts
-
-
-def _strides(stride, window):
-    strides = tuple(max(1, side * 2 // 3) for side in window) if stride is None else stride
-    strides = (strides,) * 2 if isinstance(strides, Integral) else tuple(strides)
-    if len(strides) != 2 or not all(
+def _slide(model, inputs, window, stride, batch_size):
+    """Return the mean of the logits of windows; the last ones end at the end of the image."""
+    steps = tuple(max(1, side * 2 // 3) for side in window) if stride is None else stride
+    steps = (steps,) * 2 if isinstance(steps, Integral) else tuple(steps)
+    if len(steps) != 2 or not all(
         isinstance(step, Integral) and 1 <= step <= side
-        for step, side in zip(strides, window, strict=True)
+        for step, side in zip(steps, window, strict=True)
     ):
         raise ValueError(
             f"`stride` must be whole numbers in 1..window, {tuple(window)}. Received: {stride!r}."
         )
-    return strides
-
-
-def _perturbed(inputs, perturb):
-    return inputs if perturb is None else perturb(inputs[None])[0]
-
-
-def _run(model, images):
-    return np.asarray(model.predict_on_batch(images), "float32")
+    rows, columns = (
+        [*range(0, length - side, step), length - side]
+        for length, side, step in zip(inputs.shape[:2], window, steps, strict=True)
+    )
+    windows = [
+        (slice(row, row + window[0]), slice(column, column + window[1]))
+        for row in rows
+        for column in columns
+    ]
+    total = np.zeros((*inputs.shape[:2], model.output_shape[-1]), "float32")
+    counts = np.zeros((*inputs.shape[:2], 1), "float32")
+    for first in range(0, len(windows), batch_size):
+        batch = windows[first : first + batch_size]
+        found = model.predict_on_batch(np.stack([inputs[each] for each in batch]))
+        for each, logits in zip(batch, np.asarray(found, "float32"), strict=True):
+            total[each] += logits
+            counts[each] += 1
+    return total / counts

@@ -1,17 +1,18 @@
 """Images with masks: folders, ADE20K's and Pascal VOC's layouts, tensorflow-datasets, arrays."""
 
+import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from keras_vitx.data.preprocessing import as_uint8, decode_image, open_image
-from keras_vitx.data.sources.encoded import ImageFiles
-from keras_vitx.data.sources.folders import image_files
+from keras_vitx.data.sources.folders import image_files, sub_folders
+from keras_vitx.data.sources.splits import split_of
 from keras_vitx.data.sources.tfds import builder_of
 
 IGNORED = 255
@@ -19,7 +20,6 @@ IGNORED = 255
 
 IMAGES = ("images", "JPEGImages")
 MASKS = ("masks", "annotations", "SegmentationClass", "SegmentationClassPNG")
-PARTS = {"train": "train", "training": "train", "val": "validation", "validation": "validation"}
 LAYOUT = (
     f"Expected a folder of images ({' or '.join(IMAGES)}) and one of masks "
     f"({' or '.join(MASKS)}) with the same names, both with sub-folders train and val, or "
@@ -28,7 +28,21 @@ LAYOUT = (
 log = logging.getLogger(__name__)
 
 
-class MaskedImages(NamedTuple):
+class Lazy(Sequence):
+    """Arrays that are read when they are used: `read(keys[i])`."""
+
+    def __init__(self, keys: Sequence[Any], read: Callable[[Any], np.ndarray]):
+        self.keys, self.read = keys, read
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.read(self.keys[index])
+
+
+@dataclass(frozen=True)
+class MaskedImages:
     """Images and their masks, in the same order.
 
     Attributes:
@@ -52,6 +66,7 @@ class MaskedImages(NamedTuple):
 
         Raises:
             ValueError: if their sizes differ, or a label is not in 0..classes - 1.
+            OSError: if a file can't be decoded.
         """
         image, mask = self.images[index], self.masks[index]
         if image.shape[:2] != mask.shape:
@@ -70,7 +85,7 @@ class MaskedImages(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskDataset:
-    """A set of images with masks, opened.
+    """A set of images with masks.
 
     Attributes:
         name: Name of the source, for messages.
@@ -85,40 +100,6 @@ class MaskDataset:
     class_names: tuple[str, ...] | None = None
 
 
-class MaskFiles(Sequence):
-    """Mask files, decoded lazily to integers.
-
-    Args:
-        paths: The files. The label is the grey value or, with a palette, the index.
-        first_label: The label that becomes 0. Lower ones become `IGNORED`.
-    """
-
-    def __init__(self, paths: Sequence[Path], first_label: int = 0):
-        self.paths, self.first_label = list(paths), first_label
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return int32 (height, width). Raises OSError if the file can't be decoded."""
-        path = self.paths[index]
-        with open_image(path) as picture:
-            mask = np.array(picture)
-        if mask.ndim != 2:
-            raise ValueError(
-                f"{path}: a mask has one number per pixel (grey, or with a palette). Found an "
-                f"image of mode {picture.mode!r}."
-            )
-        return from_first_label(mask, self.first_label)
-
-
-def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
-    """Return a mask whose first label is 0; lower labels and `IGNORED` are `IGNORED`."""
-    labels = mask.astype("int32")
-    keep = (labels >= first_label) & (labels != IGNORED)
-    return np.where(keep, labels - first_label, IGNORED)
-
-
 def load_dataset(
     source: Any,
     *,
@@ -126,7 +107,7 @@ def load_dataset(
     class_names: Sequence[str] | None = None,
     data_dir: str | os.PathLike | None = None,
 ) -> MaskDataset:
-    """Open a set of images with masks.
+    """Load a set of images with masks.
 
     Files are decoded lazily. The label 255 means that a pixel is ignored.
 
@@ -158,33 +139,30 @@ def load_dataset(
     names = None if class_names is None else tuple(class_names)
     if isinstance(source, (tuple, list)):
         return MaskDataset("arrays", *_arrays(source, first_label or 0), class_names=names)
-    if str(source).startswith("tfds:"):
-        return _tfds(str(source).removeprefix("tfds:"), first_label or 0, names, data_dir)
     if not isinstance(source, (str, os.PathLike)):
-        raise ValueError(f"source: expected a path, a name or arrays. Received: {source!r}.")
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise ValueError(f"source: {str(source)!r} is no folder. {LAYOUT}")
-    return _folder(folder, first_label, names)
+        raise ValueError(f"`source` must be a path, a name or arrays. Received: {source!r}.")
+    if str(source).startswith("tfds:"):
+        splits = _tfds(str(source).removeprefix("tfds:"), first_label or 0, data_dir)
+    else:
+        folder = Path(source).expanduser()
+        if not folder.is_dir():
+            raise ValueError(f"`source` must be a folder. Received: {str(source)!r}. {LAYOUT}")
+        splits, names = _folder(folder, first_label), names or _names(folder)
+    if "train" not in splits:
+        raise ValueError(f"source: {source} has no training split. {LAYOUT}")
+    return MaskDataset(str(source), splits["train"], splits.get("validation"), names)
 
 
-def _folder(folder, first_label, names):
+def _folder(folder: Path, first_label: int | None) -> dict[str | None, MaskedImages]:
     images, masks = _only(folder, IMAGES), _only(folder, MASKS)
-    is_ade20k = masks.name == "annotations" and (masks / "training").is_dir()
-    if first_label is None:
-        first_label = 1 if is_ade20k else 0
-    parts = {}
-    for sub in sorted(path.name for path in masks.iterdir() if path.is_dir()):
-        if sub in PARTS:
-            parts[PARTS[sub]] = _pairs(images / sub, masks / sub, first_label)
-    if not parts:
-        parts["train"] = _pairs(images, masks, first_label)
-    if "train" not in parts:
-        raise ValueError(f"source: {masks} has no training part. {LAYOUT}")
-    return MaskDataset(str(folder), **parts, class_names=names or _names(folder))
+    if first_label is None:  # ADE20K's layout
+        first_label = int(masks.name == "annotations" and (masks / "training").is_dir())
+    found = {split_of(path.name): path.name for path in sub_folders(masks)}
+    splits = {split: name for split, name in found.items() if split} or {"train": ""}
+    return {k: _pairs(images / name, masks / name, first_label) for k, name in splits.items()}
 
 
-def _only(folder, names):
+def _only(folder: Path, names: Sequence[str]) -> Path:
     found = [folder / name for name in names if (folder / name).is_dir()]
     if len(found) != 1:
         raise ValueError(
@@ -193,7 +171,7 @@ def _only(folder, names):
     return found[0]
 
 
-def _pairs(images, masks, first_label):
+def _pairs(images: Path, masks: Path, first_label: int) -> MaskedImages:
     """Return the images of the masks in a folder; other images are left out."""
     files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
     paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
@@ -202,7 +180,6 @@ def _pairs(images, masks, first_label):
     for name, path in paths.items():
         if name not in files:
             raise ValueError(f"source: the mask {path} has no image in {images}.")
-    for name, path in paths.items():
         image, mask = _size(files[name]), _size(path)
         if image != mask:
             raise ValueError(
@@ -211,17 +188,37 @@ def _pairs(images, masks, first_label):
     if len(files) > len(paths):
         log.warning("%d images of %s have no mask.", len(files) - len(paths), images)
     found = [files[name] for name in paths]
-    return MaskedImages(ImageFiles(found), MaskFiles(list(paths.values()), first_label), found)
+    read = functools.partial(_read_mask, first_label=first_label)
+    return MaskedImages(Lazy(found, decode_image), Lazy(list(paths.values()), read), found)
 
 
-def _size(path):
+def _size(path: Path) -> tuple[int, int]:
     with open_image(path) as picture:
         # The orientation of a photograph, which `decode_image` applies.
         turned = picture.getexif().get(0x0112, 1) >= 5
         return picture.size[::-1] if turned else picture.size
 
 
-def _names(folder):
+def _read_mask(path: Path, first_label: int) -> np.ndarray:
+    """Return a mask, whose label is the gray value of the file or, with a palette, the index."""
+    with open_image(path) as picture:
+        mask = np.array(picture)
+    if mask.ndim != 2:
+        raise ValueError(
+            f"{path}: a mask has one number per pixel (gray, or with a palette). Found an "
+            f"image of mode {picture.mode!r}."
+        )
+    return from_first_label(mask, first_label)
+
+
+def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
+    """Return a mask whose first label is 0; lower labels and `IGNORED` are `IGNORED`."""
+    labels = mask.astype("int32")
+    keep = (labels >= first_label) & (labels != IGNORED)
+    return np.where(keep, labels - first_label, IGNORED)
+
+
+def _names(folder: Path) -> tuple[str, ...] | None:
     info, plain = folder / "objectInfo150.txt", folder / "class_names.txt"
     if info.is_file():
         # Columns separated by tabs under a header, the last of which has the names.
@@ -232,58 +229,44 @@ def _names(folder):
     return None
 
 
-def _arrays(source, first_label):
+def _arrays(source: Sequence, first_label: int) -> list[MaskedImages]:
     pairs = source if isinstance(source[0], (tuple, list)) else (source,)
     if len(pairs) not in (1, 2) or any(len(pair) != 2 for pair in pairs):
         raise ValueError(
-            "source: expected (images, masks) or ((images, masks), (validation images, masks)). "
+            "`source` must be (images, masks) or ((images, masks), (validation images, masks)). "
             f"Received: {len(source)} items."
         )
-    parts = []
+    splits = []
     for images, masks in pairs:
         images, masks = as_uint8(images, "images"), np.asarray(masks)
         if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
             raise ValueError(
-                "source: expected images (n, height, width, channels) and integer masks (n, "
+                "`source` must be images (n, height, width, channels) and integer masks (n, "
                 f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
             )
         masks = from_first_label(masks, first_label)
-        parts.append(MaskedImages(images, masks, range(len(images))))
-    return parts
+        splits.append(MaskedImages(images, masks, range(len(images))))
+    return splits
 
 
-class _Examples(Sequence):
-    """One feature of the examples of tensorflow-datasets."""
-
-    def __init__(self, examples, read):
-        self.examples, self.read = examples, read
-
-    def __len__(self):
-        return len(self.examples)
-
-    def __getitem__(self, index):
-        return self.read(self.examples[int(index)])
-
-
-def _tfds(name, first_label, names, data_dir):
+def _tfds(name: str, first_label: int, data_dir: Any) -> dict[str | None, MaskedImages]:
     builder = builder_of(name, data_dir, ("image", "segmentation_mask"))
-    parts = {}
-    for split in builder.info.splits:
-        part = "validation" if split == "test" else PARTS.get(split)
-        if part is None or part in parts:
-            continue
+
+    def mask_of(example):
+        return from_first_label(np.asarray(example["segmentation_mask"])[..., 0], first_label)
+
+    splits = {}
+    for split in builder.info.splits:  # Oxford-IIIT Pet has train and test.
         examples = builder.as_data_source(split=split)
-        parts[part] = MaskedImages(
-            _Examples(examples, lambda example: np.asarray(example["image"])),
-            _Examples(
-                examples,
-                lambda example: from_first_label(
-                    np.asarray(example["segmentation_mask"])[..., 0], first_label
-                ),
+        splits.setdefault(
+            {"test": "validation"}.get(split, split_of(split)),
+            MaskedImages(
+                Lazy(examples, lambda example: np.asarray(example["image"])),
+                Lazy(examples, mask_of),
+                [f"tfds:{name}, {split} {i}" for i in range(len(examples))],
             ),
-            [f"tfds:{name}, {split} {i}" for i in range(len(examples))],
         )
-    return MaskDataset(f"tfds:{name}", **parts, class_names=names)
+    return splits
 
 
 def image_of(image: Any) -> np.ndarray:
@@ -293,6 +276,6 @@ def image_of(image: Any) -> np.ndarray:
     image = as_uint8(image, "image")
     if image.ndim != 3:
         raise ValueError(
-            f"image: expected a path or (height, width, channels). Received: {image.shape}."
+            f"`image` must be a path or (height, width, channels). Received: {image.shape}."
         )
     return image

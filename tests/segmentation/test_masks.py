@@ -10,9 +10,9 @@ import keras_vitx as kv
 from keras_vitx import segmentation as seg
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
 from keras_vitx.segmentation.batches import resize_mask
-from keras_vitx.segmentation.predict import resize_logits, starts
+from keras_vitx.segmentation.predict import resize_logits
 
-FACTS = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
+SPEC = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
 
 
 def scene(seed, size=(20, 30)):
@@ -110,8 +110,8 @@ def test_tensorflow_datasets(tmp_path):
 def test_crops_keep_the_labels_of_their_pixels():
     images, masks = map(np.stack, zip(*(scene(i) for i in range(6)), strict=True))
     part = seg.load_dataset((images, masks)).train
-    batches = seg.TrainingCrops(part, FACTS, 4, 3, scales=(1.0, 1.0), seed=1)
-    exact = seg.TrainingCrops(part, FACTS, 4, 3, scales=(0.3, 3.0), seed=1)
+    batches = seg.TrainingCrops(part, SPEC, 4, 3, scales=(1.0, 1.0), seed=1)
+    exact = seg.TrainingCrops(part, SPEC, 4, 3, scales=(0.3, 3.0), seed=1)
     assert len(batches) == 2
     for index in range(2):
         x, y = batches[index]
@@ -119,14 +119,14 @@ def test_crops_keep_the_labels_of_their_pixels():
         assert set(np.unique(exact[index][1])) <= {0, 1, 2, 3, 255}
         red = np.rint((x[..., 0] * 0.5 + 0.5) * 255)
         expected = np.where(y == 255, 250, 10 * y)
-        # Resized bilinearly, pixels at the borders of classes have mixed colours.
+        # Resized bilinearly, pixels at the borders of classes have mixed colors.
         assert (np.abs(red - expected) < 3).mean() > 0.75
-    again = seg.TrainingCrops(part, FACTS, 4, 3, scales=(1.0, 1.0), seed=1)
+    again = seg.TrainingCrops(part, SPEC, 4, 3, scales=(1.0, 1.0), seed=1)
     np.testing.assert_array_equal(again[1][0], batches[1][0])
     again.set_epoch(1)
     assert (again[1][0] != batches[1][0]).any()
     # Half the size: padded, and ignored there.
-    x, y = seg.TrainingCrops(part, FACTS, 4, 2, scales=(0.5, 0.5))[0]
+    x, y = seg.TrainingCrops(part, SPEC, 4, 2, scales=(0.5, 0.5))[0]
     assert (y[:, 8:] == 255).all() and not x[:, 8:].any()
 
 
@@ -142,7 +142,6 @@ def test_windows_that_slide():
         total[:, column : column + 24] += array(model(pixels[None, :, column : column + 24]))[0]
         counts[:, column : column + 24] += 1
     np.testing.assert_allclose(found, total / counts, atol=1e-4)
-    assert starts(16, 16, 5) == [0] and starts(30, 16, 5) == [0, 5, 10, 14]
     # A higher image is resized to the width of the window.
     high = np.random.default_rng(0).integers(0, 256, (64, 48, 3), "uint8")
     assert seg.predict(model, high, "slide").shape == (64, 48, 4)
@@ -198,26 +197,31 @@ def test_evaluation_at_the_size_of_the_masks():
 
 @pytest.mark.backend_free
 def test_training_resumes(tmp_path):
-    """Two epochs equal one epoch, continued in a new model."""
+    """By `kv.fit`: two epochs equal one epoch, continued in a new model."""
     images, masks = map(np.stack, zip(*(scene(i) for i in range(6)), strict=True))
-    source = ((images, masks), (images[:2], masks[:2]))
-    settings = dict(batch_size=2, learning_rate=1e-2, weight_decay=0.0, verbose=0, seed=3)
+    dataset = seg.load_dataset(((images, masks), (images[:2], masks[:2])))
+
+    def fit(output, **options):
+        model = small()
+        train = seg.TrainingCrops(dataset.train, model, 4, batch_size=2, seed=3)
+        seg.compile(model, 2 * len(train), learning_rate=1e-2, weight_decay=0.0)
+        batches = kv.data.Pipelines(train, seg.EvaluationPairs(dataset.validation, model, 4))
+        settings = dict(epochs=2, warmup_epochs=0, output=tmp_path / output, verbose=0)
+        return model, kv.fit(model, batches, **settings, **options)
 
     def stop(epoch, logs):
-        raise KeyboardInterrupt
+        if epoch:
+            raise KeyboardInterrupt
 
-    whole = small()
-    expected = seg.fit(whole, source, 6, output=tmp_path / "whole", **settings)
-    interrupt = keras.callbacks.LambdaCallback(on_epoch_begin=lambda e, logs: e and stop(e, logs))
+    whole, expected = fit("whole")
     with pytest.raises(KeyboardInterrupt):
-        seg.fit(small(), source, 6, output=tmp_path / "run", callbacks=[interrupt], **settings)
-    resumed = small()
-    found = seg.fit(resumed, source, 6, output=tmp_path / "run", resume=True, **settings)
+        fit("run", callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=stop)])
+    resumed, found = fit("run", resume=True)
     assert found.history == expected.history and len(found.history["val_mean_iou"]) == 2
     for one, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-    last = keras.saving.load_model(tmp_path / "run" / "last.keras")
-    np.testing.assert_array_equal(seg.predict(last, images[0]), seg.predict(whole, images[0]))
+    saved = keras.saving.load_model(tmp_path / "run" / "best.keras")
+    np.testing.assert_array_equal(seg.predict(saved, images[0]), seg.predict(whole, images[0]))
 
 
 def test_schedule():
@@ -258,11 +262,13 @@ def test_bad_input(tmp_path):
         seg.load_dataset(tmp_path / "colour").train.pair(0, 4)
     with pytest.raises(ValueError, match="has 0 of the folders"):
         seg.load_dataset(tmp_path)
-    with pytest.raises(ValueError, match=r"expected a path, a name or arrays\. Received: 3"):
+    with pytest.raises(
+        ValueError, match=r"`source` must be a path, a name or arrays\. Received: 3"
+    ):
         seg.load_dataset(3)
-    for function in (seg.predict, seg.evaluate, seg.fit):
+    for function, given in ((seg.predict, image), (seg.evaluate, image), (seg.compile, 10)):
         with pytest.raises(ValueError, match=r"`model` must return logits.*\(None, 5\)"):
-            function(FAMILIES["ViT"](), image)
+            function(FAMILIES["ViT"](), given)
     with pytest.raises(ValueError, match=r"must end in \.png"):
         seg.save_mask(mask, tmp_path / "mask.jpg")
     with pytest.raises(ValueError, match=r"integers 0..255.*int64 \(2, 2\)"):
@@ -272,6 +278,6 @@ def test_bad_input(tmp_path):
     with pytest.raises(ValueError, match="`stride` must be"):
         seg.predict(small(), image, "slide", stride=20)
     with pytest.raises(ValueError, match="`steps`"):
-        seg.fit(small(), (image[None], mask[None]), 0)
+        seg.compile(small(), 0)
     with pytest.raises(ValueError, match="`split` must be one of train"):
         seg.evaluate(small(), (image[None], mask[None]), "validation")
