@@ -56,13 +56,13 @@ def write_files(folder: Path, count: int) -> None:
 
 
 def our_batches(folder: Path, size: int, batch_size: int, name: str, workers: int = 0):
-    facts = SimpleNamespace(
+    spec = SimpleNamespace(
         input_shape=(None, size, size, 3),
         output_shape=(None, 2),
         preprocessing=IMAGENET_DEFAULT,
     )
     return kv.data.pipelines(
-        folder, facts, batch_size, validation_split=0, workers=workers, **RECIPES[name]
+        folder, spec, batch_size, validation_split=0, workers=workers, **RECIPES[name]
     ).train
 
 
@@ -103,9 +103,9 @@ def endless(batches: Iterable) -> Iterator:
         yield from batches
 
 
-def made(batches, on_device: bool) -> Iterator:
+def in_this_thread(batches, on_device: bool) -> Iterator:
     """Our batches in this thread, for the device or normalized."""
-    batches.on_device = on_device
+    batches.make.on_device = on_device
     for step in itertools.count():
         yield batches.make(*divmod(step, len(batches)))
 
@@ -175,8 +175,8 @@ def main():
         print("|---|---|---|---|---|")
         for name in RECIPES:
             sides = {
-                "uint8": made(our_batches(*arguments, name), on_device=True),
-                "float32": made(our_batches(*arguments, name), on_device=False),
+                "uint8": in_this_thread(our_batches(*arguments, name), on_device=True),
+                "float32": in_this_thread(our_batches(*arguments, name), on_device=False),
                 "timm": endless(timm_loader(*arguments, name)),
             }
             found = in_turns(sides, steps, size, options.turns)

@@ -24,7 +24,7 @@ def _one_per_channel(name: str, values: Any) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The evaluation transform of a model: resize, centre crop, `(x - mean) / std`.
+    """The evaluation transform of a model: resize, center crop, `(x - mean) / std`.
 
     Attributes:
         mean: Mean per channel, for pixel values in 0..1.
@@ -138,7 +138,8 @@ class ModelInput:
         shape = getattr(model, "input_shape", None)
         if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
             raise ValueError(
-                f"model: expected an input of shape (None, height, width, channels), got {shape}."
+                "`model` must have an input of shape (None, height, width, channels). Received: "
+                f"{shape}."
             )
         preprocessing = getattr(model, "preprocessing", None)
         if preprocessing is None:
@@ -151,7 +152,7 @@ class ModelInput:
         preprocessing = Preprocessing.of(preprocessing)
         if len(preprocessing.mean) != shape[-1]:
             raise ValueError(
-                f"model: expected a mean and a std for each of {shape[-1]} channels, got "
+                f"`model` must have a mean and a std for each of {shape[-1]} channels. Received: "
                 f"{preprocessing.mean} and {preprocessing.std}."
             )
         return cls(shape, preprocessing)

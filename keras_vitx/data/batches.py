@@ -273,4 +273,5 @@ class EvaluationBatches(ImageBatches):
     """
 
     def __init__(self, *arguments: Any, **options: Any):
+        options = {"budget": IN_MEMORY_BYTES, **options}
         super().__init__(EvaluationMaker(*arguments, on_device=has_accelerator(), **options))

@@ -45,28 +45,25 @@ def batches_of_files(
             the attributes that `preprocess_input` needs.
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")
+        raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
     return _batches([Path(path) for path in paths], ModelInput.of(model), batch_size)
 
 
 def _batches(paths: list[Path], spec: ModelInput, batch_size: int) -> Iterator[FileBatch]:
     def image_or_error(path: Path) -> np.ndarray | OSError:
         try:
-            image = decode_image(path)
+            image = fit_to_model(decode_image(path), spec, spec.preprocessing.crop_ratio)
         except OSError as error:
             return error
-        image = fit_to_model(image, spec, spec.preprocessing.crop_ratio)
         return normalize(image, spec.preprocessing)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(paths), batch_size):
-            chosen = paths[start : start + batch_size]
-            good, images, errors = [], [], {}
-            for path, result in zip(chosen, pool.map(image_or_error, chosen), strict=True):
-                if isinstance(result, OSError):
-                    errors[path] = result
-                else:
-                    good.append(path)
-                    images.append(result)
-            empty = np.empty((0, *spec.size, spec.channels), "float32")
-            yield FileBatch(good, np.stack(images) if images else empty, errors)
+            batch = paths[start : start + batch_size]
+            found = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
+            errors = {path: e for path, e in found.items() if isinstance(e, OSError)}
+            images = np.empty((len(found) - len(errors), *spec.size, spec.channels), "float32")
+            good = [path for path in found if path not in errors]
+            for i, path in enumerate(good):
+                images[i] = found[path]
+            yield FileBatch(good, images, errors)

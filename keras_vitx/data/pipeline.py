@@ -131,12 +131,12 @@ def pipelines(
         OSError: if a file can't be read.
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}.")
+        raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
     augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
     if not isinstance(fraction, Real) or not 0 < fraction <= 1:
-        raise ValueError(f"fraction: expected a number above 0 and up to 1, got {fraction!r}.")
+        raise ValueError(f"`fraction` must be a number in (0, 1]. Received: {fraction!r}.")
     if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed: expected an integer of 0 or more, got {seed!r}.")
+        raise ValueError(f"`seed` must be an integer, at least 0. Received: {seed!r}.")
     if not isinstance(workers, (int, np.integer)) or workers < 0:
         raise ValueError(f"`workers` must be an integer, at least 0. Received: {workers!r}.")
     spec = ModelInput.of(model)
@@ -215,8 +215,8 @@ def _check_classes(source: Dataset, model) -> None:
     classes = len(source.class_names)
     if classes > outputs:
         raise ValueError(
-            f"model: it has {outputs} outputs, but the source {source.name} has {classes} classes. "
-            f"Make the model with classes={classes}."
+            f"`model` must have an output per class. Received: {outputs} outputs, but the source "
+            f"{source.name} has {classes} classes. Make the model with classes={classes}."
         )
     if classes < outputs:
         log.warning(

@@ -30,9 +30,9 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
     predictions = keras.ops.convert_to_numpy(predictions)
     if predictions.ndim != 2:
-        raise ValueError(f"predictions: expected (n, classes), got shape {predictions.shape}.")
+        raise ValueError(f"`predictions` must be (n, classes). Received: {predictions.shape}.")
     if top < 1:
-        raise ValueError(f"top: expected a positive number, got {top!r}.")
+        raise ValueError(f"`top` must be above 0. Received: {top!r}.")
     names = getattr(model, "class_names", None)
     if predictions.shape[1] == 1 and names is not None and len(names) == 2:
         predictions = np.concatenate([1 - predictions, predictions], axis=1)
@@ -40,7 +40,8 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     if len(classes) != predictions.shape[1]:
         has = "ImageNet" if names is None else "`model.class_names`"
         raise ValueError(
-            f"predictions: {has} has {len(classes)} classes, got {predictions.shape[1]}. Give a "
+            f"`predictions` must fit {has} with {len(classes)} classes. Received: "
+            f"{predictions.shape[1]} classes. Give a "
             "model whose `class_names` fit."
         )
     return [

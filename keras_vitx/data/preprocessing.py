@@ -23,7 +23,7 @@ def preprocess_input(images, model) -> np.ndarray:
     """Return `images` as an input batch of `model`.
 
     Each image is converted to the model's channels, resized to cover the input
-    size divided by the crop ratio, cropped at the centre and normalized:
+    size divided by the crop ratio, cropped at the center and normalized:
     (x / 255 - mean) / std.
 
     Args:
@@ -46,7 +46,7 @@ def preprocess_input(images, model) -> np.ndarray:
     if not isinstance(images, (list, tuple)):
         images = [images] if _is_file_or_picture(images) else _as_batch(images)
     if not len(images):
-        raise ValueError("images: expected at least one image, got none.")
+        raise ValueError("`images` must be at least one image. Received: none.")
     resized = [
         fit_to_model(_pixels(image), spec, spec.preprocessing.crop_ratio) for image in images
     ]
@@ -101,7 +101,7 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
         ValueError: if `channels` is neither 1 nor 3.
     """
     if channels not in (1, 3):
-        raise ValueError(f"channels: expected 1 or 3, got {channels!r}.")
+        raise ValueError(f"`channels` must be 1 or 3. Received: {channels!r}.")
     return np.array(read_image(path, channels))
 
 
@@ -160,15 +160,15 @@ def resize_and_crop(
     filters = {entry.name.lower(): entry for entry in Image.Resampling}
     if interpolation not in filters:
         raise ValueError(
-            f"interpolation: {interpolation!r} is unknown. {nearest(interpolation, filters)}"
+            f"`interpolation` {interpolation!r} is unknown. {nearest(interpolation, filters)}"
         )
     if not 0 < crop_ratio <= min(size):
         raise ValueError(
-            f"crop_ratio: expected a positive number, at most the shorter side of {size}, got "
-            f"{crop_ratio!r}."
+            f"`crop_ratio` must be above 0, and at most the shorter side of {size}. "
+            f"Received: {crop_ratio!r}."
         )
     if 0 in image.shape:
-        raise ValueError(f"image: expected at least one pixel, got shape {image.shape}.")
+        raise ValueError(f"`image` must have at least one pixel. Received: shape {image.shape}.")
     image = _without_ends(image, size, crop_ratio)
     scaled = _scaled_size(image.shape[:2], size, crop_ratio)
     return _center_crop(resize(image, scaled, filters[interpolation]), size)
@@ -216,13 +216,13 @@ def as_uint8(images, what: str) -> np.ndarray:
         return images
     if images.dtype.kind != "f" or not images.size:
         raise ValueError(
-            f"{what}: expected uint8 in 0..255 or floats in 0..1, got {images.dtype} of shape "
+            f"{what} must be uint8 in 0..255 or floats in 0..1. Received: {images.dtype} of shape "
             f"{images.shape}."
         )
     low, high = images.min(), images.max()
     if not (low >= 0 and high <= 1):  # also rejects NaN
         raise ValueError(
-            f"{what}: expected uint8 in 0..255 or floats in 0..1, got {images.dtype} in "
+            f"{what} must be uint8 in 0..255 or floats in 0..1. Received: {images.dtype} in "
             f'{low:g}..{high:g}. Floats in 0..255 become uint8 with `.astype("uint8")`.'
         )
     return np.rint(images * 255).astype("uint8")
@@ -247,7 +247,9 @@ def _pixels(image) -> np.ndarray:
     """Convert one image, of any type that `preprocess_input` takes, to uint8 (h, w, c)."""
     if isinstance(image, Image.Image):
         if not all(image.size):
-            raise ValueError(f"images: the size of a PIL image is {image.size} (width, height).")
+            raise ValueError(
+                f"`images` must have pixels. Received: the size of a PIL image is {image.size}."
+            )
         return _picture_pixels(image, 3)
     if _is_file_or_picture(image):
         return decode_image(Path(image))
@@ -256,10 +258,10 @@ def _pixels(image) -> np.ndarray:
         image = image[..., None]
     if image.ndim != 3 or 0 in image.shape:
         raise ValueError(
-            "images: expected arrays (height, width), (height, width, channels) or one array "
-            f"(n, height, width, channels), got shape {image.shape}."
+            "`images` must be arrays (height, width), (height, width, channels) or one array "
+            f"(n, height, width, channels). Received: shape {image.shape}."
         )
-    return as_uint8(image, "images")
+    return as_uint8(image, "`images`")
 
 
 def _picture_pixels(picture: Image.Image, channels: int) -> np.ndarray:
@@ -280,7 +282,7 @@ def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
-    """Convert between grey and colour, and drop transparency, as `channels` requires."""
+    """Convert between gray and color, and drop transparency, as `channels` requires."""
     given = image.shape[-1]
     if given == channels:
         return image

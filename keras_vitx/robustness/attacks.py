@@ -29,7 +29,7 @@ class PGD(Perturbation):
         seed: Seed of the random start.
 
     Raises:
-        ValueError: if an argument is out of range, or the model is no such classifier.
+        ValueError: if an argument is out of range, or the model is not such a classifier.
     """
 
     def __init__(

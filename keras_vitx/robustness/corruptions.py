@@ -9,14 +9,14 @@ from keras_vitx.robustness.pixels import Perturbation, check_strength
 
 
 class Occlusion(Perturbation):
-    """The centre of the image set to zero (Context Broadcasting, Section 3.4, Table 8, "Occ").
+    """The center of the image set to zero (Context Broadcasting, Section 3.4, Table 8, "Occ").
 
     The paper gives neither the share nor the meaning of zero; here it is that of the
-    normalized image, its mean colour.
+    normalized image, its mean color.
 
     Args:
         model: As in `Perturbation`.
-        share: Share of the area, 0 to 1, of a centred rectangle with the image's aspect ratio.
+        share: Share of the area, 0 to 1, of a centered rectangle with the image's aspect ratio.
     """
 
     def __init__(self, model: Any, share: float):

@@ -68,10 +68,10 @@ def curve(
     if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):
         raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")
     seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]
-    # All are made before the first evaluation, so that a wrong strength costs no time.
-    made = [(s, [KINDS[kind](model, s, **seed) for seed in seeds]) for s in strengths]
+    # All are constructed before the first evaluation, so that a wrong strength costs no time.
+    pairs = [(s, [KINDS[kind](model, s, **seed) for seed in seeds]) for s in strengths]
     rows = []
-    for strength, perturbations in made:
+    for strength, perturbations in pairs:
         measures = [evaluate(model, source, perturb=each, **options) for each in perturbations]
         if measure not in measures[0]:
             raise ValueError(

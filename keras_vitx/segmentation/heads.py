@@ -154,7 +154,7 @@ def rescaled(x: Any, scale: float, name: str) -> Any:
     """Multiply the sides of a map by a power of two, upwards by transposed convolutions.
 
     Raises:
-        ValueError: if it is no power of two, or the map is too small.
+        ValueError: if it is not a power of two, or the map is too small.
     """
     factor = scale_factor(scale, x.shape[1:3])
     if scale < 1:

@@ -30,5 +30,5 @@ def test_a_batch_of_broken_files_is_empty(tmp_path, make_model):
 
 
 def test_a_wrong_batch_size_is_found_at_once(make_model):
-    with pytest.raises(ValueError, match=r"batch_size: .* got 0"):
+    with pytest.raises(ValueError, match=r"`batch_size` must be .*Received: 0"):
         batches_of_files([], make_model(), 0)

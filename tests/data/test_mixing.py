@@ -79,7 +79,7 @@ def test_labels_of_every_kind_become_soft():
     "labels, classes, message",
     [
         ([0, 1], None, "the number of classes of these integer labels is unknown"),
-        ([0, 3], 3, r"labels in 0\.\.2, got 3"),
+        ([0, 3], 3, r"Labels must be in 0\.\.2\. Received: 3"),
         ([0.5, 1.5], 1, "For regression, use no mixing"),
         ([[0.5, 1.5]], 2, "For regression, use no mixing"),
     ],
@@ -104,5 +104,5 @@ def test_a_field_out_of_range_is_named(fields, message):
         Mixing(**fields)
     with pytest.raises(ValueError, match="Mixing has no 'alpha'"):
         Mixing.of({"alpha": 1})
-    with pytest.raises(ValueError, match=r"mixing: expected a Mixing or None, got 0\.8"):
+    with pytest.raises(ValueError, match=r"`mixing` must be a Mixing or None\. Received: 0\.8"):
         Mixing.of(0.8)

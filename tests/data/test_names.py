@@ -85,10 +85,14 @@ def test_a_models_own_names_go_first():
 @pytest.mark.parametrize(
     ("predictions", "arguments", "message"),
     [
-        (np.zeros((1, 10)), {}, "ImageNet has 1000 classes, got 10"),
-        (np.zeros((1, 3)), {"model": SimpleNamespace(class_names=["a"])}, "has 1 classes, got 3"),
-        (np.zeros(1000), {}, r"got shape \(1000,\)"),
-        (np.zeros((1, 1000)), {"top": 0}, "top: expected a positive number"),
+        (np.zeros((1, 10)), {}, "ImageNet with 1000 classes. Received: 10"),
+        (
+            np.zeros((1, 3)),
+            {"model": SimpleNamespace(class_names=["a"])},
+            "with 1 classes. Received: 3",
+        ),
+        (np.zeros(1000), {}, r"Received: \(1000,\)"),
+        (np.zeros((1, 1000)), {"top": 0}, "`top` must be above 0"),
     ],
 )
 def test_wrong_predictions_are_an_error(predictions, arguments, message):

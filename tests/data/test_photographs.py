@@ -219,5 +219,5 @@ def test_wrong_images_and_models_are_named(make_model):
     assert layer.size == (24, 40) and layer.crop_ratio == 1.13
     with pytest.raises(ValueError, match="one channel for each"):
         layer(np.zeros((1, 9, 9, 1), "uint8"))
-    with pytest.raises(ValueError, match="expected an input of shape"):
+    with pytest.raises(ValueError, match="must have an input of shape"):
         ImagePreprocessing.of(keras.Sequential([keras.Input((3,))]))

@@ -204,9 +204,9 @@ def test_spare_outputs_are_logged(arrays, make_model, caplog):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"batch_size": 0}, "batch_size: .* got 0"),
-        ({"batch_size": 2.5}, r"batch_size: .* got 2\.5"),
-        ({"seed": -1}, "seed: .* got -1"),
+        ({"batch_size": 0}, "`batch_size` .* Received: 0"),
+        ({"batch_size": 2.5}, r"`batch_size` .* Received: 2\.5"),
+        ({"seed": -1}, "`seed` .* Received: -1"),
         ({"augmentation": "random_resize_crop"}, "Did you mean 'random_resized_crop'"),
     ],
 )

@@ -101,15 +101,15 @@ def test_grey_becomes_colour_and_colour_grey(make_model, picture):
 @pytest.mark.parametrize(
     "images, message",
     [
-        (np.zeros(5), r"got shape \(1, 5\)|got shape \(5,\)"),
+        (np.zeros(5), r"Received: shape"),
         (np.full((8, 8, 3), 200.0), r"float64 in 200\.\.200"),
         (np.full((8, 8, 3), -0.5), "floats in 0..1"),
         (np.full((8, 8, 3), np.nan), "floats in 0..1"),
-        (np.zeros((8, 8, 3), "int32"), "got int32"),
+        (np.zeros((8, 8, 3), "int32"), "Received: int32"),
         (np.zeros((3, 8, 8), "uint8"), "can't be converted to 3 channels"),
-        ([], "got none"),
-        (np.zeros((0, 8, 8, 3), "uint8"), "got none"),
-        (np.zeros((8, 0, 3), "uint8"), "got shape"),
+        ([], "Received: none"),
+        (np.zeros((0, 8, 8, 3), "uint8"), "Received: none"),
+        (np.zeros((8, 0, 3), "uint8"), "Received: shape"),
     ],
 )
 def test_wrong_images_are_an_error(make_model, images, message):
@@ -122,7 +122,7 @@ def test_a_model_without_the_facts_is_an_error(make_model, picture):
     del model.preprocessing
     with pytest.raises(ValueError, match="has no `preprocessing`"):
         preprocess_input(picture(8, 8), model)
-    with pytest.raises(ValueError, match=r"got \(None, None, 32, 3\)"):
+    with pytest.raises(ValueError, match=r"Received: \(None, None, 32, 3\)"):
         preprocess_input(picture(8, 8), make_model((None, 32)))
     with pytest.raises(ValueError, match="each of 3 channels"):
         preprocess_input(picture(8, 8), make_model(mean=[0.5], std=[0.5]))
@@ -142,7 +142,7 @@ def test_files_become_colour_or_grey(tmp_path, picture, save):
     np.testing.assert_array_equal(decode_image(path), np.repeat(grey, 3, axis=-1))
     np.testing.assert_array_equal(decode_image(path, channels=1), grey)
     np.testing.assert_array_equal(decode_image(save(tmp_path / "a.png", alpha)), alpha[..., :3])
-    with pytest.raises(ValueError, match="channels: expected 1 or 3, got 4"):
+    with pytest.raises(ValueError, match=r"`channels` must be 1 or 3\. Received: 4"):
         decode_image(path, channels=4)
 
 

@@ -191,11 +191,11 @@ def test_what_can_not_be_mixed_is_named_before_the_first_batch(split, spec, make
     targets = np.linspace(-1, 1, 24)
     with pytest.raises(ValueError, match="For regression, use no mixing"):
         pipelines((split.images, targets), make_model((16, 16), classes=1), mixing=Mixing())
-    with pytest.raises(ValueError, match="fraction: "):
+    with pytest.raises(ValueError, match="`fraction` "):
         pipelines((split.images, split.labels), make_model((16, 16)), fraction=0)
     alpha = make_model((16, 16), channels=4)
     images = np.zeros((8, 16, 16, 4), "uint8")
-    with pytest.raises(ValueError, match=r"rand_augment: .* got 4 channels"):
+    with pytest.raises(ValueError, match=r"`rand_augment` .* Received: 4 channels"):
         pipelines((images, np.arange(8) % 2), alpha, augmentation="rand_augment")
 
 

@@ -36,7 +36,7 @@ class Augmentation:
     Attributes:
         crop: "random_resized", a random window of the original image, resized to the model's
             input size (`windows.random_resized`); "shift", of the image at the input size, by
-            up to an eighth (`windows.shifted`); or None, the centre, as in evaluation.
+            up to an eighth (`windows.shifted`); or None, the center, as in evaluation.
         scale: Minimum and maximum area of a random resized crop, as a fraction of the image.
         ratio: Minimum and maximum aspect ratio, width over height, of a random resized crop.
         train_interpolation: "bicubic"; "bilinear"; or "random", one of the two drawn per image,
@@ -108,7 +108,7 @@ class Augmentation:
         if isinstance(value, Mapping):
             return cls(**checked_fields(cls, value))
         if value not in PRESETS:
-            raise ValueError(f"augmentation: {value!r} is unknown. {nearest(value, PRESETS)}")
+            raise ValueError(f"`augmentation` {value!r} is unknown. {nearest(value, PRESETS)}")
         return PRESETS[value]
 
     def check_channels(self, channels: int) -> None:
@@ -117,8 +117,8 @@ class Augmentation:
         if channels not in possible and (self.rand_augment is not None or self.color_jitter):
             name = "rand_augment" if self.rand_augment is not None else "color_jitter"
             raise ValueError(
-                f"{name}: expected images of {' or '.join(map(str, possible))} channels with "
-                f"by={self.by!r}, got {channels} channels."
+                f"`{name}` must be off where images do not have {' or '.join(map(str, possible))} "
+                f"channels, with by={self.by!r}. Received: {channels} channels."
             )
 
     def pixels(
@@ -135,7 +135,7 @@ class Augmentation:
                 otherwise an image of size `size`.
             size: (height, width) of the result.
             random: Source of all random numbers.
-            mean: Mean colour in 0..1 per channel, which fills pixels from beyond the image in
+            mean: Mean color in 0..1 per channel, which fills pixels from beyond the image in
                 RandAugment's rotations, shears and translations.
 
         Returns:

@@ -7,7 +7,7 @@ It has the settings of `Augmentation`, but it is not that of the recipes:
 - RandAugment: 10 operations; no Invert, Posterize, Rotate or Sharpness, solarization is one
   operation, and brightness, contrast and translation are uniform up to the magnitude. Pixels
   from beyond the image are reflected.
-- colour jitter: brightness is added, not multiplied.
+- color jitter: brightness is added, not multiplied.
 - erasing: the height and the width of the box are independent, and it is cut off at the border.
 
 It is not the default for these reasons, and because keras-cv is no longer maintained: its layers

@@ -68,7 +68,7 @@ class Mixing:
         if isinstance(value, Mapping):
             value = cls(**checked_fields(cls, value))
         if value is not None and not isinstance(value, cls):
-            raise ValueError(f"mixing: expected a Mixing or None, got {value!r}.")
+            raise ValueError(f"`mixing` must be a Mixing or None. Received: {value!r}.")
         return value if value is not None and value.on else None
 
     @property
@@ -167,16 +167,16 @@ def check_mixable(labels: np.ndarray, classes: int | None) -> None:
     if labels.dtype.kind in "iub" and labels.ndim == 1:
         if classes is None:
             raise ValueError(
-                "mixing: MixUp and CutMix mix the labels of two images, and the number of classes "
+                "MixUp and CutMix mix the labels of two images, and the number of classes "
                 "of these integer labels is unknown. Give `classes`, or labels (n, classes)."
             )
         if labels.max(initial=0) >= max(classes, 2):
             raise ValueError(
-                f"mixing: expected labels in 0..{max(classes, 2) - 1}, got {labels.max()}."
+                f"Labels must be in 0..{max(classes, 2) - 1}. Received: {labels.max()}."
             )
     elif labels.ndim != 2 or not ((labels >= 0) & (labels <= 1)).all():
         raise ValueError(
-            "mixing: expected class labels, integers (n,) or numbers in 0..1 (n, classes), got "
+            "Mixed labels must be integers (n,) or numbers in 0..1 (n, classes). Received: "
             f"{labels.dtype} {labels.shape}. For regression, use no mixing."
         )
 

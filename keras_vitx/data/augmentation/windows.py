@@ -61,11 +61,11 @@ def random_resized(
     height, width = image.size[::-1] if pillow else image.shape[:2]
     top, left, rows, columns = random_box(height, width, random, scale, ratio)
     window = Window(top / height, left / width, rows / height, columns / width)
+    resample = drawn_filter(interpolation, random)
     if pillow:
         box = image.crop((left, top, left + columns, top + rows))
-        return np.asarray(box.resize(size[::-1], Image.Resampling.BICUBIC)), window
-    box = image[top : top + rows, left : left + columns]
-    return resize(box, size, drawn_filter(interpolation, random)), window
+        return np.asarray(box.resize(size[::-1], resample)), window
+    return resize(image[top : top + rows, left : left + columns], size, resample), window
 
 
 def drawn_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
@@ -85,7 +85,7 @@ def random_box(
 
     Its area is uniform in `scale`, as a fraction of the image's, and its aspect ratio (width
     over height) log-uniform in `ratio`; its position is uniform. If ten such boxes all exceed
-    the image, the box is the largest centred one with an aspect ratio in `ratio` (Szegedy et
+    the image, the box is the largest centered one with an aspect ratio in `ratio` (Szegedy et
     al., 2015, Section 6, as torchvision and timm define it).
     """
     for _ in range(ATTEMPTS):

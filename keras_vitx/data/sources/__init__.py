@@ -95,7 +95,9 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
     if isinstance(source, (tuple, list)):
         return load_arrays(tuple(source))
     if not isinstance(source, (str, os.PathLike)):
-        raise ValueError(f"source: got {type(source).__name__}. {KINDS}")
+        raise ValueError(
+            f"`source` must be of a known kind. Received: {type(source).__name__}. {KINDS}"
+        )
     if source == "fashion_mnist":
         return load_fashion_mnist()
     if str(source).startswith("tfds:"):
@@ -110,4 +112,4 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
     if path.is_file() and path.suffix == ".csv":
         return load_table(path)
     found = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
-    raise ValueError(f"source: {str(source)!r} {found}. {KINDS}")
+    raise ValueError(f"`source` {str(source)!r} {found}. {KINDS}")

@@ -38,7 +38,7 @@ def load_npz(path: Path, name: str | None = None) -> Dataset:
         present = [key in arrays for key in (f"x_{split}", f"y_{split}")]
         if any(present) != all(present) or (split == "train" and not any(present)):
             raise ValueError(
-                "source: expected x_train and y_train, and optional pairs x_val, y_val and "
+                "`source` must hold x_train and y_train, and optional pairs x_val, y_val and "
                 f"x_test, y_test in {path}, found {found}."
             )
         if all(present):
@@ -62,8 +62,8 @@ def load_arrays(pair: tuple) -> Dataset:
         pairs = {"train": pair}
     else:
         raise ValueError(
-            "source: expected (images, labels) or ((x_train, y_train), (x_val, y_val)), with "
-            f"(x_test, y_test) as an optional third pair, got {len(pair)} items."
+            "`source` must be (images, labels) or ((x_train, y_train), (x_val, y_val)), with "
+            f"(x_test, y_test) as an optional third pair. Received: {len(pair)} items."
         )
     return _load(pairs, "arrays", None)
 
@@ -76,10 +76,10 @@ def _load(pairs: dict[str, tuple], name: str, class_names: tuple[str, ...] | Non
     labels = [split.labels for split in splits.values()]
     if len({(each.dtype.kind, each.shape[1:]) for each in labels}) > 1:
         forms = ", ".join(f"{each.dtype} {each.shape}" for each in labels)
-        raise ValueError(f"labels: expected one form in all splits, got {forms}.")
+        raise ValueError(f"Labels must have one form in all splits. Received: {forms}.")
     if labels[0].dtype.kind == "i" and len(np.unique(labels[0])) < 2:
         raise ValueError(
-            f"source: expected at least two classes, but every label is {labels[0][0]}."
+            f"`source` must have at least two classes. Received: every label is {labels[0][0]}."
         )
     classes = number_of_classes(labels)
     if class_names is None and classes is not None:
@@ -91,13 +91,13 @@ def _split(images, labels, classes: int | None, what: str) -> Split:
     try:
         images = np.asarray(images)
     except ValueError as error:
-        raise ValueError(f"images {what}: expected images of one size.") from error
+        raise ValueError(f"Images {what} must have one size.") from error
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or not images.size:
         raise ValueError(
-            f"images {what}: expected an array (n, height, width) or (n, height, width, channels) "
-            f"that isn't empty, got shape {images.shape}."
+            f"Images {what} must be (n, height, width) or (n, height, width, channels), and not "
+            f"empty. Received: shape {images.shape}."
         )
-    labels = checked_labels(labels, len(images), classes, f"labels {what}")
-    return Split(as_uint8(images, f"images {what}"), labels)
+    labels = checked_labels(labels, len(images), classes, f"Labels {what}")
+    return Split(as_uint8(images, f"Images {what}"), labels)

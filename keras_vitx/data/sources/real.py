@@ -32,7 +32,7 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
         probability for each right class.
 
     Raises:
-        ValueError: if the file is no such list, or has no entry for an image.
+        ValueError: if the file is not such a list, or has no entry for an image.
         OSError: if the file can't be read.
     """
     folder, path = Path(folder).expanduser(), Path(labels).expanduser()

@@ -127,21 +127,23 @@ def checked_labels(labels, count: int, classes: int | None, what: str) -> np.nda
         labels = labels[:, 0]
     if labels.ndim not in (1, 2):
         raise ValueError(
-            f"{what}: expected integers (n,), or numbers (n, classes), got shape {labels.shape}."
+            f"{what} must be integers (n,) or numbers (n, classes). Received: shape {labels.shape}."
         )
     if len(labels) != count:
-        raise ValueError(f"{what}: {len(labels)} labels for {count} images.")
+        raise ValueError(
+            f"{what} must be one per image. Received: {len(labels)} labels for {count} images."
+        )
     if labels.dtype.kind not in "iufb":
         raise ValueError(
-            f"{what}: expected integers or floats, got {_some(labels)} ({labels.dtype})."
+            f"{what} must be integers or floats. Received: {_some(labels)} ({labels.dtype})."
         )
     if not np.isfinite(labels).all():
-        raise ValueError(f"{what}: got {_some(labels[~np.isfinite(labels)])}.")
+        raise ValueError(f"{what} must be finite. Received: {_some(labels[~np.isfinite(labels)])}.")
     if labels.ndim == 2:
         if classes is not None and labels.shape[1] != classes:
             raise ValueError(
-                f"{what}: expected shape (n, {classes}), as there are {classes} class names, got "
-                f"{labels.shape}."
+                f"{what} must have the shape (n, {classes}), as there are {classes} class names. "
+                f"Received: {labels.shape}."
             )
         return labels.astype("float32")
     # Ages are numbers, also where all of them are whole.
@@ -150,7 +152,7 @@ def checked_labels(labels, count: int, classes: int | None, what: str) -> np.nda
     bound = (classes or MAX_CLASSES) - 1
     wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels > bound)]
     if len(wrong):
-        raise ValueError(f"{what}: expected integers in 0..{bound}, got {_some(wrong)}.")
+        raise ValueError(f"{what} must be integers in 0..{bound}. Received: {_some(wrong)}.")
     return labels.astype("int32")
 
 

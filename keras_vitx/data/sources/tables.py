@@ -52,7 +52,7 @@ def load_table(path: Path) -> Dataset:
         names, labels = tuple(classes), _numbers(rows, classes, path)
     if names is not None and len(names) < 2:
         raise ValueError(f"source: expected at least two classes in {path}, found {len(names)}.")
-    labels = checked_labels(labels, len(rows), names and len(names), f"labels of {path}")
+    labels = checked_labels(labels, len(rows), names and len(names), f"Labels of {path}")
 
     splits = [split_of((row[split] or "train").strip()) if split else "train" for row in rows]
     if None in splits:

@@ -136,7 +136,7 @@ def _read(builder, split: str, classes: int) -> Split | None:
     if len(labels) and labels.max() < 0:
         log.warning("%s has no labels and is skipped.", name)
         return None
-    labels = checked_labels(labels, len(labels), classes, f"labels of {name}")
+    labels = checked_labels(labels, len(labels), classes, f"Labels of {name}")
     return Split(TfdsImages(examples, name), labels)
 
 

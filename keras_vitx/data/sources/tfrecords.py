@@ -87,7 +87,7 @@ def load_tfrecords(shards: Sequence[Path], name: str) -> Dataset:
     loaded = {}
     for split, found in splits.items():
         labels = np.array([label for _, label, _ in found]) - from_one
-        labels = checked_labels(labels, len(found), names and len(names), f"labels of {name}")
+        labels = checked_labels(labels, len(found), names and len(names), f"Labels of {name}")
         loaded[split] = Split(RecordImages([key for key, _, _ in found]), labels)
     if len(np.unique(loaded["train"].labels)) < 2:
         raise ValueError(f"source: expected at least two classes in {name}, found one.")
