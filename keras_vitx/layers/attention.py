@@ -139,7 +139,9 @@ class Attention(Layer):
         """
         logits = self.logits_of(query, key)
         logits = self.run_over_maps(self.on_logits, logits, training, mask)
-        return ops.zero_masked(ops.softmax(ops.mask_logits(logits, mask)), mask)
+        # A layer that computes in float32 sees maps that were not rounded before.
+        dtype = self.on_weights[0].compute_dtype if self.on_weights else self.compute_dtype
+        return ops.zero_masked(ops.softmax(ops.mask_logits(logits, mask), dtype), mask)
 
     def logits_of(self, query, key):
         """Return the scaled dot products of queries and keys, `(batch, heads, queries, keys)`."""

@@ -45,9 +45,15 @@ def logits(query: Any, key: Any) -> Any:
     return keras.ops.matmul(query, keras.ops.transpose(key, (0, 2, 3, 1)))
 
 
-def softmax(logits: Any) -> Any:
-    """Apply the softmax over the last axis in float32, and round to the precision of `logits`."""
-    return keras.ops.cast(keras.ops.softmax(keras.ops.cast(logits, "float32")), logits.dtype)
+def softmax(logits: Any, dtype: str | None = None) -> Any:
+    """Apply the softmax over the last axis in float32.
+
+    Args:
+        logits: `(..., keys)`.
+        dtype: Precision of the result; None is that of `logits`.
+    """
+    y = keras.ops.softmax(keras.ops.cast(logits, "float32"))
+    return keras.ops.cast(y, dtype or logits.dtype)
 
 
 def mask_logits(logits: Any, mask: Any) -> Any:
@@ -126,6 +132,30 @@ def convolve_maps(maps: Any, kernel: Any) -> Any:
     return keras.ops.depthwise_conv(maps, kernel, padding="same", data_format="channels_first")
 
 
+def pad(x: Any, widths: Any) -> Any:
+    """Pad with zeros.
+
+    Args:
+        x: A tensor.
+        widths: Numbers of zeros before and after, per axis.
+    """
+    return keras.ops.pad(x, widths)
+
+
+def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
+    """Convolve each channel with its own kernels, without padding.
+
+    Args:
+        x: `(batch, height, width, channels)`.
+        kernel: `(rows, columns, channels, multiplier)`.
+        strides: Distance between two outputs, in rows and in columns.
+
+    Returns:
+        `(batch, new height, new width, channels * multiplier)`.
+    """
+    return keras.ops.depthwise_conv(x, kernel, strides, data_format="channels_last")
+
+
 def gelu(x: Any) -> Any:
     r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU."""
     if keras.backend.standardize_dtype(x.dtype) != "float32":
@@ -170,11 +200,11 @@ def save_products(step: Callable) -> Callable:
 
 KERNELS = {
     "torch": (
-        *("call", "logits", "softmax", "fused_attention", "mix_heads", "gelu"),
+        *("call", "logits", "softmax", "fused_attention", "mix_heads", "pad", "gelu"),
         *("kept_samples", "numbers_on_device"),
     ),
     "jax": (
-        *("call", "fused_attention", "convolve_maps", "gelu"),
+        *("call", "fused_attention", "convolve_maps", "depthwise_conv", "gelu"),
         *("save", "gains_from_scan", "save_products"),
     ),
 }

@@ -225,7 +225,9 @@ class TokenDownsampling(Layer):
         prefix, patches = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         batch, _, width = ops.shape(patches)
         patches = ops.reshape(patches, (batch, *self.grid, width))
-        patches = self.run(self.conv, ops.pad(patches, ((0, 0), (1, 1), (1, 1), (0, 0))))
+        patches = ops.pad(patches, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        kernel, bias = (ops.cast(v, self.compute_dtype) for v in (self.conv.kernel, self.conv.bias))
+        patches = ops.depthwise_conv(patches, kernel, 2) + bias
         return ops.concatenate([self.run(self.fc, prefix, training), _flatten(patches)], axis=1)
 
 

@@ -1,7 +1,6 @@
 """The script for the first GPU runs whole on a CPU, at toy sizes."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -29,8 +28,6 @@ def test_every_section(tmp_path):
     assert len(errors) == 9
     for result in errors:
         limit = 1e-4 if result["precision"] == "float32" else 0.2
-        assert result["logits"] < limit and math.isfinite(result["gradients"]), result
-        if result["model"] != "RefinedViT_Mini":  # Its normalized maps amplify rounding.
-            assert result["gradients"] < 5 * limit, result
+        assert result["logits"] < limit and result["gradients"] < 5 * limit, result
     for result in results:
         assert "failed" not in json.dumps(result), result

@@ -31,10 +31,7 @@ def measured(choice, families):
 
 def test_copies_of_the_model_reduce_gradients_only():
     for family, found in measured("data", TINY).items():
-        sent = dict(found["collectives"])
-        if family == "PiT":  # XLA gathers what one depthwise convolution needs for its gradient.
-            assert sent.pop("all-gather", [0, 0])[0] <= 1
-        assert set(sent) == {"all-reduce"}, family
+        assert set(found["collectives"]) == {"all-reduce"}, family
         # Statistics of normalizations and the loss are a few numbers.
         assert found["collectives"]["all-reduce"][1] < 1.02 * found["weights"] + 4096, family
 

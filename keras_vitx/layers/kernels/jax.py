@@ -14,7 +14,8 @@ from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_attention = ops.call, ops.fused_attention
-_plain_convolve_maps, _plain_gelu = ops.convolve_maps, ops.gelu
+_plain_convolve_maps, _plain_depthwise_conv = ops.convolve_maps, ops.depthwise_conv
+_plain_gelu = ops.gelu
 
 SAVED = "saved"
 """The name by which `save_products` knows what else is worth saving."""
@@ -81,6 +82,16 @@ def convolve_maps(maps: Any, kernel: Any) -> Any:
         for i in range(height)
         for j in range(width)
     )
+
+
+def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
+    """Repeat the channels, so that each has one kernel.
+
+    All devices: for the gradient of several kernels of a channel, each device would gather the
+    images of all.
+    """
+    x, kernel = jnp.repeat(x, kernel.shape[-1], -1), jnp.reshape(kernel, (*kernel.shape[:2], -1, 1))
+    return _plain_depthwise_conv(x, kernel, strides)
 
 
 def fused_attention(

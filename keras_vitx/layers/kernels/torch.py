@@ -170,9 +170,9 @@ def logits(query: Any, key: Any) -> Any:
     return torch.matmul(query, key.transpose(1, 2).contiguous().mT)
 
 
-def softmax(logits: Any) -> Any:
+def softmax(logits: Any, dtype: str | None = None) -> Any:
     """Compute in float32 inside the operation, without float32 copies. All devices."""
-    return torch.softmax(logits, dim=-1)
+    return torch.softmax(logits, dim=-1, dtype=dtype and getattr(torch, dtype))
 
 
 def fused_attention(
@@ -210,6 +210,14 @@ def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
     mixed = mixed.mT if heads_last else mixed
     mixed = mixed if expands else mixed.contiguous()
     return mixed.reshape(batch, -1, queries, keys)
+
+
+def pad(x: Any, widths: Any) -> Any:
+    """Pad without the name that Keras makes for each of its calls, for which code is compiled anew.
+
+    All devices: two graphs of `torch.compile` in place of four for four sizes of batches.
+    """
+    return functional.pad(x, [width for pair in reversed(widths) for width in pair])
 
 
 def gelu(x: Any) -> Any:
