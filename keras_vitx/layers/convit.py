@@ -293,7 +293,7 @@ class GatedPositionalAttention(PositionalAttention):
 
     def weights_of(self, query, key, training=False, mask=None):
         content_gate, by_row, by_column = self.gated_positions()
-        content = super().weights_of(query, key, training, mask)
+        content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
         if mask is None:
             positional = self.over_pairs(by_row, by_column, ops.multiply)
         else:
