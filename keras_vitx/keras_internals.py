@@ -4,7 +4,6 @@ Keras may rename them in any release. `tests/test_keras_internals.py` has one co
 test per name, so that an incompatible Keras release fails there first.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -43,51 +42,6 @@ def takes_training(layer: keras.layers.Layer) -> bool:
     return "training" in layer.call_signature_parameters
 
 
-def moments_replaced_by(norm: keras.layers.BatchNormalization, moments: Callable) -> None:
-    """Let `moments(inputs, mask)` compute the mean and the variance in training.
-
-    Not by the argument `synchronized`, which only TensorFlow has, and which a saved model
-    would keep.
-    """
-    norm._moments = moments
-
-
-def has_replaced_moments(norm: keras.layers.BatchNormalization) -> bool:
-    """Return whether `moments_replaced_by` was called for `norm`."""
-    return "_moments" in vars(norm)
-
-
-def restore_moments(norm: keras.layers.BatchNormalization) -> None:
-    """Undo `moments_replaced_by`."""
-    vars(norm).pop("_moments", None)
-
-
-def without_reduction(optimizer: keras.optimizers.Optimizer) -> None:
-    """Under TensorFlow, let `optimizer` take gradients that are already summed over replicas."""
-    optimizer._all_reduce_sum_gradients = list
-
-
-def repair_several_workers() -> None:
-    """Repair `fit` and `evaluate` of Keras under TensorFlow's `MultiWorkerMirroredStrategy`.
-
-    Before the first step, Keras 3.15 averages a batch over the replicas, only to learn its
-    shapes; on several workers, TensorFlow can't. One replica's part has the same shapes.
-    """
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    def build(self, iterator=None, data_batch=None):
-        strategy = self.distribute_strategy
-        if iterator is not None:
-            _, _, batches = next(iter(iterator))
-            data_batch = keras.tree.map_structure(
-                lambda part: strategy.experimental_local_results(part)[0], next(batches)
-            )
-        with strategy.scope():
-            self._symbolic_build(data_batch=data_batch)
-
-    TensorFlowTrainer._maybe_symbolic_build = build
-
-
 def replace_seed_generator(
     layer: keras.layers.Layer, name: str, generator: keras.random.SeedGenerator | None
 ) -> None:
@@ -99,12 +53,21 @@ def replace_seed_generator(
 
 
 class ClipsTogether:
-    """A Keras optimizer that clips by the global norm with a few kernels for all (PyTorch).
+    """A Keras optimizer that clips the gradients of all replicas together.
 
-    Keras's own launches three for every variable.
+    Under TensorFlow, Keras's own clips those of each replica, and sums them after it. By the global
+    norm under PyTorch, it launches three kernels for every variable; this one, a few for all.
     """
 
     def _clip_gradients(self, grads):
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            replica = tf.distribute.get_replica_context()
+            count = replica.num_replicas_in_sync if replica else 1
+            if count > 1 and (self.clipnorm or self.global_clipnorm or self.clipvalue):
+                sums = replica.all_reduce("SUM", list(grads))
+                return [one / count for one in super()._clip_gradients(sums)]
         if keras.backend.backend() != "torch" or self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(grads)
         import torch

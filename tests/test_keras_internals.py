@@ -1,7 +1,6 @@
 """Contract tests of the private names of Keras that the package uses; it uses no others."""
 
 import ast
-import inspect
 
 import keras
 import numpy as np
@@ -61,34 +60,9 @@ def test_takes_training_reads_the_signature_of_call():
     assert not keras_internals.takes_training(keras.layers.LayerNormalization())
 
 
-def test_replaced_moments_are_used_in_training_and_not_saved():
-    norm = keras.layers.BatchNormalization(momentum=0.0)
-    x = np.array([[1.0], [3.0]], "float32")
-    norm(x, training=True)
-    config = norm.get_config()
-    replacement = lambda inputs, mask: (ops.full((1,), 5.0), ops.full((1,), 4.0))  # noqa: E731
-    keras_internals.moments_replaced_by(norm, replacement)
-    assert keras_internals.has_replaced_moments(norm)
-    norm(x, training=True)
-    assert float(norm.moving_mean[0]) == 5 and float(norm.moving_variance[0]) == 4
-    assert norm.get_config() == config
-    keras_internals.restore_moments(norm)
-    assert not keras_internals.has_replaced_moments(norm)
-    norm(x, training=True)
-    assert float(norm.moving_mean[0]) == 2
-
-
 def test_seed_states_are_found_by_name():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
     assert [v.name for v in model.non_trainable_variables] == [replicas.SEED_STATE]
-
-
-def test_optimizers_reduce_gradients_by_a_method():
-    optimizer = keras.optimizers.SGD()
-    if BACKEND == "tensorflow":
-        assert callable(optimizer._all_reduce_sum_gradients)
-    keras_internals.without_reduction(optimizer)
-    assert optimizer._all_reduce_sum_gradients([(1, 2)]) == [(1, 2)]
 
 
 def test_optimizers_clip_by_a_method():
@@ -124,20 +98,6 @@ def test_the_global_seed_generator_is_the_one_that_is_drawn_from():
     before = keras.ops.convert_to_numpy(state.value).copy()
     keras.random.normal((2,))
     assert (keras.ops.convert_to_numpy(state.value) != before).any()
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow's strategies")
-def test_fit_builds_a_model_by_a_method(monkeypatch):
-    """Of which training/test_devices.py shows what the repaired one does."""
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    before = TensorFlowTrainer._maybe_symbolic_build
-    assert list(inspect.signature(before).parameters) == ["self", "iterator", "data_batch"]
-    monkeypatch.setattr(TensorFlowTrainer, "_maybe_symbolic_build", before)
-    keras_internals.repair_several_workers()
-    assert TensorFlowTrainer._maybe_symbolic_build is not before
-    after = TensorFlowTrainer._maybe_symbolic_build
-    assert inspect.signature(after) == inspect.signature(before)
 
 
 def private_names():

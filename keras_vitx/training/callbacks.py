@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import written_whole
-from keras_vitx.training.devices import alone, is_chief
+from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import averaged
 from keras_vitx.training.resume import CountEpochs as CountEpochs
 from keras_vitx.training.resume import random_states, set_random_states
@@ -159,7 +159,7 @@ class KeepBest(keras.callbacks.Callback):
         if self._is_best(logs):
             self.epoch, self.logs, self.values = epoch + 1, logs, values
             if self.output is not None:
-                with written_whole(self.output / f"{self.result}.keras") as path, alone():
+                with written_whole(self.output / f"{self.result}.keras") as path, single_process():
                     self.model.save(path)
 
     def restore(self) -> str:

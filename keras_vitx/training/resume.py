@@ -24,7 +24,7 @@ from keras_vitx.data import Pipelines
 from keras_vitx.files import remove_unfinished, written_whole
 from keras_vitx.keras_internals import build_training, global_seed_generator
 from keras_vitx.training.batches import steps_of
-from keras_vitx.training.devices import highest, in_use, is_chief
+from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def resumable_fit(
     state = _state_to_continue(model, checkpoints, now, epochs) if resume else None
     if is_chief():
         checkpoints.remove_unfinished()
-    highest(0)  # No process writes a checkpoint before all have read theirs.
+    all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
     saving = Saving(checkpoints, save_every, now, callbacks, state)
     listed = settings["callbacks"] = _CallbacksOfAll(
         [saving, *callbacks, Replicate()],
@@ -413,7 +413,7 @@ class Saving(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         step = self.epoch * self.params["steps"] + batch
         if self.alone or step % AGREE_EVERY == 0:
-            self.asked = highest(self.signal or 0)
+            self.asked = all_reduce_max(self.signal or 0)
         if self.state is not None:
             assign(self.model, self.state["arrays"])
             set_random_states(self.state["random"])
@@ -426,7 +426,7 @@ class Saving(keras.callbacks.Callback):
         """Write the last state if the training ends with this epoch, after all callbacks."""
         if epoch == self.params["epochs"] - 1 or self.model.stop_training:
             self.save(epoch + 1, 0, finished=True)
-            self.asked = highest(self.signal or 0)
+            self.asked = all_reduce_max(self.signal or 0)
             self._stop_if_asked()
 
     def save(self, epoch: int, batch: int, finished: bool = False) -> None:

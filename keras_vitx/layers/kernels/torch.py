@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from keras_vitx.keras_internals import has_replaced_moments, remat_mode
+from keras_vitx.keras_internals import remat_mode
 from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
@@ -108,8 +108,7 @@ def batch_norm(layer: keras.layers.BatchNormalization, x: Any, training: Any = F
     PyTorch computes the statistics in float32 in every precision. All devices.
     """
     learns = training and layer.trainable
-    # On several devices, the statistics are those of the whole batch.
-    special = layer.renorm or layer.synchronized or has_replaced_moments(layer)
+    special = layer.renorm or layer.synchronized
     if special or x.dtype is torch.float64 or (is_traced(x) and not learns):
         return layer.call(x, training=training)
     x = x.movedim(layer.axis, 1)

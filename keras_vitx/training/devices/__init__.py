@@ -5,7 +5,7 @@ JAX and TensorFlow have one process per machine, PyTorch one per device:
 | backend | engine | processes are started by |
 |---|---|---|
 | JAX | `keras.distribution` | the user, one per machine |
-| TensorFlow | `tf.distribute` (mirrored strategies) | the user, one per machine, with `TF_CONFIG` |
+| TensorFlow | `tf.distribute.MirroredStrategy` | one machine only |
 | PyTorch | `DistributedDataParallel` | `torchrun`, one per device |
 
 Everywhere, `batch_size` counts the images of all devices, so that a recipe means the same on
@@ -23,7 +23,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.keras_internals import repair_several_workers
+from keras_vitx.renamed import renamed_names
 from keras_vitx.training.devices.layout import ShardedWeights, layout_for
 from keras_vitx.training.devices.limits import check_limits
 
@@ -38,19 +38,14 @@ class Devices:
         count: Number of devices, in all processes.
         replicas: Number of copies of the model, between which each batch is split; `count`,
             unless copies are split between devices.
-        processes: Number of processes.
+        processes: Number of processes, each of which reads a part of every batch.
         process: Index of this process. Process 0 is the chief, which writes the files.
-        shares: Number of parts in which the processes read a batch. 1 if each process reads
-            whole batches, which the engine splits.
-        share: Index of the part of this process.
     """
 
     count: int = 1
     replicas: int = 1
     processes: int = 1
     process: int = 0
-    shares: int = 1
-    share: int = 0
 
 
 def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = False) -> Devices:
@@ -105,31 +100,21 @@ def in_use() -> Devices:
     """Return the devices in use, however they were chosen."""
     backend = keras.backend.backend()
     if backend == "jax" and (found := keras.distribution.distribution()) is not None:
-        replicas = found.num_model_replicas
-        processes = found.num_processes
-        return Devices(
-            found.device_mesh.devices.size,
-            replicas,
-            processes,
-            _jax_process(),
-            min(processes, replicas),
-            found.data_shard_id if processes > 1 else 0,
-        )
+        import jax
+
+        count, processes = found.device_mesh.devices.size, found.num_processes
+        return Devices(count, found.num_model_replicas, processes, jax.process_index())
     if backend == "tensorflow":
         import tensorflow as tf
 
-        strategy = tf.distribute.get_strategy()
-        count = strategy.num_replicas_in_sync
-        if (cluster := strategy.cluster_resolver) and cluster.task_type is not None:
-            processes = len(cluster.cluster_spec().as_dict().get("worker", ())) or 1
-            return Devices(count, count, processes, cluster.task_id)
+        count = tf.distribute.get_strategy().num_replicas_in_sync
         return Devices(count, count)
     if backend == "torch":
         from torch import distributed
 
         if distributed.is_available() and distributed.is_initialized():
             count, rank = distributed.get_world_size(), distributed.get_rank()
-            return Devices(count, count, count, rank, count, rank)
+            return Devices(count, count, count, rank)
     return Devices()
 
 
@@ -139,50 +124,31 @@ def is_chief() -> bool:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def single_process() -> Iterator[None]:
     """Return a context in which one process can save a model.
 
-    Keras makes variables when it saves. Under JAX and TensorFlow, all processes make the
-    variables of a distribution together.
+    Keras makes variables when it saves; under JAX, all processes make those of a distribution
+    together.
     """
-    backend = keras.backend.backend()
-    if in_use().processes == 1 or backend == "torch":
+    if in_use().processes == 1 or _is_torch():
         yield
         return
-    if backend == "jax":
-        current, set_current = (
-            keras.distribution.distribution(),
-            keras.distribution.set_distribution,
-        )
-    else:
-        import tensorflow as tf
-
-        current, set_current = tf.distribute.get_strategy(), tf.distribute.experimental_set_strategy
-    set_current(None)
+    current = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
     try:
         yield
     finally:
-        set_current(current)
+        keras.distribution.set_distribution(current)
 
 
-def highest(number: int) -> int:
+def all_reduce_max(number: int) -> int:
     """Return the highest of the numbers that the processes give; waits for all of them."""
-    here = in_use()
-    if here.processes == 1:
+    if in_use().processes == 1:
         return number
-    backend = keras.backend.backend()
-    if backend == "jax":
+    if not _is_torch():
         from jax.experimental import multihost_utils
 
         return int(multihost_utils.process_allgather(np.array(number)).max())
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        strategy = tf.distribute.get_strategy()
-        # Of the reductions, a strategy has sums and means only.
-        each = number * here.processes / here.count
-        numbers = strategy.run(lambda: tf.one_hot(here.process, here.processes, each))
-        return round(float(tf.reduce_max(strategy.reduce("SUM", numbers, axis=None))))
     import torch
     from torch import distributed
 
@@ -190,6 +156,9 @@ def highest(number: int) -> int:
     found = torch.tensor(number, device=device)
     distributed.all_reduce(found, distributed.ReduceOp.MAX)
     return int(found)
+
+
+__getattr__ = renamed_names(__name__, alone="single_process")
 
 
 def check_devices(devices: Count | None, model: keras.Model) -> Devices:
@@ -279,32 +248,19 @@ def _use_jax(devices, model_parallel, shard_weights):
     keras.distribution.set_distribution(distribution)
 
 
-def _jax_process():
-    import jax
-
-    return jax.process_index()
-
-
 def _use_tensorflow(devices):
     import tensorflow as tf
 
-    tf.distribute.experimental_set_strategy(None)
     if "TF_CONFIG" in os.environ:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        repair_several_workers()
-        if devices not in ("all", strategy.num_replicas_in_sync):
-            raise ValueError(
-                "`devices` must be 'all' or the number on all machines of TF_CONFIG, "
-                f"{strategy.num_replicas_in_sync}. Received: {devices}."
-            )
-    else:
-        kinds = (tf.config.list_logical_devices(kind) for kind in ("GPU", "CPU"))
-        found = [device.name.removeprefix("/device:") for device in next(filter(None, kinds))]
-        count = _available(devices, found)
-        if count == 1:
-            return
-        strategy = _mirrored(tuple(found[:count]))
-    tf.distribute.experimental_set_strategy(strategy)
+        raise ValueError(
+            "`TF_CONFIG` must be unset: under TensorFlow, the devices are those of one machine. "
+            "Use JAX or PyTorch on several."
+        )
+    tf.distribute.experimental_set_strategy(None)
+    kinds = (tf.config.list_logical_devices(kind) for kind in ("GPU", "CPU"))
+    found = [device.name.removeprefix("/device:") for device in next(filter(None, kinds))]
+    if (count := _available(devices, found)) > 1:
+        tf.distribute.experimental_set_strategy(_mirrored(tuple(found[:count])))
 
 
 @functools.cache
