@@ -207,7 +207,7 @@ def test_iterables_come_in_turn():
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's strategies split batches")
 def test_a_process_asks_the_teacher_about_its_own_images(monkeypatch):
-    here = Devices(count=3, replicas=3, processes=3, process=1, shares=3, share=1)
+    here = Devices(count=3, replicas=3, processes=3, process=1)
     monkeypatch.setattr(replicas, "in_use", lambda: here)
     student, asked = student_of(), []
     batches = Distillation(teacher_of()).batches(Given(SOFT), student)
