@@ -4,10 +4,10 @@
     KERAS_BACKEND=torch python tests/devices/fake_device.py FAMILY,... POLICY,...
 
 A device of PyTorch's extension mechanism whose tensors have shapes but no data
-(`FakeTensorMode`). Prints one line of JSON per family and policy with, for inference, for a
-forward and backward pass, and for the second training step, the number of kernels, of casts and
-of bytes, and the places where the host
-would wait for the device.
+(`FakeTensorMode`). Prints one line of JSON per family and policy with, for inference, in float32 for
+a forward and backward pass, and for the second training step, the number of kernels, of casts and
+of bytes, and the places where the host would wait for the device. The models are the smallest of
+each family, in half precision tiny ones.
 """
 
 import collections
@@ -173,22 +173,25 @@ def measure(make, policy, batch=2):
         logs = {"inference": Log(), "passes": Log(), "step": Log()}
         with logs["inference"], torch.no_grad():
             model(images, training=False)
-        with logs["passes"]:
-            model(images, training=True).sum().backward()
+        if policy == "float32":
+            with logs["passes"]:
+                model(images, training=True).sum().backward()
         with Log():  # The first step makes the variables of the optimizer.
             model.train_step((images, labels))
         with logs["step"]:
             model.train_step((images, labels))
-        return {stage: log.report() for stage, log in logs.items()}
+        paths = [v.path for v in model.trainable_variables]
+        weights = sum("norm" not in path and "head" not in path for path in paths)
+        return {"weights": weights} | {stage: log.report() for stage, log in logs.items()}
 
 
 if __name__ == "__main__":
     library = one_kernel_attention()
     no_generator()
     without_fake_types()
-    zoo = TINY if sys.argv[3:] == ["tiny"] else SMALLEST
     for family in sys.argv[1].split(","):
         for policy in sys.argv[2].split(","):
+            zoo = SMALLEST if policy == "float32" else TINY
             try:
                 found = measure(zoo[family], policy)
             except Exception as error:

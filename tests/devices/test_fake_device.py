@@ -16,8 +16,8 @@ if BACKEND != "torch":
 SCRIPT = Path(__file__).with_name("fake_device.py")
 # Kernels of a forward and a backward pass in float32, of timm 1.0.31 on the same device.
 TIMM = {"ViT": 478, "CaiT": 2012, "ConViT": 1020}
-# Casts of the variables and of the inputs to half precision, per variable of the model.
-CASTS = 3.0
+# Per weight: a few families cast gates, positions or means, too.
+CASTS = 1.25
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def test_the_step(found, family, policy):
     assert not inference["waits"]
     # In float16, Keras reads whether all gradients are finite, and whether the scale grows.
     assert sum(step["waits"].values()) <= (2 if policy == "mixed_float16" else 0), step["waits"]
-    if policy == "float32":
-        assert inference["casts"] == 0
+    # Of weights, except those of norms and the head; of the images, and the inputs of the head.
+    casts = 0 if policy == "float32" else CASTS * report["weights"] + 2
+    assert inference["casts"] <= casts
     if policy == "float32" and family in TIMM:
         assert report["passes"]["kernels"] <= TIMM[family]

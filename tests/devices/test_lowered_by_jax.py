@@ -24,6 +24,7 @@ from jax import numpy as jnp
 import keras_vitx as kv
 from keras_vitx.layers.kernels import jax as kernels
 
+PLATFORMS = "cuda", "tpu"
 BATCH = 8
 # Loops over depth: a run of equal blocks is one, and a last block that differs is none.
 LOOPS = {
@@ -69,7 +70,7 @@ class Messages(logging.Handler):
         self.found.append(record.getMessage())
 
 
-@pytest.fixture(params=("cuda", "tpu"))
+@pytest.fixture
 def platform(request, monkeypatch):
     """The platform for which is lowered, which JAX and Keras take for that of this machine."""
     import jax._src.cudnn.fused_attention_stablehlo as cudnn
@@ -99,8 +100,10 @@ def shapes_of(variables):
     return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
 
 
-def step_of(model):
+@functools.lru_cache(maxsize=1)
+def step_of(family):
     """Return the training step of Keras and the shapes of its arguments."""
+    model = SMALLEST[family](drop_path=0.1)
     shape = (BATCH, *model.input_shape[1:])
     batch = np.zeros(shape, "float32"), np.zeros(BATCH, "int32")
     kv.keras_internals.build_training(compiled(model), batch)
@@ -120,9 +123,11 @@ def lowered(function, platform, *arguments, **options):
         logging.getLogger().removeHandler(messages)
 
 
+# The family varies slowest, so that each model is built once.
+@pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
 @pytest.mark.parametrize("family", SMALLEST)
 def test_the_training_step(family, platform):
-    step, state, batch = step_of(SMALLEST[family](drop_path=0.1))
+    step, state, batch = step_of(family)
     jaxpr, text, messages = lowered(step, platform, state, batch, donate_argnums=0)
     assert not messages
     check(text, family, platform)
@@ -136,9 +141,8 @@ def test_the_training_step(family, platform):
         assert {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} <= calls_of(text)
 
 
-@pytest.mark.parametrize(
-    ("family", "side"), (("ViT", 224), ("ConViT", 256), ("CaiT", 224), ("DeepViT", 224))
-)
+@pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
+@pytest.mark.parametrize(("family", "side"), (("ConViT", 256), ("CaiT", 64)))
 def test_inference(family, side, platform):
     """At 256 x 256, ConViT has 256 tokens, for which Keras's kernel for TPUs is causal."""
     model = SMALLEST[family](input_shape=(side, side, 3))
