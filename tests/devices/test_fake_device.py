@@ -7,15 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from devices.zoo import SMALLEST
+from devices.zoo import TIMM, TINY
 from harness import BACKEND, PRECISIONS, ROOT
 
 if BACKEND != "torch":
     pytest.skip("run by PyTorch", allow_module_level=True)
 
 SCRIPT = Path(__file__).with_name("fake_device.py")
-# Kernels of a forward and a backward pass in float32, of timm 1.0.31 on the same device.
-TIMM = {"ViT": 478, "CaiT": 2012, "ConViT": 1020}
 # Per weight: a few families cast gates, positions or means, too.
 CASTS = 1.25
 
@@ -24,7 +22,7 @@ CASTS = 1.25
 def found():
     """What the script prints, {(family, policy): report}."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), ",".join(SMALLEST), ",".join(PRECISIONS)],
+        [sys.executable, str(SCRIPT), ",".join(TINY), ",".join(PRECISIONS)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -36,7 +34,7 @@ def found():
 
 
 @pytest.mark.parametrize("policy", PRECISIONS)
-@pytest.mark.parametrize("family", SMALLEST)
+@pytest.mark.parametrize("family", TINY)
 def test_the_step(found, family, policy):
     report = found[family, policy]
     assert "error" not in report, report
