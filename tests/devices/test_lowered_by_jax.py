@@ -117,7 +117,8 @@ def lowered(function, platform, *arguments, **options):
     messages = Messages()
     logging.getLogger().addHandler(messages)
     try:
-        traced = jax.jit(function, **options).trace(*arguments)
+        # A new function, because JAX keeps what it has traced, for another platform.
+        traced = jax.jit(lambda *inputs: function(*inputs), **options).trace(*arguments)
         return traced.jaxpr, traced.lower(lowering_platforms=(platform,)).as_text(), messages.found
     finally:
         logging.getLogger().removeHandler(messages)
