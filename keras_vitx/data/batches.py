@@ -99,10 +99,11 @@ class Batches(keras.utils.PyDataset):
                 return self.make(epoch, index, *share)
         try:
             if self._iterator is None:
-                with _for_workers():  # The processes start with the first batch.
-                    self._iterator = iter(self.dataset(step, *share))
-                    # At the end of the program, too: processes would leave shared memory behind.
-                    self._closing = weakref.finalize(self, self._iterator.close)
+                self._iterator = iter(self.dataset(step, *share))
+                # At the end of the program, too: processes would leave shared memory behind.
+                self._closing = weakref.finalize(self, self._iterator.close)
+                # The processes start with the first batch.
+                with _without_keras() if self.processes else contextlib.nullcontext():
                     batch = next(self._iterator)
             else:
                 batch = next(self._iterator)
@@ -157,7 +158,7 @@ class Batches(keras.utils.PyDataset):
 
 
 @contextlib.contextmanager
-def _for_workers() -> Iterator[None]:
+def _without_keras() -> Iterator[None]:
     """Let processes that start meanwhile import the package without Keras."""
     os.environ[WORKER] = "1"
     try:
@@ -223,12 +224,8 @@ class TrainingBatches(ImageBatches):
         split: The images and their labels.
         spec: Size, channels and preprocessing of the model's input.
         batch_size: Number of images per batch, at most the number of images.
-        augmentation: An `Augmentation`, or None for the evaluation transform.
-        mixing: A `Mixing`, or None. Mixed labels are float32, as `mixing.soft_labels` makes
-            them.
-        seed: Seed of the order, the augmentation and the mixing.
+        augmentation, mixing, seed, strict, workers: As in `pipelines`.
         classes: Number of classes; required to mix integer labels.
-        strict: Whether an image that can't be decoded is an error.
         targets: A function of the id of an image (as in `ids`) and the `Window` of it that is
             seen, which returns an array of the same shape for all images, such as one label
             per patch of the window. The labels of a batch are then
@@ -236,7 +233,6 @@ class TrainingBatches(ImageBatches):
             error.
         weights: Relative frequency of each image, (n,): images are drawn with replacement. None
             takes each image once per epoch.
-        workers: As in `Batches`.
 
     Raises:
         ValueError: if the labels can't be mixed, or the augmentation does not take images of
@@ -264,12 +260,9 @@ class EvaluationBatches(ImageBatches):
         split: The images and their labels.
         spec: Size, channels and preprocessing of the model's input.
         batch_size: Number of images per batch.
-        pad: Whether to fill the last batch with black images of weight 0, for devices
-            that share a batch. Batches are then (images, labels, weights), with
-            float32 weights (batch,): 1 for an image, 0 for padding.
+        pad, strict: As in `pipelines`.
         soft: Number of classes of soft labels, as mixed training images have them; None leaves
             the labels as they are.
-        strict: Whether an image that can't be decoded is an error.
     """
 
     def __init__(self, *arguments: Any, **options: Any):

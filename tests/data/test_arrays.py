@@ -20,8 +20,8 @@ def test_a_pair_is_split_alike_for_each_class(arrays):
     assert np.bincount(source.train.labels).tolist() == [8] * 4
     assert np.bincount(source.validation.labels).tolist() == [2] * 4
     given = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
-    for part in (source.train, source.validation):
-        for image, label in zip(part.images, part.labels, strict=True):
+    for split in (source.train, source.validation):
+        for image, label in zip(split.images, split.labels, strict=True):
             assert given.pop(image.tobytes()) == label
     assert not given
 
@@ -102,9 +102,9 @@ def test_other_labels_than_integers_stay_as_they_are(arrays, labels, classes):
     assert source.class_names == names
     assert source.validation.size == 8
     given = {image.tobytes(): label for image, label in zip(arrays[0], labels, strict=True)}
-    for part in (source.train, source.validation):
-        assert part.labels.dtype == np.float32
-        for image, label in zip(part.images, part.labels, strict=True):
+    for split in (source.train, source.validation):
+        assert split.labels.dtype == np.float32
+        for image, label in zip(split.images, split.labels, strict=True):
             np.testing.assert_array_equal(
                 label, np.squeeze(given[image.tobytes()]).astype("float32")
             )

@@ -27,10 +27,10 @@ def draw():
 
 def test_it_holds_as_many_images_of_each_class():
     source = load_dataset("fashion_mnist")
-    for part, count in ((source.train, 450), (source.validation, 50), (source.test, 100)):
-        assert part.images.shape == (10 * count, 28, 28, 1)
-        assert part.images.dtype == np.uint8
-        assert np.bincount(part.labels).tolist() == [count] * 10
+    for split, count in ((source.train, 450), (source.validation, 50), (source.test, 100)):
+        assert split.images.shape == (10 * count, 28, 28, 1)
+        assert split.images.dtype == np.uint8
+        assert np.bincount(split.labels).tolist() == [count] * 10
     assert source.class_names[0] == "T-shirt/top" and source.class_names[9] == "Ankle boot"
 
 

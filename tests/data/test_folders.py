@@ -12,8 +12,8 @@ from keras_vitx.data.sources.folders import image_files, unreadable
 pytestmark = pytest.mark.backend_free
 
 
-def names(part):
-    return {str(path.relative_to(path.parents[1])) for path in part.images.paths}
+def names(split):
+    return {str(path.relative_to(path.parents[1])) for path in split.images.paths}
 
 
 def break_some(folder):
@@ -34,8 +34,8 @@ def test_sub_folders_are_classes_and_split_alike(pets):
     assert source.train.size == len(source.train.images) == 16
     assert not set(source.train.images.paths) & set(source.validation.images.paths)
     assert source.skipped == ()
-    for part in (source.train, source.validation):
-        for path, label in zip(part.images.paths, part.labels, strict=True):
+    for split in (source.train, source.validation):
+        for path, label in zip(split.images.paths, split.labels, strict=True):
             assert path.relative_to(pets).parts[0] == source.class_names[label]
 
 
@@ -49,8 +49,8 @@ def test_the_seed_decides_the_split(pets):
 
 def test_every_image_is_given_as_rgb(pets):
     source = load_dataset(pets)
-    for part in (source.train, source.validation):
-        for image in part.images:
+    for split in (source.train, source.validation):
+        for image in split.images:
             assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3
 
 

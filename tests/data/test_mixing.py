@@ -41,9 +41,9 @@ def test_a_coefficient_per_group(group_size, groups):
         for share in range(shares):
             own = share_of_batch(8, share, shares)
             given = [array[own] for array in batch(8)]
-            part, of_part = mixing(*given, np.random.default_rng(1), share, shares)
-            np.testing.assert_array_equal(part, images[own])
-            np.testing.assert_array_equal(of_part, labels[own])
+            mixed, of_mixed = mixing(*given, np.random.default_rng(1), share, shares)
+            np.testing.assert_array_equal(mixed, images[own])
+            np.testing.assert_array_equal(of_mixed, labels[own])
     with pytest.raises(ValueError, match="`group_size` must divide the batch of 6"):
         Mixing(group_size=4).check_batch(6)
 

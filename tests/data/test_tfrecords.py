@@ -42,10 +42,10 @@ def images(picture):
 
 def test_shards_are_the_images_that_were_written(tmp_path, images, make_model):
     names = ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001")
-    for part, name in enumerate(names):
+    for split, name in enumerate(names):
         records = [
             example({"image": png(images[i]), "label": [i % 3], "file_name": b"x" * 300})
-            for i in range(part * 4, part * 4 + 4)
+            for i in range(split * 4, split * 4 + 4)
         ]
         write(tmp_path / f"pets-{name.replace('-0', '.tfrecord-0', 1)}", records)
     (tmp_path / "label.labels.txt").write_text("cat\ndog\nbird\n")
@@ -54,10 +54,10 @@ def test_shards_are_the_images_that_were_written(tmp_path, images, make_model):
         assert opened.class_names == ("cat", "dog", "bird") and opened.test is None
         assert opened.train.labels.tolist() == [i % 3 for i in range(8)]
         assert opened.validation.labels.tolist() == [2, 0, 1, 2]
-        for part, first in ((opened.train, 0), (opened.validation, 8)):
-            assert len(part.images) == part.size
-            for i in range(part.size):
-                np.testing.assert_array_equal(part.images[i], images[first + i])
+        for split, first in ((opened.train, 0), (opened.validation, 8)):
+            assert len(split.images) == split.size
+            for i in range(split.size):
+                np.testing.assert_array_equal(split.images[i], images[first + i])
     assert "pets-train.tfrecord-00001-of-00002, byte" in opened.train.id(4)
     result = pipelines(opened, make_model((16, 16), classes=3), 4, augmentation="rand_augment")
     batch, labels = result.train[0]
@@ -98,8 +98,8 @@ def test_a_validation_part_is_split_off(tmp_path, images):
     opened = load_dataset(write(tmp_path / "all.tfrecord", records), validation_split=0.3)
     whole = load_dataset(tmp_path, validation_split=0).train
 
-    def ids(part):
-        return {part.id(i) for i in range(part.size)}
+    def ids(split):
+        return {split.id(i) for i in range(split.size)}
 
     assert ids(opened.train) | ids(opened.validation) == ids(whole)
     assert not ids(opened.train) & ids(opened.validation)
@@ -144,7 +144,7 @@ def test_files_that_are_not_tfrecords_are_named(tmp_path, images):
 def test_a_damaged_image_is_named(tmp_path, images):
     record = example({"image": png(images[0])[:60], "label": [1]})
     good = example({"image": png(images[1]), "label": [0]})
-    part = load_dataset(write(tmp_path / "a.tfrecord", [good, record]), validation_split=0).train
-    assert part.images[0].shape == images[1].shape
+    split = load_dataset(write(tmp_path / "a.tfrecord", [good, record]), validation_split=0).train
+    assert split.images[0].shape == images[1].shape
     with pytest.raises(OSError, match=r"a\.tfrecord, byte \d+: .*decoded"):
-        part.images[1]
+        split.images[1]
