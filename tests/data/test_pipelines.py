@@ -4,7 +4,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-from harness import run_python
 
 from keras_vitx.data import Pipelines, load_dataset, pipelines, preprocess_input
 
@@ -257,30 +256,3 @@ def test_keras_trains_on_the_batches_of_each_epoch(arrays, monkeypatch, steps_pe
     assert np.isfinite(history.history["loss"]).all() and len(history.history["val_loss"]) == 3
     orders = [np.random.default_rng((5, epoch)).permutation(103)[:100] for epoch in range(3)]
     np.testing.assert_array_equal(np.concatenate(seen.levels), np.concatenate(orders))
-
-
-WITHOUT_TENSORFLOW = """
-import sys
-sys.modules["tensorflow"] = None
-import numpy as np
-import keras_vitx as kv
-
-def model():
-    return kv.ViT(dim=8, depth=1, num_heads=2, patch_size=8, input_shape=(16, 16, 3), classes=2)
-
-images = np.random.default_rng(0).integers(256, size=(24, 16, 16, 3), dtype="uint8")
-for source, augmentation in (
-    ((images, np.arange(24) % 2), "crop_flip"), (sys.argv[1], "random_resized_crop")
-):
-    history = kv.fit(
-        model(), source, epochs=1, warmup_epochs=0, batch_size=8, verbose=0,
-        augmentation=augmentation,
-    )
-    assert np.isfinite(history.history["val_loss"]).all()
-print(*sorted(name for name in sys.modules if name.startswith("tensorflow")))
-"""
-
-
-@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="needs TensorFlow")
-def test_fit_runs_without_tensorflow(pets):
-    assert run_python(WITHOUT_TENSORFLOW, pets).stdout.split() == ["tensorflow"]
