@@ -1,5 +1,6 @@
 """Training: recipes, `fit`, `evaluate` and losses."""
 
+from keras_vitx.renamed import renamed_names as _renamed_names
 from keras_vitx.training.callbacks import CountEpochs as CountEpochs
 from keras_vitx.training.callbacks import KeepBest as KeepBest
 from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
@@ -11,7 +12,7 @@ from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.devices.replicas import Replicate as Replicate
 from keras_vitx.training.devices.replicas import share_of as share_of
-from keras_vitx.training.evaluate import Measured as Measured
+from keras_vitx.training.evaluate import Evaluator as Evaluator
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.network import set_drop_path as set_drop_path
@@ -38,8 +39,10 @@ from keras_vitx.training.targets.distillation import Distillation as Distillatio
 from keras_vitx.training.targets.distillation import Taught as Taught
 from keras_vitx.training.targets.distillation import TeacherLabels as TeacherLabels
 from keras_vitx.training.targets.losses import PerHead as PerHead
+from keras_vitx.training.targets.losses import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.training.targets.losses import SmoothedCrossentropy as SmoothedCrossentropy
 from keras_vitx.training.targets.losses import SoftDistillation as SoftDistillation
 from keras_vitx.training.targets.mix_token import MixToken as MixToken
-from keras_vitx.training.targets.sigmoid import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.training.targets.token_labels import TokenLabels as TokenLabels
+
+__getattr__ = _renamed_names(__name__, Measured="Evaluator")

@@ -1,4 +1,4 @@
-"""Batches for training and evaluation: opened from a source, or supplied by the user."""
+"""Batches for training and evaluation: of a dataset, or the user's own."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]
 
 
-def opened(
+def load_batches(
     source: Any,
     model: keras.Model,
     recipe: Recipe,
@@ -145,7 +145,7 @@ def evaluation_split(
     """Return the name of a split, its images as batches in fixed order, and the class names.
 
     Args:
-        source: As in `opened`.
+        source: As in `load_batches`.
         model: The model that the images are prepared for.
         split: Name of the split; None is the first of test, validation and train that
             the source has. The user's own batches have no splits.
@@ -174,12 +174,16 @@ def evaluation_split(
     split = split or present[0]
     found = getattr(source, split)
     if isinstance(source, data.Dataset):
-        facts = ModelInput.of(model)
+        model_input = ModelInput.of(model)
         if crop_ratio is not None:
-            preprocessing = facts.preprocessing.but(crop_ratio=crop_ratio)
-            facts = ModelInput(facts.input_shape, preprocessing)
+            preprocessing = model_input.preprocessing.but(crop_ratio=crop_ratio)
+            model_input = ModelInput(model_input.input_shape, preprocessing)
         found = EvaluationBatches(
-            found, facts, batch_size, on_several_devices(), strict=arguments.get("strict", False)
+            found,
+            model_input,
+            batch_size,
+            on_several_devices(),
+            strict=arguments.get("strict", False),
         )
     return split, found, source.class_names
 
@@ -264,7 +268,8 @@ def steps_of(batches: Any) -> int:
         ValueError: if it is unknown, as for infinite batches.
     """
     try:
-        steps = len(batches)
+        counted = isinstance(batches, keras.utils.PyDataset) and batches.num_batches is not None
+        steps = batches.num_batches if counted else len(batches)
     except TypeError as error:
         raise ValueError(
             f"source: the number of batches is unknown ({error}). Give `steps_per_epoch`."

@@ -134,7 +134,7 @@ class KeepBest(keras.callbacks.Callback):
         self.rows: list[dict[str, float]] = []
 
     @property
-    def chosen_by(self) -> str | None:
+    def monitor(self) -> str | None:
         """The log entry by which the epoch is chosen; None without validation, or for the last."""
         if self.result == "last":
             return None
@@ -168,16 +168,16 @@ class KeepBest(keras.callbacks.Callback):
             variable.assign(value)
         if self.epoch is None:
             return "The model has its weights from before training: no epoch was finished."
-        by = f" ({self.chosen_by} {self.logs[self.chosen_by]:.4g})" if self.chosen_by else ""
+        by = f" ({self.monitor} {self.logs[self.monitor]:.4g})" if self.monitor else ""
         return f"The model has the weights of epoch {self.epoch}{by}."
 
-    def facts(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the best epoch and its metrics, for the record of a run."""
         measures = {k.removeprefix("val_"): v for k, v in self.logs.items() if k.startswith("val_")}
         return {
             "epochs_finished": len(self.rows),
             "best_epoch": self.epoch,
-            "chosen_by": self.chosen_by,
+            "monitor": self.monitor,
             "validation": measures or None,
         }
 
@@ -195,7 +195,7 @@ class KeepBest(keras.callbacks.Callback):
         return [np.array(keras.ops.convert_to_numpy(v.value)) for v in _variables(self.model)]
 
     def _is_best(self, logs):
-        key = self.chosen_by
+        key = self.monitor
         if key is None:
             return True
         new, best = logs[key], self.logs[key]

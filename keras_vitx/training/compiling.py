@@ -9,7 +9,7 @@ import keras
 from keras_vitx.classifier import outputs_of
 from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.text import nearest
-from keras_vitx.training.evaluate import Measured
+from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.targets.distillation import Distillation
@@ -33,8 +33,8 @@ def compile_for(
     steps: int,
     labels: Callable[[], Any],
     distillation: Distillation | None = None,
-) -> Measured:
-    """Compile `model` and return the `Measured` for validation, without label smoothing.
+) -> Evaluator:
+    """Compile `model` and return the `Evaluator` for validation, without label smoothing.
 
     The optimizer, the loss and the metrics are those of the user's `compile`; without it, or
     without a loss there, they follow from the recipe, the head and the labels.
@@ -71,7 +71,7 @@ def compile_for(
     if ours:
         model.compile(**{**own, **ours})
     measures = [own.get("metrics", ours.get("metrics")), own.get("weighted_metrics")]
-    return Measured(model, loss, [m for m in keras.tree.flatten(measures) if m is not None])
+    return Evaluator(model, loss, [m for m in keras.tree.flatten(measures) if m is not None])
 
 
 def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:

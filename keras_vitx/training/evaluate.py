@@ -30,7 +30,7 @@ from keras_vitx.training.task import task_of
 LOSS = "loss_per_image"
 
 
-class Measured(keras.Model):
+class Evaluator(keras.Model):
     """A wrapper that evaluates a model with other metrics, without recompiling it.
 
     All metrics are weighted by the sample weights, so images of weight 0 (padding) do
@@ -214,20 +214,21 @@ def evaluate(
             raise ValueError(f"`confusion` needs one class per image. The task is {task.kind}.")
         metrics.append(counts)
     normalize = restrict and outputs.kind == "softmax"
-    measured, speed = Measured(model, task.loss(), metrics, order, normalize), Speed()
-    measures = measured.measures(batches, verbose, [speed])
-    facts = {"split": split, "images": measured.images, "images_per_second": speed.result(batches)}
+    evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), Speed()
+    measures = evaluator.measures(batches, verbose, [speed])
+    counted = {"split": split, "images": evaluator.images}
+    counted["images_per_second"] = speed.result(batches)
     if counts is not None:
         names = _names(output_names, class_names, order, counts.classes)
         measures |= {"confusion": counts.matrix, "class_names": names}
     if scores or wrong is not None:
-        predicted, worst = predictions_of(measured, batches, task)
+        predicted, worst = predictions_of(evaluator, batches, task)
         if scores:
             measures |= scores_of(predicted)
         if wrong is not None:
             names = _names(output_names, class_names, order, max(outputs.classes, 2))
             draw_most_wrong(worst, names, ModelInput.of(model).preprocessing, wrong)
-    return {**facts, **measures}
+    return {**counted, **measures}
 
 
 class Speed(keras.callbacks.Callback):

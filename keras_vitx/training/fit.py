@@ -10,7 +10,7 @@ import keras
 from keras_vitx import data
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training import recipes
-from keras_vitx.training.batches import labels_of, opened, steps_of
+from keras_vitx.training.batches import labels_of, load_batches, steps_of
 from keras_vitx.training.callbacks import (
     Clock,
     KeepBest,
@@ -26,12 +26,11 @@ from keras_vitx.training.compiling import (
     compiled_by_user,
 )
 from keras_vitx.training.devices import check_batch, check_devices, is_chief
-from keras_vitx.training.evaluate import Measured
-from keras_vitx.training.freezing import train_head
-from keras_vitx.training.head import Head, check_head, match_head
+from keras_vitx.training.evaluate import Evaluator
+from keras_vitx.training.head import Head, check_head, match_head, train_head
 from keras_vitx.training.network import set_network
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import data_facts, resumable_fit
+from keras_vitx.training.resume import fingerprint, resumable_fit
 from keras_vitx.training.run import Run
 from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
 
@@ -73,8 +72,8 @@ def fit(
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one. If it is compiled, its
             own optimizer, loss and metrics are used instead of the recipe's.
-        source: Any source that `keras_vitx.data.pipelines` accepts; opened `Pipelines`; or your
-            own batches, already preprocessed, which Keras's `fit` accepts.
+        source: Any source that `keras_vitx.data.pipelines` accepts; `Pipelines`; or your own
+            batches, already preprocessed, which Keras's `fit` accepts.
         recipe: Name of a recipe, the folder of a run, or a `Recipe`.
         teacher: A classifier whose predictions are further labels (`Distillation`).
         token_labels: Labels of the patches, for models with a dense head (`TokenLabels`).
@@ -110,7 +109,7 @@ def fit(
     with Run(output, resume) as run:
         here = check_devices(arguments.pop("devices", None), model)
         targets = token_labels_of(token_labels, model, source)
-        recipe, batches = opened(
+        recipe, batches = load_batches(
             source, model, recipe, changes, targets=targets, seed=seed, **arguments
         )
         class_weight = class_weights(class_weight, batches.class_names, model.output_shape[-1])
@@ -139,12 +138,12 @@ def fit(
             keep=keep,
             resume=resume,
             callbacks=[*_callbacks(model, batches, recipe, plain, run, fitting), *callbacks],
-            facts={"recipe": run.facts["recipe"], "seed": seed, "data": data_facts(batches)},
+            config={"recipe": run.record["recipe"], "seed": seed, "data": fingerprint(batches)},
             **fitting,
         )
         run.best.restore()
         history.test = None if batches.test is None else plain.measures(batches.test)
-        run.facts |= {"test": history.test, "finished": True}
+        run.record |= {"test": history.test, "finished": True}
     return history
 
 
@@ -152,7 +151,7 @@ def _callbacks(
     model: keras.Model,
     batches: data.Pipelines,
     recipe: Recipe,
-    plain: Measured,
+    plain: Evaluator,
     run: Run,
     fitting: Mapping[str, Any],
 ) -> Iterator[keras.callbacks.Callback]:

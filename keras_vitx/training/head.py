@@ -1,14 +1,20 @@
-"""Match a trained head to the classes of a data set: keep, permute or reinitialize it."""
+"""The head of a model: matched to the classes of a data set, and trained before the rest."""
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.text import shortened
+from keras_vitx.training.batches import labels_of
+from keras_vitx.training.compiling import compile_for, compiled_by_user
+from keras_vitx.training.devices.replicas import Replicate, share_of
+from keras_vitx.training.network import layers_of
+from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.resume import CountEpochs
 
 Head = Literal["match", "keep", "fresh"]
 log = logging.getLogger(__name__)
@@ -72,6 +78,56 @@ def match_head(
     if new is not None:
         model.class_names = new
     return done
+
+
+def train_head(
+    model: keras.Model,
+    batches: Any,
+    recipe: Recipe,
+    steps: int,
+    distillation: Any = None,
+    **settings: Any,
+) -> None:
+    """Train the classifiers of `model` alone, for the `freeze_epochs` of a recipe.
+
+    Args:
+        model: The model, whose layers are trainable again in the end.
+        batches: The training batches.
+        recipe: The recipe.
+        steps: Steps per epoch.
+        distillation: As in `compile_for`.
+        **settings: Further arguments of `model.fit`.
+
+    Raises:
+        ValueError: if the user compiled the model, whose optimizer is not for two trainings.
+    """
+    if compiled_by_user(model):
+        raise ValueError(
+            "`freeze_epochs` must be 0 for a compiled model. "
+            f"Received: {recipe.schedule.freeze_epochs}. Train its head by `fit` of Keras."
+        )
+    heads = {id(variable) for head in classifiers(model) for variable in head.variables}
+    frozen = [
+        layer
+        for layer in layers_of(model)
+        if layer.trainable and not any(id(variable) in heads for variable in layer.variables)
+    ]
+    for layer in frozen:
+        layer.trainable = False
+    try:
+        epochs = recipe.schedule.freeze_epochs
+        recipe = recipe.but(epochs=epochs, cooldown_epochs=0, ema=None)
+        compile_for(model, recipe, steps, lambda: labels_of(batches), distillation)
+        model.fit(
+            share_of(batches),
+            epochs=epochs,
+            shuffle=False,
+            callbacks=[CountEpochs(batches), Replicate()],
+            **settings,
+        )
+    finally:
+        for layer in frozen:
+            layer.trainable = True
 
 
 def check_head(head: str) -> None:

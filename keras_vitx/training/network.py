@@ -18,7 +18,7 @@ def set_network(model: keras.Model, settings: Network) -> None:
     """
     if settings.remat is not None and not hasattr(model, "remat"):
         raise ValueError(
-            "`remat`: the model is no `Chain`, for which it can be set. Give "
+            "`remat`: the model is not a `Chain`, for which it can be set. Give "
             "remat=None, and make the layers within `keras.RematScope`."
         )
     if settings.crop_ratio is not None and getattr(model, "preprocessing", None) is None:
@@ -30,8 +30,8 @@ def set_network(model: keras.Model, settings: Network) -> None:
     if settings.remat is not None:
         model.remat = settings.remat
     if settings.crop_ratio is not None:
-        facts = Preprocessing.of(model.preprocessing)
-        model.preprocessing = facts.but(crop_ratio=settings.crop_ratio)
+        preprocessing = Preprocessing.of(model.preprocessing)
+        model.preprocessing = preprocessing.but(crop_ratio=settings.crop_ratio)
     if settings.precision is not None:
         set_precision(model, settings.precision)
 

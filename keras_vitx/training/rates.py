@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_vitx.training import recipes
-from keras_vitx.training.batches import labels_of, opened, steps_of
+from keras_vitx.training.batches import labels_of, load_batches, steps_of
 from keras_vitx.training.compiling import compile_for
 from keras_vitx.training.figures import draw_rates
 from keras_vitx.training.recipe import Recipe
@@ -57,7 +57,7 @@ def find_learning_rate(
             f"Received: low={low}, high={high}, steps={steps}."
         )
     recipe = recipes.get(recipe).but(**{**settings, "ema": None, "min_updates": None})
-    recipe, batches = opened(source, model, recipe, settings, seed=seed)
+    recipe, batches = load_batches(source, model, recipe, settings, seed=seed)
     train = batches.train
     if isinstance(train, keras.utils.PyDataset):
         train = Window(train, 0, steps)

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import random
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +22,11 @@ from safetensors.numpy import save_file
 from keras_vitx.data import Pipelines
 from keras_vitx.files import remove_unfinished, written_whole
 from keras_vitx.keras_internals import build_training, global_seed_generator
-from keras_vitx.training.batches import steps_of
+from keras_vitx.renamed import renamed_arguments
+from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
+from keras_vitx.training.targets.wrapped import Wrapped
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ AGREE_EVERY = 10
 EXTENDED = ("recipe.schedule.", "optimizer.learning_rate")
 
 
+@renamed_arguments(facts="config")
 def resumable_fit(
     model: keras.Model,
     batches: Any,
@@ -50,7 +52,7 @@ def resumable_fit(
     steps_per_epoch: int | None = None,
     class_weight: Mapping[int, float] | None = None,
     verbose: str | int = "auto",
-    facts: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> keras.callbacks.History:
     """Train a compiled model as `model.fit` does, and save all that the next step depends on.
 
@@ -83,7 +85,7 @@ def resumable_fit(
         steps_per_epoch: As in `fit`.
         class_weight: As in `fit`.
         verbose: As in `fit`.
-        facts: Settings, as JSON values, that a continued training must have in common
+        config: Settings, as JSON values, that a continued training must have in common
             with the one before, such as a recipe.
 
     Returns:
@@ -91,7 +93,7 @@ def resumable_fit(
 
     Raises:
         ValueError: if `folder` has checkpoints and `resume` is false, or if the model,
-            the optimizer, the loss, the number of steps, `class_weight` or `facts` differ from
+            the optimizer, the loss, the number of steps, `class_weight` or `config` differ from
             those of the checkpoint; the message says in what.
         OSError: if a checkpoint can't be written or read.
     """
@@ -113,15 +115,17 @@ def resumable_fit(
         settings |= {"epochs": epochs, "callbacks": [*callbacks, Replicate()]}
         return model.fit(share_of(batches), steps_per_epoch=steps_per_epoch, **settings)
 
-    steps = steps_per_epoch or _steps_of(batches)
-    build_training(model, _first_of(batches))
-    now = {**(facts or {}), "steps": steps, "class_weight": class_weight, **_facts_of(model)}
-    now = json.loads(json.dumps(now))
-    state = _state_to_continue(model, checkpoints, now, epochs) if resume else None
+    steps = steps_per_epoch or steps_of(batches)
+    build_training(
+        model, keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))
+    )
+    config = {**(config or {}), "steps": steps, "class_weight": class_weight}
+    config = json.loads(json.dumps({**config, **_structure_of(model)}))
+    state = _state_to_continue(model, checkpoints, config, epochs) if resume else None
     if is_chief():
         checkpoints.remove_unfinished()
     all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
-    saving = Saving(checkpoints, save_every, now, callbacks, state)
+    saving = Saving(checkpoints, save_every, config, callbacks, state)
     listed = settings["callbacks"] = _CallbacksOfAll(
         [saving, *callbacks, Replicate()],
         add_history=True,
@@ -161,13 +165,13 @@ def resumable_fit(
     return model.history
 
 
-def _state_to_continue(model, checkpoints, now, epochs):
+def _state_to_continue(model, checkpoints, config, epochs):
     """Return the last state after checking and assigning it, or None if there is none."""
     state = checkpoints.read()
     if state is None:
         return None
     more = bool(state.get("finished")) and epochs > state["epochs"]
-    check_same(state["facts"], now, EXTENDED if more else ())
+    check_same(state["facts"], config, EXTENDED if more else ())
     assign(model, state["arrays"])
     if state.get("finished") and not more:
         state["epoch"] = epochs  # Also if it was stopped early.
@@ -225,13 +229,8 @@ class Checkpoints:
         path = self.folder / f"step-{step:09d}{SUFFIX}"
         arrays: dict[str, np.ndarray] = {}
         text = json.dumps(_without_arrays(state, "", arrays))
-        needed = sum(array.nbytes for array in arrays.values()) + len(text)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
-            if free < needed:
-                full = f"{os.strerror(errno.ENOSPC)}: {needed:,} bytes needed, {free:,} free"
-                raise OSError(errno.ENOSPC, full)
             with written_whole(path) as unfinished:
                 save_file(arrays, unfinished, {"state": text})
                 # safetensors creates files that only their owner can read.
@@ -380,7 +379,7 @@ class Saving(keras.callbacks.Callback):
         checkpoints: Where the states are written.
         every: Number of steps between two states; None for one per epoch. The states
             before the first step and after the last epoch are always written.
-        facts: Facts of the training, written with each state.
+        config: Configuration of the training, written with each state.
         callbacks: Those with `get_state` and `set_state` are included.
         state: The state to restore at the first step; None for a new training.
     """
@@ -389,12 +388,12 @@ class Saving(keras.callbacks.Callback):
         self,
         checkpoints: Checkpoints,
         every: int | None,
-        facts: Mapping[str, Any],
+        config: Mapping[str, Any],
         callbacks: Sequence[keras.callbacks.Callback],
         state: Mapping[str, Any] | None = None,
     ):
         super().__init__()
-        self.checkpoints, self.every, self.facts, self.state = checkpoints, every, facts, state
+        self.checkpoints, self.every, self.config, self.state = checkpoints, every, config, state
         self.stateful = {
             type(callback).__name__: callback
             for callback in callbacks
@@ -440,7 +439,7 @@ class Saving(keras.callbacks.Callback):
             log.warning("The state before step %d is not finite, and is not saved.", step + 1)
             return
         state = {
-            "facts": self.facts,
+            "facts": self.config,  # The name in files.
             "backend": keras.backend.backend(),
             "epochs": self.params["epochs"],
             "epoch": epoch,
@@ -583,10 +582,8 @@ def set_random_states(states: Mapping[str, Any]) -> None:
             )
 
 
-class Window(keras.utils.PyDataset):
+class Window(Wrapped):
     """A range of the batches of a `PyDataset`, which begins again after its last batch.
-
-    All other attributes are those of the batches inside.
 
     Args:
         batches: The batches. Batch i must not depend on the batches before it.
@@ -595,25 +592,23 @@ class Window(keras.utils.PyDataset):
     """
 
     def __init__(self, batches: keras.utils.PyDataset, start: int = 0, count: int | None = None):
-        super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
-        self.batches, self.start = batches, start
-        self.count = batches.num_batches if count is None else count
-        self.on_epoch_begin, self.on_epoch_end = batches.on_epoch_begin, batches.on_epoch_end
+        super().__init__(batches)
+        self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
+        self.max_queue_size = batches.max_queue_size
+        self.start, self.count = start, batches.num_batches if count is None else count
 
     @property
     def num_batches(self) -> int | None:
         """Number of batches in the window."""
         return self.count
 
+    def __len__(self) -> int:
+        return self.count
+
     def __getitem__(self, index: int) -> Any:
         index += self.start
         length = self.batches.num_batches
         return self.batches[index if length is None else index % length]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "batches":
-            raise AttributeError(name)
-        return getattr(self.batches, name)
 
 
 def rest_of(batches: Any, place: int, steps: int, steps_per_epoch: int | None) -> dict[str, Any]:
@@ -641,8 +636,6 @@ def rest_of(batches: Any, place: int, steps: int, steps_per_epoch: int | None) -
         place,
         type(batches).__name__,
     )
-    if hasattr(batches, "skip") and not isinstance(batches, keras.utils.PyDataset):  # `tf.data`
-        return {"x": batches.skip(place), "steps_per_epoch": steps}
     return {"x": _after(batches, place), "steps_per_epoch": steps}
 
 
@@ -662,24 +655,14 @@ def _after(batches, place):
         yield tuple(batch) if isinstance(batch, list) else batch
 
 
-def _steps_of(batches):
-    length = batches.num_batches if isinstance(batches, keras.utils.PyDataset) else None
-    return steps_of(batches) if length is None else length
-
-
-def _first_of(batches):
-    batch = batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
-    return keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(batch))
-
-
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[str] = ()) -> None:
-    """Check that the facts of a training are those of its checkpoint.
+    """Check that the configuration of a training is that of its checkpoint.
 
     Args:
-        before: The facts in the checkpoint. Those that only one of both has are not compared: an
+        before: That of the checkpoint. Values that only one of both has are not compared: an
             earlier version of the package wrote others.
-        now: The facts of this training.
-        but: Beginnings of the names of facts that may differ.
+        now: That of this training.
+        but: Beginnings of the names of values that may differ.
 
     Raises:
         ValueError: if they differ; the message has the first differences.
@@ -694,8 +677,8 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[
         )
 
 
-def data_facts(batches: Pipelines) -> dict[str, Any]:
-    """Return facts that tell two sources apart, as JSON values.
+def fingerprint(batches: Pipelines) -> dict[str, Any]:
+    """Return values that tell two datasets apart, as JSON.
 
     Of files, they cover the labels, names and sizes; of arrays, the labels and all pixels. They
     are empty for batches that are not of `keras_vitx.data`.
@@ -718,7 +701,7 @@ def data_facts(batches: Pipelines) -> dict[str, Any]:
     return found
 
 
-def _facts_of(model):
+def _structure_of(model):
     """Return the structure of the model, its optimizer and its loss, as JSON values."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     return {

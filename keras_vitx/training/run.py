@@ -39,7 +39,7 @@ class Run(keras.callbacks.Callback):
         resume: Whether it may hold a run, which will be continued.
 
     Attributes:
-        facts: Settings and results, as JSON values.
+        record: Settings and results, as JSON values.
         best: The callback that holds the best weights.
 
     Raises:
@@ -53,7 +53,7 @@ class Run(keras.callbacks.Callback):
         super().__init__()
         self.folder = None if output is None else Path(output)
         self.writes = output is not None and is_chief()
-        self.facts: dict[str, Any] = {}
+        self.record: dict[str, Any] = {}
         self.held_out: list[str] = []
         self.begun = None
         if self.writes:
@@ -70,10 +70,10 @@ class Run(keras.callbacks.Callback):
         return self.folder is not None and any(self.checkpoints.glob("step-*"))
 
     def describe(
-        self, batches: Pipelines, model: keras.Model, recipe: Recipe, **facts: Any
+        self, batches: Pipelines, model: keras.Model, recipe: Recipe, **record: Any
     ) -> None:
         """Set what `run.json` says of the training."""
-        self.facts = facts | {
+        self.record = record | {
             "model": model.name,
             "recipe": recipe.to_dict(),
             "devices": in_use().count,
@@ -102,8 +102,8 @@ class Run(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.begun = time.perf_counter()
         if self.writes:
-            self.facts["seconds"] = read_run(self.folder).get("seconds", 0.0)
-            _write(self.folder, self.facts)
+            self.record["seconds"] = read_run(self.folder).get("seconds", 0.0)
+            _write(self.folder, self.record)
             if self.held_out:
                 with written_whole(self.folder / HELD_OUT) as path:
                     path.write_text("".join(f"{name}\n" for name in self.held_out), "utf-8")
@@ -126,13 +126,13 @@ class Run(keras.callbacks.Callback):
 
     def _stopped(self, error):
         kept = self.best.restore()
-        self.facts["stopped"] = f"{type(error).__name__}: {error}"
+        self.record["stopped"] = f"{type(error).__name__}: {error}"
         files = sorted(self.checkpoints.glob("step-*")) if self.folder else ()
         if files:
             kept += f" `resume=True` continues from {files[-1]}."
         if isinstance(error, FloatingPointError):
-            self.facts["images"] = getattr(error, "images", [])
-            look = "look at these images, and " if self.facts["images"] else ""
+            self.record["images"] = getattr(error, "images", [])
+            look = "look at these images, and " if self.record["images"] else ""
             raise FloatingPointError(
                 f"{error} {kept} Next, {look}try a lower `learning_rate`, `clip_norm=1.0`, or "
                 "`precision='float32'`."
@@ -141,10 +141,10 @@ class Run(keras.callbacks.Callback):
 
     def _write_results(self):
         """Write the results; a full disk is only logged, as not to hide another error."""
-        seconds = self.facts["seconds"] + time.perf_counter() - self.begun
-        self.facts |= {**self.best.facts(), "seconds": round(seconds, 1)}
+        seconds = self.record["seconds"] + time.perf_counter() - self.begun
+        self.record |= {**self.best.summary(), "seconds": round(seconds, 1)}
         try:
-            _write(self.folder, self.facts)
+            _write(self.folder, self.record)
             if self.best.rows and importlib.util.find_spec("matplotlib"):
                 draw_curves(self.best.rows, self.folder / "curves.png")
         except OSError as error:
@@ -207,6 +207,6 @@ def _present(folder: Path, names: Iterable[str]) -> list[str]:
     return [name for name in names if (folder / name).exists()]
 
 
-def _write(folder: Path, facts: dict[str, Any]) -> None:
+def _write(folder: Path, record: dict[str, Any]) -> None:
     with written_whole(folder / "run.json") as path:
-        path.write_text(json.dumps(facts, indent=2) + "\n")
+        path.write_text(json.dumps(record, indent=2) + "\n")

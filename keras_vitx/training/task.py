@@ -7,8 +7,7 @@ import keras
 import numpy as np
 
 from keras_vitx.classifier import Outputs
-from keras_vitx.training.targets.losses import SmoothedCrossentropy
-from keras_vitx.training.targets.sigmoid import SigmoidCrossentropy
+from keras_vitx.training.targets.losses import SigmoidCrossentropy, SmoothedCrossentropy
 
 Kind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from harness import array
 
+from keras_vitx import training
 from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
 
 
@@ -40,9 +41,9 @@ def test_the_best_epoch(epochs, best, tmp_path):
     assert array(keep.model.layers[0].bias)[0] == best
     saved = keras.saving.load_model(tmp_path / "best.keras")
     assert array(saved.layers[0].bias)[0] == best
-    facts = keep.facts()
+    facts = keep.summary()
     assert (facts["best_epoch"], facts["epochs_finished"]) == (best, len(epochs))
-    assert facts["chosen_by"] == next((k for k in epochs[0] if k.startswith("val")), None)
+    assert facts["monitor"] == next((k for k in epochs[0] if k.startswith("val")), None)
     measures = {k[4:]: v for k, v in epochs[best - 1].items() if k.startswith("val")}
     assert facts["validation"] == (measures or None)
 
@@ -108,3 +109,9 @@ def test_epochs_are_counted():
         CountEpochs(dataset).on_epoch_begin(epoch)
         CountEpochs([]).on_epoch_begin(epoch)
     assert dataset == [0, 1, 2]
+
+
+@pytest.mark.backend_free
+def test_the_old_name_of_the_evaluator():
+    with pytest.warns(DeprecationWarning, match=r"is now .Evaluator."):
+        assert training.Measured is training.Evaluator

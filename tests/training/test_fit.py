@@ -105,7 +105,7 @@ def test_files_of_a_run(run):
 
     facts = json.loads((output / "run.json").read_text())
     best = best_of(history.history)
-    assert (facts["best_epoch"], facts["chosen_by"]) == (best + 1, "val_accuracy")
+    assert (facts["best_epoch"], facts["monitor"]) == (best + 1, "val_accuracy")
     for name in ("loss", "accuracy"):
         assert facts["validation"][name] == pytest.approx(history.history[f"val_{name}"][best])
     assert facts["test"] == history.test
@@ -418,7 +418,7 @@ def test_mixed_images_and_a_fraction_of_them(tmp_path):
     run = json.loads((tmp_path / "run.json").read_text())
     assert (run["train_images"], run["validation_images"]) == (24, 14)
     assert run["recipe"]["mixing"]["cutmix"] == 1.0
-    assert run["chosen_by"] == "val_accuracy"
+    assert run["monitor"] == "val_accuracy"
 
 
 def test_own_batches_are_neither_mixed_nor_cut(caplog):

@@ -247,12 +247,8 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr("keras_vitx.training.resume.save_file", full)
-        with pytest.raises(OSError, match=r"step 4 can't be written.*: No space.*step-000000003"):
-            checkpoints.write(4, state)
-    usage = shutil.disk_usage(tmp_path)._replace(free=10)
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(OSError, match=r"bytes needed, 10 free.*step-000000003") as error:
+        message = r"step 4 can't be written.*: No space.*step-000000003"
+        with pytest.raises(OSError, match=message) as error:
             checkpoints.write(4, state)
     assert error.value.errno == errno.ENOSPC
     assert [path.name for path in tmp_path.iterdir()] == [good.name]

@@ -186,33 +186,33 @@ def _probabilities(outputs: Outputs, predictions: np.ndarray) -> np.ndarray:
 
 def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
     """Return the function from the student's input to the teacher's."""
-    given = ModelInput.of(student)
+    inputs = ModelInput.of(student)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
-    wanted = getattr(teacher, "preprocessing", None)
-    if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, given.channels):
+    target = getattr(teacher, "preprocessing", None)
+    if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
         raise ValueError(
-            f"`teacher` must take images with the student's {given.channels} channels. Received: a "
-            f"model with inputs of shape {shape}."
+            f"`teacher` must take images with the student's {inputs.channels} channels. Received: "
+            f"a model with inputs of shape {shape}."
         )
-    size = tuple(side or own for side, own in zip(shape[1:3], given.size, strict=True))
-    if size[0] * given.size[1] != size[1] * given.size[0]:
+    size = tuple(side or own for side, own in zip(shape[1:3], inputs.size, strict=True))
+    if size[0] * inputs.size[1] != size[1] * inputs.size[0]:
         raise ValueError(
             "`teacher` must take images of the student's proportions, (height, width) = "
-            f"{given.size}. Received: {size}."
+            f"{inputs.size}. Received: {size}."
         )
-    if wanted is None:
+    if target is None:
         raise ValueError(
             "`teacher` must have a `preprocessing`. Received: none. Set it to a "
             "`keras_vitx.Preprocessing(mean, std)`, or to a function of images in 0..255 such as "
             "`keras.applications.resnet.preprocess_input`."
         )
-    if not callable(wanted):
-        wanted = Preprocessing.of(wanted).for_channels(given.channels)
-    own = given.preprocessing
-    resized = size != given.size
-    alike = isinstance(wanted, Preprocessing) and (wanted.mean, wanted.std) == (own.mean, own.std)
+    if not callable(target):
+        target = Preprocessing.of(target).for_channels(inputs.channels)
+    own = inputs.preprocessing
+    resized = size != inputs.size
+    alike = isinstance(target, Preprocessing) and (target.mean, target.std) == (own.mean, own.std)
     if resized:
-        log.info("The teacher sees images resized from %s to %s.", given.size, size)
+        log.info("The teacher sees images resized from %s to %s.", inputs.size, size)
 
     def prepare(images):
         if resized:
@@ -223,9 +223,9 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
         if alike:
             return images
         pixels = images * np.float32(own.std) + np.float32(own.mean)
-        if isinstance(wanted, Preprocessing):
-            return (pixels - np.float32(wanted.mean)) / np.float32(wanted.std)
-        return wanted(pixels * 255)
+        if isinstance(target, Preprocessing):
+            return (pixels - np.float32(target.mean)) / np.float32(target.std)
+        return target(pixels * 255)
 
     return prepare
 
