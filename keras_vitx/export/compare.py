@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -148,47 +148,6 @@ def compare(outputs: Outputs, parts: Prepared, batches: Mapping[str, np.ndarray]
     difference = float(np.max(differences))
     metadata = json.loads(str(outputs.get("metadata", "{}")))
     return Comparison(difference, float(np.mean(agreements)) if agreements else None, **metadata)
-
-
-def first_difference(
-    parts: Prepared,
-    written: Prepared,
-    convert: Callable[[Prepared, Mapping[str, np.ndarray]], Outputs],
-    batches: Mapping[str, np.ndarray],
-    tolerance: float,
-) -> str:
-    """Return a sentence that names the first block whose output differs.
-
-    The outputs of all blocks are exported once more, by the same route.
-
-    Args:
-        parts: The model as it should be.
-        written: The parts that were written, such as the fused ones.
-        convert: A function of parts and batches that writes a file and returns its outputs.
-        batches: Images for the comparison.
-        tolerance: Largest difference allowed.
-    """
-    layers = [
-        {layer.name: layer.output for layer in each.network.layers[1:]} for each in (parts, written)
-    ]
-    names = tuple(name for name in layers[0] if name in layers[1])
-    right, wrong = (
-        replace(
-            each,
-            network=keras.Model(each.network.inputs, [outputs[name] for name in names]),
-            outputs=names,
-        )
-        for each, outputs in zip((parts, written), layers, strict=True)
-    )
-    index, images = next(iter(batches.items()))
-    try:
-        outputs = convert(wrong, {index: images})
-        for name, expected in zip(names, outputs_of(right.joined(), images), strict=True):
-            if not _difference(_output(outputs, index, name, len(names)), expected) <= tolerance:
-                return f" The first block that differs is {name!r}."
-    except (ValueError, OSError) as error:
-        return f" The first block that differs was not found: {error}"
-    return " Each block by itself is within the tolerance."
 
 
 def check_difference(

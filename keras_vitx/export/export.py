@@ -4,7 +4,6 @@ import contextlib
 import importlib.metadata
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from keras_vitx.export.compare import (
     check_model,
     check_tolerance,
     compare,
-    first_difference,
     named_batches,
     tolerance_for,
 )
@@ -136,7 +134,7 @@ def export(
 
     Raises:
         ValueError: if an argument is invalid, the second process can't find a custom class,
-            or the outputs differ; the message names the first block at which they do.
+            or the outputs differ.
         ImportError: if a package that writes or runs the format is not installed.
         OSError: if the file can't be written, `path` already exists, or the second
             process fails (`ChildProcessError`).
@@ -171,25 +169,23 @@ def export(
             written, not_fused = fused(parts)
             written_others = {name: fused(each)[0] for name, each in others.items()}
 
-    def write(model: Prepared, target: Path, batches: Any, **extras: Any) -> Any:
-        halves = {"precision": precision or compute_dtype, "compute_dtype": compute_dtype}
-        graph = Graph(model.joined(), model.outputs, **halves, calibration=ranges, **extras)
-        return convert(graph, kind, target, imports, batches)
-
-    def write_blocks(model: Prepared, batches: Any) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            return write(model, Path(folder, f"blocks{kind.suffix}"), batches)
-
+    graph = Graph(
+        written.joined(),
+        written.outputs,
+        precision=precision or compute_dtype,
+        compute_dtype=compute_dtype,
+        others={name: each.joined() for name, each in written_others.items()},
+        calibration=ranges,
+    )
+    if serving is not False:
+        graph = replace(graph, classes=classes, top=top_of(serving, classes))
     with in_place(path, kind) as unfinished:
-        extras = {"others": {name: each.joined() for name, each in written_others.items()}}
-        if serving is not False:
-            extras |= {"classes": classes, "top": top_of(serving, classes)}
         given = batches
         if verify:
             others_given = {name: named_batches(each) for name, each in others.items()}
             given = {**batches, **_prefixed(others_given)}
         with _stage("converting and running" if verify else "converting", seconds, verbose):
-            found = write(written, unfinished, given, **extras)
+            found = convert(graph, kind, unfinished, imports, given)
         comparison = Comparison(None)
         if verify:
             with _stage("comparing", seconds, verbose):
@@ -201,10 +197,7 @@ def export(
                     images = _prefixed({name: others_given[name]})
                     difference = compare(found, each, images).difference
                     check_difference(difference, limit, path, model, f" (signature {name})")
-                where = ""
-                if not comparison.difference <= limit:
-                    where = first_difference(parts, written, write_blocks, batches, limit)
-                check_difference(comparison.difference, limit, path, model, where)
+                check_difference(comparison.difference, limit, path, model)
         exported = Exported(
             path=path,
             difference=comparison.difference,

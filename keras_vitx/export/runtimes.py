@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-WARMUP, MAX_RUNS, SECONDS = 2, 30, 1.5
+WARMUP, MAX_RUNS, SECONDS = 2, 30, 0.5
 """Runs before the latency is measured, and the limits of the measurement."""
 
 PACKAGES = {

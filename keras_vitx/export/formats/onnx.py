@@ -1,4 +1,4 @@
-"""ONNX, by PyTorch's exporter and the optimizer of onnxscript."""
+"""ONNX, by PyTorch's exporter."""
 
 import logging
 import math
@@ -38,7 +38,9 @@ def write(graph: Graph, path: Path) -> None:
             output_names=list(graph.outputs),
             opset_version=OPSET,
             verbose=False,
+            optimize=False,
         )
+    _simplify(exported.model)
     model = exported.model_proto
     if graph.compute_dtype:
         _halve_norms(model, HALF_DTYPES[graph.compute_dtype])
@@ -48,6 +50,24 @@ def write(graph: Graph, path: Path) -> None:
         model = _quantized(model, graph.calibration)
     onnx.checker.check_model(model)
     onnx.save(model, path)
+
+
+def _simplify(model) -> None:
+    """Fold constants, transposed weights included, and remove what is unused or there twice.
+
+    `exported.optimize()` would also search for patterns, which runtimes fuse themselves; the search
+    takes most of its time.
+    """
+    from onnx_ir.passes import Sequential, common
+    from onnxscript import optimizer
+
+    optimizer.fold_constants(model, should_fold=lambda node: node.op_type == "Transpose" or None)
+    Sequential(
+        common.RemoveUnusedNodesPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+    )(model)
 
 
 def _quantized(model, calibration: np.ndarray | None):

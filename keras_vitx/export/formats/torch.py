@@ -39,7 +39,7 @@ def program_of(graph: Graph, in_half: bool):
         for axis, side in enumerate((count, *sides))
         if side is None
     }
-    with torch.no_grad():
+    with torch.no_grad(), _only_real_casts():
         program = torch.export.export(
             _served(graph, in_half).eval(),
             (images,),
@@ -47,6 +47,26 @@ def program_of(graph: Graph, in_half: bool):
             strict=False,
         )
     return program, images
+
+
+def _only_real_casts():
+    """Return a mode without casts to a tensor's own dtype: tracing would write two nodes for each.
+
+    They are two thirds of a graph by Keras, and of the time to trace, save and load it.
+    """
+    import torch
+
+    class OnlyRealCasts(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), options=None):
+            options = options or {}
+            if function is torch.Tensor.to:
+                tensor, *wanted = arguments
+                own = (tensor.dtype, tensor.device, tensor.device.type)
+                if all(each in own for each in (*wanted, *options.values())):
+                    return tensor
+            return function(*arguments, **options)
+
+    return OnlyRealCasts()
 
 
 def _served(graph, in_half):
