@@ -46,6 +46,9 @@ def program_of(graph: Graph, in_half: bool):
             dynamic_shapes={"images": dynamic},
             strict=False,
         )
+    for node in program.graph.nodes:
+        # Paths and lines of this machine's sources.
+        node.meta.pop("stack_trace", None)
     return program, images
 
 
