@@ -9,7 +9,7 @@ import typer
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend
-from keras_vitx.cli._output import new_run, show
+from keras_vitx.cli._output import new_run, say, show
 from keras_vitx.files import check_writable
 
 SIZE = "CaiT_Mini"
@@ -34,7 +34,7 @@ def main(
     if output.exists():
         raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
     source = kv.data.load_dataset("fashion_mnist")
-    typer.echo(
+    say(
         f"{SIZE} on {keras.backend.backend()}: {source.train.size} training and "
         f"{source.test.size} test images of Fashion-MNIST, epochs: {epochs}."
     )
@@ -42,7 +42,7 @@ def main(
     keras.utils.set_random_seed(seed)
     rows = []
     for start, weights in ((f"the {WEIGHTS} checkpoint", WEIGHTS), ("random weights", None)):
-        typer.echo(f"\nFrom {start}:")
+        say(f"\nFrom {start}:")
         network = kv.create_model(SIZE, weights=weights)
         folder = output / ("finetuned" if weights else "from_scratch")
         rows.append((start, *_train(network, source, folder, epochs, seed)))
@@ -58,7 +58,7 @@ def main(
     picture = _draw(finetuned, source, output / "class_attention.png")
     saved = output / "saved_model"
     exported = kv.export.saved_model(finetuned, saved)
-    typer.echo(
+    say(
         "SavedModel opened with TensorFlow alone: "
         f"its outputs are within {exported.difference:.1e}.\n\n"
         f"Model     {output / 'finetuned' / 'best.keras'}\n"

@@ -8,7 +8,7 @@ import typer
 import keras_vitx as kv
 from keras_vitx.cli._models import is_size, only_sensible_weights, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
-from keras_vitx.cli._output import check_new
+from keras_vitx.cli._output import check_new, say
 
 
 def main(
@@ -38,7 +38,7 @@ def main(
         weights = only_sensible_weights(model)
     network = open_model(model, weights)
     kv.analysis.explore(network, images, output, limit=limit, **chosen)
-    typer.echo(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
+    say(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
 
 
 def _listed(text: str | None) -> list[int | str] | None:

@@ -11,6 +11,7 @@ import typer
 import keras_vitx as kv
 from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
+from keras_vitx.cli._output import say
 from keras_vitx.files import check_writable
 
 FORMATS = Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"]
@@ -134,14 +135,14 @@ def main(
     )
     shape = exported.inputs.get("images", {}).get("shape")
     sides = ", ".join("any" if side is None else str(side) for side in shape or ())
-    typer.echo(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")
-    typer.echo(f"images ({sides}) -> {', '.join(exported.outputs)}")
+    say(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")
+    say(f"images ({sides}) -> {', '.join(exported.outputs)}")
     if serving:
-        typer.echo("image_bytes (any) -> classes, probabilities")
+        say("image_bytes (any) -> classes, probabilities")
     if exported.difference is not None:
-        typer.echo(f"Its outputs are within {exported.difference:.1e} of the model's.")
+        say(f"Its outputs are within {exported.difference:.1e} of the model's.")
     if exported.latency_ms is not None:
-        typer.echo(f"One image takes {exported.latency_ms:.1f} ms in its own runtime.")
+        say(f"One image takes {exported.latency_ms:.1f} ms in its own runtime.")
 
 
 def _size(text: str, option: str) -> tuple[int, int]:

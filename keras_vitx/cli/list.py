@@ -158,7 +158,7 @@ def _checkpoint(entry) -> dict[str, Any]:
         "classes": entry.classes,
         "top-1 %": entry.top1,
         "crop": entry.preprocessing.crop_ratio,
-        "license": entry.licence,
+        "license": entry.license,
         "source": entry.source,
     }
 

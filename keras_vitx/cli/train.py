@@ -9,10 +9,11 @@ import keras_vitx as kv
 from keras_vitx.cli import _devices
 from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Source, Strict, Weights
-from keras_vitx.cli._output import new_run
+from keras_vitx.cli._output import new_run, say
 from keras_vitx.cli._recipe import Changes, RecipeName, Smoke, a_few_images, changes_of, weights_of
 from keras_vitx.cli._resume import Keep, Resume, SaveEvery, extend, given, recorder, resumed
 from keras_vitx.files import check_writable
+from keras_vitx.text import printable
 
 
 def main(
@@ -111,7 +112,7 @@ def main(
     if context is not None and resume is not None:
         options = resumed(context, resume)
         if kv.training.run.is_finished(resume) and "epochs" not in given(context):
-            typer.echo(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
+            say(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
             return None
         main(None, **options)
         extend(resume, options["epochs"])
@@ -169,7 +170,7 @@ def main(
     _check_classes(network, model, images)
     if find_rate is not None:
         rate = kv.training.find_learning_rate(network, images, chosen, path=find_rate, seed=seed)
-        typer.echo(f"The loss falls fastest at {rate:.2g}; see {find_rate}.")
+        say(f"The loss falls fastest at {rate:.2g}; see {find_rate}.")
         return
     if chief:
         output = output or new_run(network.name)
@@ -199,10 +200,10 @@ def main(
         )
     except (SystemExit, KeyboardInterrupt):
         if chief:
-            typer.echo(f"To continue: keras-vitx train --resume {output}", err=True)
+            typer.echo(printable(f"To continue: keras-vitx train --resume {output}"), err=True)
         raise
     if chief:
-        typer.echo(f"Model, history and settings: {output}")
+        say(f"Model, history and settings: {output}")
 
 
 def _check_output(output: Path | None) -> None:

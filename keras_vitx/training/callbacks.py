@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import written_whole
+from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import averaged
 from keras_vitx.training.resume import CountEpochs as CountEpochs
@@ -209,7 +210,7 @@ class KeepBest(keras.callbacks.Callback):
             with written_whole(self.output / "history.csv") as path, path.open("w") as file:
                 columns = dict.fromkeys(key for row in self.rows for key in row)
                 writer = csv.DictWriter(file, columns)
-                writer.writeheader()
+                writer.writerow({name: csv_cell(name) for name in columns})
                 writer.writerows(self.rows)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.files import written_whole
+from keras_vitx.text import csv_cell
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
@@ -100,4 +101,4 @@ def write_per_class(
     with written_whole(path) as unfinished, open(unfinished, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)

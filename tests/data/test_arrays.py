@@ -149,6 +149,15 @@ def test_an_npz_file_without_its_arrays_is_an_error(arrays, tmp_path):
         load_dataset(tmp_path / "set.npz")
 
 
+def test_an_npz_file_that_expands_too_far_is_refused(arrays, tmp_path, monkeypatch):
+    images = np.zeros((400, 32, 32, 3), "uint8")
+    np.savez_compressed(tmp_path / "set.npz", x_train=images, y_train=np.arange(400) % 2)
+    assert load_dataset(tmp_path / "set.npz").train.size
+    monkeypatch.setattr("keras_vitx.data.sources.arrays.MAX_SMALL", 1 << 20)
+    with pytest.raises(OSError, match="expands to 1,232,"):
+        load_dataset(tmp_path / "set.npz")
+
+
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind", b"PK\x03\x04 cut"])
 def test_a_broken_npz_file_is_named(tmp_path, content):
     (tmp_path / "set.npz").write_bytes(content)

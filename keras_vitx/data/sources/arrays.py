@@ -1,5 +1,6 @@
 """Array sources: in memory, in an .npz file, or shipped with the package."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, numbe
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
+MAX_RATIO, MAX_SMALL = 100, 1 << 28
+"""Times its size, or else bytes, that a compressed .npz file may expand to."""
 
 
 def load_fashion_mnist() -> Dataset:
@@ -26,6 +29,7 @@ def load_npz(path: Path, name: str | None = None) -> Dataset:
         OSError: if the file can't be read.
     """
     try:
+        _check_expanded(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (FileNotFoundError, PermissionError):
@@ -46,6 +50,16 @@ def load_npz(path: Path, name: str | None = None) -> Dataset:
     names = arrays.get("class_names")
     names = None if names is None else tuple(map(str, names))
     return _load(pairs, name or str(path), names)
+
+
+def _check_expanded(path: Path) -> None:
+    """Check that the members of an archive don't expand to far more than its own size."""
+    with zipfile.ZipFile(path) as archive:
+        expanded = sum(member.file_size for member in archive.infolist())
+    if expanded > max(MAX_RATIO * path.stat().st_size, MAX_SMALL):
+        raise ValueError(
+            f"its arrays expand to {expanded:,} bytes, over {MAX_RATIO} times its size"
+        )
 
 
 def load_arrays(pair: tuple) -> Dataset:
