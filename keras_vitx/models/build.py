@@ -20,9 +20,8 @@ from keras_vitx.models.checks import resolve_shape
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
-from keras_vitx.weights.identity import Identity
 from keras_vitx.weights.load import entry_of
-from keras_vitx.weights.names import Table, register
+from keras_vitx.weights.names import Identity, Table, register
 
 FAMILIES: dict[str, Callable[..., keras.Model]] = {}
 """The constructor of every family, by name."""

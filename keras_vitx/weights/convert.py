@@ -8,13 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.weights.channels import COLOURS, kernel_for
-from keras_vitx.weights.identity import Identity, Sizes, identify, looks_like
 from keras_vitx.weights.names import (
     IGNORED,
+    Identity,
+    Sizes,
     checkpoint_name,
     from_keras,
+    identify,
     is_head,
+    looks_like,
     shape_in_checkpoint,
     to_keras,
 )
@@ -23,6 +25,8 @@ from keras_vitx.weights.reading import Tensors
 
 # Layouts of arrays that depend on the grid of patches.
 POSITIONS = ("positions", "map")
+
+RGB = 3
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
         grid = _grid(entry, shape, tensors, model)
         if not tensors.is_floating(entry.name):
             wrong[entry.name] = f"{tensors.dtypes[entry.name]} and not floating-point numbers"
-        elif grid is None and shape != entry.shape and not _reads_colours(entry, shape):
+        elif grid is None and shape != entry.shape and not _reads_rgb(entry, shape):
             wrong[entry.name] = f"{shape} in the file, {entry.shape} in the model"
         else:
             pairs.append((entry.variable, _reader(entry, grid, tensors, model)))
@@ -187,11 +191,11 @@ def _positions(entry: _Entry, model):
     return model.get_layer(entry.variable.path.split("/")[0])
 
 
-def _reads_colours(entry: _Entry, shape: tuple[int, ...]) -> bool:
-    """Return whether a kernel differs only in reading the three channels of colour images."""
+def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
+    """Return whether a kernel differs only in reading the three channels of color images."""
     axis = 1 if entry.layout == "kernel" else 2
-    colours = (*entry.shape[:axis], COLOURS, *entry.shape[axis + 1 :])
-    return entry.on_image and shape == colours
+    rgb = (*entry.shape[:axis], RGB, *entry.shape[axis + 1 :])
+    return entry.on_image and shape == rgb
 
 
 def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
@@ -205,6 +209,29 @@ def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
         return resample(array, grid, tuple(layer.grid), layer.num_prefix_tokens)
 
     return read
+
+
+def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """Adapt the kernel of a convolution on color images to `channels` channels, as timm does.
+
+    For one channel the kernel is summed over its input channels, which equals a gray image
+    repeated in all three. For other counts the input channels are repeated cyclically and
+    scaled by 3 / channels, so that the magnitude of the outputs is kept.
+
+    Args:
+        kernel: (height, width, 3, outputs).
+        channels: Number of image channels.
+
+    Returns:
+        (height, width, channels, outputs).
+    """
+    rgb = kernel.shape[-2]
+    if channels == rgb:
+        return kernel
+    if channels == 1:
+        return kernel.sum(axis=-2, keepdims=True)
+    repeated = np.take(kernel, np.arange(channels) % rgb, axis=-2)
+    return repeated * np.float32(rgb / channels)
 
 
 def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes) -> str:

@@ -14,7 +14,7 @@ from keras_vitx.weights.convert import abbreviated, convert
 from keras_vitx.weights.description import Description
 from keras_vitx.weights.folder import CONFIG, opened_folder
 from keras_vitx.weights.hub import SCHEME, SHA256, Address, download, parse, shipped, verified
-from keras_vitx.weights.identity import Sizes
+from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import KINDS, Tensors, describing, opened, suffix_of
 
 logger = logging.getLogger("keras_vitx")

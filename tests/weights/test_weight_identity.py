@@ -9,8 +9,7 @@ from safetensors.numpy import save_file
 
 import keras_vitx as kv
 from keras_vitx.weights import to_checkpoint
-from keras_vitx.weights.identity import Identity, identify
-from keras_vitx.weights.names import TABLES
+from keras_vitx.weights.names import TABLES, Identity, identify
 
 pytestmark = pytest.mark.backend_free
 
