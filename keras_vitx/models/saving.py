@@ -18,6 +18,7 @@ from keras_vitx.files import remove_unfinished, written_whole
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.models.build import create_model
 from keras_vitx.models.chain import Chain
+from keras_vitx.renamed import renamed_arguments
 from keras_vitx.weights import (
     check_archive,
     checkpoints_of,
@@ -57,6 +58,7 @@ _MODULES = {
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
 
+@renamed_arguments(licence="license")
 def save(
     model: Chain,
     folder: str | os.PathLike,
@@ -64,7 +66,7 @@ def save(
     recipe: Any = None,
     accuracy: float | None = None,
     dataset: str | None = None,
-    licence: str | None = None,
+    license: str | None = None,
     overwrite: bool = False,
 ) -> None:
     """Save a model to a folder that `load` and `weights=` can read, ready for the hub.
@@ -84,7 +86,7 @@ def save(
             `keras_vitx.training.Recipe`, or a dictionary such as the `run.json` of `fit`.
         accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
         dataset: Name of the training data.
-        licence: Licence identifier, as spelled on the hub, such as "apache-2.0".
+        license: License identifier, as spelled on the hub, such as "apache-2.0".
         overwrite: Whether to write to a folder that is not empty. The files of a model in
             it are replaced; all others are kept.
 
@@ -96,7 +98,7 @@ def save(
         raise ValueError(
             f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
         )
-    for name, words in (("dataset", dataset), ("licence", licence)):
+    for name, words in (("dataset", dataset), ("license", license)):
         if words is not None and not isinstance(words, str):
             raise ValueError(f"`{name}` must be words or None. Received: {words!r}.")
     if accuracy is not None:
@@ -113,7 +115,7 @@ def save(
     config = {key: config[key] for key in config if key not in ("build_config", "compile_config")}
     weights = SAFETENSORS if has_checkpoint_names(model) else KERAS_WEIGHTS
     card = model_card(
-        model, weights, recipe, accuracy, dataset, licence, sorted(foreign_objects(config))
+        model, weights, recipe, accuracy, dataset, license, sorted(foreign_objects(config))
     )
     about = {
         "library_name": LIBRARY,

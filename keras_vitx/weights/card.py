@@ -17,7 +17,7 @@ def model_card(
     recipe: str | dict | None = None,
     accuracy: float | None = None,
     dataset: str | None = None,
-    licence: str | None = None,
+    license: str | None = None,
     custom_objects: Iterable[str] = (),
 ) -> str:
     """Return the text of a model card, starting with the YAML metadata that the hub reads.
@@ -28,7 +28,7 @@ def model_card(
         recipe: How the model was trained: text, or a dictionary of settings.
         accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
         dataset: Name of the training data.
-        licence: Licence identifier, as spelled on the hub.
+        license: License identifier, as spelled on the hub.
         custom_objects: Registered names of the custom objects that `load` needs.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -40,7 +40,7 @@ def model_card(
         results = [EvalResult(task, dataset, dataset, "accuracy", accuracy)]
     data = ModelCardData(
         model_name=model.name,
-        license=licence,
+        license=license,
         library_name="keras_vitx",
         pipeline_tag=task,
         tags=["keras", "keras_vitx", "vision-transformer"],
@@ -52,14 +52,14 @@ def model_card(
         f"---\n{data.to_yaml()}\n---",
         f"# {_escaped(model.name)}",
         "A vision transformer for Keras 3, on TensorFlow, JAX and PyTorch.",
-        _table(_facts(model, weights, classifies, accuracy, dataset, licence)),
+        _table(_facts(model, weights, classifies, accuracy, dataset, license)),
         f"## Use\n\n```python\n{_use(model, classifies, custom_objects)}\n```",
         f"## Training\n\n{_training(recipe)}",
     )
     return str(ModelCard("\n\n".join(parts) + "\n"))
 
 
-def _facts(model, weights, classifies, accuracy, dataset, licence) -> dict:
+def _facts(model, weights, classifies, accuracy, dataset, license) -> dict:
     height, width, channels = model.input_shape[1:]
     pytorch = ", with the names of PyTorch checkpoints"
     preprocessing = model.preprocessing.to_dict() if model.preprocessing else {}
@@ -71,7 +71,7 @@ def _facts(model, weights, classifies, accuracy, dataset, licence) -> dict:
         "Output": output,
         "Accuracy": "not stated" if accuracy is None else f"{accuracy:.2%} (top-1, {dataset})",
         "Trained on": dataset or "not stated",
-        "Licence": licence or "not stated",
+        "License": license or "not stated",
         "Weights": f"`{weights}`" + pytorch * weights.endswith(".safetensors"),
         **{f"Images' {name}": value for name, value in preprocessing.items()},
     }

@@ -1,6 +1,7 @@
 """The known checkpoints, as data."""
 
 import re
+import warnings
 from dataclasses import dataclass
 from math import sqrt
 
@@ -36,7 +37,7 @@ class Checkpoint:
         dataset: The data whose classes the head has; `weights=dataset` selects the
             checkpoint of a size.
         preprocessing: Preprocessing of the images.
-        licence: SPDX identifier in lower case; None if no licence is stated.
+        license: SPDX identifier in lower case; None if no license is stated.
         distilled: Whether it was trained with a teacher.
         distillation_token: Whether it has DeiT's distillation token.
         also_starts: Names of other constructors with the same variables. For these
@@ -59,11 +60,17 @@ class Checkpoint:
     classes: int = 1000
     dataset: str = IMAGENET
     preprocessing: Preprocessing = IMAGENET_DEFAULT
-    licence: str | None = "apache-2.0"
+    license: str | None = "apache-2.0"
     distilled: bool = False
     distillation_token: bool = False
     also_starts: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
+
+    @property
+    def licence(self) -> str | None:
+        """The old name of `license`."""
+        warnings.warn("`licence` is now `license`.", DeprecationWarning, stacklevel=2)
+        return self.license
 
     @property
     def url_file(self) -> str | None:
@@ -162,7 +169,7 @@ def _mixer(tag: str, classes: int, *accuracies: float) -> Checkpoint:
 
 def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: str, **facts):
     source = f"https://drive.google.com/file/d/{key}"
-    return Checkpoint(name, constructor, image_size, top1, source=source, licence=None, **facts)
+    return Checkpoint(name, constructor, image_size, top1, source=source, license=None, **facts)
 
 
 def _deepvit(size: str, top1: float, key: str) -> Checkpoint:

@@ -205,7 +205,7 @@ def test_list_of_checkpoints(run):
         assert cells[3] == str(checkpoint.classes)
         assert cells[4] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
         assert float(cells[5]) == checkpoint.preprocessing.crop_ratio
-        assert cells[6:] == [checkpoint.licence or "", checkpoint.source]
+        assert cells[6:] == [checkpoint.license or "", checkpoint.source]
     _, out, _ = run("list", "--weights", "cait_s36*")
     assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
     _, out, _ = run("list", "--weights", "CaiT_Mini")

@@ -199,7 +199,7 @@ def test_the_card(tmp_path):
         recipe=recipe,
         accuracy=np.float64(0.7135),
         dataset="cifar10",
-        licence="mit",
+        license="mit",
     )
     card = ModelCard.load(tmp_path / "model" / "README.md")
     data = card.data.to_dict()
@@ -254,7 +254,7 @@ def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name)
         ({"accuracy": 71.35, "dataset": "cifar10"}, "accuracy.*0 to 1.*71.35"),
         ({"accuracy": "high", "dataset": "cifar10"}, "accuracy.*high"),
         ({"accuracy": 0.5}, "accuracy.*dataset"),
-        ({"licence": ["mit"]}, "licence.*mit"),
+        ({"license": ["mit"]}, "license.*mit"),
         ({"recipe": 3}, "recipe.*3"),
         ({"recipe": {"model": keras}}, "recipe"),
         ({"folder": "hf://owner/repo"}, "keras_vitx.push"),
