@@ -21,7 +21,7 @@ import numpy as np
 
 import keras_vitx as kv
 from keras_vitx import analysis, robustness
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 
 SIZE = {"dim": 48, "num_heads": 4, "mlp_ratio": 4.0, "patch_size": 8}
 SIZE |= {"input_shape": (32, 32, 3), "classes": 10}
@@ -148,11 +148,11 @@ def run_one(run: Run, images: Labelled, test: Labelled, options: argparse.Namesp
         start = time.process_time()
         if not weights.exists():
             model = train(run, images, options)
-            with written_whole(weights) as path:
+            with atomic_write(weights) as path:
                 model.save(path)
         result = measure(run, keras.saving.load_model(weights), test)
         result |= {"cpu_seconds": round(time.process_time() - start), **settings}
-        with written_whole(file) as path:
+        with atomic_write(file) as path:
             path.write_text(json.dumps(result))
     result = json.loads(file.read_text())
     if any(result[name] != value for name, value in settings.items()):

@@ -1,4 +1,4 @@
-"""Write files and folders whole or not at all."""
+"""Atomic writes of files and folders."""
 
 import contextlib
 import ctypes
@@ -8,14 +8,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from keras_vitx.renamed import renamed_names
+
 try:
     import fcntl
 except ImportError:  # Windows, where no folder is locked, nor removed if it is left.
     fcntl = None
 
+__getattr__ = renamed_names(
+    __name__, written_whole="atomic_write", remove_unfinished="remove_stale"
+)
+
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` at the end.
 
     The body writes a file or a folder to the temporary path, which has the suffixes of
@@ -29,16 +35,16 @@ def written_whole(path: str | os.PathLike) -> Iterator[Path]:
         OSError: if the parent folder is not writable.
     """
     path = Path(path).expanduser()
-    with unfinished_beside(path) as unfinished:
-        yield unfinished
-        move(unfinished, path)
+    with temporary_beside(path) as temporary:
+        yield temporary
+        move(temporary, path)
 
 
 @contextlib.contextmanager
-def unfinished_beside(path: Path) -> Iterator[Path]:
+def temporary_beside(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a hidden folder beside `path`, which is removed after.
 
-    The folder is locked meanwhile, so that `remove_unfinished` of another process leaves it.
+    The folder is locked meanwhile, so that `remove_stale` of another process leaves it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -52,41 +58,41 @@ def unfinished_beside(path: Path) -> Iterator[Path]:
         yield folder / path.name
 
 
-def move(unfinished: Path, path: Path) -> None:
+def move(temporary: Path, path: Path) -> None:
     """Put a file or a folder in the place of `path`, in one step.
 
     An old folder is exchanged with the new one. Where the system can't do that, a kill in
-    between leaves none; then `remove_unfinished` puts the old one back.
+    between leaves none; then `remove_stale` puts the old one back.
     """
     if not path.is_dir() or path.is_symlink():
-        unfinished.replace(path)
-    elif not _exchange(unfinished, path):
+        temporary.replace(path)
+    elif not _exchange(temporary, path):
         # A folder can't be renamed to one that isn't empty.
-        old = _old(unfinished)
+        old = _old(temporary)
         path.rename(old)
         try:
-            unfinished.rename(path)
+            temporary.rename(path)
         except OSError:
             old.rename(path)
             raise
 
 
-def left_unfinished(path: Path) -> list[Path]:
-    """Return the paths of `unfinished_beside(path)` that killed processes have left."""
+def stale_temporaries(path: Path) -> list[Path]:
+    """Return the paths of `temporary_beside(path)` that killed processes have left."""
     found = path.parent.iterdir() if path.parent.is_dir() else ()
     return [each / path.name for each in found if each.name.rpartition("-")[0] == _hidden(path)]
 
 
-def remove_unfinished(path: Path) -> None:
+def remove_stale(path: Path) -> None:
     """Remove what killed processes have left of `path`; other processes may be writing it."""
-    for unfinished in left_unfinished(path):
-        with _locked(unfinished.parent) as is_free:
+    for temporary in stale_temporaries(path):
+        with _locked(temporary.parent) as is_free:
             if not is_free:
                 continue
-            old = _old(unfinished)
+            old = _old(temporary)
             if old.exists() and not os.path.lexists(path):
                 old.rename(path)
-            shutil.rmtree(unfinished.parent, ignore_errors=True)
+            shutil.rmtree(temporary.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -112,8 +118,8 @@ def _hidden(path):
     return f".unfinished-{path.name}"
 
 
-def _old(unfinished):
-    return unfinished.with_name(f"{unfinished.name}.old")
+def _old(temporary):
+    return temporary.with_name(f"{temporary.name}.old")
 
 
 def _exchange(path, other):

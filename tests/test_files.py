@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from keras_vitx.files import remove_unfinished, written_whole
+from keras_vitx.files import atomic_write, remove_stale
 
 pytestmark = pytest.mark.backend_free
 
 WRITE = """
 import sys, time
 from pathlib import Path
-from keras_vitx.files import written_whole
-with written_whole(Path(sys.argv[1])) as unfinished:
-    unfinished.write_text("half")
+from keras_vitx.files import atomic_write
+with atomic_write(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
     print("half", flush=True)
     time.sleep(100)
 """
@@ -54,21 +54,21 @@ def test_only_what_a_killed_process_left_of_the_same_file_is_removed(writer, tmp
         process.wait()
     assert hidden(tmp_path) == {f".unfinished-{name}" for name in ("living", "killed", "other")}
     for path in (living, killed):
-        remove_unfinished(path)
+        remove_stale(path)
     assert hidden(tmp_path) == {".unfinished-living", ".unfinished-other"}
     for path in (living, other):
-        with written_whole(path) as unfinished:
-            unfinished.write_text("whole")
+        with atomic_write(path) as temporary:
+            temporary.write_text("whole")
         assert path.read_text() == "whole"
     assert hidden(tmp_path) == {".unfinished-living", ".unfinished-other"}
 
 
 def test_an_error_leaves_what_was_there(tmp_path):
     path = tmp_path / "sub" / "file.txt"
-    with written_whole(path) as unfinished:
-        unfinished.write_text("old")
-    with pytest.raises(OSError, match="full"), written_whole(path) as unfinished:
-        unfinished.write_text("new")
+    with atomic_write(path) as temporary:
+        temporary.write_text("old")
+    with pytest.raises(OSError, match="full"), atomic_write(path) as temporary:
+        temporary.write_text("new")
         raise OSError("the disk is full")
     assert path.read_text() == "old"
     assert os.listdir(path.parent) == ["file.txt"]
@@ -76,6 +76,6 @@ def test_an_error_leaves_what_was_there(tmp_path):
 
 def test_the_folder_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with written_whole("~/file.txt") as unfinished:
-        unfinished.write_text("x")
+    with atomic_write("~/file.txt") as temporary:
+        temporary.write_text("x")
     assert (tmp_path / "file.txt").exists()

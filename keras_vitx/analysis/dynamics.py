@@ -12,7 +12,7 @@ import numpy as np
 from keras_vitx.analysis.figures import drawing, shade
 from keras_vitx.analysis.measure import MEASURES, measure
 from keras_vitx.analysis.trace import check_images
-from keras_vitx.files import check_writable, written_whole
+from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.text import nearest, needs_extra
 
 COLUMNS = ("epoch", "step", "measure", "block", "head", "value")
@@ -116,7 +116,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
                 if self.writer is not None:
                     self.writer.add_scalar(f"{name}/{block}", float(np.mean(values)), self.step)
         if self.path is not None:
-            with written_whole(self.path) as path, path.open("w", newline="") as file:
+            with atomic_write(self.path) as path, path.open("w", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerows(self.rows)

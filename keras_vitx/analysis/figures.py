@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_vitx.analysis.measures import relative_gap, similar_blocks
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 from keras_vitx.text import nearest, needs_extra
 
 Results = Mapping[str, Mapping[str, np.ndarray]]
@@ -44,8 +44,8 @@ def drawing(
     rows, columns = shape
     figure = Figure((columns * cell[0], rows * cell[1]), layout="constrained")
     yield figure.subplots(rows, columns, squeeze=False)
-    with written_whole(path) as unfinished:
-        figure.savefig(unfinished, dpi=dpi)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=dpi)
 
 
 def mark(axis: Any, row: int, column: int, height: float = 1, width: float = 1) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import typer
 
-from keras_vitx.files import check_writable, written_whole
+from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.text import csv_cell, printable
 
 Rows = Sequence[Mapping[str, Any]]
@@ -115,9 +115,9 @@ def text_file(output: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     with (
-        written_whole(output) as unfinished,
+        atomic_write(output) as temporary,
         # The names of files need not be valid UTF-8.
-        unfinished.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         yield file
 

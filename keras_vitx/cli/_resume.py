@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 
 COMMAND = "command.json"
 # Options of a command that may differ when it is continued.
@@ -69,7 +69,7 @@ def recorder(context: typer.Context, folder: Path) -> Any:
     text = json.dumps(options, indent=2, default=str) + "\n"
 
     def write(logs):
-        with written_whole(folder / COMMAND) as path:
+        with atomic_write(folder / COMMAND) as path:
             path.write_text(text)
 
     return keras.callbacks.LambdaCallback(on_train_begin=write)
@@ -103,7 +103,7 @@ def extend(folder: Path, epochs: int | None) -> None:
     """Write the number of epochs of a run that was continued beyond its end."""
     options = command_of(folder)
     if options["epochs"] != epochs:
-        with written_whole(folder / COMMAND) as path:
+        with atomic_write(folder / COMMAND) as path:
             path.write_text(json.dumps({**options, "epochs": epochs}, indent=2) + "\n")
 
 

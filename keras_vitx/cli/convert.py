@@ -10,7 +10,7 @@ import typer
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend, Overwrite
 from keras_vitx.cli._output import check_new, say
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 
 Grid = tuple[int, int]
 
@@ -155,9 +155,9 @@ def _write(network, output: Path, metadata: dict[str, str]) -> None:
     elif output.suffix == ".pth":
         kv.weights.save_torch(network, output)
     else:
-        with written_whole(output) as unfinished:
+        with atomic_write(output) as temporary:
             save = network.save if output.suffix == ".keras" else network.save_weights
-            save(unfinished)
+            save(temporary)
 
 
 def _head(found: _Found, network) -> str:

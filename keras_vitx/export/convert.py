@@ -231,6 +231,6 @@ def main(request_file: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    # The folder of the unfinished file, which has that of the request inside.
+    # The folder of the temporary file, which has that of the request inside.
     runtimes.end_with_parent(Path(sys.argv[1]).parent.parent)
     main(*sys.argv[1:])

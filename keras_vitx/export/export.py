@@ -179,13 +179,13 @@ def export(
     )
     if serving is not False:
         graph = replace(graph, classes=classes, top=top_of(serving, classes))
-    with in_place(path, kind) as unfinished:
+    with in_place(path, kind) as temporary:
         given = batches
         if verify:
             others_given = {name: named_batches(each) for name, each in others.items()}
             given = {**batches, **_prefixed(others_given)}
         with _stage("converting and running" if verify else "converting", seconds, verbose):
-            found = convert(graph, kind, unfinished, imports, given)
+            found = convert(graph, kind, temporary, imports, given)
         comparison = Comparison(None)
         if verify:
             with _stage("comparing", seconds, verbose):
@@ -217,11 +217,11 @@ def export(
             not_fused=not_fused,
             top1=comparison.top1,
             latency_ms=comparison.latency_ms,
-            size=size_of(unfinished, kind),
+            size=size_of(temporary, kind),
             seconds=seconds,
             versions={**_versions(kind), **comparison.versions},
         )
-        write_record(exported, unfinished, kind)
+        write_record(exported, temporary, kind)
     return exported
 
 

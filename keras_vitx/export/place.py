@@ -1,4 +1,4 @@
-"""The record of an export, and putting a file with its record in place, whole or not at all."""
+"""The record of an export, and putting a file with its record in place."""
 
 import contextlib
 import hashlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vitx.export.formats.base import Format
-from keras_vitx.files import move, remove_unfinished, unfinished_beside
+from keras_vitx.files import move, remove_stale, temporary_beside
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
             False; or if a file that belongs to it exists alone.
     """
     thing = format.title
-    remove_unfinished(path)
+    remove_stale(path)
     if not path.exists() and not path.is_symlink():
         # A killed export leaves the files that belong to a graph with its record.
         is_ours = record_of(path, format).exists()
@@ -143,16 +143,16 @@ def in_place(path: Path, format: Format) -> Iterator[Path]:
     moved away first and comes last, so that a kill in between leaves no graph, rather than one
     with the weights of another. `read_record` does not take the record for that of an old file.
     """
-    with unfinished_beside(path) as unfinished:
-        yield unfinished
-        companions = _companions(unfinished, format)
+    with temporary_beside(path) as temporary:
+        yield temporary
+        companions = _companions(temporary, format)
         if format.suffix:
-            record_of(unfinished, format).replace(record_of(path, format))
+            record_of(temporary, format).replace(record_of(path, format))
         if companions and path.exists():
-            path.replace(unfinished.with_name("old"))
+            path.replace(temporary.with_name("old"))
         for companion in companions:
             companion.replace(path.with_suffix(companion.suffix))
-        move(unfinished, path)
+        move(temporary, path)
 
 
 def _companions(path: Path, format: Format) -> list[Path]:

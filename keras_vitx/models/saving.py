@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.files import remove_unfinished, written_whole
+from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.models.build import create_model
 from keras_vitx.models.chain import Chain
@@ -126,21 +126,21 @@ def save(
         "model": config,
     }
     processor = model.preprocessing and image_processor(model.preprocessing, model.input_shape[1:3])
-    remove_unfinished(folder)
-    with written_whole(folder) as unfinished:
+    remove_stale(folder)
+    with atomic_write(folder) as temporary:
         if folder.exists():
             # A copy, so that a failure leaves the folder unchanged.
-            shutil.copytree(folder, unfinished, symlinks=True, ignore=_ignore_model(folder))
+            shutil.copytree(folder, temporary, symlinks=True, ignore=_ignore_model(folder))
         else:
-            unfinished.mkdir()
-        (unfinished / CONFIG).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-        (unfinished / CARD).write_text(card, "utf-8")
+            temporary.mkdir()
+        (temporary / CONFIG).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        (temporary / CARD).write_text(card, "utf-8")
         if processor is not None:
-            (unfinished / PREPROCESSOR).write_text(json.dumps(processor, indent=1) + "\n")
+            (temporary / PREPROCESSOR).write_text(json.dumps(processor, indent=1) + "\n")
         if weights == SAFETENSORS:
-            save_safetensors(model, unfinished / SAFETENSORS)
+            save_safetensors(model, temporary / SAFETENSORS)
         else:
-            model.save_weights(unfinished / KERAS_WEIGHTS)
+            model.save_weights(temporary / KERAS_WEIGHTS)
 
 
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:

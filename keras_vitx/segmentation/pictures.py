@@ -5,7 +5,7 @@ import os
 import numpy as np
 from PIL import Image
 
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 from keras_vitx.segmentation.sources import IGNORED
 
 
@@ -76,5 +76,5 @@ def save_mask(mask: np.ndarray, path: str | os.PathLike) -> None:
         raise ValueError(f"`path` must end in .png, which loses no label. Received: {path}.")
     picture = Image.fromarray(mask.astype("uint8"))
     picture.putpalette(palette(256).tobytes())
-    with written_whole(path) as unfinished:
-        picture.save(unfinished)
+    with atomic_write(path) as temporary:
+        picture.save(temporary)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import averaged
@@ -160,7 +160,7 @@ class KeepBest(keras.callbacks.Callback):
         if self._is_best(logs):
             self.epoch, self.logs, self.values = epoch + 1, logs, values
             if self.output is not None:
-                with written_whole(self.output / f"{self.result}.keras") as path, single_process():
+                with atomic_write(self.output / f"{self.result}.keras") as path, single_process():
                     self.model.save(path)
 
     def restore(self) -> str:
@@ -207,7 +207,7 @@ class KeepBest(keras.callbacks.Callback):
     def _write_history(self):
         if self.output is not None:
             self.output.mkdir(parents=True, exist_ok=True)
-            with written_whole(self.output / "history.csv") as path, path.open("w") as file:
+            with atomic_write(self.output / "history.csv") as path, path.open("w") as file:
                 columns = dict.fromkeys(key for row in self.rows for key in row)
                 writer = csv.DictWriter(file, columns)
                 writer.writerow({name: csv_cell(name) for name in columns})

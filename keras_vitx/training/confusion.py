@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 from keras_vitx.text import csv_cell
 
 
@@ -98,7 +98,7 @@ def write_per_class(
         OSError: if the file can't be written.
     """
     rows = per_class(matrix, class_names)
-    with written_whole(path) as unfinished, open(unfinished, "w", newline="") as file:
+    with atomic_write(path) as temporary, open(temporary, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 from keras_vitx.text import needs_extra
 
 # Measurements of time, which are not drawn.
@@ -97,6 +97,6 @@ def _figure(width, height):
 
 def _written(figure, path):
     path = Path(path)
-    with written_whole(path) as unfinished:
-        figure.savefig(unfinished)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary)
     return path

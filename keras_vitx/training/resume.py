@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from keras_vitx.data import Pipelines
-from keras_vitx.files import remove_unfinished, written_whole
+from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training, global_seed_generator
 from keras_vitx.renamed import renamed_arguments
 from keras_vitx.training.batches import first_of, steps_of
@@ -123,7 +123,7 @@ def resumable_fit(
     config = json.loads(json.dumps({**config, **_structure_of(model)}))
     state = _state_to_continue(model, checkpoints, config, epochs) if resume else None
     if is_chief():
-        checkpoints.remove_unfinished()
+        checkpoints.remove_stale()
     all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
     saving = Saving(checkpoints, save_every, config, callbacks, state)
     listed = settings["callbacks"] = _CallbacksOfAll(
@@ -231,12 +231,12 @@ class Checkpoints:
         text = json.dumps(_without_arrays(state, "", arrays))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with written_whole(path) as unfinished:
-                save_file(arrays, unfinished, {"state": text})
+            with atomic_write(path) as temporary:
+                save_file(arrays, temporary, {"state": text})
                 # safetensors creates files that only their owner can read.
-                unfinished.chmod(0o644)
+                temporary.chmod(0o644)
                 # On the disk before the rename, or a power cut could leave an empty file.
-                with unfinished.open("rb") as file:
+                with temporary.open("rb") as file:
                     os.fsync(file.fileno())
         except (OSError, SafetensorError) as error:
             good = self.files
@@ -268,7 +268,7 @@ class Checkpoints:
             raise OSError(f"No checkpoint in {self.folder} can be read.")
         return None
 
-    def remove_unfinished(self) -> None:
+    def remove_stale(self) -> None:
         """Remove the checkpoints and files of the run that a killed process left half written."""
         hidden = [path.name for path in self.folder.glob(".unfinished-*-*")]
         names = {name.removeprefix(".unfinished-").rpartition("-")[0] for name in hidden}
@@ -277,7 +277,7 @@ class Checkpoints:
             *(self.folder / name for name in names),
             *(self.folder.parent / name for name in run),
         ):
-            remove_unfinished(path)
+            remove_stale(path)
 
 
 def read_state(path: str | os.PathLike) -> dict[str, Any]:

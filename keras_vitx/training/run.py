@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from keras_vitx import backend
 from keras_vitx.data import Pipelines
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 from keras_vitx.training.callbacks import KeepBest
 from keras_vitx.training.devices import in_use, is_chief
 from keras_vitx.training.figures import draw_curves
@@ -105,7 +105,7 @@ class Run(keras.callbacks.Callback):
             self.record["seconds"] = read_run(self.folder).get("seconds", 0.0)
             _write(self.folder, self.record)
             if self.held_out:
-                with written_whole(self.folder / HELD_OUT) as path:
+                with atomic_write(self.folder / HELD_OUT) as path:
                     path.write_text("".join(f"{name}\n" for name in self.held_out), "utf-8")
 
     def __exit__(self, kind, error, traceback):
@@ -208,5 +208,5 @@ def _present(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
-    with written_whole(folder / "run.json") as path:
+    with atomic_write(folder / "run.json") as path:
         path.write_text(json.dumps(record, indent=2) + "\n")

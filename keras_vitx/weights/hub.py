@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -186,8 +186,8 @@ def _verified_once(path: Path, sha256: str | None) -> Path:
         known, recorded, found = {}, None, ""
     if recorded != state:
         found = hash_of(path)
-        with contextlib.suppress(OSError), written_whole(record) as unfinished:
-            unfinished.write_text(json.dumps({**known, file.name: [*state, found]}))
+        with contextlib.suppress(OSError), atomic_write(record) as temporary:
+            temporary.write_text(json.dumps({**known, file.name: [*state, found]}))
     return _compared(path, str(found), sha256)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from keras_vitx.files import written_whole
+from keras_vitx.files import atomic_write
 from keras_vitx.text import needs_extra
 from keras_vitx.weights.convert import to_checkpoint
 from keras_vitx.weights.description import describe
@@ -49,10 +49,10 @@ def save_safetensors(
     tensors = to_checkpoint(model)
     if dtype == "float16":
         tensors = {name: in_half(name, array) for name, array in tensors.items()}
-    with written_whole(path) as unfinished:
-        save_file(tensors, unfinished, metadata={**described, **(metadata or {})})
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata={**described, **(metadata or {})})
         # safetensors creates files that only their owner can read.
-        unfinished.chmod(0o644)
+        temporary.chmod(0o644)
 
 
 def in_half(name: str, array: np.ndarray) -> np.ndarray:
@@ -99,8 +99,8 @@ def save_torch(model, path: str | os.PathLike) -> None:
             needs_extra(f"Writing {path}, a PyTorch file, needs PyTorch", "torch")
         ) from error
     state = {name: torch.from_numpy(array) for name, array in to_checkpoint(model).items()}
-    with written_whole(path) as unfinished:
-        torch.save(state, unfinished)
+    with atomic_write(path) as temporary:
+        torch.save(state, temporary)
 
 
 def has_checkpoint_names(model) -> bool:

@@ -28,9 +28,9 @@ def write(path, text):
 
 def export(path, format, fill):
     check_free(path, format, overwrite=True)
-    with in_place(path, format) as unfinished:
-        fill(unfinished)
-        write_record(Exported(path, 0.0), unfinished, format)
+    with in_place(path, format) as temporary:
+        fill(temporary)
+        write_record(Exported(path, 0.0), temporary, format)
 
 
 def killed_at(step, monkeypatch, run):

@@ -226,7 +226,7 @@ def test_a_broken_file_gives_way_to_the_one_before(stopped, tmp_path, caplog):
     (folder.parent / ".unfinished-m.onnx-abc").mkdir()
     assert Checkpoints(folder).read()["step"] == 4
     assert last.name in caplog.text
-    Checkpoints(folder).remove_unfinished()
+    Checkpoints(folder).remove_stale()
     assert [path.name for path in folder.parent.rglob(".*")] == [".unfinished-m.onnx-abc"]
     for path in folder.iterdir():
         path.write_bytes(b"")

@@ -21,7 +21,7 @@ from keras_vitx.analysis.page.packed import Quantized
 from keras_vitx.analysis.trace import BlockTrace, blocks_of, check_model, trace
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data import decode_predictions, preprocess_input
-from keras_vitx.files import check_writable, written_whole
+from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
@@ -109,8 +109,8 @@ def explore(
     for levels in LEVELS:
         page = _page(facts | {"levels": levels}, maps.texts(levels))
         if len(page) <= limit:
-            with written_whole(path) as unfinished:
-                unfinished.write_bytes(page)
+            with atomic_write(path) as temporary:
+                temporary.write_bytes(page)
             return Path(path)
     raise ValueError(_too_large(limit, len(page)))
 
