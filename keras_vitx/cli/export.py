@@ -95,7 +95,7 @@ def main(
 ) -> None:
     """Write a model for TensorFlow, ONNX, OpenVINO, LiteRT, PyTorch or StableHLO."""
     from keras_vitx.export.formats import format_named, format_of, require
-    from keras_vitx.export.place import check_free
+    from keras_vitx.export.write import check_free
 
     kind = format_named(format) if format else format_of(output)
     require(kind)

@@ -17,8 +17,8 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import Outputs, run_file
 from keras_vitx.export.formats import check_trusted, format_of, require
 from keras_vitx.export.formats.base import HALF_DTYPES
-from keras_vitx.export.place import read_record
 from keras_vitx.export.prepare import Prepared, prepare
+from keras_vitx.export.write import read_record
 from keras_vitx.keras_internals import sublayers
 
 PHOTOGRAPHS = 8

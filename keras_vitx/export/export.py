@@ -24,7 +24,6 @@ from keras_vitx.export.compare import (
 from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, require
 from keras_vitx.export.formats.base import INPUT, Format, Graph
-from keras_vitx.export.place import Exported, check_free, in_place, size_of, write_record
 from keras_vitx.export.prepare import (
     Prepared,
     calibration_images,
@@ -38,6 +37,7 @@ from keras_vitx.export.prepare import (
     prepare,
     top_of,
 )
+from keras_vitx.export.write import Exported, check_free, size_of, write_record, writing_at
 from keras_vitx.files import check_writable
 
 COMPARED = 32
@@ -179,7 +179,7 @@ def export(
     )
     if serving is not False:
         graph = replace(graph, classes=classes, top=top_of(serving, classes))
-    with in_place(path, kind) as temporary:
+    with writing_at(path, kind) as temporary:
         given = batches
         if verify:
             others_given = {name: named_batches(each) for name, each in others.items()}

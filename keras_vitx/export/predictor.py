@@ -18,7 +18,7 @@ from keras_vitx.data.predictions import class_names
 from keras_vitx.data.preprocessing import normalize
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import check_trusted, format_of, require
-from keras_vitx.export.place import read_record
+from keras_vitx.export.write import read_record
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 

@@ -84,7 +84,7 @@ def test_failure_leaves_the_old_one(unused, old_saved_model, broken_writer):
     assert is_intact()
 
 
-def test_one_that_differs_is_not_put_in_place(unused, images, tmp_path, monkeypatch):
+def test_one_that_differs_is_not_written(unused, images, tmp_path, monkeypatch):
     def convert(graph, format, path, imports, batches):
         assert [len(batch) for batch in batches.values()] == [1, 2]
         path.mkdir()

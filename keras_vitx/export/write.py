@@ -1,4 +1,4 @@
-"""The record of an export, and putting a file with its record in place."""
+"""The record of an export, and atomic writes of a file with its record."""
 
 import contextlib
 import hashlib
@@ -136,8 +136,8 @@ def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def in_place(path: Path, format: Format) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; at the end, move what was written there into place.
+def writing_at(path: Path, format: Format) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; at the end, move what was written there to `path`.
 
     Until the new file is whole, the old one stays. A graph whose weights are a second file is
     moved away first and comes last, so that a kill in between leaves no graph, rather than one

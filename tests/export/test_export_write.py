@@ -9,7 +9,7 @@ import pytest
 
 import keras_vitx.files as files
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.place import Exported, check_free, in_place, read_record, write_record
+from keras_vitx.export.write import Exported, check_free, read_record, write_record, writing_at
 
 pytestmark = pytest.mark.backend_free
 
@@ -28,7 +28,7 @@ def write(path, text):
 
 def export(path, format, fill):
     check_free(path, format, overwrite=True)
-    with in_place(path, format) as temporary:
+    with writing_at(path, format) as temporary:
         fill(temporary)
         write_record(Exported(path, 0.0), temporary, format)
 
