@@ -101,10 +101,10 @@ class _Found:
 def _look(path: Path, network) -> _Found:
     from keras_vitx.weights.names import checkpoint_name, is_head
     from keras_vitx.weights.positions import square_grid
-    from keras_vitx.weights.reading import opened
+    from keras_vitx.weights.reading import open_weights
 
     try:
-        with opened(path, network) as tensors:
+        with open_weights(path, network) as tensors:
             shapes, native, said = dict(tensors.shapes), tensors.native, tensors.description
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

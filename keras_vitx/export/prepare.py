@@ -349,23 +349,23 @@ def calibration_images(parts: Prepared, source: Any) -> np.ndarray:
     if not len(images):
         raise ValueError(f"calibration: there is no image in {str(source)!r}.")
     chosen = np.unique(np.linspace(0, len(images) - 1, CALIBRATION_IMAGES).astype(int))
-    facts = ModelInput.of(parts.network)
-    pixels = np.stack([_fitted(images[index], parts, facts) for index in chosen])
+    spec = ModelInput.of(parts.network)
+    pixels = np.stack([_fitted(images[index], parts, spec) for index in chosen])
     is_first = parts.data_format == "channels_first"
     return np.ascontiguousarray(np.moveaxis(pixels, -1, 1)) if is_first else pixels
 
 
-def _fitted(image, parts, facts):
+def _fitted(image, parts, spec):
     if isinstance(image, Path):
         image = decode_image(image)
     if parts.before is None:
         return normalize(
-            fit_to_model(image, facts, facts.preprocessing.crop_ratio), facts.preprocessing
+            fit_to_model(image, spec, spec.preprocessing.crop_ratio), spec.preprocessing
         )
     # The file takes pixels; where of any size, of the size that needs the least resizing.
     sides = (round(side / parts.before.crop_ratio) for side in parts.before.size)
     size = tuple(parts.size) if None not in parts.size else tuple(sides)
-    return resize_and_crop(with_channels(image, facts.channels), size)
+    return resize_and_crop(with_channels(image, spec.channels), size)
 
 
 def _checked(model: keras.Model, images: Any) -> np.ndarray:

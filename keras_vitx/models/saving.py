@@ -33,12 +33,12 @@ from keras_vitx.weights.folder import (
     CONFIG,
     KERAS_WEIGHTS,
     SAFETENSORS,
-    opened_folder,
+    open_folder,
     read_config,
 )
 from keras_vitx.weights.hub import SCHEME, download, parse, upload
 from keras_vitx.weights.load import warn_not_finite
-from keras_vitx.weights.reading import check_weights_h5, opened
+from keras_vitx.weights.reading import check_weights_h5, open_weights
 
 # Kinds of Keras layers that only compute. Others can run code from their config, or open
 # files named in it.
@@ -172,7 +172,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     path = Path(source).expanduser()
     if path.is_dir():
         try:
-            with opened_folder(path) as (config, name, weights):
+            with open_folder(path) as (config, name, weights):
                 model = _from_config(config, custom_objects)
                 _fill(model, name, weights)
         except ValueError as error:
@@ -252,7 +252,7 @@ def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
 def _fill(model: Chain, name: str, weights: Path) -> None:
     """Load every weight of the model from the file that is called `name` in its folder."""
     if name == SAFETENSORS:
-        with opened(weights, model, kind=".safetensors") as tensors:
+        with open_weights(weights, model, kind=".safetensors") as tensors:
             conversion = convert(tensors, model)
             if conversion.classes is not None and not conversion.head:
                 raise ValueError(
@@ -296,7 +296,7 @@ def push(folder: str | os.PathLike, repository: str, *, private: bool = False) -
     """
     folder = Path(folder).expanduser()
     try:
-        with opened_folder(folder) as (_, weights, _):
+        with open_folder(folder) as (_, weights, _):
             pass
     except (ValueError, FileNotFoundError) as error:
         raise type(error)(f"{folder}: {error}") from error

@@ -15,7 +15,7 @@ CIFAR10 = "cifar10"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One published weights file and the facts needed to use it.
+    """One published weights file and what is needed to use it.
 
     Attributes:
         name: A unique name, accepted by `weights=`.
@@ -89,9 +89,9 @@ class Checkpoint:
         return (self.constructor, *self.also_starts)
 
 
-def _timm(name: str, constructor: str, image_size: int, *accuracies: float, **facts) -> Checkpoint:
+def _timm(name: str, constructor: str, image_size: int, *accuracies: float, **fields) -> Checkpoint:
     return Checkpoint(
-        name, constructor, image_size, *accuracies, source=f"hf://timm/{name}", **facts
+        name, constructor, image_size, *accuracies, source=f"hf://timm/{name}", **fields
     )
 
 
@@ -167,9 +167,9 @@ def _mixer(tag: str, classes: int, *accuracies: float) -> Checkpoint:
     )
 
 
-def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: str, **facts):
+def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: str, **fields):
     source = f"https://drive.google.com/file/d/{key}"
-    return Checkpoint(name, constructor, image_size, top1, source=source, license=None, **facts)
+    return Checkpoint(name, constructor, image_size, top1, source=source, license=None, **fields)
 
 
 def _deepvit(size: str, top1: float, key: str) -> Checkpoint:

@@ -14,7 +14,7 @@ LIBRARY = "keras_vitx"
 
 @dataclass(frozen=True)
 class Description:
-    """Facts about a saved model that can't be read off its tensors.
+    """What a saved model is, which can't be read off its tensors.
 
     Attributes:
         model: The model's name.
@@ -44,17 +44,17 @@ class Description:
             object.__setattr__(self, "preprocessing", Preprocessing.of(self.preprocessing))
 
     def to_metadata(self) -> dict[str, str]:
-        """Return the facts as safetensors metadata: strings, each in JSON."""
-        facts = {
+        """Return them as safetensors metadata: strings, each in JSON."""
+        metadata = {
             key: json.dumps(value.to_dict() if isinstance(value, Preprocessing) else value)
             for key, value in vars(self).items()
         }
         # "format" marks the names and layouts as those of PyTorch.
-        return {"format": "pt", "library": LIBRARY, **facts}
+        return {"format": "pt", "library": LIBRARY, **metadata}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str] | None) -> "Description | None":
-        """Read the facts from safetensors metadata; None unless `save_safetensors` wrote it.
+        """Read a description from safetensors metadata; None unless `save_safetensors` wrote it.
 
         Raises:
             ValueError: if an entry is missing or malformed.
@@ -68,7 +68,7 @@ class Description:
 
     @classmethod
     def from_config(cls, config: Any) -> "Description":
-        """Read the facts from the config of a saved `Chain`.
+        """Read a description from the config of a saved `Chain`.
 
         Args:
             config: The result of `keras.saving.serialize_keras_object`, from JSON.

@@ -21,7 +21,7 @@ PAUSE = 0.01  # seconds between them
 
 
 @contextlib.contextmanager
-def opened_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
+def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
     """Open the config and the weights of a folder at the same time.
 
     `save` replaces a folder in one step. If that happens between the opening of the two files,

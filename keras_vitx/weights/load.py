@@ -12,10 +12,10 @@ import numpy as np
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviated, convert
 from keras_vitx.weights.description import Description
-from keras_vitx.weights.folder import CONFIG, opened_folder
+from keras_vitx.weights.folder import CONFIG, open_folder
 from keras_vitx.weights.hub import SCHEME, SHA256, Address, download, parse, shipped, verified
 from keras_vitx.weights.names import Sizes
-from keras_vitx.weights.reading import KINDS, Tensors, describing, opened, suffix_of
+from keras_vitx.weights.reading import KINDS, Tensors, describing, open_weights, suffix_of
 
 logger = logging.getLogger("keras_vitx")
 
@@ -148,10 +148,10 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
         return
     odd = []
     try:
-        with _opened(resolved, model) as tensors:
+        with _open(resolved, model) as tensors:
             conversion = convert(tensors, model, sizes)
-            facts = resolved.checkpoint or tensors.description
-            names = facts and conversion.head and facts.class_names
+            description = resolved.checkpoint or tensors.description
+            names = description and conversion.head and description.class_names
             if names and len(names) != conversion.classes:
                 raise ValueError(
                     f"The file names {len(names)} classes but has weights for {conversion.classes}."
@@ -166,11 +166,11 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
             named += f" ({resolved.path})"
         raise ValueError(f"{named}: {error}") from error
     warn_not_finite(odd, resolved.weights)
-    if facts is not None:
-        if facts.preprocessing is not None:
-            model.preprocessing = facts.preprocessing.for_channels(model.input_shape[-1])
+    if description is not None:
+        if description.preprocessing is not None:
+            model.preprocessing = description.preprocessing.for_channels(model.input_shape[-1])
         if conversion.head:
-            model.class_names = facts.class_names
+            model.class_names = description.class_names
     # For fine-tuning: without class names, nothing else marks a trained head.
     model.head_loaded = conversion.head
     if conversion.classes is not None and not conversion.head:
@@ -182,15 +182,15 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _opened(resolved: Resolved, model) -> Iterator[Tensors]:
+def _open(resolved: Resolved, model) -> Iterator[Tensors]:
     if not resolved.in_folder:
-        with opened(resolved.path, model) as tensors:
+        with open_weights(resolved.path, model) as tensors:
             yield tensors
         return
-    with opened_folder(resolved.path.parent) as (config, weights, path):
+    with open_folder(resolved.path.parent) as (config, weights, path):
         with describing(CONFIG):
             description = Description.from_config(config)
-        with opened(path, model, description, suffix_of(Path(weights))) as tensors:
+        with open_weights(path, model, description, suffix_of(Path(weights))) as tensors:
             yield tensors
 
 
@@ -276,7 +276,7 @@ def _in_folder(text: str, folder: Path) -> Resolved:
             "written by keras_vitx.save."
         )
     try:
-        with opened_folder(folder) as (config, weights, _), describing(CONFIG):
+        with open_folder(folder) as (config, weights, _), describing(CONFIG):
             Description.from_config(config)
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error

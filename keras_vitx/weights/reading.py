@@ -78,7 +78,7 @@ def suffix_of(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def opened(
+def open_weights(
     path: Path, model, description: Description | None = None, kind: str | None = None
 ) -> Iterator[Tensors]:
     """Open a weights file for a model.
@@ -247,7 +247,7 @@ def _check_tensor(name: str, tensor, size: int) -> None:
 
 @contextlib.contextmanager
 def _read_weights_h5(path: Path, model) -> Iterator[Tensors]:
-    with _opened_h5(path, model) as tensors:
+    with _open_h5(path, model) as tensors:
         yield tensors
 
 
@@ -257,7 +257,7 @@ def _read_keras(path: Path, model) -> Iterator[Tensors]:
     config, weights = _members(path)
     with describing(CONFIG):
         description = Description.from_config(config)
-    with _opened_h5(weights, model, description) as tensors:
+    with _open_h5(weights, model, description) as tensors:
         yield tensors
 
 
@@ -273,7 +273,7 @@ KINDS = {
 
 
 @contextlib.contextmanager
-def _opened_h5(
+def _open_h5(
     source: Path | io.BytesIO, model, description: Description | None = None
 ) -> Iterator[Tensors]:
     """Open the arrays of a Keras weights file under the paths of a model's variables."""
@@ -282,7 +282,7 @@ def _opened_h5(
     for variable in model.weights:
         order.setdefault(variable.path.rpartition("/")[0], []).append(variable.path)
     arrays = {}
-    with _checked_h5(source) as found:
+    with _open_checked_h5(source) as found:
         for layer, number, array in found:
             paths = order.get(layer, [])
             known = number.isdecimal() and int(number) < len(paths)
@@ -299,7 +299,7 @@ def _opened_h5(
 
 
 @contextlib.contextmanager
-def _checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, h5py.Dataset]]]:
+def _open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, h5py.Dataset]]]:
     """Open an HDF5 file that holds nothing but arrays stored as Keras stores them.
 
     Yields the path of the layer, the number and the array of each of the layers' variables.
@@ -320,7 +320,7 @@ def check_weights_h5(path: Path) -> None:
     Raises:
         Exception: of any kind, when something is wrong with the file.
     """
-    with _checked_h5(path):
+    with _open_checked_h5(path):
         pass
 
 
@@ -427,7 +427,7 @@ def check_archive(path: str | os.PathLike) -> dict[str, Any]:
     path = Path(path).expanduser()
     try:
         config, weights = _members(path)
-        with _checked_h5(weights):
+        with _open_checked_h5(weights):
             return config
     except Refused as error:
         raise ValueError(f"{path}: {error}") from error
