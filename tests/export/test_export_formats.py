@@ -45,6 +45,13 @@ def test_format(format, trained, values, values_before, tmp_path):
         operations = operations_of(path)
         assert operations.count("LayerNormalization") == 7 and operations.count("Gelu") == 3
         assert "ReduceMean" not in operations
+    if format == BACKEND == "torch":
+        import torch
+
+        program = torch.export.load(path)
+        # Neither casts to a tensor's own dtype nor this machine's paths.
+        assert not any("aten.to" in str(node.target) for node in program.graph.nodes)
+        assert str(ROOT).encode() not in path.read_bytes()
     record = json.loads((tmp_path / f"{path.name}.json").read_text())
     assert record["difference"] == exported.difference and record["versions"]["keras"]
     for value, before in zip(values(trained), values_before, strict=True):
