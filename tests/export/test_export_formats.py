@@ -119,26 +119,6 @@ def test_half_precision_and_int8_in_litert(tiny, tmp_path):
     assert quiet(rounded, tmp_path / "int8.tflite", "litert").difference < 0.05
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="converts in this process")
-def test_a_file_that_differs_is_not_written(tmp_path, monkeypatch):
-    """A conversion that loses the bias of one block's MLP."""
-    model = FAMILIES["ViT"](depth=1, classifier_activation=None)
-    randomize(model)
-
-    def broken(graph, *rest):
-        for weight in graph.model.weights:
-            if weight.path.endswith("blocks_0/mlp/fc2/bias"):
-                weight.assign(0 * weight)
-        return convert(graph, *rest)
-
-    monkeypatch.setattr(module, "convert", broken)
-    (tmp_path / "model.tflite").write_bytes(b"0000TFL3 old")
-    with pytest.raises(ValueError, match="differs from model 'ViT' by"):
-        quiet(model, tmp_path / "model.tflite", "litert", overwrite=True)
-    assert [file.name for file in tmp_path.iterdir()] == ["model.tflite"]
-    assert (tmp_path / "model.tflite").read_bytes() == b"0000TFL3 old"
-
-
 def functional(activation=None, **options):
     images = keras.Input((8, 8, 3), **options)
     x = keras.layers.GlobalAveragePooling2D()(images)
@@ -282,25 +262,21 @@ def test_a_killed_export_leaves_the_old_file(tmp_path):
 OWN = {"tensorflow": "saved_model", "jax": "stablehlo", "torch": "torch"}[BACKEND]
 
 
-@pytest.mark.parametrize("inside", (False, True))
-def test_channels_first(inside, tmp_path):
+def test_channels_first(tmp_path):
     model = FAMILIES["ViT"]()
     randomize(model)
     path = tmp_path / f"model{FORMATS[OWN].suffix}"
-    options = {"data_format": "channels_first", "preprocessing": (20, 24) if inside else False}
+    options = {"data_format": "channels_first", "preprocessing": (20, 24)}
     exported = quiet(model, path, OWN, **options)
     assert exported.difference <= 1e-5
-    sides = [20, 24] if inside else list(model.input_shape[1:3])
-    assert exported.inputs["images"]["shape"] == [None, 3, *sides]
+    assert exported.inputs["images"]["shape"] == [None, 3, 20, 24]
     assert kv.export.verify(path, model, trust=True) <= 1e-5
     with pytest.raises(ValueError, match="`data_format` must be"):
         quiet(model, tmp_path / "other", "saved_model", data_format="NCHW")
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch writes them")
-@pytest.mark.parametrize(
-    "format, dtype", [("torch", "float16"), ("torch", "bfloat16"), ("onnx", "float16")]
-)
+@pytest.mark.parametrize("format, dtype", [("torch", "bfloat16"), ("onnx", "float16")])
 def test_products_in_half_precision(format, dtype, tmp_path):
     model = FAMILIES["CaiT"]()
     randomize(model)
