@@ -154,7 +154,7 @@ def test_an_npz_file_that_expands_too_far_is_refused(arrays, tmp_path, monkeypat
     np.savez_compressed(tmp_path / "set.npz", x_train=images, y_train=np.arange(400) % 2)
     assert load_dataset(tmp_path / "set.npz").train.size
     monkeypatch.setattr("keras_vitx.data.sources.arrays.MAX_SMALL", 1 << 20)
-    with pytest.raises(OSError, match="expands to 1,232,"):
+    with pytest.raises(OSError, match="expand to 1,232,"):
         load_dataset(tmp_path / "set.npz")
 
 

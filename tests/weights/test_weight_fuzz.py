@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import pytest
 
-MUTATIONS = 500
+MUTATIONS = 150
 KINDS = (".safetensors", ".pth", ".old.pth", ".weights.h5", ".keras")
 
 # Time limit per file in seconds, a hundred times what any takes.
