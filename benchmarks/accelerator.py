@@ -62,7 +62,7 @@ def main() -> None:
         for section in options.sections:
             error = ""
             if section == "correctness":
-                on_cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+                on_cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
                 error = run("reference", folder, options, end, on_cpu)
             if error := error or run(section, folder, options, end):
                 failed.append(section)
