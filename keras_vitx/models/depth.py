@@ -1,11 +1,11 @@
 """The loop over depth, which runs a list of layers.
 
-Consecutive blocks that differ only in the values of their variables form a stretch. Under
-JAX, a training pass runs a stretch as one `keras.ops.scan` over the stacked variables, so
+Under JAX, a training pass runs consecutive blocks that differ only in the values of their
+variables, a run of identical blocks, as one `keras.ops.scan` over the stacked variables, so
 the compiled step contains one block rather than one block per layer. It compiles several
 times faster and, on a CPU, runs several times faster: otherwise XLA's fusion re-evaluates
 the residual chain of all later blocks for every weight. The variables of the model keep
-their names and places; they are stacked only inside the step.
+their names and owners; they are stacked only inside the step.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def run(
         layers: The layers of a functional model, each taking the output of the previous one.
         x: Input of the first layer.
         training: Whether this is a training pass; `scan` and `remat` only apply to these.
-        scan: Whether stretches of identical layers run as one loop, on backends that
+        scan: Whether runs of identical blocks run as one loop, on backends that
             benefit from it (JAX).
         remat: Whether each layer keeps only its input for the backward pass and
             recomputes the rest.
@@ -55,7 +55,7 @@ def _run_in_training(layers, x, scan, remat):
     loops = scan and layer_ops.gains_from_scan()
     rest = [(layer, _signature(layer) if loops else "") for layer in layers]
     while rest:
-        units = _stretch(rest) if loops else [[rest[0][0]]]
+        units = _first_run(rest) if loops else [[rest[0][0]]]
         if len(units) > 1:
             x, added = _run_scanned(units, x, remat)
         elif remat or _sharding():
@@ -73,12 +73,12 @@ def _run_listed(unit, x):
     return x
 
 
-def _stretch(layers: Sequence[tuple[keras.layers.Layer, str]]) -> list[Layers]:
-    """Return the stretch at the start of the list: identical units of one or two layers.
+def _first_run(layers: Sequence[tuple[keras.layers.Layer, str]]) -> list[Layers]:
+    """Return the run at the start of the list: identical repeat units of one or two layers.
 
     A unit has two layers where blocks alternate: one computes maps, the next reuses them.
     A layer whose output differs in shape from its input, such as a class token, is a
-    stretch of its own.
+    run of its own.
     """
     counts = {period: _repeats([signature for _, signature in layers], period) for period in (1, 2)}
     period = max(counts, key=lambda period: (counts[period] > 1) * counts[period] * period)
@@ -161,11 +161,11 @@ def _run_pure(unit, x, remat):
 def _run_scanned(units, x, remat):
     first = units[0]
     values = [ops.stack(column) for column in zip(*map(_values, units), strict=True)]
-    places, numbers = _varying_numbers(units)
+    attributes, numbers = _varying_numbers(units)
 
     def step(x, slices):
         values, numbers = slices
-        with _set(places, numbers):
+        with _set(attributes, numbers):
             y, states, losses = _pure(first, values, x)
         return y, (states, losses)
 
@@ -178,15 +178,15 @@ def _run_scanned(units, x, remat):
 
 
 def _varying_numbers(units):
-    """Return the attributes in which the layers of a stretch differ, and their values per unit."""
-    places, numbers = [], []
-    for twins in zip(*map(_parts, units), strict=True):
-        for name in getattr(twins[0], "varying", ()):
-            column = [getattr(twin, name) for twin in twins]
+    """Return the attributes in which the units of a run differ, and their values per unit."""
+    attributes, numbers = [], []
+    for same in zip(*map(_parts, units), strict=True):
+        for name in getattr(same[0], "varying", ()):
+            column = [getattr(layer, name) for layer in same]
             if None not in column and len(set(column)) > 1:
-                places.append((twins[0], name))
+                attributes.append((same[0], name))
                 numbers.append(ops.convert_to_tensor(column, "float32"))
-    return places, numbers
+    return attributes, numbers
 
 
 def _parts(unit):
@@ -195,14 +195,14 @@ def _parts(unit):
 
 
 @contextlib.contextmanager
-def _set(places, numbers) -> Iterator[None]:
-    before = [getattr(layer, name) for layer, name in places]
+def _set(attributes, numbers) -> Iterator[None]:
+    before = [getattr(layer, name) for layer, name in attributes]
     try:
-        for (layer, name), number in zip(places, numbers, strict=True):
+        for (layer, name), number in zip(attributes, numbers, strict=True):
             setattr(layer, name, number)
         yield
     finally:
-        for (layer, name), number in zip(places, before, strict=True):
+        for (layer, name), number in zip(attributes, before, strict=True):
             setattr(layer, name, number)
 
 

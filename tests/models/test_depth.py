@@ -73,7 +73,7 @@ def chain(rates=(0.3, 0.3, 0.3, 0.3), block=NormalizedBlock, scan=True, remat=Fa
     return Chain(layers, (4, 4, 3), scan=scan, remat=remat)
 
 
-def twins(make=chain, **arguments):
+def pair_of(make=chain, **arguments):
     """Two models with equal variables, states included: with and without the loop."""
     looped = make(scan=True, **arguments)
     listed = make(scan=False, **arguments)
@@ -127,7 +127,7 @@ def names(*indices):
 
 
 EQUAL = (0.3, 0.3, 0.3, 0.3)
-STRETCHES = {
+RUNS = {
     "equal": (EQUAL, [names(0, 1, 2, 3)]),
     "rising": ((0.1, 0.2, 0.3, 0.4), [names(0, 1, 2, 3)]),
     "from_zero": ((0.0, 0.1, 0.2, 0.3), [names(1, 2, 3)]),
@@ -136,15 +136,15 @@ STRETCHES = {
 
 
 @jax_only
-@pytest.mark.parametrize("case", STRETCHES)
+@pytest.mark.parametrize("case", RUNS)
 def test_fit(case, loops, tmp_path):
-    rates, stretches = STRETCHES[case]
-    looped, listed = twins(rates=rates)
+    rates, runs = RUNS[case]
+    looped, listed = pair_of(rates=rates)
     states = [value(variable) for variable in looped.non_trainable_variables]
     expected = fit(listed)
     assert loops == []
     close(fit(looped), expected)
-    assert loops[: len(stretches)] == stretches
+    assert loops[: len(runs)] == runs
     check_same(looped, listed)
     # Running statistics and seed generators were updated, block by block.
     for before, variable in zip(states, looped.non_trainable_variables, strict=True):
@@ -241,7 +241,7 @@ def cait(scan, **changes):
 
 @jax_only
 def test_cait(loops):
-    looped, listed = twins(cait)
+    looped, listed = pair_of(cait)
     # A training pass without random draws is the same, too.
     looped_logits, logits = (array(m(IMAGES, training=True)) for m in (looped, listed))
     close(looped_logits, logits)
@@ -260,7 +260,7 @@ def test_layer_scale_from_an_initializer_and_number_alike(loops):
 @jax_only
 def test_mixed_precision(loops):
     with precision("mixed_bfloat16"):
-        looped, listed = twins()
+        looped, listed = pair_of()
     x, y = (array(model(IMAGES, training=True)) for model in (looped, listed))
     assert loops == [names(0, 1, 2, 3)]
     close(x, y, 0.02)
@@ -271,7 +271,7 @@ def test_mixed_precision(loops):
 
 @jax_only
 def test_losses_count_once(loops):
-    looped, listed = twins(penalty=0.1, dropout=0.0, rates=(0.0, 0.0, 0.0))
+    looped, listed = pair_of(penalty=0.1, dropout=0.0, rates=(0.0, 0.0, 0.0))
     for model in (looped, listed):
         model(IMAGES, training=True)
     assert loops == [names(0, 1, 2)]
@@ -285,7 +285,7 @@ def test_losses_count_once(loops):
 @jax_only
 @pytest.mark.parametrize("scan", (True, False))
 def test_remat(scan, loops):
-    _, listed = twins()
+    _, listed = pair_of()
     remat = chain(scan=scan, remat=True)
     for one, other in zip(remat.variables, listed.variables, strict=True):
         one.assign(value(other))
@@ -295,8 +295,8 @@ def test_remat(scan, loops):
 
 
 @jax_only
-def test_frozen_blocks_are_a_stretch_of_their_own(loops):
-    looped, listed = twins(rates=EQUAL)
+def test_frozen_blocks_are_a_run_of_their_own(loops):
+    looped, listed = pair_of(rates=EQUAL)
     for model in (looped, listed):
         for name in names(0, 1):
             model.get_layer(name).trainable = False
@@ -309,7 +309,7 @@ def test_frozen_blocks_are_a_stretch_of_their_own(loops):
         np.testing.assert_array_equal(before, array(variable.value))
 
 
-def stretches_of(layers, loops, x=None):
+def runs_of(layers, loops, x=None):
     x = ops.convert_to_tensor(numbers((2, 6)) if x is None else x)
     connect(layers, x.shape)
     loops.clear()
@@ -331,16 +331,16 @@ def test_what_differs_is_not_merged(loops):
         ({"dtype": "float32"}, {"dtype": "mixed_bfloat16"}),
     ]
     for pair in different:
-        assert stretches_of(blocks(*pair), loops) == [], pair
-    assert stretches_of(blocks({}, {}), loops) == [names(0, 1)]
+        assert runs_of(blocks(*pair), loops) == [], pair
+    assert runs_of(blocks({}, {}), loops) == [names(0, 1)]
     # A run of blocks ends at any other layer.
     layers = [*blocks({}, {}), keras.layers.Activation("tanh"), *blocks({}, {}, first=2)]
-    assert stretches_of(layers, loops) == [names(0, 1), names(2, 3)]
+    assert runs_of(layers, loops) == [names(0, 1), names(2, 3)]
 
     half = blocks({}, {})
     connect(half, (None, 6))
     half[1].norm.trainable = False  # It uses its running statistics.
-    assert stretches_of(half, loops) == []
+    assert runs_of(half, loops) == []
 
 
 @jax_only
@@ -366,15 +366,15 @@ def test_structure_of_attention_counts(loops):
     ]
     x = numbers((2, 5, 8))
     for pair in pairs:
-        assert stretches_of(pair, loops, x) == []
+        assert runs_of(pair, loops, x) == []
     same = block(Attention(2), name="a"), block(Attention(2), name="b")
-    assert stretches_of(same, loops, x) == [["a", "b"]]
+    assert runs_of(same, loops, x) == [["a", "b"]]
 
 
 @jax_only
 def test_what_changes_the_form_is_not_looped(loops):
     tokens = [kv.layers.ClassToken(name=f"token_{i}") for i in range(2)]
-    assert stretches_of(tokens, loops, numbers((2, 5, 8))) == []
+    assert runs_of(tokens, loops, numbers((2, 5, 8))) == []
 
 
 def refined(scan, **changes):
@@ -401,7 +401,7 @@ def refined(scan, **changes):
 @jax_only
 @pytest.mark.parametrize("remat", (False, True))
 def test_blocks_that_alternate(loops, remat):
-    looped, listed = twins(refined)
+    looped, listed = pair_of(refined)
     looped.remat = remat
     close(fit(looped), fit(listed))
     # The first block receives no carried maps, the last returns none.
@@ -418,7 +418,7 @@ def similar(scan, **changes):
 @jax_only
 @pytest.mark.parametrize("remat", (False, True))
 def test_similarity_of_blocks_in_a_loop(loops, remat):
-    looped, listed = twins(similar)
+    looped, listed = pair_of(similar)
     looped.remat = remat
     for model in (looped, listed):
         model(IMAGES, training=True)
@@ -433,14 +433,14 @@ def test_similarity_of_blocks_in_a_loop(loops, remat):
 @jax_only
 def test_layers_of_others_are_looped_too(loops):
     layers = [PlainBlock(6, "tanh", name=f"dense_{i}") for i in range(3)]
-    assert stretches_of(layers, loops) == [["dense_0", "dense_1", "dense_2"]]
+    assert runs_of(layers, loops) == [["dense_0", "dense_1", "dense_2"]]
     layers = [PlainBlock(6, activation) for activation in ("tanh", "relu")]
-    assert stretches_of(layers, loops) == []
+    assert runs_of(layers, loops) == []
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX has the loop")
 def test_elsewhere_the_list_is_run(loops):
-    looped, listed = twins(rates=(0.1, 0.2, 0.3))
+    looped, listed = pair_of(rates=(0.1, 0.2, 0.3))
     np.testing.assert_array_equal(fit(looped, 2), fit(listed, 2))
     assert loops == []
     for one, other in zip(looped.variables, listed.variables, strict=True):
@@ -449,7 +449,7 @@ def test_elsewhere_the_list_is_run(loops):
 
 @pytest.mark.skipif(BACKEND == "jax", reason="tested with the loop")
 def test_remat_elsewhere():
-    remat, listed = twins(penalty=0.1)
+    remat, listed = pair_of(penalty=0.1)
     remat.remat = True
     close(fit(remat), fit(listed))
     check_same(remat, listed)

@@ -130,13 +130,13 @@ def test_a_network_that_lacks_them():
 def test_blocks_run_as_one_loop(monkeypatch):
     from keras_vitx.models import depth
 
-    stretches = []
+    runs = []
     original = depth._run_scanned
     monkeypatch.setattr(
-        depth, "_run_scanned", lambda units, *a: stretches.append(len(units)) or original(units, *a)
+        depth, "_run_scanned", lambda units, *a: runs.append(len(units)) or original(units, *a)
     )
     model = FAMILIES["ViT"](depth=4, drop_path=0.0)
     set_drop_path(model, 0.6)
     losses(model)
     # The first block drops nothing.
-    assert set(stretches) == {3}
+    assert set(runs) == {3}
