@@ -35,8 +35,8 @@ class ConvolutionalStart(keras.initializers.Initializer):
         heads = shape[1]
         side = isqrt(heads)
         centre = (side - 1) / 2 if side % 2 == 0 else side // 2
-        places = np.arange(side**2)
-        x, y = 2 * (places // side - centre), 2 * (places % side - centre)
+        heads_2, heads_1 = np.divmod(np.arange(side**2), side)
+        x, y = 2 * (heads_2 - centre), 2 * (heads_1 - centre)
         kernel = ops.convert_to_tensor(np.stack([x, y, -np.ones(side**2)]), dtype=dtype)
         if heads > side**2:
             rest = keras.initializers.RandomNormal(stddev=0.02, seed=self.seed)
@@ -144,8 +144,8 @@ class PositionalAttention(Attention):
             )
             return
         start = ConvolutionalStart(self.locality_strength)
-        places = {"kernel_initializer": start} if self.conv_start else {}
-        self.pos_proj = self.dense(self.num_heads, "pos_proj", fan_in=3, **places)
+        kernel = {"kernel_initializer": start} if self.conv_start else {}
+        self.pos_proj = self.dense(self.num_heads, "pos_proj", fan_in=3, **kernel)
         self.pos_proj.build((None, 3))
 
     def axis_logits(self, dtype: str | None = None):
@@ -167,10 +167,9 @@ class PositionalAttention(Attention):
 
     def _logits_along(self, count, is_row, dtype):
         # In float32, because TensorFlow has no range in half precision.
-        places = ops.arange(count, dtype="float32")
-        offsets = places - places[:, None]
-        zeros = ops.zeros_like(offsets)
-        x, y = (zeros, offsets) if is_row else (offsets, zeros)
+        positions = ops.arange(count, dtype="float32")
+        offsets = positions - positions[:, None]
+        x, y = (0 * offsets, offsets) if is_row else (offsets, 0 * offsets)
         offsets = ops.stack([x, y, offsets**2], axis=-1)
         if dtype is None:
             logits = self.run(self.pos_proj, ops.cast(offsets, self.compute_dtype))

@@ -158,8 +158,8 @@ class Temperature(MapLayer):
             )
 
     def call(self, maps):
-        tau = self.tau if self.learnable else ops.cast(self.temperature, maps.dtype)
-        return maps / tau
+        tau = self.tau if self.learnable else self.temperature
+        return ops.cast(maps / tau, self.compute_dtype)
 
 
 @register

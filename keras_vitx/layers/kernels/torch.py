@@ -1,6 +1,7 @@
 """Kernels of PyTorch, which runs eagerly: every call of Keras around an operation counts."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -30,10 +31,9 @@ def call(
     than a norm in a small network. Layers with hooks, and others that need `__call__`, have it.
     All devices; without it, CaiT_XXS24 takes 1.25 times as long at inference, 1.15 in training.
     """
-    takes_training = "training" in layer.call_signature_parameters
-    if not is_direct(layer, x, dtype) or (takes_training and training is None):
+    if not is_direct(layer, x, dtype):
         return _plain_call(layer, x, training, dtype, **arguments)
-    if takes_training:
+    if "training" in layer.call_signature_parameters:
         arguments["training"] = training
     kernel = LAYERS.get(type(layer))
     return layer.call(x, **arguments) if kernel is None else kernel(layer, x, **arguments)
@@ -140,7 +140,8 @@ def convolution(layer: keras.layers.Conv2D, x: Any) -> Any:
         and set(layer.strides) == {1}
         and all(n % 2 for n in layer.kernel_size)
     )
-    is_simple = layer.groups == 1 and set(layer.dilation_rate) == {1} and layer.activation is None
+    is_linear = layer.activation in (None, keras.activations.linear)
+    is_simple = layer.groups == 1 and set(layer.dilation_rate) == {1} and is_linear
     if not is_even or not is_simple or layer.data_format != "channels_last" or is_traced(x):
         return layer.call(x)
     padding = [n // 2 if layer.padding == "same" else 0 for n in layer.kernel_size]
@@ -158,6 +159,46 @@ LAYERS = {
     keras.layers.Conv2D: convolution,
 }
 """Kernels of Keras's own layers."""
+
+
+def shape(x: Any) -> tuple:
+    """Ask the tensor itself, as `reshape`, `transpose`, `split`, `stack`, `matmul`, `cast` do.
+
+    `keras.ops` searches the arguments of every operation for symbolic tensors, which takes longer
+    than a reshape. All devices; without these, inference on one image takes 1.12 times as long in
+    CaiT_XXS24, 1.23 in ConViT_Ti (docs/speed.md, "Kernels").
+    """
+    return tuple(x.shape)
+
+
+def reshape(x: Any, newshape: Sequence[int]) -> Any:
+    """As `shape`."""
+    return _value(x).reshape(newshape)
+
+
+def transpose(x: Any, axes: Sequence[int]) -> Any:
+    """As `shape`."""
+    return _value(x).permute(axes)
+
+
+def split(x: Any, sections: int, axis: int = 0) -> Any:
+    """As `shape`."""
+    return x.chunk(sections, axis)
+
+
+def stack(x: Sequence, axis: int = 0) -> Any:
+    """As `shape`."""
+    return torch.stack(x, axis)
+
+
+def matmul(x1: Any, x2: Any) -> Any:
+    """As `shape`."""
+    return torch.matmul(x1, x2) if x1.dtype is x2.dtype else keras.ops.matmul(x1, x2)
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """As `shape`."""
+    return _value(x).to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
 def logits(query: Any, key: Any) -> Any:
