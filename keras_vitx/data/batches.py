@@ -124,6 +124,10 @@ class Batches(keras.utils.PyDataset):
             start: The first step.
             *share: Further arguments of `make`.
         """
+        from absl import logging as absl_logging
+
+        # Without JAX, Grain logs as it is imported that its profiler is missing.
+        absl_logging.get_absl_logger().addFilter(_no_profiler)
         import grain  # slow, and not needed to predict
 
         stop = sys.maxsize if self.endless else (start // len(self) + 1) * len(self)
@@ -268,3 +272,7 @@ class EvaluationBatches(ImageBatches):
     def __init__(self, *arguments: Any, **options: Any):
         options = {"budget": IN_MEMORY_BYTES, **options}
         super().__init__(EvaluationMaker(*arguments, on_device=has_accelerator(), **options))
+
+
+def _no_profiler(record: logging.LogRecord) -> bool:
+    return "jax profiler" not in record.getMessage()
