@@ -1,7 +1,6 @@
 """Segment images: UperNet on the shipped checkpoint, on scenes composed of Fashion-MNIST.
 
-    python examples/segment.py
-    python examples/segment.py FOLDER
+    python examples/segment.py [FOLDER]
 
 Each scene has three articles, in random colors and sizes, on a random background; a pixel has
 the kind of its article, the background is class 0, and the rims of articles are ignored. A
@@ -62,9 +61,8 @@ backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(SIDE, SI
 model = segmentation.UperNet(
     backbone, len(names), channels=32, scales=(2, 1, 0.5, 0.25), auxiliary=32, class_names=names
 )
-train = segmentation.TrainingCrops(
-    source.train, model, len(names), BATCH, scales=(0.8, 1.25), jitter=0.3
-)
+crops = {"batch_size": BATCH, "scales": (0.8, 1.25), "jitter": 0.3}
+train = segmentation.TrainingCrops(source.train, model, len(names), **crops)
 epochs = EPOCHS if len(sys.argv) < 2 else max(1, 300 // len(train))
 segmentation.compile(model, epochs * len(train), learning_rate=2e-3)
 model.fit(train, epochs=epochs, verbose=2)
