@@ -120,17 +120,17 @@ def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -
 
     Args:
         norm: A built `BatchNormalization`.
-        kernel: `(heads, ...)`, with one row per normalized head.
+        kernel: `(heads, ...)`, with one row per normalized head; a tensor or an array.
         bias: `(heads,)`, or None.
 
     Returns:
         The new kernel and the new bias.
     """
     scale, shift = affine(norm)
-    kernel = ops.cast(kernel, "float32")
+    kernel = ops.cast(ops.convert_to_tensor(kernel), "float32")
     per_head = ops.reshape(scale, (-1, *[1] * (len(kernel.shape) - 1)))
     if bias is not None:
-        shift = shift + scale * ops.cast(bias, "float32")
+        shift = shift + scale * ops.cast(ops.convert_to_tensor(bias), "float32")
     return kernel * per_head, shift
 
 
