@@ -94,19 +94,7 @@ class ClassBlock(Block):
     only sees the class tokens, has none.
     """
 
-    def call(
-        self,
-        x,
-        training=False,
-        return_attention_scores=False,
-        attention_mask=None,
-        return_parts=False,
-    ):
-        normalized = self.run(self.norm1, x)
-        attended, parts = self.attend(
-            normalized, training, attention_mask, return_attention_scores, return_parts
-        )
+    def add_branches(self, x, attended, training):
         classes = self.attention.num_class_tokens
-        x_class, branches = self.add_branches(x[:, :classes], attended, training)
-        x = ops.concatenate([x_class, self.residual(x[:, classes:])], axis=1)
-        return self.outputs(x, parts | branches, return_attention_scores, return_parts)
+        x_class, branches = super().add_branches(x[:, :classes], attended, training)
+        return ops.concatenate([x_class, self.residual(x[:, classes:])], axis=1), branches
