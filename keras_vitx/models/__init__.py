@@ -15,12 +15,6 @@ from keras_vitx.models.cut import as_chain
 from keras_vitx.models.features import Features, features
 from keras_vitx.models.network import Layers, Network, Similarity
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
+from keras_vitx.renamed import renamed_names as _renamed_names
 
-
-def __getattr__(name: str):
-    if name != "facts_of":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import warnings
-
-    warnings.warn("`facts_of` is now `model_input`.", DeprecationWarning, stacklevel=2)
-    return model_input
+__getattr__ = _renamed_names(__name__, facts_of="model_input")
