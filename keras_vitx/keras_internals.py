@@ -37,11 +37,6 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
     return dict(model._compile_config.config) if model.compiled else {}
 
 
-def takes_training(layer: keras.layers.Layer) -> bool:
-    """Return whether `layer.call` has an argument `training`."""
-    return "training" in layer.call_signature_parameters
-
-
 def replace_seed_generator(
     layer: keras.layers.Layer, name: str, generator: keras.random.SeedGenerator | None
 ) -> None:

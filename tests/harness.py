@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 import keras_vitx as kv
-from keras_vitx.keras_internals import sublayers, takes_training
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -552,6 +552,11 @@ def gradients(function, variables):
         np.zeros(variable.shape, "float32") if gradient is None else array(gradient)
         for variable, gradient in zip(variables, found, strict=True)
     ]
+
+
+def takes_training(layer):
+    """Whether `call` of a layer has an argument `training`."""
+    return "training" in layer.call_signature_parameters
 
 
 def call(layer, x, training=False):

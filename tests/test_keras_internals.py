@@ -5,7 +5,7 @@ import ast
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, ROOT
+from harness import BACKEND, ROOT, takes_training
 from keras import ops
 
 from keras_vitx import keras_internals
@@ -55,9 +55,9 @@ def test_compile_arguments_are_the_objects_that_compile_got():
 
 
 def test_takes_training_reads_the_signature_of_call():
-    assert keras_internals.takes_training(keras.layers.Dropout(0.1))
-    assert keras_internals.takes_training(keras.Sequential([keras.Input((2,))]))
-    assert not keras_internals.takes_training(keras.layers.LayerNormalization())
+    assert takes_training(keras.layers.Dropout(0.1))
+    assert takes_training(keras.Sequential([keras.Input((2,))]))
+    assert not takes_training(keras.layers.LayerNormalization())
 
 
 def test_seed_states_are_found_by_name():

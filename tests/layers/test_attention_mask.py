@@ -14,11 +14,11 @@ from harness import (
     numbers,
     precision,
     randomize,
+    takes_training,
 )
 from keras import ops
 from plain import X, aggregate, built, dense, logits, mix, sigmoid
 
-from keras_vitx.keras_internals import takes_training
 from keras_vitx.layers import (
     MLP,
     Attention,

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, numbers, randomize
+from harness import BACKEND, FAMILIES, array, call, close, numbers, randomize
 
-from keras_vitx.keras_internals import sublayers, takes_training
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -66,11 +66,6 @@ def made(name):
 def named(layer, name):
     (part,) = (part for part in sublayers(layer) if part.name == name)
     return part
-
-
-def call(layer, x, training=False):
-    arguments = {"training": training} if takes_training(layer) else {}
-    return layer(x, **arguments)
 
 
 def first(outputs):
