@@ -153,6 +153,10 @@ class Block(Layer):
             return y, parts | {"softmax": maps, "maps": maps}
         return self.run(self.attention, x, training, **arguments), parts
 
+    def before_attention(self, x):
+        """Return the tokens that the attention reads."""
+        return self.run(self.norm1, x)
+
     def add_branches(self, x, attended, training):
         """Add both branches to `x`, given the output of the attention; return them, too."""
         attention_branch = self.scaled(self.ls1, attended)
@@ -172,19 +176,14 @@ class Block(Layer):
             return y, parts
         return (y, parts["maps"]) if return_attention_scores else y
 
-    def compute_output_spec(
-        self,
-        x,
-        training=False,
-        return_attention_scores=False,
-        attention_mask=None,
-        return_parts=False,
-    ):
+    def compute_output_spec(self, x, training=False, attention_mask=None, **returned):
         """Return the spec of the output without tracing the block, which would take seconds."""
-        if return_parts:
-            return super().compute_output_spec(x, return_parts=True)
-        if return_attention_scores:
-            return super().compute_output_spec(x, return_attention_scores=True)
+        if any(returned.values()):
+            return super().compute_output_spec(x, **returned)
+        return self.tokens_spec(x)
+
+    def tokens_spec(self, x):
+        """Return the spec of the output where neither maps nor parts are asked for."""
         return keras.KerasTensor(x.shape, dtype=self.input_dtype)
 
     def call(
@@ -195,9 +194,12 @@ class Block(Layer):
         attention_mask=None,
         return_parts=False,
     ):
-        normalized = self.run(self.norm1, x)
         attended, parts = self.attend(
-            normalized, training, attention_mask, return_attention_scores, return_parts
+            self.before_attention(x),
+            training,
+            attention_mask,
+            return_attention_scores,
+            return_parts,
         )
         x, branches = self.add_branches(x, attended, training)
         return self.outputs(x, parts | branches, return_attention_scores, return_parts)
@@ -225,23 +227,15 @@ class PostNormBlock(Block):
                 f"Received: residual_scale={self.residual_scale}."
             )
 
-    def call(
-        self,
-        x,
-        training=False,
-        return_attention_scores=False,
-        attention_mask=None,
-        return_parts=False,
-    ):
-        attended, parts = self.attend(
-            x, training, attention_mask, return_attention_scores, return_parts
-        )
+    def before_attention(self, x):
+        return x
+
+    def add_branches(self, x, attended, training):
         attention_branch = self.scaled(self.ls1, attended)
         x = self.run(self.norm1, self.added(x, attention_branch, self.drop_path1, training))
         mlp_branch = self.scaled(self.ls2, self.run(self.mlp, x, training))
         x = self.run(self.norm2, self.added(x, mlp_branch, self.drop_path2, training))
-        parts |= {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
-        return self.outputs(x, parts, return_attention_scores, return_parts)
+        return x, {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
 
 
 def check_takes_mask(attention: keras.layers.Layer) -> None:

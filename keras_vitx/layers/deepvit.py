@@ -6,7 +6,7 @@ import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention, check_carried
-from keras_vitx.layers.base import InferenceForm, Layer, register
+from keras_vitx.layers.base import InferenceForm, register
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, fold
 
@@ -222,25 +222,13 @@ class CarryingBlock(Block):
     def _reads_maps(self):
         return self.takes_maps and self.attention.reads_maps
 
-    def compute_output_spec(
-        self,
-        x,
-        training=False,
-        return_attention_scores=False,
-        attention_mask=None,
-        return_parts=False,
-    ):
-        if return_parts:
-            return Layer.compute_output_spec(self, x, return_parts=True)
-        if return_attention_scores:
-            return Layer.compute_output_spec(self, x, return_attention_scores=True)
-        tokens = x[0] if self.takes_maps else x
-        given = keras.KerasTensor(tokens.shape, dtype=self.input_dtype)
+    def tokens_spec(self, x):
+        tokens = super().tokens_spec(x[0] if self.takes_maps else x)
         if not self.gives_maps:
-            return given
+            return tokens
         batch, count, _ = tokens.shape
         shape = (batch, self.attention.maps_given, count, count)
-        return given, keras.KerasTensor(shape, dtype=self.compute_dtype)
+        return tokens, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def call(
         self,
@@ -254,7 +242,7 @@ class CarryingBlock(Block):
         if carried is not None and self.residual_dtype is not None:
             # Keras casts all inputs alike; the maps stay in the precision of the layer.
             carried = keras.ops.cast(carried, self.compute_dtype)
-        normalized = self.run(self.norm1, x)
+        normalized = self.before_attention(x)
         attended, parts = self.attend(
             (normalized, carried) if self._reads_maps else normalized,
             training,
