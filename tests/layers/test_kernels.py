@@ -112,6 +112,8 @@ def test_gelu(dtype):
         {"kernel_size": 7, "strides": 2},
         {"kernel_size": 4, "strides": 3},
         {"kernel_size": 5, "strides": 5},
+        {"kernel_size": 2, "strides": 2, "use_bias": False, "activation": "relu"},
+        {"kernel_size": 2, "strides": 2, "use_bias": False},
         {"kernel_size": (2, 4), "strides": (2, 4)},
     ],
     ids=str,

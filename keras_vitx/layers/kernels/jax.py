@@ -1,8 +1,7 @@
 """Kernels of JAX, most of them for XLA on a CPU."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,40 +28,53 @@ def on_cpu() -> bool:
 def call(
     layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
 ) -> Any:
-    """Let a `Dense` multiply rows of tokens.
+    """Let a `Dense` multiply rows of tokens, and a convolution of adjacent patches be a product.
 
-    CPU, training: over a batch of three axes, XLA takes one and a half times as long for the
-    kernel's gradient.
+    CPU. Over a batch of three axes, XLA takes one and a half times as long for the gradient of a
+    Dense's kernel; for the projection of the stem's patches, three times as long as a product.
     """
-    if not (training and type(layer) is keras.layers.Dense and len(x.shape) == 3 and on_cpu()):
+    if on_cpu() and type(layer) is keras.layers.Conv2D and is_patchwise(layer, x):
+        return project_patches(layer, x)
+    is_rows = training and type(layer) is keras.layers.Dense and len(x.shape) == 3 and on_cpu()
+    if not is_rows:
         return _plain_call(layer, x, training, dtype, **arguments)
     rows = keras.ops.reshape(x, (-1, x.shape[-1]))
-    with _erf():
-        y = _plain_call(layer, rows, training, dtype, **arguments)
+    y = _plain_call(layer, rows, training, dtype, **arguments)
     return keras.ops.reshape(y, (*x.shape[:-1], y.shape[-1]))
 
 
-_by_erf = False
+def is_patchwise(layer: keras.layers.Conv2D, x: Any) -> bool:
+    """Return whether a convolution is a projection of adjacent patches."""
+    height, width = layer.kernel_size
+    is_plain = layer.groups == 1 and layer.activation is keras.activations.linear
+    return (
+        is_plain
+        and layer.data_format == "channels_last"
+        and layer.strides == (height, width)
+        and not (x.shape[1] % height or x.shape[2] % width)
+    )
 
 
-@contextlib.contextmanager
-def _erf() -> Iterator[None]:
-    """Let `gelu` use `erf`."""
-    global _by_erf
-    _by_erf, before = True, _by_erf
-    try:
-        yield
-    finally:
-        _by_erf = before
+def project_patches(layer: keras.layers.Conv2D, x: Any) -> Any:
+    """Apply a convolution of adjacent patches as a product."""
+    height, width = layer.kernel_size
+    _, rows, columns, channels = x.shape
+    x = jnp.asarray(x, layer.compute_dtype)
+    x = jnp.reshape(x, (-1, rows // height, height, columns // width, width, channels))
+    x = jnp.reshape(jnp.moveaxis(x, 3, 2), (-1, x.shape[1], x.shape[3], height * width * channels))
+    kernel = jnp.reshape(jnp.asarray(layer.kernel, layer.compute_dtype), (-1, layer.filters))
+    y = jnp.matmul(x, kernel)
+    return y if layer.bias is None else y + jnp.asarray(layer.bias, layer.compute_dtype)
 
 
 def gelu(x: Any) -> Any:
-    """Compute GELU by `erfc`, as Keras does: JAX's own SavedModels cannot hold `erf`.
+    """Compute GELU by `erf`, whose polynomial is several times shorter than `erfc`, Keras's form.
 
-    CPU, training: `erf`, whose polynomial is several times shorter in XLA, and which `call` asks
-    for.
+    All devices. JAX's own SavedModels cannot hold `erf`; they have a symbolic batch size.
     """
-    return _plain_gelu(x) if _by_erf else keras.activations.gelu(x, approximate=False)
+    if all(isinstance(size, int) for size in x.shape):
+        return _plain_gelu(x)
+    return keras.activations.gelu(x, approximate=False)
 
 
 def convolve_maps(maps: Any, kernel: Any) -> Any:
