@@ -1,9 +1,10 @@
 """The public names of the package, all of which `import keras_vitx` re-exports."""
 
+from typing import TYPE_CHECKING
+
 from keras_vitx import (
     analysis,
     data,
-    export,
     layers,
     models,
     robustness,
@@ -20,6 +21,11 @@ from keras_vitx.models.saving import load, push, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import evaluate, fit
+
+if TYPE_CHECKING:  # Editors do not see that the module can be called.
+    from keras_vitx.export.export import export
+else:
+    from keras_vitx import export
 
 
 def preprocess_input(images, model):

@@ -13,6 +13,18 @@ from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import Predictor, predictor
 from keras_vitx.export.write import Exported
 
+__all__ = [
+    "FORMATS",
+    "Exported",
+    "Predictor",
+    "export",
+    "format_of",
+    "fuse",
+    "predictor",
+    "saved_model",
+    "verify",
+]
+
 
 class _CallableModule(types.ModuleType):
     """A module that is called like its function `export`.
