@@ -38,21 +38,34 @@ from keras_vitx.weights.folder import (
 )
 from keras_vitx.weights.hub import SCHEME, download, parse, upload
 from keras_vitx.weights.load import warn_not_finite
-from keras_vitx.weights.reading import check_weights_h5, open_weights
+from keras_vitx.weights.reading import open_checked_h5, open_weights
 
-# Kinds of Keras layers that only compute. Others can run code from their config, or open
-# files named in it.
+# What a config may name in Keras, by module: layers of kinds that only compute. Others can run
+# code from their config, or open files named in it.
 _KINDS = {
     "activations", "attention", "convolutional", "merging", "normalization", "pooling",
     "regularization", "reshaping",
 }  # fmt: skip
-_CORE = {"Dense", "EinsumDense", "Embedding", "Identity"}
-_MODULES = {
-    "keras.constraints": keras.constraints,
-    "keras.dtype_policies": keras.dtype_policies,
-    "keras.initializers": keras.initializers,
-    "keras.quantizers": keras.quantizers,
-    "keras.regularizers": keras.regularizers,
+_ALLOWED = {
+    "keras": {"DTypePolicy", "FloatDTypePolicy"},
+    "keras.activations": {name for name, one in vars(keras.activations).items() if callable(one)},
+    "keras.layers": {"Dense", "EinsumDense", "Embedding", "Identity"}.union(
+        name
+        for name, one in vars(keras.layers).items()
+        if _KINDS.intersection(getattr(one, "__module__", "").split(".")[3:4])
+    ),
+    **{
+        f"keras.{module}": {
+            name for name, one in vars(getattr(keras, module)).items() if isinstance(one, type)
+        }
+        for module in (
+            "constraints",
+            "dtype_policies",
+            "initializers",
+            "quantizers",
+            "regularizers",
+        )
+    },
 }
 
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
@@ -262,8 +275,7 @@ def _fill(model: Chain, name: str, weights: Path) -> None:
                 variable.assign(array)
         return
     try:
-        check_weights_h5(weights)
-        with tempfile.TemporaryDirectory() as folder:
+        with open_checked_h5(weights), tempfile.TemporaryDirectory() as folder:
             # Keras knows its files by their suffix.
             copied = shutil.copyfile(weights, Path(folder, KERAS_WEIGHTS))
             model.load_weights(copied)
@@ -390,27 +402,17 @@ def _parts(value: Any) -> Iterator[Any]:
 def _resolve(entry: dict) -> tuple[Any, Any, bool]:
     """Return the name and registered name that Keras resolves, and whether they are allowed."""
     name, module = entry["class_name"], entry.get("module")
+    registered = entry.get("registered_name", name)
     if name == "function":
         name = registered = entry.get("config")
-    else:
-        registered = entry.get("registered_name", name)
+        module = "keras.activations" if module in ("builtins", "keras.activations") else None
     if not isinstance(name, str) or not isinstance(registered, str | None):
         return name, None, False
     # Keras looks up registered objects first.
     known = keras.saving.get_registered_object(registered)
     if known is not None:
         return name, registered, _is_ours(known)
-    if entry["class_name"] == "function":
-        allowed = module in ("builtins", "keras.activations") and hasattr(keras.activations, name)
-    elif module == "keras.layers":
-        layer = getattr(keras.layers, name, None)
-        kind = getattr(layer, "__module__", "").split(".")[3:4]
-        allowed = name in _CORE or (set(kind) <= _KINDS and bool(kind))
-    elif module == "keras":
-        allowed = name in ("DTypePolicy", "FloatDTypePolicy")
-    else:
-        allowed = isinstance(getattr(_MODULES.get(module), name, None), type) and name[0] != "_"
-    return name, registered, allowed
+    return name, registered, isinstance(module, str) and name in _ALLOWED.get(module, ())
 
 
 def _is_ours(known: Any) -> bool:

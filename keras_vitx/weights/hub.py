@@ -2,20 +2,15 @@
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from keras_vitx.files import atomic_write
-
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
 HEXADECIMAL = re.compile("[0-9a-f]+")
-RECORD = "keras_vitx.json"
-"""Name of the record of the hashes of a repository's files, in its folder of the hub's cache."""
 
 
 class Address(NamedTuple):
@@ -68,9 +63,9 @@ def _is_inside(path: str) -> bool:
 def download(address: str | Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if necessary.
 
-    A copy in the hub's cache is used without contacting the hub. It is checked once against
-    `sha256`, or else against the hash in its name in the cache; the result is recorded beside
-    it. If the hash differs, the file is downloaded again, once.
+    A copy in the hub's cache is used without contacting the hub. It is checked against `sha256`,
+    or else against the hash in its name in the cache. If the hash differs, the file is downloaded
+    again, once.
 
     Args:
         address: As in `parse`.
@@ -115,9 +110,12 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
             f"machine's cache folder {folder.name} into this one's. "
             f"The cause: {network_cause(error)}."
         ) from error
+    # The hub's cache names large files by their hash.
+    name = path.resolve().name
+    sha256 = sha256 or (name if SHA256.fullmatch(name) else None)
     try:
         try:
-            return _verified_once(path, sha256)
+            return verified(path, sha256)
         except ValueError:
             if not cached or constants.HF_HUB_OFFLINE:
                 raise
@@ -125,7 +123,7 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
             with contextlib.suppress(Exception):
                 _check_names(where)
                 path = get(force_download=True)
-            return _verified_once(path, sha256)
+            return verified(path, sha256)
     except ValueError as error:
         raise ValueError(
             f"weights={address!r}: {error} Delete {path.resolve()} from the hub's cache to have it "
@@ -166,31 +164,6 @@ def network_cause(error: BaseException) -> str:
     return f"{type(error).__name__}, from {constants.ENDPOINT}"
 
 
-def _verified_once(path: Path, sha256: str | None) -> Path:
-    """Return `path`, a file of the hub's cache, if it has the expected hash.
-
-    The hash is recorded with the size and the time of the file in the folder of its repository,
-    and computed again only if these have changed.
-    """
-    file = path.resolve()
-    # The hub's cache names large files by their hash.
-    sha256 = sha256 or (file.name if SHA256.fullmatch(file.name) else None)
-    if sha256 is None:
-        return path
-    record, state = file.parents[1] / RECORD, file.stat()
-    state = [state.st_size, state.st_mtime_ns]
-    try:
-        known = dict(json.loads(record.read_text()))
-        *recorded, found = known[file.name]
-    except (OSError, ValueError, TypeError, KeyError):
-        known, recorded, found = {}, None, ""
-    if recorded != state:
-        found = hash_of(path)
-        with contextlib.suppress(OSError), atomic_write(record) as temporary:
-            temporary.write_text(json.dumps({**known, file.name: [*state, found]}))
-    return _compared(path, str(found), sha256)
-
-
 def verified(path: Path, sha256: str | None) -> Path:
     """Return `path` if the file has the expected hash; None accepts any file.
 
@@ -201,22 +174,19 @@ def verified(path: Path, sha256: str | None) -> Path:
     Raises:
         ValueError: if the hash differs.
     """
-    return path if sha256 is None else _compared(path, hash_of(path), sha256)
+    found = hash_of(path) if sha256 else ""
+    if sha256 and not found.startswith(sha256.lower()):
+        raise ValueError(
+            f"The file {path} is damaged or another one: its SHA-256 is {found}, "
+            f"and should be {sha256}."
+        )
+    return path
 
 
 def hash_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _compared(path: Path, found: str, sha256: str) -> Path:
-    if not found.startswith(sha256.lower()):
-        raise ValueError(
-            f"The file {path} is damaged or another one: its SHA-256 is {found}, "
-            f"and should be {sha256}."
-        )
-    return path
 
 
 def upload(folder: Path, repository: str, names: Sequence[str], private: bool = False) -> str:

@@ -246,34 +246,7 @@ def _check_tensor(name: str, tensor, size: int) -> None:
 
 
 @contextlib.contextmanager
-def _read_weights_h5(path: Path, model) -> Iterator[Tensors]:
-    with _open_h5(path, model) as tensors:
-        yield tensors
-
-
-@contextlib.contextmanager
-def _read_keras(path: Path, model) -> Iterator[Tensors]:
-    """Open a `.keras` file, without building the model of its config as Keras would."""
-    config, weights = _members(path)
-    with describing(CONFIG):
-        description = Description.from_config(config)
-    with _open_h5(weights, model, description) as tensors:
-        yield tensors
-
-
-KINDS = {
-    ".safetensors": _read_safetensors,
-    ".pth": _read_torch,
-    ".pt": _read_torch,
-    ".bin": _read_torch,
-    ".pth.tar": _read_torch,
-    ".weights.h5": _read_weights_h5,
-    ".keras": _read_keras,
-}
-
-
-@contextlib.contextmanager
-def _open_h5(
+def _read_weights_h5(
     source: Path | io.BytesIO, model, description: Description | None = None
 ) -> Iterator[Tensors]:
     """Open the arrays of a Keras weights file under the paths of a model's variables."""
@@ -282,7 +255,7 @@ def _open_h5(
     for variable in model.weights:
         order.setdefault(variable.path.rpartition("/")[0], []).append(variable.path)
     arrays = {}
-    with _open_checked_h5(source) as found:
+    with open_checked_h5(source) as found:
         for layer, number, array in found:
             paths = order.get(layer, [])
             known = number.isdecimal() and int(number) < len(paths)
@@ -299,7 +272,28 @@ def _open_h5(
 
 
 @contextlib.contextmanager
-def _open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, h5py.Dataset]]]:
+def _read_keras(path: Path, model) -> Iterator[Tensors]:
+    """Open a `.keras` file, without building the model of its config as Keras would."""
+    config, weights = _members(path)
+    with describing(CONFIG):
+        description = Description.from_config(config)
+    with _read_weights_h5(weights, model, description) as tensors:
+        yield tensors
+
+
+KINDS = {
+    ".safetensors": _read_safetensors,
+    ".pth": _read_torch,
+    ".pt": _read_torch,
+    ".bin": _read_torch,
+    ".pth.tar": _read_torch,
+    ".weights.h5": _read_weights_h5,
+    ".keras": _read_keras,
+}
+
+
+@contextlib.contextmanager
+def open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, h5py.Dataset]]]:
     """Open an HDF5 file that holds nothing but arrays stored as Keras stores them.
 
     Yields the path of the layer, the number and the array of each of the layers' variables.
@@ -311,17 +305,7 @@ def _open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str,
     content = np.memmap(source, "uint8", "r") if is_path else source.getbuffer()
     _check_heaps(content)
     with h5py.File(source, "r") as file:
-        yield [each for each in _arrays(file, len(content)) if each[0] is not None]
-
-
-def check_weights_h5(path: Path) -> None:
-    """Check a `.weights.h5` file before Keras reads it.
-
-    Raises:
-        Exception: of any kind, when something is wrong with the file.
-    """
-    with _open_checked_h5(path):
-        pass
+        yield [each for each in _arrays(file, len(content), set()) if each[0] is not None]
 
 
 def _check_heaps(content: np.ndarray | memoryview) -> None:
@@ -349,10 +333,9 @@ def _check_heaps(content: np.ndarray | memoryview) -> None:
 
 
 def _arrays(
-    group: h5py.Group, size: int, layer: str | None = "", seen: set[int] | None = None
+    group: h5py.Group, size: int, seen: set[int], layer: str | None = ""
 ) -> Iterator[tuple[str | None, str, h5py.Dataset]]:
     """Yield (path of the layer, number, array) of a file of `size` bytes; None for no layer."""
-    seen = set() if seen is None else seen
     children = {key: _child(group, key, seen) for key in group}
     own = children.get("vars")
     # The root has the model's name, which is not part of the variable paths.
@@ -362,7 +345,7 @@ def _arrays(
     for key, child in children.items():
         if isinstance(child, h5py.Group) and not in_vars:
             is_optimizer = group.name == "/" and key == "optimizer"
-            yield from _arrays(child, size, None if is_optimizer else layer, seen)
+            yield from _arrays(child, size, seen, None if is_optimizer else layer)
         elif isinstance(child, h5py.Dataset) and key != "vars":
             _check_array(child, size)
             yield layer if in_vars else None, key, child
@@ -427,7 +410,7 @@ def check_archive(path: str | os.PathLike) -> dict[str, Any]:
     path = Path(path).expanduser()
     try:
         config, weights = _members(path)
-        with _open_checked_h5(weights):
+        with open_checked_h5(weights):
             return config
     except Refused as error:
         raise ValueError(f"{path}: {error}") from error

@@ -491,28 +491,22 @@ def test_from_the_hub(hub, folders, name):
 
 
 @pytest.mark.backend_free
-def test_a_source_of_the_catalogue(hub, tmp_path):
-    expected = kv.ViT_Ti(distillation_token=True)
+@pytest.mark.parametrize(
+    ("name", "arguments", "layer"),
+    [
+        ("deit_tiny_distilled_patch16_224.fb_in1k", {"distillation_token": True}, "dist_token"),
+        ("vit_tiny_patch16_224.augreg_in21k", {"classes": 21843}, "head"),
+    ],
+)
+def test_a_source_of_the_catalogue(hub, tmp_path, name, arguments, layer):
+    expected = kv.ViT_Ti(**arguments)
     (tmp_path / "theirs").mkdir()
     kv.weights.save_safetensors(expected, tmp_path / "theirs" / "model.safetensors")
-    hub("timm/deit_tiny_distilled_patch16_224.fb_in1k", tmp_path / "theirs")
-    model = kv.load("hf://timm/deit_tiny_distilled_patch16_224.fb_in1k")
+    hub(f"timm/{name}", tmp_path / "theirs")
+    model = kv.load(f"hf://timm/{name}")
     assert (model.name, model.preprocessing.crop_ratio) == ("ViT_Ti", 0.9)
-    np.testing.assert_array_equal(
-        array(model.get_layer("dist_token").token), array(expected.get_layer("dist_token").token)
-    )
-
-
-@pytest.mark.backend_free
-def test_a_source_with_many_classes(hub, tmp_path):
-    expected = kv.ViT_Ti(classes=21843)
-    (tmp_path / "theirs").mkdir()
-    kv.weights.save_safetensors(expected, tmp_path / "theirs" / "model.safetensors")
-    hub("timm/vit_tiny_patch16_224.augreg_in21k", tmp_path / "theirs")
-    model = kv.load("hf://timm/vit_tiny_patch16_224.augreg_in21k")
-    np.testing.assert_array_equal(
-        array(model.get_layer("head").kernel), array(expected.get_layer("head").kernel)
-    )
+    found, wanted = (array(each.get_layer(layer).weights[0]) for each in (model, expected))
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.backend_free

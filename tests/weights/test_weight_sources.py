@@ -289,26 +289,6 @@ def test_a_damaged_file_is_downloaded_again_once(online):
         hub.download("hf://someone/cait")
 
 
-def test_a_file_in_the_cache_is_hashed_once(cache, golden_file, monkeypatch):
-    right = sha256(golden_file.read_bytes())
-    blob = cache("someone/cait", blob=right)
-    hashed, hash_of = [], hub.hash_of
-    monkeypatch.setattr(hub, "hash_of", lambda path: hashed.append(path) or hash_of(path))
-    for known in (None, None, right, right[:8]):
-        hub.download("hf://someone/cait", known)
-    assert len(hashed) == 1
-    with pytest.raises(ValueError, match=f"{right}.*{'0' * 64}"):
-        hub.download("hf://someone/cait", "0" * 64)
-    # What is recorded of a file holds until the file changes.
-    damage(blob)
-    with pytest.raises(ValueError, match=f"damaged.*{right}"):
-        hub.download("hf://someone/cait")
-    assert len(hashed) == 2
-    (blob.parents[1] / hub.RECORD).write_text("[[[")
-    with pytest.raises(ValueError, match=f"damaged.*{right}"):
-        hub.download("hf://someone/cait")
-
-
 @pytest.mark.parametrize("status", [403, 404, 429, 500])
 def test_the_status_and_the_endpoint_are_said(online, monkeypatch, status):
     from huggingface_hub import file_download
