@@ -1,6 +1,6 @@
 """The public names of the package, all of which `import keras_vitx` re-exports."""
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from keras_vitx import (
     analysis,
@@ -22,7 +22,7 @@ from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import evaluate, fit
 
-if TYPE_CHECKING:  # Editors do not see that the module can be called.
+if _typing.TYPE_CHECKING:  # Editors do not see that the module can be called.
     from keras_vitx.export.export import export
 else:
     from keras_vitx import export
