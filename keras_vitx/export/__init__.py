@@ -14,11 +14,9 @@ from keras_vitx.export.predictor import Predictor, predictor
 from keras_vitx.export.write import Exported
 
 __all__ = [
-    "FORMATS",
     "Exported",
     "Predictor",
     "export",
-    "format_of",
     "fuse",
     "predictor",
     "saved_model",
