@@ -17,7 +17,7 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import Outputs, run_file
 from keras_vitx.export.formats import check_trusted, format_of, require
 from keras_vitx.export.formats.base import HALF_DTYPES
-from keras_vitx.export.prepare import Prepared, prepare
+from keras_vitx.export.prepare import Prepared, as_input, prepare
 from keras_vitx.export.write import read_record
 from keras_vitx.keras_internals import sublayers
 
@@ -25,7 +25,7 @@ PHOTOGRAPHS = 8
 """Number of photographs."""
 
 SIZES = ((96, 128), (160, 112))
-"""Heights and widths of the random images for models that take any size."""
+"""Heights and widths of the images for models that take any size."""
 
 TOLERANCE = 5e-5
 """Default tolerance, relative to the largest output, if all layers compute in float32. The rounding
@@ -80,10 +80,8 @@ def verify(
         images: Input images of the file, `(n, height, width, channels)` with n at least 2.
             For a file that takes any size, also a list of such batches. None means eight
             images of the shipped Fashion-MNIST sample, in the size and the preprocessing of the
-            model; for a model that takes any size, or neither one nor three channels,
-            three random images: integers from 0 to 255 for an integer input and for a
-            model that contains `ImagePreprocessing` or `keras.layers.Rescaling`, normally
-            distributed values otherwise; in two sizes if the model takes any size.
+            model, and in two sizes if it takes any: values from 0 to 255 for an integer input
+            and for a model that contains `ImagePreprocessing` or `keras.layers.Rescaling`.
         tolerance: Largest difference allowed. None means 5e-5, or 5e-2 if a layer computes
             in lower precision than float32 or is quantized, or if weights are stored in
             half precision, or 0.25 in int8 and int4. A GPU that
@@ -232,7 +230,9 @@ def _difference(saved, output):
     return float(np.max(np.abs(saved - output)) / (np.max(np.abs(output)) or 1))
 
 
-def named_batches(parts: Prepared, images: Any = None) -> dict[str, np.ndarray]:
+def named_batches(
+    parts: Prepared, images: Any = None, signature: str = ""
+) -> dict[str, np.ndarray]:
     """Return images of a file's input, or others, as batches by name; see `batches_for`.
 
     Where the file takes any number of images, one image of each batch is a batch, too.
@@ -247,46 +247,31 @@ def named_batches(parts: Prepared, images: Any = None) -> dict[str, np.ndarray]:
         batches = [part for batch in batches for part in (batch[:1], batch)]
     if is_first:
         batches = [np.ascontiguousarray(np.moveaxis(batch, -1, 1)) for batch in batches]
-    return dict(zip(map(str, range(len(batches))), batches, strict=True))
+    return {f"{signature}-{index}": batch for index, batch in enumerate(batches)}
 
 
 def batches_for(model: keras.Model, images: Any = None) -> list[np.ndarray]:
-    """Return `images`, or others, as batches of the model's input dtype.
+    """Return `images`, or photographs of the shipped Fashion-MNIST sample, as batches of a model.
 
     Args:
         model: The model.
-        images: As in `verify`. None means photographs of the shipped Fashion-MNIST sample,
-            or random images where these do not fit: models that take any size, or neither
-            one nor three channels.
+        images: As in `verify`.
 
     Raises:
         ValueError: if the images do not fit the model.
     """
     count, *shape = model.inputs[0].shape
-    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
-    # NumPy has no bfloat16; both sides cast float32 to it.
-    dtype = "float32" if "float" in dtype else dtype
     if images is None:
-        if None not in shape and shape[-1] in (1, 3) and dtype != "int8":
-            return [_photographs(model, count or PHOTOGRAPHS, shape).astype(dtype)]
         sizes = SIZES if None in shape else SIZES[:1]
-        return [_random_images(model, (count or 3, *shape), size, dtype) for size in sizes]
+        return [
+            _photographs(model, count or PHOTOGRAPHS, shape[0] or height, shape[1] or width)
+            for height, width in sizes
+        ]
     several = isinstance(images, Sequence) and all(np.ndim(batch) == 4 for batch in images)
-    batches = [ops.convert_to_numpy(batch) for batch in (images if several else [images])]
-    for batch in batches:
-        fits = batch.ndim == 4 and all(
-            side in (None, given) for side, given in zip((count, *shape), batch.shape, strict=True)
-        )
-        if not fits or (count is None and len(batch) < 2):
-            sides = ", ".join("any" if side is None else str(side) for side in shape)
-            raise ValueError(
-                f"images should be ({count or '2 or more'}, {sides}), not {batch.shape}."
-            )
-        if dtype != "float32" and not np.array_equal(batch.astype(dtype), batch):
-            raise ValueError(
-                f"images should hold values of {dtype}, the dtype that the model takes."
-            )
-    return [batch.astype(dtype) for batch in batches]
+    return [
+        as_input(batch, model, "images should be", count or 2, exact=count is not None)
+        for batch in (images if several else [images])
+    ]
 
 
 def takes_pixels(model: keras.Model) -> bool:
@@ -298,26 +283,16 @@ def takes_pixels(model: keras.Model) -> bool:
     )
 
 
-def _photographs(model, count, shape):
-    """Return images of Fashion-MNIST in the model's size, normalized unless it takes pixels."""
+def _photographs(model, count, height, width):
+    """Return images of Fashion-MNIST as the model takes them, normalized unless as pixels."""
     found = data.load_dataset("fashion_mnist").test.images[:count]
-    height, width, channels = shape
-    mode = "RGB" if channels == 3 else "L"
-    pixels = [
-        np.asarray(Image.fromarray(image[..., 0]).convert(mode).resize((width, height)))
-        for image in found
-    ]
-    pixels = np.stack(pixels).reshape(count, *shape).astype("float32")
+    gray = [np.asarray(Image.fromarray(each[..., 0]).resize((width, height))) for each in found]
+    pixels = np.repeat(np.stack(gray)[..., None], model.inputs[0].shape[-1], axis=-1)
+    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
     if takes_pixels(model):
-        return pixels
+        return (pixels // 2 if dtype == "int8" else pixels).astype(
+            "float32" if "float" in dtype else dtype
+        )
     known = getattr(model, "preprocessing", None)
     mean, std = (known.mean, known.std) if known else ([0.5], [0.5])
-    return (pixels / 255 - np.float32(mean)) / np.float32(std)
-
-
-def _random_images(model, shape, size, dtype):
-    random = np.random.default_rng(0)
-    shape = [known or made for known, made in zip(shape, (None, *size, None), strict=True)]
-    if not takes_pixels(model):
-        return random.standard_normal(shape, "float32")
-    return random.integers(0, 128 if dtype == "int8" else 256, shape).astype(dtype)
+    return (pixels.astype("float32") / 255 - np.float32(mean)) / np.float32(std)

@@ -4,7 +4,6 @@ Run as `python -m keras_vitx.export.convert REQUEST.json PATH` to write the mode
 REQUEST.json under the backend of its format, and to run the file there.
 """
 
-import contextlib
 import importlib
 import json
 import operator
@@ -63,14 +62,16 @@ def convert(
         "format": format.name,
         "imports": list(imports),
         "custom": custom_objects(graph.model, imports),
-        **{name: getattr(graph, name) for name in ("outputs", "precision", "compute_dtype")},
-        **{name: getattr(graph, name) for name in ("classes", "top")},
-        "others": list(graph.others),
+        "models": list(graph.models),
+        "graph": {
+            name: getattr(graph, name)
+            for name in ("outputs", "precision", "compute_dtype", "classes", "top")
+        },
     }
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         folder = Path(folder)
         (folder / "request.json").write_text(json.dumps(request))
-        for name, model in {"model": graph.model, **graph.others}.items():
+        for name, model in graph.models.items():
             model.save(folder / f"{name}.keras")
         if graph.calibration is not None:
             np.save(folder / CALIBRATION, graph.calibration)
@@ -87,7 +88,7 @@ def run_file(path: Path, format: Format, batches: Mapping[str, np.ndarray]) -> O
     Args:
         path: The file.
         format: Its format.
-        batches: Images by name. The latency is measured on the first image of "0".
+        batches: Images by name. The latency is measured on the first image.
 
     Returns:
         The outputs, as arrays by `<batch>.<name>`, and `metadata`, the latency and the versions
@@ -169,33 +170,24 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    with _pipe() as (reading, _):
-        process = subprocess.run(
-            [sys.executable, "-P", *map(str, arguments)],
-            env=environment,
-            stdin=reading,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
+    # Its standard input stays open until all of its standard error is read.
+    with subprocess.Popen(
+        [sys.executable, "-P", *map(str, arguments)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        written = process.stderr.read().strip()
     if process.returncode:
-        written = process.stderr.strip()
         reason = written.splitlines()[-1] if written else f"exit status {process.returncode}"
         # Some messages of Keras end with a whole config.
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
         error = ChildProcessError(f"The second process ({backend}) failed: {reason}")
         error.add_note(written)
         raise error
-
-
-@contextlib.contextmanager
-def _pipe():
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)
 
 
 def main(request_file: str, path: str) -> None:
@@ -210,21 +202,14 @@ def main(request_file: str, path: str) -> None:
         for key, (module, name) in request["custom"].items()
     }
 
-    def load(name):
-        # Not compiled, since an export does not need the compile config.
-        return keras.saving.load_model(folder / f"{name}.keras", custom, compile=False)
-
+    # Not compiled, since an export does not need the compile config.
+    models = {
+        name: keras.saving.load_model(folder / f"{name}.keras", custom, compile=False)
+        for name in request["models"]
+    }
     calibration, format = folder / CALIBRATION, FORMATS[request["format"]]
-    graph = Graph(
-        load("model"),
-        tuple(request["outputs"]),
-        request["precision"],
-        request["compute_dtype"],
-        {name: load(name) for name in request["others"]},
-        tuple(request["classes"]),
-        request["top"],
-        np.load(calibration) if calibration.exists() else None,
-    )
+    images = np.load(calibration) if calibration.exists() else None
+    graph = Graph(models, calibration=images, **request["graph"])
     convert(graph, format, Path(path))
     if (folder / INPUTS).exists():
         runtimes.main(format.name, path, folder / INPUTS, folder / OUTPUTS)

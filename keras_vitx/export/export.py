@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import itertools
 import os
 import sys
 import time
@@ -27,15 +28,12 @@ from keras_vitx.export.formats.base import INPUT, Format, Graph
 from keras_vitx.export.prepare import (
     Prepared,
     calibration_images,
-    check_imports,
+    check_arguments,
     check_precision,
-    check_preprocessing,
-    check_serving,
     check_size,
     classes_of,
     fused,
     prepare,
-    top_of,
 )
 from keras_vitx.export.write import Exported, check_free, size_of, write_record, writing_at
 from keras_vitx.files import check_writable
@@ -142,10 +140,8 @@ def export(
     kind = format_named(format)
     check_model(model)
     check_tolerance(tolerance)
-    check_imports(imports)
-    check_preprocessing(preprocessing)
+    check_arguments(kind, preprocessing, outputs, serving, data_format, imports)
     if serving is not False:
-        check_serving(serving, kind, outputs, data_format)
         preprocessing, outputs = preprocessing or True, "probabilities"
     check_precision(precision, kind, calibration, compute_dtype)
     path = Path(path).expanduser()
@@ -159,45 +155,43 @@ def export(
     if images is None and ranges is not None and len(ranges) > 1:
         # The ranges are not meant for other images.
         images = ranges[:COMPARED]
-    batches = named_batches(parts, images) if verify else None
-    others = _at_sizes(parts, image_sizes, kind)
+    models = {"serve": parts, **_at_sizes(parts, image_sizes, kind)}
+    batches = {}
+    if verify:
+        own = {"serve": images}
+        batches = {name: named_batches(each, own.get(name), name) for name, each in models.items()}
     seconds: dict[str, float] = {}
 
-    written, not_fused, written_others = parts, None, others
+    written, not_fused = models, None
     if fuse:
         with _stage("fusing", seconds, verbose):
-            written, not_fused = fused(parts)
-            written_others = {name: fused(each)[0] for name, each in others.items()}
+            pairs = {name: fused(each) for name, each in models.items()}
+        written, not_fused = {name: each for name, (each, _) in pairs.items()}, pairs["serve"][1]
 
     graph = Graph(
-        written.joined(),
-        written.outputs,
+        {name: each.joined() for name, each in written.items()},
+        parts.outputs,
         precision=precision or compute_dtype,
         compute_dtype=compute_dtype,
-        others={name: each.joined() for name, each in written_others.items()},
+        classes=() if serving is False else classes,
+        top=len(classes) if serving is True else min(serving, len(classes)),
         calibration=ranges,
     )
-    if serving is not False:
-        graph = replace(graph, classes=classes, top=top_of(serving, classes))
     with writing_at(path, kind) as temporary:
-        given = batches
-        if verify:
-            others_given = {name: named_batches(each) for name, each in others.items()}
-            given = {**batches, **_prefixed(others_given)}
+        given = dict(itertools.chain(*map(dict.items, batches.values()))) if verify else None
         with _stage("converting and running" if verify else "converting", seconds, verbose):
             found = convert(graph, kind, temporary, imports, given)
         comparison = Comparison(None)
         if verify:
             with _stage("comparing", seconds, verbose):
-                comparison = compare(found, parts, batches)
-                limit = tolerance
-                if limit is None:
-                    limit = tolerance_for(model, precision, compute_dtype)
-                for name, each in others.items():
-                    images = _prefixed({name: others_given[name]})
-                    difference = compare(found, each, images).difference
-                    check_difference(difference, limit, path, model, f" (signature {name})")
-                check_difference(comparison.difference, limit, path, model)
+                comparisons = {name: compare(found, models[name], batches[name]) for name in models}
+            comparison = comparisons["serve"]
+            limit = tolerance
+            if limit is None:
+                limit = tolerance_for(model, precision, compute_dtype)
+            for name, each in comparisons.items():
+                signature = "" if each is comparison else f" (signature {name})"
+                check_difference(each.difference, limit, path, model, signature)
         exported = Exported(
             path=path,
             difference=comparison.difference,
@@ -247,21 +241,12 @@ def _at_sizes(
             f"has a signature per size; received {sizes!r} for the format {format.name!r}."
         )
     for size in sizes:
-        check_size(size, "image_sizes", "(height, width) pairs")
+        check_size(size, "image_sizes should be (height, width) pairs")
     if not hasattr(parts.network, "at_size"):
         raise ValueError(f"image_sizes needs a model of keras_vitx, not {parts.network.name!r}.")
     return {
         f"serve_{height}x{width}": replace(parts, network=parts.network.at_size((height, width)))
         for height, width in sizes
-    }
-
-
-def _prefixed(batches: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the batches of several signatures in one dictionary."""
-    return {
-        f"{signature}-{name}": images
-        for signature, named in batches.items()
-        for name, images in named.items()
     }
 
 

@@ -1,6 +1,5 @@
 """`keras_vitx.predictor(model)`: images in, class names out, from several threads."""
 
-import functools
 import logging
 import os
 import threading
@@ -186,15 +185,11 @@ def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        @functools.lru_cache
-        def graph(shape, dtype):
-            return tf.function(
-                lambda images: tf.cast(probabilities(model(images, training=False)), "float32"),
-                input_signature=[tf.TensorSpec(shape, dtype)],
-                autograph=False,
-            ).get_concrete_function()
-
-        return lambda images: graph(images.shape, images.dtype.name)(tf.constant(images)).numpy()
+        graph = tf.function(
+            lambda images: tf.cast(probabilities(model(images, training=False)), "float32"),
+            autograph=False,
+        )
+        return lambda images: graph(tf.constant(images)).numpy()
 
     lock = threading.Lock()
 

@@ -104,36 +104,45 @@ def prepare(
     return Prepared(network, before, size, names, data_format)
 
 
-def check_preprocessing(preprocessing: Any) -> None:
-    """Check that `preprocessing` is a bool or a height and a width.
+def check_arguments(
+    format: Format,
+    preprocessing: Any,
+    outputs: str | None,
+    serving: Any,
+    data_format: str,
+    imports: Any,
+) -> None:
+    """Check the arguments of `export` that need no model.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if one is invalid, or does not fit the others.
     """
     if not isinstance(preprocessing, bool):
         expected = "True, False, or the (height, width) of the pixels"
-        check_size(preprocessing, "preprocessing", expected)
-
-
-def check_imports(imports: Any) -> None:
-    """Check that `imports` is a sequence of module names.
-
-    Raises:
-        ValueError: if it is not.
-    """
+        check_size(preprocessing, f"preprocessing should be {expected}")
     if isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
         raise ValueError(f'imports should be module names such as ("my_module",), not {imports!r}.')
+    if serving is False:
+        return
+    if serving is not True and not (isinstance(serving, int) and serving > 0):
+        raise ValueError(
+            f"serving should be True, False, or the number of classes to return, not {serving!r}."
+        )
+    if format.name != "saved_model":
+        raise ValueError(f"serving needs format='saved_model', not {format.name!r}.")
+    if outputs not in (None, "probabilities"):
+        raise ValueError(f"serving returns probabilities; outputs={outputs!r} contradicts that.")
+    if data_format != "channels_last":
+        raise ValueError(
+            f"serving takes image files; data_format={data_format!r} contradicts that."
+        )
 
 
-def check_size(size: Any, argument: str, expected: str) -> None:
-    """Check that a size is a height and a width.
-
-    Raises:
-        ValueError: if it is not.
-    """
+def check_size(size: Any, expected: str) -> None:
+    """Check that a size is a height and a width; if not, the error begins with `expected`."""
     is_pair = isinstance(size, (tuple, list)) and len(size) == 2
     if not is_pair or not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(f"{argument} should be {expected}, not {size!r}.")
+        raise ValueError(f"{expected}, not {size!r}.")
 
 
 def fused(parts: Prepared) -> tuple[Prepared, str | None]:
@@ -291,38 +300,11 @@ def precision_table() -> str:
     )
 
 
-def check_serving(
-    serving: Any, format: Format, outputs: str | None, data_format: str = "channels_last"
-) -> None:
-    """Check that `serving` is True or a positive integer, and fits the other arguments.
-
-    Raises:
-        ValueError: if it is not, or does not.
-    """
-    if serving is not True and not (isinstance(serving, int) and serving > 0):
-        raise ValueError(
-            f"serving should be True, False, or the number of classes to return, not {serving!r}."
-        )
-    if format.name != "saved_model":
-        raise ValueError(f"serving needs format='saved_model', not {format.name!r}.")
-    if outputs not in (None, "probabilities"):
-        raise ValueError(f"serving returns probabilities; outputs={outputs!r} contradicts that.")
-    if data_format != "channels_last":
-        raise ValueError(
-            f"serving takes image files; data_format={data_format!r} contradicts that."
-        )
-
-
 def classes_of(model: keras.Model, parts: Prepared) -> tuple[str, ...]:
     """Return the names of a classifier's classes, and none for another model."""
     if len(parts.outputs) != 1 or parts.outputs[0] not in KINDS:
         return ()
     return class_names(model, parts.network.output_shape[-1])
-
-
-def top_of(serving: bool | int, classes: tuple[str, ...]) -> int:
-    """Return the number of classes that the server returns."""
-    return len(classes) if serving is True else min(serving, len(classes))
 
 
 CALIBRATION_IMAGES = 256
@@ -343,7 +325,7 @@ def calibration_images(parts: Prepared, source: Any) -> np.ndarray:
         OSError: if an image can't be decoded.
     """
     if not isinstance(source, (str, os.PathLike)):
-        return _checked(parts.joined(), source)
+        return as_input(source, parts.joined(), "calibration should be a folder or an array")
     folder = Path(source).expanduser()
     images = image_files(folder) if folder.is_dir() else data.load_dataset(source).train.images
     if not len(images):
@@ -368,17 +350,35 @@ def _fitted(image, parts, spec):
     return resize_and_crop(with_channels(image, spec.channels), size)
 
 
-def _checked(model: keras.Model, images: Any) -> np.ndarray:
-    images = keras.ops.convert_to_numpy(images)
+def as_input(
+    images: Any, model: keras.Model, expected: str, least: int = 1, exact: bool = False
+) -> np.ndarray:
+    """Return images in the dtype of a model's input, float32 for any of floating point.
+
+    Args:
+        images: The images.
+        model: The model.
+        expected: The beginning of the error.
+        least: The smallest number of images.
+        exact: Whether it is also the largest.
+
+    Raises:
+        ValueError: if the images do not fit the model.
+    """
+    images = ops.convert_to_numpy(images)
     _, *shape = model.inputs[0].shape
     dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
+    # NumPy has no bfloat16; both sides cast float32 to it.
+    dtype = "float32" if "float" in dtype else dtype
     fits = images.ndim == 4 and all(
         side in (None, given) for side, given in zip(shape, images.shape[1:], strict=True)
     )
-    if not fits or not len(images):
+    if not fits or len(images) < least or (exact and len(images) > least):
         sides = ", ".join("any" if side is None else str(side) for side in shape)
+        count = least if exact else f"{least} or more"
+        raise ValueError(f"{expected} ({count}, {sides}), not {images.shape}.")
+    if dtype != "float32" and not np.array_equal(images.astype(dtype), images):
         raise ValueError(
-            f"calibration should be a folder or an array (1 or more, {sides}), not an array of "
-            f"shape {images.shape}."
+            f"{expected.split()[0]} should hold values of {dtype}, the dtype that the model takes."
         )
-    return images.astype("float32" if "float" in dtype else dtype)
+    return images.astype(dtype)

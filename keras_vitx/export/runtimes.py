@@ -147,7 +147,7 @@ def main(format, path, inputs, outputs):
         for output, value in run(images).items():
             results[f"{name}.{output}"] = value
     metadata = {
-        "latency_ms": _latency(run, batches["0"][:1]) if "0" in batches else None,
+        "latency_ms": _latency(run, next(iter(batches.values()))[:1]),
         "versions": {PACKAGES[format]: importlib.metadata.version(PACKAGES[format])},
     }
     np.savez(outputs, metadata=np.array(json.dumps(metadata)), **results)

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -89,20 +88,24 @@ def _sha256(path: Path) -> str:
 def _digest(path: Path, format: Format, described: dict[str, Any]) -> str:
     """Return a hash of the content of a record and of every file that it describes."""
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-    record = record_of(path, format)
-    files = sorted(each for each in path.rglob("*") if each.is_file() and each != record)
-    for each in files or [path, *(path.with_suffix(suffix) for suffix in format.companions)]:
+    for each in _files(path, format):
         with each.open("rb") as file:
-            name = str(each.relative_to(path)) if files else each.suffix
+            name = each.suffix if format.suffix else str(each.relative_to(path))
             digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
     return digest.hexdigest()
 
 
+def _files(path: Path, format: Format) -> list[Path]:
+    """Return a file and its companions, or all files of a folder, without the record."""
+    if format.suffix:
+        return [path, *_companions(path, format)]
+    record = record_of(path, format)
+    return sorted(each for each in path.rglob("*") if each.is_file() and each != record)
+
+
 def size_of(path: Path, format: Format) -> int:
     """Return the bytes of a file with its companions, or of all files in a folder."""
-    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    files = files or [path, *(path.with_suffix(each) for each in format.companions)]
-    return sum(file.stat().st_size for file in files)
+    return sum(each.stat().st_size for each in _files(path, format))
 
 
 def check_free(path: Path, format: Format, overwrite: bool = False) -> None:

@@ -65,19 +65,20 @@ def network(*shape, dtype="uint8", layer=None, **options):
 @pytest.mark.parametrize(
     "model, shapes",
     [
-        (network(None, None, 3), [(3, 96, 128, 3), (3, 160, 112, 3)]),
-        (network(None, 8, 1), [(3, 96, 8, 1), (3, 160, 8, 1)]),
+        (network(None, None, 3), [(8, 96, 128, 3), (8, 160, 112, 3)]),
+        (network(None, 8, 1), [(8, 96, 8, 1), (8, 160, 8, 1)]),
         (network(8, 8, 3, batch_size=1), [(1, 8, 8, 3)]),
+        (network(8, 8, 4), [(8, 8, 8, 4)]),
     ],
-    ids=["any size", "any height", "one image"],
+    ids=["any size", "any height", "one image", "four channels"],
 )
-def test_random_images_have_the_form_that_the_model_takes(model, shapes):
+def test_images_have_the_form_that_the_model_takes(model, shapes):
     batches = batches_for(model)
     assert [batch.shape for batch in batches] == shapes
     assert all(batch.dtype == np.uint8 and batch.std() > 50 for batch in batches)
 
 
-def test_random_images_are_pixels_for_a_model_with_preprocessing_inside():
+def test_images_are_pixels_for_a_model_with_preprocessing_inside():
     layers = (ImagePreprocessing((8, 8), [0.5], [0.5]), keras.layers.Rescaling(1 / 255))
     for layer in layers:
         (images,) = batches_for(network(8, 8, 1, dtype="float32", layer=layer))

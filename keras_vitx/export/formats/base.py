@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
@@ -23,24 +23,28 @@ class Graph:
     """A model as a writer gets it.
 
     Attributes:
-        model: The model, whose one input is a batch of images.
+        models: The model, whose one input is a batch of images, as "serve"; and the same network
+            for other image sizes, by the name of their signatures.
         outputs: Names of its outputs, in order.
         precision: Precision of the stored weights, one of `Format.precisions`, or None.
         compute_dtype: `"float16"` or `"bfloat16"` if the layers compute in half precision.
-        others: The same network for other image sizes, by the name of their signatures.
         classes: Names of the classes, if the file is to have the signature of a server.
         top: Number of classes that this signature returns.
         calibration: Images of the file's input, from which ranges of activations are taken.
     """
 
-    model: keras.Model
+    models: Mapping[str, keras.Model]
     outputs: tuple[str, ...]
     precision: str | None = None
     compute_dtype: str | None = None
-    others: Mapping[str, keras.Model] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     top: int = 0
     calibration: np.ndarray | None = None
+
+    @property
+    def model(self) -> keras.Model:
+        """The model for images of its own size."""
+        return self.models["serve"]
 
     def named(self, outputs) -> dict:
         """Return the outputs of the model by name."""
@@ -129,17 +133,16 @@ def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
       $x (W / s) + b$ in place of the product of int8 weights and rounded inputs.
     - `graph.compute_dtype`: all layers but the classifier compute in half precision.
     """
-    models = (graph.model, *graph.others.values())
+    models = graph.models.values()
     layers = [layer for model in models for layer in sublayers(model)]
     policies = {}
-    for layer in layers:
-        half = layer.compute_dtype in HALF_DTYPES and layer.quantization_mode is None
-        if format.float32 and half:
-            policies[layer] = "float32"
     if graph.compute_dtype:
         kept = {id(layer) for model in models for layer in _in_float32(model)}
         wanted = f"mixed_{graph.compute_dtype}"
         policies = {layer: wanted for layer in layers if id(layer) not in kept}
+    elif format.float32:
+        half = [layer for layer in layers if layer.compute_dtype in HALF_DTYPES]
+        policies = {layer: "float32" for layer in half if layer.quantization_mode is None}
     products = [
         layer
         for layer in layers

@@ -36,7 +36,7 @@ def write(graph: Graph, folder: Path) -> None:
 
     module = tf.Module()
     stored, signatures = {}, {}
-    for name, model in {"serve": graph.model, **graph.others}.items():
+    for name, model in graph.models.items():
         spec = tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, name=INPUT)
         predict = _stateless(model, _store(model, graph.precision, stored))
         endpoint = tf.function(predict, input_signature=[spec], autograph=False)
@@ -156,7 +156,7 @@ def _sides(file):
 def temporary(graph: Graph, path: Path) -> Iterator[Path]:
     """Yield a temporary SavedModel beside `path`, from which another format is converted."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        write(Graph(graph.model, graph.outputs), Path(folder, "saved_model"))
+        write(Graph({"serve": graph.model}, graph.outputs), Path(folder, "saved_model"))
         yield Path(folder, "saved_model")
 
 
