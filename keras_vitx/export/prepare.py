@@ -21,7 +21,7 @@ from keras_vitx.data.preprocessing import (
 )
 from keras_vitx.data.sources.folders import image_files
 from keras_vitx.export.folding import fold_before
-from keras_vitx.export.formats import FORMATS
+from keras_vitx.export.formats import FORMATS, table
 from keras_vitx.export.formats.base import Format
 from keras_vitx.export.fuse import fuse
 from keras_vitx.layers import ImagePreprocessing
@@ -265,7 +265,7 @@ def check_precision(
     if precision is not None and precision not in format.precisions:
         raise ValueError(
             f"precision: {precision!r} is not available for the format {format.name!r}. "
-            f"The precisions are:\n{precision_table()}\n"
+            f"The precisions are:\n{table()}\n"
             'A model that `model.quantize("int8")` has rounded is written as it is.'
         )
     if compute_dtype is not None and compute_dtype not in format.computes:
@@ -290,14 +290,6 @@ def check_precision(
     if precision and "int" in precision and package and not importlib.util.find_spec(package):
         what = f"{format.title} in {precision} needs {package}, which is not installed"
         raise ImportError(needs_extra(what, package))
-
-
-def precision_table() -> str:
-    """Return a plain-text table of the precisions of each format."""
-    width = max(map(len, FORMATS))
-    return "\n".join(
-        f"{each.name.ljust(width)}  {', '.join(each.precisions)}" for each in FORMATS.values()
-    )
 
 
 def classes_of(model: keras.Model, parts: Prepared) -> tuple[str, ...]:

@@ -9,11 +9,10 @@ from harness import BACKEND, randomize
 from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.export.formats import FORMATS
+from keras_vitx.export.formats import FORMATS, table
 from keras_vitx.export.prepare import (
     calibration_images,
     check_precision,
-    precision_table,
     prepare,
 )
 
@@ -103,7 +102,7 @@ def test_wrong_precisions_are_named(unused, tmp_path, monkeypatch):
         kv.export(unused, tmp_path / "m.onnx", "onnx", precision="int8", calibration=tmp_path)
     with pytest.raises(ValueError, match="'int3' is not available") as error:
         kv.export(unused, tmp_path / "m", precision="int3")
-    assert precision_table() in str(error.value)
+    assert table() in str(error.value)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"OpenVINO in int8 needs nncf.*\[nncf\]"):
         check_precision("int8", FORMATS["openvino"])

@@ -96,21 +96,6 @@ def test_one_that_differs_is_not_written(unused, images, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_overwrite_replaces_a_saved_model(unused, old_saved_model, monkeypatch):
-    def write(graph, format, folder, imports, batches):
-        folder.mkdir()
-        (folder / "saved_model.pb").write_bytes(b"new")
-
-    monkeypatch.setattr(module, "convert", write)
-    folder, is_intact = old_saved_model
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        saved_model(unused, folder, verify=False)
-    assert is_intact()
-    saved_model(unused, folder, verify=False, overwrite=True)
-    assert {part.name for part in folder.iterdir()} == {"saved_model.pb", "export.json"}
-    assert (folder / "saved_model.pb").read_bytes() == b"new"
-
-
 @pytest.mark.parametrize("kind", ["notes beside it", "file", "other folder", "link"])
 def test_nothing_of_the_user_is_replaced(unused, old_saved_model, kind):
     folder, is_intact = old_saved_model
@@ -131,13 +116,6 @@ def test_nothing_of_the_user_is_replaced(unused, old_saved_model, kind):
     assert is_intact()
     if kind == "notes beside it":
         assert (path / "notes.txt").read_text() == "mine"
-
-
-def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'pip install "\.\[export\]"'):
-        saved_model(unused, tmp_path / "model")
-    assert list(tmp_path.iterdir()) == []
 
 
 def two_inputs():
@@ -169,18 +147,3 @@ def test_wrong_model_is_named(make, message, tmp_path):
 def test_wrong_tolerance_is_named(unused, tmp_path, tolerance):
     with pytest.raises(ValueError, match="tolerance should be"):
         saved_model(unused, tmp_path / "model", tolerance=tolerance)
-
-
-@pytest.mark.skipif(BACKEND == "tensorflow", reason="what saved_model calls")
-@pytest.mark.xfail(
-    BACKEND == "torch",
-    strict=True,
-    reason="Keras hands torch.export shapes that do not fit the inputs, and needs torch_xla",
-)
-def test_keras_own_export(trained, images, tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    trained.export(tmp_path / "model", format="tf_saved_model", verbose=False)
-    loaded = tf.saved_model.load(tmp_path / "model")
-    for batch in (1, 3):
-        expected = outputs_of(trained, images(batch))
-        np.testing.assert_allclose(loaded.serve(images(batch)), expected, rtol=0, atol=1e-5)

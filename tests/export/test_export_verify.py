@@ -142,12 +142,6 @@ def test_no_saved_model(unused, tmp_path):
         verify(tmp_path, unused)
 
 
-def test_without_tensorflow_says_what_to_install(unused, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'pip install "\.\[export\]"'):
-        verify(tmp_path, unused)
-
-
 def test_failed_process_gives_the_last_line_of_its_errors():
     code = "import sys; print('long story', file=sys.stderr); raise ValueError('the reason')"
     with pytest.raises(ChildProcessError, match="the reason") as failure:

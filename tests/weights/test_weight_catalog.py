@@ -12,19 +12,6 @@ from keras_vitx.weights import catalog, checkpoints_of, find, resolve
 pytestmark = pytest.mark.backend_free
 
 
-def test_ten_public_cait_checkpoints():
-    assert len({c.name for c in catalog.CHECKPOINTS}) == len(catalog.CHECKPOINTS)
-    public = [c for c in catalog.CHECKPOINTS if c.source.startswith("hf://timm/cait_")]
-    assert len(public) == 10
-    for checkpoint in public:
-        assert checkpoint.source == f"hf://timm/{checkpoint.name}"
-        assert str(checkpoint.image_size) in checkpoint.name
-        size = checkpoint.constructor.removeprefix("CaiT_")
-        assert checkpoint.url.endswith(f"/{size}_{checkpoint.image_size}.pth")
-        assert (checkpoint.classes, checkpoint.preprocessing.crop_ratio) == (1000, 1.0)
-        assert 78 < checkpoint.top1 < 87
-
-
 SHIPPED = [c.constructor for c in catalog.CHECKPOINTS if c.source.startswith("package:")]
 
 

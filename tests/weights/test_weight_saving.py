@@ -38,16 +38,6 @@ def test_what_a_file_of_ours_restores(tiny, golden_file, same_weights, tmp_path)
     assert json.loads(metadata["grid"]) == [4, 4]
 
 
-def test_pytorch_reads_our_file(golden_model, golden_tensors, tmp_path):
-    from safetensors.torch import load_file
-
-    save_safetensors(golden_model, tmp_path / "ours.safetensors")
-    tensors = load_file(tmp_path / "ours.safetensors")
-    assert tensors.keys() == golden_tensors.keys()
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(tensor.numpy(), golden_tensors[name], err_msg=name)
-
-
 def test_half_the_size(tiny, golden_model, weights_of, tmp_path):
     model = golden_model
     save_safetensors(model, tmp_path / "half.safetensors", dtype="float16")

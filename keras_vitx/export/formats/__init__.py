@@ -34,10 +34,11 @@ def format_of(path: str | os.PathLike) -> Format:
 
 
 def table() -> str:
-    """Return a plain-text table of the formats and what each needs."""
-    rows = [("format", "suffix", "needs", "extra")]
+    """Return a plain-text table of the formats, what each needs, and its precisions."""
+    rows = [("format", "suffix", "needs", "extra", "precisions")]
     for each in FORMATS.values():
-        rows.append((each.name, each.suffix or "(folder)", ", ".join(each.needs), each.extra))
+        lists = ", ".join(each.needs), each.extra, ", ".join(each.precisions)
+        rows.append((each.name, each.suffix or "(folder)", *lists))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
