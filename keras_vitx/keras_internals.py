@@ -86,10 +86,3 @@ def build_training(model: keras.Model, batch: Any) -> None:
         batch: A batch of arrays, (inputs, targets) or (inputs, targets, weights).
     """
     model._symbolic_build(data_batch=batch)
-
-
-def global_seed_generator() -> keras.random.SeedGenerator:
-    """Return the generator from which `keras.random` draws without a seed."""
-    from keras.src.random.seed_generator import global_seed_generator
-
-    return global_seed_generator()

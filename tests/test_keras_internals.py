@@ -93,13 +93,6 @@ def test_build_training_makes_all_variables_of_training():
     assert (len(model.optimizer.variables), len(model.metrics_variables)) == (6, 4)
 
 
-def test_the_global_seed_generator_is_the_one_that_is_drawn_from():
-    state = keras_internals.global_seed_generator().state
-    before = keras.ops.convert_to_numpy(state.value).copy()
-    keras.random.normal((2,))
-    assert (keras.ops.convert_to_numpy(state.value) != before).any()
-
-
 def private_names():
     """Each (file, line, name) of a private attribute that isn't our own."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

@@ -3,12 +3,12 @@
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import logging
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from keras_vitx.data import Pipelines
 from keras_vitx.files import atomic_write, remove_stale
-from keras_vitx.keras_internals import build_training, global_seed_generator
+from keras_vitx.keras_internals import build_training
 from keras_vitx.renamed import renamed_arguments
 from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
@@ -125,9 +125,12 @@ def resumable_fit(
     if is_chief():
         checkpoints.remove_stale()
     all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
-    saving = Saving(checkpoints, save_every, config, callbacks, state)
-    listed = settings["callbacks"] = _CallbacksOfAll(
-        [saving, *callbacks, Replicate()],
+    saving = _Saving(
+        checkpoints,
+        save_every,
+        config,
+        state,
+        [*callbacks, Replicate()],
         add_history=True,
         add_progbar=verbose != 0,
         model=model,
@@ -135,33 +138,34 @@ def resumable_fit(
         epochs=epochs,
         steps=steps,
     )
-    listed.saving = saving
+    settings["callbacks"] = saving
     epoch, step = (0, 0) if state is None else (state["epoch"], state["step"])
 
     def fit_from(epoch: int, step: int, until: int) -> None:
-        place = step if steps_per_epoch is None else epoch * steps + step
-        rest = rest_of(batches, place, steps - step, steps_per_epoch)
-        rest["x"] = share_of(rest["x"])
-        model.fit(**rest, initial_epoch=epoch, epochs=until, **settings)
+        rest, count = batches, steps_per_epoch
+        if steps_per_epoch and epoch * steps + step:
+            # With `steps_per_epoch`, the batches go on from one epoch to the next.
+            rest, count = Window(batches, epoch * steps + step), steps - step
+        elif step:
+            rest = Window(batches, step, steps - step)
+        model.fit(
+            share_of(rest), steps_per_epoch=count, initial_epoch=epoch, epochs=until, **settings
+        )
 
     with saving.signals():
-        listed.begin()
-        if state is not None:
-            model.history.epoch = state["history"]["epoch"]
-            model.history.history = state["history"]["logs"]
-            saving.restore_callbacks()
+        saving.begin()
         model.stop_training = False
         if step:
-            listed.first_step = step
+            saving.first_step = step
             fit_from(epoch, step, epoch + 1)
-            listed.first_step = 0
+            saving.first_step = 0
             epoch += 1
             if epoch < epochs and not model.stop_training:
                 # The end of `fit` put the moving average in the place of the weights.
-                assign(model, listed.at_epoch_end)
+                assign(model, saving.at_epoch_end)
         if epoch < epochs and not model.stop_training:
             fit_from(epoch, 0, epochs)
-        listed.end()
+        saving.end()
     return model.history
 
 
@@ -228,7 +232,16 @@ class Checkpoints:
         """
         path = self.folder / f"step-{step:09d}{SUFFIX}"
         arrays: dict[str, np.ndarray] = {}
-        text = json.dumps(_without_arrays(state, "", arrays))
+
+        def name_of(array: np.ndarray | np.generic) -> Any:
+            if isinstance(array, np.generic):
+                return array.item()
+            name = str(len(arrays))
+            # `ascontiguousarray` gives a scalar one axis.
+            arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
+            return {"array": name}
+
+        text = json.dumps(state, default=name_of)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as temporary:
@@ -283,28 +296,11 @@ class Checkpoints:
 def read_state(path: str | os.PathLike) -> dict[str, Any]:
     """Return the state in a file of `Checkpoints.write`."""
     with safe_open(path, "numpy") as file:
-        return _with_arrays(json.loads(file.metadata()["state"]), file.get_tensor)
 
+        def array_of(value: dict[str, Any]) -> Any:
+            return file.get_tensor(value["array"]) if value.keys() == {"array"} else value
 
-def _without_arrays(value, name, arrays):
-    """Return `value` with each array replaced by its name, and add the array to `arrays`."""
-    if isinstance(value, np.ndarray):
-        # `ascontiguousarray` gives a scalar one axis.
-        arrays[name] = np.ascontiguousarray(value).reshape(value.shape)
-        return {"array": name}
-    if isinstance(value, Mapping):
-        return {key: _without_arrays(v, f"{name}.{key}", arrays) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_arrays(v, f"{name}.{i}", arrays) for i, v in enumerate(value)]
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _with_arrays(value, array):
-    if isinstance(value, dict):
-        if value.keys() == {"array"}:
-            return array(value["array"])
-        return {key: _with_arrays(v, array) for key, v in value.items()}
-    return [_with_arrays(v, array) for v in value] if isinstance(value, list) else value
+        return json.loads(file.metadata()["state"], object_hook=array_of)
 
 
 def variables_of(model: keras.Model) -> dict[str, Any]:
@@ -357,76 +353,90 @@ class CountEpochs(keras.callbacks.Callback):
             self.dataset.set_epoch(epoch)
 
 
-class Terminated(SystemExit):
-    """SIGTERM ended a training after its state was saved; the exit code is 143."""
+class _Saving(keras.callbacks.CallbackList):
+    """The callbacks of one training in two calls of `fit`, between whose steps its state is saved.
 
-    def __init__(self, message: str):
-        super().__init__(TERMINATED)
-        self.message = message
+    The first call trains on the rest of an epoch, from `first_step` on. The callbacks see
+    one beginning, one end, and the steps of whole epochs.
 
-    def __str__(self) -> str:
-        return self.message
-
-
-class Saving(keras.callbacks.Callback):
-    """Save the state of a training at the beginning of a step, and restore it there.
-
-    Of several processes, the chief writes, and each restores. At that moment, all other callbacks
-    have done their work for the step before, and the iterator over the epoch has drawn its random
-    numbers.
+    The state is saved, and restored, at the beginning of a step: the callbacks have done their
+    work for the step before, and the iterator over the epoch has drawn its random numbers. Of
+    several processes, the chief writes, and each restores.
 
     Args:
         checkpoints: Where the states are written.
         every: Number of steps between two states; None for one per epoch. The states
             before the first step and after the last epoch are always written.
         config: Configuration of the training, written with each state.
-        callbacks: Those with `get_state` and `set_state` are included.
         state: The state to restore at the first step; None for a new training.
+        callbacks: Those with `get_state` and `set_state` are included in the state.
+        **params: As in `keras.callbacks.CallbackList`.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        every: int | None,
-        config: Mapping[str, Any],
-        callbacks: Sequence[keras.callbacks.Callback],
-        state: Mapping[str, Any] | None = None,
-    ):
-        super().__init__()
+    def __init__(self, checkpoints, every, config, state, callbacks, **params):
+        super().__init__(callbacks, **params)
         self.checkpoints, self.every, self.config, self.state = checkpoints, every, config, state
         self.stateful = {
             type(callback).__name__: callback
             for callback in callbacks
             if hasattr(callback, "get_state") and hasattr(callback, "set_state")
         }
-        self.epoch = 0
-        self.saved = None
-        self.signal: int | None = None
-        self.asked = 0
+        self.epoch = self.first_step = 0
+        self.saved: int | None = None
+        self.signal = self.asked = 0
         self.alone = in_use().processes == 1
+        self.last_logs: Mapping[str, float] | None = None
+        self.at_epoch_end: Mapping[str, np.ndarray] = {}
+
+    def begin(self):
+        super().on_train_begin()
+        if self.state is not None:
+            self.model.history.epoch = self.state["history"]["epoch"]
+            self.model.history.history = self.state["history"]["logs"]
+            for name in self.stateful.keys() & self.state["callbacks"].keys():
+                self.stateful[name].set_state(self.state["callbacks"][name])
+
+    def end(self):
+        super().on_train_end(self.last_logs)
+
+    def on_train_begin(self, logs=None):
+        """Do nothing: `begin` does it."""
+
+    def on_train_end(self, logs=None):
+        """Do nothing: `end` does it."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
+        super().on_epoch_begin(epoch, logs)
 
     # Called by the main thread, even where Keras calls the ends of steps from other threads.
     def on_train_batch_begin(self, batch, logs=None):
+        batch += self.first_step
         step = self.epoch * self.params["steps"] + batch
         if self.alone or step % AGREE_EVERY == 0:
-            self.asked = all_reduce_max(self.signal or 0)
+            self.asked = all_reduce_max(self.signal)
         if self.state is not None:
             assign(self.model, self.state["arrays"])
             set_random_states(self.state["random"])
             self.state, self.saved = None, step
-        if self._is_due(step, batch) or (self.asked and self.saved != step):
+        is_due = batch == 0 if self.every is None else step >= (self.saved or 0) + self.every
+        if self.saved is None or (self.saved != step and (is_due or self.asked)):
             self.save(self.epoch, batch)
         self._stop_if_asked()
+        super().on_train_batch_begin(batch, logs)
 
-    def finish_epoch(self, epoch: int) -> None:
-        """Write the last state if the training ends with this epoch, after all callbacks."""
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch + self.first_step, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.last_logs = logs
         if epoch == self.params["epochs"] - 1 or self.model.stop_training:
             self.save(epoch + 1, 0, finished=True)
-            self.asked = all_reduce_max(self.signal or 0)
+            self.asked = all_reduce_max(self.signal)
             self._stop_if_asked()
+        if self.first_step:
+            self.at_epoch_end = arrays_of(self.model)
 
     def save(self, epoch: int, batch: int, finished: bool = False) -> None:
         """Write the state before step `batch` of an epoch, both counted from 0.
@@ -453,11 +463,6 @@ class Saving(keras.callbacks.Callback):
         if is_chief():
             self.checkpoints.write(step, state)
         self.saved = step
-
-    def restore_callbacks(self) -> None:
-        """Set the states of callbacks to those of `state`."""
-        for name in self.stateful.keys() & self.state["callbacks"].keys():
-            self.stateful[name].set_state(self.state["callbacks"][name])
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -488,71 +493,20 @@ class Saving(keras.callbacks.Callback):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _is_due(self, step, batch):
-        if self.saved is None:
-            return True
-        if self.every is None:
-            return batch == 0 and step > self.saved
-        return step >= self.saved + self.every
-
     def _stop_if_asked(self):
         if self.asked:
             files = self.checkpoints.files
-            said = f"The state is saved in {files[-1]}." if files else "No state is saved."
-            raise KeyboardInterrupt(said) if self.asked == signal.SIGINT else Terminated(said)
-
-
-class _CallbacksOfAll(keras.callbacks.CallbackList):
-    """The callbacks of one training that takes two calls of `fit`.
-
-    The first call trains on the rest of an epoch, from `first_step` on. The callbacks see
-    one beginning, one end, and the steps of whole epochs.
-    """
-
-    saving: Saving
-    first_step = 0
-    last_logs: Mapping[str, float] | None = None
-    at_epoch_end: Mapping[str, np.ndarray] = {}
-
-    def begin(self):
-        super().on_train_begin()
-
-    def end(self):
-        super().on_train_end(self.last_logs)
-
-    def on_train_begin(self, logs=None):
-        """Do nothing: `begin` does it."""
-
-    def on_train_end(self, logs=None):
-        """Do nothing: `end` does it."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        super().on_train_batch_begin(batch + self.first_step, logs)
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch + self.first_step, logs)
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, logs)
-        self.last_logs = logs
-        self.saving.finish_epoch(epoch)
-        if self.first_step:
-            self.at_epoch_end = arrays_of(self.model)
+            log.warning("The state is saved in %s.", files[-1] if files else "no file")
+            raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(TERMINATED)
 
 
 def random_states() -> dict[str, Any]:
     """Return the states of the generators outside of the model.
 
-    They are those of `random`, of `numpy.random` and of Keras; under PyTorch also its
-    own, from which a `Dropout` without a seed draws.
+    They are those of `random` and of `numpy.random`; under PyTorch also its own, from which a
+    `Dropout` without a seed draws.
     """
-    # First, because Keras draws the seed of a new generator from `random`.
-    generator = global_seed_generator()
-    states = {
-        "python": random.getstate(),
-        "numpy": [*np.random.get_state()],
-        "keras": np.array(keras.ops.convert_to_numpy(generator.state.value)),
-    }
+    states = {"python": random.getstate(), "numpy": [*np.random.get_state()]}
     if keras.backend.backend() == "torch":
         import torch
 
@@ -563,8 +517,6 @@ def random_states() -> dict[str, Any]:
 
 def set_random_states(states: Mapping[str, Any]) -> None:
     """Set the states that `random_states` returned, those of PyTorch only under PyTorch."""
-    # First, because Keras draws the seed of a new generator from `random`.
-    global_seed_generator().state.assign(states["keras"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(states["numpy"]))
@@ -583,19 +535,34 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 
 class Window(Wrapped):
-    """A range of the batches of a `PyDataset`, which begins again after its last batch.
+    """A range of batches, which begin again after the last one.
 
     Args:
-        batches: The batches. Batch i must not depend on the batches before it.
+        batches: The batches: a `keras.utils.PyDataset`, whose batch i must not depend on the
+            batches before it; or another iterable, of which those before `start` are skipped.
         start: Index of the first batch.
         count: Number of batches; None for as many as `batches` has.
     """
 
-    def __init__(self, batches: keras.utils.PyDataset, start: int = 0, count: int | None = None):
+    def __init__(self, batches: Any, start: int = 0, count: int | None = None):
         super().__init__(batches)
-        self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
-        self.max_queue_size = batches.max_queue_size
-        self.start, self.count = start, batches.num_batches if count is None else count
+        self.start = start
+        self.count = super().num_batches if count is None else count
+        inside = batches
+        while isinstance(inside, Wrapped):
+            inside = inside.batches
+        if isinstance(inside, keras.utils.PyDataset):
+            self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
+            self.max_queue_size = batches.max_queue_size
+        elif start:
+            log.warning(
+                "The first %d batches of the %s are skipped. The training continues bit for bit "
+                "only if they come in the same order as before.",
+                start,
+                type(inside).__name__,
+            )
+            for _ in range(start % (super().num_batches or sys.maxsize)):
+                self._batch(0)
 
     @property
     def num_batches(self) -> int | None:
@@ -606,53 +573,10 @@ class Window(Wrapped):
         return self.count
 
     def __getitem__(self, index: int) -> Any:
+        length = super().num_batches
         index += self.start
-        length = self.batches.num_batches
-        return self.batches[index if length is None else index % length]
-
-
-def rest_of(batches: Any, place: int, steps: int, steps_per_epoch: int | None) -> dict[str, Any]:
-    """Return the arguments of `fit` for epochs of `steps` batches that begin in the middle.
-
-    Args:
-        batches: The batches of a whole epoch.
-        place: Number of batches to skip: of the epoch; or, with `steps_per_epoch`, of all
-            epochs, because iterations then continue from one epoch to the next.
-        steps: Number of batches to train on before the epoch ends.
-        steps_per_epoch: That of the whole training.
-
-    Returns:
-        `x` and `steps_per_epoch` of `fit`.
-    """
-    if not place:
-        return {"x": batches, "steps_per_epoch": steps_per_epoch}
-    if _by_index(batches):
-        if steps_per_epoch is None:
-            return {"x": Window(batches, place, steps), "steps_per_epoch": None}
-        return {"x": Window(batches, place), "steps_per_epoch": steps}
-    log.warning(
-        "The first %d batches of the %s are skipped. The training continues bit for bit only if "
-        "they come in the same order as before.",
-        place,
-        type(batches).__name__,
-    )
-    return {"x": _after(batches, place), "steps_per_epoch": steps}
-
-
-def _by_index(batches):
-    """Return whether batch i can be had without those before it; not if wrapped iterables."""
-    inside = getattr(batches, "batches", None)
-    return isinstance(batches, keras.utils.PyDataset) and (inside is None or _by_index(inside))
-
-
-def _after(batches, place):
-    """Generate the batches after a place, then all of them again and again."""
-    if hasattr(batches, "__len__"):
-        place %= len(batches)
-    again = itertools.chain.from_iterable(itertools.repeat(batches))
-    # A generator, because Keras accepts no other iterator.
-    for batch in itertools.chain(itertools.islice(batches, place, None), again):
-        yield tuple(batch) if isinstance(batch, list) else batch
+        batch = self._batch(index if length is None else index % length)
+        return tuple(batch) if isinstance(batch, list) else batch
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[str] = ()) -> None:
