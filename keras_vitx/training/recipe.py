@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
@@ -19,65 +19,75 @@ from keras_vitx.text import nearest
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
-
-class Range(NamedTuple):
-    """The numbers that a setting may be.
-
-    Args:
-        minimum: Least number.
-        below: The numbers are below this one; None is no bound.
-        whole: Whether they are integers.
-        above: Whether `minimum` itself is excluded.
-        optional: Whether None is allowed.
-    """
-
-    minimum: float = 0
-    below: float | None = None
-    whole: bool = False
-    above: bool = False
-    optional: bool = False
-
-    def __contains__(self, value: Any) -> bool:
-        if value is None:
-            return self.optional
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else Real):
-            return False
-        return (value > self.minimum if self.above else value >= self.minimum) and (
-            value < (float("inf") if self.below is None else self.below)
-        )
-
-    def __str__(self) -> str:
-        words = "an integer " if self.whole else "a number "
-        words += f"above {self.minimum}" if self.above else f"of at least {self.minimum}"
-        if self.below is not None:
-            words += f" and below {self.below}"
-        return f"{words}, or None" if self.optional else words
+# The numbers that each setting may be. What else it may be is in its annotation.
+INTERVALS = {
+    "epochs": "[1, inf)",
+    "batch_size": "[1, inf)",
+    "learning_rate": "(0, inf)",
+    "base_batch_size": "[1, inf)",
+    "warmup_epochs": "[0, inf)",
+    "warmup_learning_rate": "[0, inf)",
+    "final_learning_rate": "[0, inf)",
+    "cooldown_epochs": "[0, inf)",
+    "steps_per_epoch": "[1, inf)",
+    "min_updates": "[1, inf)",
+    "freeze_epochs": "[0, inf)",
+    "patience": "[1, inf)",
+    "weight_decay": "[0, inf)",
+    "beta_1": "[0, 1)",
+    "beta_2": "[0, 1)",
+    "epsilon": "(0, inf)",
+    "clip_norm": "(0, inf)",
+    "layer_decay": "(0, 1]",
+    "ema": "(0, 1)",
+    "accumulate_steps": "[1, inf)",
+    "drop_path": "[0, 1)",
+    "similarity": "[0, inf)",
+    "similarity_depth": "[1, inf)",
+    "crop_ratio": "(0, inf)",
+    "label_smoothing": "[0, 1)",
+    "temperature": "(0, inf)",
+    "distillation_weight": "[0, 1]",
+}
 
 
-class Choice(tuple):
-    """The values that a setting may be."""
+class _Checked:
+    """Settings that are checked by their annotations and `INTERVALS`."""
 
-    def __str__(self) -> str:
-        return "one of " + ", ".join(map(repr, self))
-
-
-YES_OR_NO = Choice((True, False))
+    def __post_init__(self):
+        for name in _fields_of(type(self)):
+            _check(type(self), name, getattr(self, name))
 
 
-def check(settings: Any, **allowed: Range | Choice) -> None:
-    """Check attributes of `settings`.
+def _check(group: type, name: str, value: Any) -> None:
+    hint = typing.get_type_hints(group)[name]
+    optional = _is_optional(group, name)
+    kind = typing.get_args(hint)[0] if optional else hint
+    if value is None and optional:
+        return
+    if kind is bool or typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind) or (True, False)
+        allowed = value in choices
+        words = "one of " + ", ".join(map(repr, choices))
+    else:
+        interval = INTERVALS[name]
+        number = isinstance(value, int if kind is int else Real) and not isinstance(value, bool)
+        allowed = number and _within(value, interval)
+        words = f"{'an integer' if kind is int else 'a number'} in {interval}"
+    if not allowed:
+        none = ", or None" if optional else ""
+        raise ValueError(f"`{name}` must be {words}{none}. Received: {value!r}.")
 
-    Raises:
-        ValueError: if one is not allowed; the message names it, its value and what is expected.
-    """
-    for name, values in allowed.items():
-        value = getattr(settings, name)
-        if value not in values:
-            raise ValueError(f"`{name}` must be {values}. Received: {value!r}.")
+
+def _within(value: Real, interval: str) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    return (low <= value if interval[0] == "[" else low < value) and (
+        value <= high if interval[-1] == "]" else value < high
+    )
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(_Checked):
     """How long to train, and the learning rate over time.
 
     Attributes:
@@ -118,22 +128,12 @@ class Schedule:
     patience: int | None = None
 
     def __post_init__(self):
-        check(
-            self,
-            epochs=Range(1, whole=True),
-            batch_size=Range(1, whole=True),
-            learning_rate=Range(above=True),
-            base_batch_size=Range(1, whole=True, optional=True),
-            warmup_learning_rate=Range(),
-            decay=Choice(("cosine", "constant")),
-            final_learning_rate=Range(),
-            cooldown_epochs=Range(whole=True),
-            steps_per_epoch=Range(1, whole=True, optional=True),
-            min_updates=Range(1, whole=True, optional=True),
-            freeze_epochs=Range(whole=True),
-            patience=Range(1, whole=True, optional=True),
-        )
-        check(self, warmup_epochs=Range(below=self.epochs))
+        super().__post_init__()
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"`warmup_epochs` must be below epochs={self.epochs}. "
+                f"Received: {self.warmup_epochs}."
+            )
         if self.decay == "cosine" and self.final_learning_rate > self.learning_rate:
             raise ValueError(
                 f"`final_learning_rate` must be at most learning_rate={self.learning_rate}. "
@@ -152,7 +152,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(_Checked):
     """Settings of AdamW or Muon, and what is done around an update.
 
     Attributes:
@@ -185,24 +185,9 @@ class Optimizer:
     ema: float | None = None
     accumulate_steps: int = 1
 
-    def __post_init__(self):
-        check(
-            self,
-            algorithm=Choice(("adamw", "muon")),
-            weight_decay=Range(),
-            beta_1=Range(below=1),
-            beta_2=Range(below=1),
-            epsilon=Range(above=True),
-            clip_norm=Range(above=True, optional=True),
-            ema=Range(below=1, above=True, optional=True),
-            accumulate_steps=Range(1, whole=True),
-        )
-        if self.layer_decay != 1:
-            check(self, layer_decay=Range(below=1, above=True, optional=True))
-
 
 @dataclass(frozen=True)
-class Network:
+class Network(_Checked):
     """Changes to the network that belong to its training. None leaves it as it was built.
 
     Attributes:
@@ -228,16 +213,7 @@ class Network:
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
 
     def __post_init__(self):
-        check(
-            self,
-            drop_path=Range(below=1, optional=True),
-            drop_path_rises=YES_OR_NO,
-            similarity=Range(optional=True),
-            similarity_depth=Range(1, whole=True, optional=True),
-            remat=Choice((True, False, None)),
-            crop_ratio=Range(above=True, optional=True),
-            precision=Choice((*PRECISIONS, None)),
-        )
+        super().__post_init__()
         if self.similarity and self.similarity_depth is None:
             raise ValueError(
                 "`similarity_depth` must be given with `similarity`. "
@@ -246,7 +222,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Targets:
+class Targets(_Checked):
     """What the network is trained to predict.
 
     Attributes:
@@ -268,20 +244,6 @@ class Targets:
     distillation: Literal["hard", "soft"] | None = None
     temperature: float = 3.0
     distillation_weight: float | None = None
-
-    def __post_init__(self):
-        check(
-            self,
-            label_smoothing=Range(below=1),
-            mix_token=YES_OR_NO,
-            distillation=Choice(("hard", "soft", None)),
-            temperature=Range(above=True),
-            distillation_weight=Range(optional=True),
-        )
-        if self.distillation_weight is not None and self.distillation_weight > 1:
-            raise ValueError(
-                f"`distillation_weight` must be at most 1. Received: {self.distillation_weight}."
-            )
 
 
 @dataclass(frozen=True)
@@ -323,11 +285,11 @@ class Recipe:
     def __post_init__(self):
         if isinstance(self.augmentation, str):
             object.__setattr__(self, "augmentation", Augmentation.of(self.augmentation))
-        for name, group in groups().items():
+        for name, group in GROUPS.items():
             value = getattr(self, name)
-            if not isinstance(value, group) and not (value is None and _is_optional(Recipe, name)):
+            if not isinstance(value, group) and not (value is None and name in OFF):
                 raise ValueError(f"`{name}` must be a `{group.__name__}`. Received: {value!r}.")
-        check(self, result=Choice(("last", "best")))
+        _check(Recipe, "result", self.result)
         if self.result == "last" and self.schedule.patience is not None:
             raise ValueError(
                 "`patience` must be None with result='last'. "
@@ -346,14 +308,17 @@ class Recipe:
         Raises:
             ValueError: if a setting is unknown or out of range.
         """
-        if "warmup_epochs" not in changes and changes.get("epochs") in Range(1, whole=True):
-            stretched = self.schedule.warmup_epochs * changes["epochs"] / self.schedule.epochs
+        epochs = changes.get("epochs")
+        if epochs is not None and "warmup_epochs" not in changes:
+            _check(Schedule, "epochs", epochs)
+            stretched = self.schedule.warmup_epochs * epochs / self.schedule.epochs
             changes["warmup_epochs"] = stretched
         whole: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
-            owner = _owner(name)
-            if value is None and not _is_optional(groups().get(owner, Recipe), name):
+            _check_known(name, [*_fields_of(Recipe), *OWNERS])
+            owner = OWNERS.get(name)
+            if value is None and not _is_optional(GROUPS.get(owner, Recipe), name):
                 continue
             if owner is None:
                 whole[name] = value
@@ -364,9 +329,8 @@ class Recipe:
         for owner, part in parts.items():
             group = whole.get(owner, getattr(self, owner))
             if group is None:
-                whole[owner] = groups()[owner](**{**OFF[owner], **part})
-            else:
-                whole[owner] = dataclasses.replace(group, **part)
+                group = GROUPS[owner](**OFF[owner])
+            whole[owner] = dataclasses.replace(group, **part)
         return dataclasses.replace(self, **whole)
 
     @property
@@ -420,7 +384,7 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Return all settings by name, without groups. A group that is off is None by its name."""
         found = {"result": self.result}
-        for name in groups():
+        for name in GROUPS:
             group = getattr(self, name)
             found.update({name: None} if group is None else _fields(group))
         return found
@@ -431,7 +395,7 @@ class Recipe:
         Where a group is off in one of them, its settings are None there.
         """
         mine, theirs = self.settings(), other.settings()
-        names = [name for name in {**mine, **theirs} if name not in groups()]
+        names = [name for name in {**mine, **theirs} if name not in GROUPS]
         return {
             name: (mine.get(name), theirs.get(name))
             for name in names
@@ -441,7 +405,7 @@ class Recipe:
     def __str__(self) -> str:
         """Return a table: one row per group, in the form that the command line reads."""
         rows = [f"{self.name} (result={self.result})"]
-        for name in groups():
+        for name in GROUPS:
             group = getattr(self, name)
             words = "off"
             if group is not None:
@@ -470,7 +434,7 @@ class Recipe:
             ValueError: if a setting is unknown or out of range.
         """
         values = dict(settings)
-        for name, group in groups().items():
+        for name, group in GROUPS.items():
             if isinstance(values.get(name), Mapping):
                 for key in values[name]:
                     _check_known(key, _fields_of(group))
@@ -501,37 +465,24 @@ class Recipe:
             raise ValueError(f"{path} holds no recipe of a training run ({why}).") from error
 
 
+GROUPS: dict[str, type] = {
+    "schedule": Schedule,
+    "optimizer": Optimizer,
+    "augmentation": Augmentation,
+    "mixing": Mixing,
+    "network": Network,
+    "targets": Targets,
+}
 OFF: dict[str, dict[str, Any]] = {
     "augmentation": {"crop": None, "flip": 0.0},
     "mixing": {"mixup": 0.0, "cutmix": 0.0},
 }
-"""Settings of groups that do nothing, for `but`."""
+"""The groups that may be None, and their settings that do nothing, for `but`."""
+
+OWNERS = {f.name: owner for owner, group in GROUPS.items() for f in dataclasses.fields(group)}
 
 
-@functools.cache
-def groups() -> dict[str, type]:
-    """Return the groups of a recipe: the name of each field that is one, and its class."""
-    found = {}
-    for name, kind in typing.get_type_hints(Recipe).items():
-        for option in typing.get_args(kind) or (kind,):
-            if dataclasses.is_dataclass(option):
-                found[name] = option
-    return found
-
-
-def _owner(name: str) -> str | None:
-    """Return the group of a setting; None for a field of `Recipe` itself."""
-    if name in _fields_of(Recipe):
-        return None
-    for owner, group in groups().items():
-        if name in _fields_of(group):
-            return owner
-    known = {key for group in (Recipe, *groups().values()) for key in _fields_of(group)}
-    _check_known(name, known)
-    return None
-
-
-def _check_known(name: str, known: Any) -> None:
+def _check_known(name: str, known: Collection[str]) -> None:
     if name not in known:
         raise ValueError(f"No setting of a recipe is named {name!r}. {nearest(name, known)}")
 

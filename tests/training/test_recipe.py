@@ -7,7 +7,7 @@ import pytest
 from keras_vitx import training
 from keras_vitx.data import Augmentation, Mixing
 from keras_vitx.training import Optimizer, Recipe, Schedule, list_recipes, recipes
-from keras_vitx.training.recipe import groups
+from keras_vitx.training.recipe import GROUPS
 
 pytestmark = pytest.mark.backend_free
 
@@ -63,16 +63,16 @@ def test_values_out_of_range(name):
 
 
 def test_each_setting_has_a_range():
-    ours = [group for group in groups().values() if group.__module__.startswith("keras_vitx.train")]
+    ours = [group for group in GROUPS.values() if group.__module__.startswith("keras_vitx.train")]
     names = {field.name for group in ours for field in dataclasses.fields(group)}
     assert names <= set(WRONG)
 
 
 def test_names_are_unique():
-    names = [field.name for group in groups().values() for field in dataclasses.fields(group)]
+    names = [field.name for group in GROUPS.values() for field in dataclasses.fields(group)]
     names += [field.name for field in dataclasses.fields(Recipe)]
     assert len(names) == len(set(names))
-    assert list(groups()) == [
+    assert list(GROUPS) == [
         "schedule", "optimizer", "augmentation", "mixing", "network", "targets"
     ]  # fmt: skip
 
