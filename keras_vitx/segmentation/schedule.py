@@ -1,5 +1,6 @@
 """The learning rate over time, as segmentation is trained."""
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -7,6 +8,7 @@ from keras import ops
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
+@dataclasses.dataclass(eq=False)
 class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
     r"""Polynomial decay to zero, times a linear warm-up.
 
@@ -23,10 +25,10 @@ class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
         power: $p$; 1 is a straight line.
     """
 
-    def __init__(self, learning_rate: float, steps: int, warmup_steps: int = 0, power: float = 1.0):
-        super().__init__()
-        self.learning_rate, self.steps = learning_rate, steps
-        self.warmup_steps, self.power = warmup_steps, power
+    learning_rate: float
+    steps: int
+    warmup_steps: int = 0
+    power: float = 1.0
 
     def __call__(self, step):
         now = ops.cast(step, "float32")
@@ -38,9 +40,4 @@ class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal schedule."""
-        return {
-            "learning_rate": self.learning_rate,
-            "steps": self.steps,
-            "warmup_steps": self.warmup_steps,
-            "power": self.power,
-        }
+        return dataclasses.asdict(self)

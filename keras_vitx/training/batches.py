@@ -15,6 +15,7 @@ from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.wrapped import Wrapped
 
 log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]
@@ -188,7 +189,7 @@ def evaluation_split(
     return split, found, source.class_names
 
 
-class Perturbed(keras.utils.PyDataset):
+class Perturbed(Wrapped):
     """Batches whose images are changed by a function.
 
     Args:
@@ -207,23 +208,19 @@ class Perturbed(keras.utils.PyDataset):
         perturb: Callable[[Any, np.ndarray, int], np.ndarray],
         order: Sequence[int] | None = None,
     ):
-        super().__init__()
         if not isinstance(batches, keras.utils.PyDataset) or on_several_devices():
             raise ValueError(
                 "`perturb` needs a source or a `keras.utils.PyDataset`, on one device. Received: "
                 f"{type(batches).__name__}."
             )
-        self.batches, self.perturb, self.order = batches, perturb, order
+        super().__init__(batches)
+        self.perturb, self.order = perturb, order
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        images, labels, *weights = self.batches[index]
+    def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
         outputs = np.asarray(labels)
         if self.order is not None and outputs.ndim == 1:
             outputs = np.asarray(self.order)[outputs]
-        return self.perturb(images, outputs, index), labels, *weights
+        return self.perturb(images, outputs, index), labels
 
 
 def on_several_devices() -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from keras_vitx.files import atomic_write
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
-from keras_vitx.training.optimizer import averaged
+from keras_vitx.training.optimizer import averaged, optimizer_of
 from keras_vitx.training.resume import CountEpochs as CountEpochs
 from keras_vitx.training.resume import random_states, set_random_states
 
@@ -244,7 +244,7 @@ class Clock(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         seconds = self._seconds()
         self.row = {
-            "learning_rate": _rate_of_the_last_update(self.model.optimizer),
+            "learning_rate": _rate_of_the_last_update(self.model),
             "seconds": round(seconds, 3),
             "images_per_second": round(self.steps * self.batch_size / max(seconds, 1e-9), 1),
         }
@@ -315,9 +315,8 @@ def verbosity(verbose: str | int) -> int:
     return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
 
 
-def _rate_of_the_last_update(optimizer):
-    # In mixed_float16, Keras wraps the optimizer.
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+def _rate_of_the_last_update(model):
+    optimizer = optimizer_of(model)
     rate = optimizer.get_config()["learning_rate"]
     if isinstance(rate, dict):
         # After an update, `optimizer.learning_rate` is that of the next one.

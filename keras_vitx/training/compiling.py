@@ -10,7 +10,7 @@ from keras_vitx.classifier import outputs_of
 from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.text import nearest
 from keras_vitx.training.evaluate import Evaluator
-from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer
+from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer, optimizer_of
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.targets.distillation import Distillation
 from keras_vitx.training.targets.losses import PerHead
@@ -21,10 +21,7 @@ log = logging.getLogger(__name__)
 
 def compiled_by_user(model: keras.Model) -> bool:
     """Return whether the user compiled the model, rather than an earlier call of our `fit`."""
-    optimizer = getattr(model, "optimizer", None)
-    # In mixed_float16, Keras wraps the optimizer.
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return bool(model.compiled) and getattr(optimizer, "name", None) != OPTIMIZER
+    return bool(model.compiled) and getattr(optimizer_of(model), "name", None) != OPTIMIZER
 
 
 def compile_for(
@@ -78,8 +75,7 @@ def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Call
     """Raise a ValueError for a callback that sets the rate of an optimizer with a schedule."""
     setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
     wrong = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if wrong and isinstance(optimizer.get_config()["learning_rate"], dict):
+    if wrong and isinstance(optimizer_of(model).get_config()["learning_rate"], dict):
         raise ValueError(
             f"`callbacks` must not set the learning rate, which follows the recipe's schedule. "
             f"Received: {wrong[0]}. Compile the model with an optimizer of a constant rate first, "

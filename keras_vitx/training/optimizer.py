@@ -255,6 +255,12 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
         return config if matrices is None else {**config, "exclude_layers": None}
 
 
+def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
+    """Return the optimizer of a model, inside what Keras wraps around it in mixed_float16."""
+    optimizer = getattr(model, "optimizer", None)
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def is_decayed(variable: keras.Variable) -> bool:
     """Return whether weight decay applies to `variable`: only if it is a kernel.
 
@@ -325,16 +331,14 @@ def averaged(model: keras.Model) -> Iterator[None]:
     Args:
         model: A compiled model. Between the steps of `fit`, as in the epoch's callbacks.
     """
-    optimizer = getattr(model, "optimizer", None)
-    # In mixed_float16, Keras wraps the optimizer.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(inner, "use_ema", False) or not inner.built:
+    optimizer = optimizer_of(model)
+    if not getattr(optimizer, "use_ema", False) or not optimizer.built:
         yield
         return
     variables = model.trainable_variables
     own = [_copy(variable) for variable in variables]
     try:
-        inner.finalize_variable_values(variables)
+        optimizer.finalize_variable_values(variables)
         # Under JAX, a variable and its average now share an array, which the next step donates.
         for variable in variables:
             variable.assign(_copy(variable))

@@ -10,6 +10,7 @@ from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, load_batches, steps_of
 from keras_vitx.training.compiling import compile_for
 from keras_vitx.training.figures import draw_rates
+from keras_vitx.training.optimizer import optimizer_of
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import Window
 
@@ -64,7 +65,7 @@ def find_learning_rate(
     before = model.get_weights()
     compile_for(model, recipe, steps_of(batches.train), lambda: labels_of(batches.train))
     rates = keras.optimizers.schedules.ExponentialDecay(low, steps, high / low)
-    getattr(model.optimizer, "inner_optimizer", model.optimizer).learning_rate = rates
+    optimizer_of(model).learning_rate = rates
     record = _Losses()
     try:
         model.fit(

@@ -26,7 +26,8 @@ from keras_vitx.renamed import renamed_arguments
 from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
-from keras_vitx.training.targets.wrapped import Wrapped
+from keras_vitx.training.optimizer import optimizer_of
+from keras_vitx.training.wrapped import Wrapped
 
 log = logging.getLogger(__name__)
 
@@ -627,11 +628,10 @@ def fingerprint(batches: Pipelines) -> dict[str, Any]:
 
 def _structure_of(model):
     """Return the structure of the model, its optimizer and its loss, as JSON values."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     return {
         "model": _config_of(model),
         "variables": [[list(v.shape), _kind(v)] for v in variables_of(model).values()],
-        "optimizer": _config_of(optimizer),
+        "optimizer": _config_of(optimizer_of(model)),
         "loss": model.loss if isinstance(model.loss, str) else _config_of(model.loss),
     }
 

@@ -1,5 +1,6 @@
 """The learning rate over time."""
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -7,6 +8,7 @@ from keras import ops
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
+@dataclasses.dataclass(eq=False)
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     r"""Linear warm-up, cosine decay, and a constant rate from then on.
 
@@ -33,22 +35,12 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
             optimizer accumulates gradients. The rate changes only with the updates.
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        steps: float,
-        warmup_steps: float = 0.0,
-        warmup_learning_rate: float = 0.0,
-        final_learning_rate: float = 0.0,
-        accumulate_steps: int = 1,
-    ):
-        super().__init__()
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.warmup_steps = warmup_steps
-        self.warmup_learning_rate = warmup_learning_rate
-        self.final_learning_rate = final_learning_rate
-        self.accumulate_steps = accumulate_steps
+    learning_rate: float
+    steps: float
+    warmup_steps: float = 0.0
+    warmup_learning_rate: float = 0.0
+    final_learning_rate: float = 0.0
+    accumulate_steps: int = 1
 
     def __call__(self, step):
         # Integers stay exact in float32 to 2^24 updates only, so they are divided as integers.
@@ -63,11 +55,4 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         return ops.where(now < self.warmup_steps, warmup, cosine)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            "learning_rate": self.learning_rate,
-            "steps": self.steps,
-            "warmup_steps": self.warmup_steps,
-            "warmup_learning_rate": self.warmup_learning_rate,
-            "final_learning_rate": self.final_learning_rate,
-            "accumulate_steps": self.accumulate_steps,
-        }
+        return dataclasses.asdict(self)

@@ -205,7 +205,7 @@ WRONG = {
     "no patches": ({"token_labels": GRIDS}, "one", "dense_head=True"),
     "missing": ({"token_labels": GRIDS[:20]}, "dense", "20 grids, and none for the image"),
     "no embedding": ({"mix_token": True}, "one", "patch embedding"),
-    "weight": ({"distillation_weight": 1.5}, "one", "`distillation_weight` must be at most 1"),
+    "weight": ({"distillation_weight": 1.5}, "one", "`distillation_weight` must be a number in"),
     "kind": ({"distillation": "medium"}, "one", "`distillation` must be one of"),
 }
 

@@ -18,7 +18,7 @@ from keras_vitx.data.batches import TrainingBatches
 from keras_vitx.data.worker import share_of_batch
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.training.devices import Devices, check_batch, in_use
-from keras_vitx.training.targets.wrapped import Wrapped
+from keras_vitx.training.wrapped import Wrapped
 
 # Between the seeds of two replicas. Not small: a seed and a counter are added up.
 SEED_DISTANCE = 0x5851F42D

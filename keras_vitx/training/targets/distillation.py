@@ -11,7 +11,7 @@ import numpy as np
 from keras_vitx.classifier import Outputs, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.targets.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.training.targets.wrapped import Wrapped
+from keras_vitx.training.wrapped import Wrapped
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.training.targets.wrapped import Wrapped
+from keras_vitx.training.wrapped import Wrapped
 
 
 class MixToken(Wrapped):
