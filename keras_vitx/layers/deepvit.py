@@ -5,10 +5,10 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.attention import Attention, check_carried
+from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import InferenceForm, register
 from keras_vitx.layers.block import Block
-from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, fold
+from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, folded
 
 
 @register
@@ -40,6 +40,7 @@ class ReAttention(MapLayer):
             heads, heads, use_bias=True, dtype=self.dtype_policy, name="reatten_matrix"
         )
         self.reatten_matrix.build(input_shape)
+        self.var_norm = None
         if self.normalize:
             self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
             self.var_norm.build(input_shape)
@@ -52,15 +53,8 @@ class ReAttention(MapLayer):
 
     def inference_form(self) -> InferenceForm:
         """Return the form without BN and scale, which are folded into the mix."""
-        kernel, bias = self.reatten_matrix.kernel, self.reatten_matrix.bias
-        if self.normalize:
-            kernel, bias = fold(self.var_norm, kernel, bias)
-        weights = {"kernel": kernel * self.map_scale, "bias": bias * self.map_scale}
-        return InferenceForm(
-            {"map_scale": 1.0, "normalize": False},
-            {f"reatten_matrix/{name}": value for name, value in weights.items()},
-            dropped=("var_norm",) if self.normalize else (),
-        )
+        weights = folded(self.reatten_matrix, self.var_norm, self.map_scale)
+        return InferenceForm({"map_scale": 1.0, "normalize": False}, weights, ("var_norm",))
 
 
 def DeepAttention(
@@ -102,12 +96,8 @@ class SharedAttention(Attention):
 
     reads_maps, computes_maps = True, False
 
-    def build(self, input_shape):
-        tokens, maps = input_shape
-        check_carried(tokens, maps, self.num_heads)
-        self.build_around(tokens, queries=tokens[1], keys=tokens[1])
-        self.v = self.dense(self.value_width, "v", self.qkv_bias, fan_in=tokens[-1])
-        self.v.build(tokens)
+    def build_projections(self, input_shape):
+        self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias)
 
     def projections(self, x, training=False):
         return None, None, self.split_heads(self.run(self.v, x, training))
@@ -118,9 +108,8 @@ class SharedAttention(Attention):
     def weights_of(self, query, key, training=False, mask=None):
         return None
 
-    def maps_of(self, weights, carried, training=False, mask=None):
-        maps = ops.zero_masked(carried, mask)
-        return self.run_over_maps(self.on_weights, maps, training, mask)
+    def maps_of(self, weights, shared, training=False, mask=None):
+        return self.run_over_maps(self.on_weights, shared, training, mask)
 
 
 @register
@@ -213,53 +202,16 @@ class CarryingBlock(Block):
         self.similarity_over = similarity_over
         self.similarity_of = similarity_of
 
-    def build(self, input_shape):
-        tokens = input_shape[0] if self.takes_maps else input_shape
-        self.attention.build(input_shape if self._reads_maps else tokens)
-        self.build_around(tokens)
-
-    @property
-    def _reads_maps(self):
-        return self.takes_maps and self.attention.reads_maps
-
-    def tokens_spec(self, x):
-        tokens = super().tokens_spec(x[0] if self.takes_maps else x)
-        if not self.gives_maps:
-            return tokens
-        batch, count, _ = tokens.shape
-        shape = (batch, self.attention.maps_given, count, count)
-        return tokens, keras.KerasTensor(shape, dtype=self.compute_dtype)
-
-    def call(
-        self,
-        x,
-        training=False,
-        return_attention_scores=False,
-        attention_mask=None,
-        return_parts=False,
-    ):
-        x, carried = x if self.takes_maps else (x, None)
-        if carried is not None and self.residual_dtype is not None:
-            # Keras casts all inputs alike; the maps stay in the precision of the layer.
-            carried = keras.ops.cast(carried, self.compute_dtype)
-        normalized = self.before_attention(x)
-        attended, parts = self.attend(
-            (normalized, carried) if self._reads_maps else normalized,
-            training,
-            attention_mask,
-            self.gives_maps or self.similarity or return_attention_scores,
-            return_parts,
-        )
-        parts["normalized"], maps = normalized, parts["maps"]
-        emitted = maps if self.attention.computes_maps else carried
-        if self.similarity and training:
-            compared = maps if self.similarity_of == "used" else emitted
-            similarity = map_similarity(compared, carried, self.similarity_over)
-            self.add_loss(self.similarity * similarity)
-        x, branches = self.add_branches(x, attended, training)
-        if self.gives_maps:
-            x = (x, emitted)
-        return self.outputs(x, parts | branches, return_attention_scores, return_parts)
+    def attend(self, x, shared, training, attention_mask, returns_maps):
+        compares = training and self.similarity
+        returns_maps = returns_maps or self.gives_maps or compares
+        y, parts = super().attend(x, shared, training, attention_mask, returns_maps)
+        used = parts["maps"]
+        emitted = used if self.attention.computes_maps else shared
+        if compares:
+            maps = used if self.similarity_of == "used" else emitted
+            self.add_loss(self.similarity * map_similarity(maps, shared, self.similarity_over))
+        return y, {**parts, "emitted": emitted}
 
 
 SIMILARITY_AXES = {"heads": 1, "queries": 2}

@@ -42,9 +42,7 @@ class SeveralHeads(Layer):
 
     def build(self, input_shape):
         for name in self.names:
-            head = self.dense(self.classes, name, fan_in=input_shape[-1])
-            head.build((None, input_shape[-1]))
-            setattr(self, name, head)
+            setattr(self, name, self.dense(self.classes, name, (None, input_shape[-1])))
 
     def parts(self, x: Any) -> dict[str, Any]:
         """Return the logits of each classifier, by name."""

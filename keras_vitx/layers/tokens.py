@@ -217,8 +217,7 @@ class TokenDownsampling(Layer):
             name="conv",
         )
         self.conv.build((None, rows + 2, columns + 2, width))
-        self.fc = self.dense(self.dim, "fc", fan_in=width)
-        self.fc.build((None, self.num_prefix_tokens, width))
+        self.fc = self.dense(self.dim, "fc", (None, self.num_prefix_tokens, width))
 
     def call(self, x, training=False):
         # Under PyTorch, a split at given indices waits for the device.

@@ -204,7 +204,7 @@ def test_positional_attention():
     for kind in (PositionalAttention, GatedPositionalAttention):
         layer = built(kind(4, grid=(2, 3)), x)
         query, key = np.split(dense(x, layer.qk), 2, axis=-1)
-        positional = array(layer.positional_logits())[None]
+        positional = array(layer.over_pairs(*layer.positions(), ops.add))[None]
         content = logits(query, key, 4)
         if kind is PositionalAttention:
             maps = masked_softmax(content + positional, mask[:, None])
