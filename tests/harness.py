@@ -336,6 +336,7 @@ LAYERS = {
             DeepAttention(2),
             MLP(on_output=[ContextBroadcasting(), LayerScale(0.5)]),
             residual_scale=0.5,
+            epsilon=0.1,
         ),
         TOKENS,
     ),

@@ -8,40 +8,32 @@ import numpy as np
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import InferenceForm, register
+from keras_vitx.layers.initializers import normal
 
 
-@register
 class ConvolutionalStart(keras.initializers.Initializer):
     r"""Initial positional weights: each head attends one offset of a $k \times k$ convolution.
 
     ConViT, Section 2, Equation 5. With $k = \lfloor\sqrt{\text{num heads}}\rfloor$ and
-    the centre $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head
+    the center $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head
     $h_1 + k h_2$ has the weights $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for
-    (x, y, squared distance). The order of the heads is that of the public checkpoints.
-
-    Args:
-        locality_strength: $\alpha$.
-        seed: Seed of the remaining heads, which are drawn at random and scaled by $\alpha$.
+    (x, y, squared distance), in the order of the public checkpoints. Heads beyond $k^2$ start
+    at random, scaled by $\alpha$, the `locality_strength`.
     """
 
-    def __init__(self, locality_strength: float = 1.0, seed: int | None = None):
+    def __init__(self, locality_strength: float):
         self.locality_strength = locality_strength
-        self.seed = seed
-
-    def get_config(self):
-        return {"locality_strength": self.locality_strength, "seed": self.seed}
 
     def __call__(self, shape, dtype=None):
         heads = shape[1]
         side = isqrt(heads)
-        centre = (side - 1) / 2 if side % 2 == 0 else side // 2
+        center = (side - 1) / 2 if side % 2 == 0 else side // 2
         heads_2, heads_1 = np.divmod(np.arange(side**2), side)
-        x, y = 2 * (heads_2 - centre), 2 * (heads_1 - centre)
+        x, y = 2 * (heads_2 - center), 2 * (heads_1 - center)
         kernel = ops.convert_to_tensor(np.stack([x, y, -np.ones(side**2)]), dtype=dtype)
         if heads > side**2:
-            rest = keras.initializers.RandomNormal(stddev=0.02, seed=self.seed)
-            left_over = rest((shape[0], heads - side**2), dtype=dtype)
-            kernel = ops.concatenate([kernel, left_over], axis=1)
+            rest = normal()((shape[0], heads - side**2), dtype=dtype)
+            kernel = ops.concatenate([kernel, rest], axis=1)
         return self.locality_strength * kernel
 
 
@@ -61,15 +53,14 @@ class PositionalAttention(Attention):
     Args:
         num_heads: Number of heads.
         grid: Rows and columns of patches; None is a square grid.
-        conv_start: Whether the value projection is initialized as the identity, $v$ as a
-            convolution (`ConvolutionalStart`), and, without gates, the projections to queries
-            and keys as zeros (Equation 5). Neither of the two then receives a gradient: the
-            attention stays positional, as Appendix A reports. `num_heads` must be a square;
-            `"partial"` accepts any number and initializes the heads beyond the largest square
-            at random, as the public code does.
+        conv_start: Whether the value projection starts as the identity, $v$ as a convolution
+            (Equation 5), and, without gates, the projections to queries and keys as zeros.
+            Neither of these two then receives a gradient: the attention stays positional, as
+            Appendix A reports. `num_heads` must be a square; `"partial"` accepts any number
+            and starts the heads beyond the largest square at random, as the public code does.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
-        constant_positions: Whether the positional logits of rows and columns are stored
+        constant_positions: Whether the positional terms of rows and columns are stored
             (`by_row`, `by_column`) in place of $v$ and $b$: the form at inference, after
             `keras_vitx.fuse`.
         **kwargs: Further arguments of `Attention`.
@@ -145,8 +136,7 @@ class PositionalAttention(Attention):
     def positions(self):
         r"""Return the positional logits, `(heads, rows, rows)` and `(heads, columns, columns)`.
 
-        $|\delta|^2$ is a sum over the axes, so the logits of a pair of patches are the sum of those
-        of their rows and of their columns. Both include the bias, which has no effect.
+        As $|\delta|^2$ is a sum over the axes, so are the logits of a pair of patches.
         """
         if self.constant_positions:
             return [ops.cast(part, self.compute_dtype) for part in (self.by_row, self.by_column)]
@@ -189,12 +179,11 @@ class GatedPositionalAttention(PositionalAttention):
     with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination
     of maps sum to 1, so that Equation 6's `normalize` changes nothing and is left out. Without
     layers over the maps, the content term is fused attention. The positional map $P$ is the
-    same for all images, and the softmax of a sum over axes is a product over axes:
-    $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$. So $P V$ is two products, of $R$ with the rows and
-    of $C$ with the columns of the values of the whole batch, and $P$ is not computed. With
-    `constant_positions`, $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored.
-    With an `attention_mask` $M$, both softmaxes run over the allowed keys; the positional one is
-    $P_{ij} M_{ij} / \sum_k P_{ik} M_{ik}$, and nothing is fused.
+    same for all images, and the softmax of a sum over axes is a product over axes,
+    $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$: so $P V$ is two products, of $R$ with the rows and
+    of $C$ with the columns of the values of the whole batch. With `constant_positions`,
+    $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored. With an `attention_mask`, both
+    softmaxes run over the allowed keys, and nothing is fused.
 
     Input: `(batch, patches, dim)`, without a class token, patches row by row.
     Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps

@@ -179,7 +179,7 @@ def save_products(step: Callable) -> Callable:
 
 KERNELS = {
     "torch": (
-        *("shape", "reshape", "transpose", "split", "stack", "matmul", "cast"),
+        *("shape", "reshape", "transpose", "split", "matmul", "cast"),
         *("call", "logits", "softmax", "fused_attention", "mix_heads", "pad", "gelu"),
         *("kept_samples", "numbers_on_device"),
     ),

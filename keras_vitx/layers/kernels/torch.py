@@ -162,7 +162,7 @@ LAYERS = {
 
 
 def shape(x: Any) -> tuple:
-    """Ask the tensor itself, as `reshape`, `transpose`, `split`, `stack`, `matmul`, `cast` do.
+    """Ask the tensor itself, as `reshape`, `transpose`, `split`, `matmul` and `cast` do.
 
     `keras.ops` searches the arguments of every operation for symbolic tensors, which takes longer
     than a reshape. All devices; without these, inference on one image takes 1.12 times as long in
@@ -184,11 +184,6 @@ def transpose(x: Any, axes: Sequence[int]) -> Any:
 def split(x: Any, sections: int, axis: int = 0) -> Any:
     """As `shape`."""
     return x.chunk(sections, axis)
-
-
-def stack(x: Sequence, axis: int = 0) -> Any:
-    """As `shape`."""
-    return torch.stack(x, axis)
 
 
 def matmul(x1: Any, x2: Any) -> Any:
