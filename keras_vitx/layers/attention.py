@@ -27,12 +27,11 @@ class Attention(Layer):
 
     `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a
     query may attend a key, as in `keras.layers.MultiHeadAttention`; a mask of padding
-    `(batch, keys)` is passed as `mask[:, None, :]`. The softmax runs over the allowed keys, and
-    the maps are 0 at the others, after each layer of `on_weights`, too. The maps of a query
-    without an allowed key are 0. The layers themselves know no mask: one that reads neighbouring
-    entries (a convolution) or counts keys (`UniformHeads`, a BatchNormalization) sees the zeros,
-    and a convolution also the rows of neighbouring queries, so that only a mask of the padded
-    queries, too, `mask[:, :, None] & mask[:, None, :]`, keeps padding out of it.
+    `(batch, keys)` is passed as `mask[:, None, :]`. The softmax runs over the allowed keys; the
+    maps are 0 at the others, after each layer of `on_weights`, too, and for a query without an
+    allowed key. The layers over maps know no mask: they see the zeros. A convolution also sees
+    the rows of neighbouring queries, so padded queries must be masked for it, too:
+    `mask[:, :, None] & mask[:, None, :]`.
 
     With `return_parts=True`, the output is a pair of `y` and a dictionary: `softmax`, the maps
     before `on_weights` (None if the layer computes none), and `maps`, those that multiplied the
@@ -167,7 +166,8 @@ class Attention(Layer):
 
     def needs_maps(self, training=False):
         """Return whether the maps are computed, for a layer or a dropout over them."""
-        return self.on_logits or self.on_weights or (training and self.dropout)
+        drops = training and self.dropout
+        return self.reads_maps or self.on_logits or self.on_weights or drops
 
     def fused(self, query, key, value, training=False, mask=None):
         """Return `aggregate(weights_of(query, key), value)` without the maps."""

@@ -76,22 +76,22 @@ def DeepAttention(
 class SharedAttention(Attention):
     r"""Attention that reuses the maps of an earlier block, without queries and keys.
 
-    $$V = x W_v + b_v, \qquad y = w(A_\text{carried}) V W_o + b_o,$$
+    $$V = x W_v + b_v, \qquad y = w(A_\text{shared}) V W_o + b_o,$$
     with $w$ the layers of `on_weights`. With `ReAttention` it is the reuse of maps in
     DeepViT, Appendix A, Equation 5; with a refiner, the second of Refined-ViT's two
-    kinds of block. An `attention_mask` masks $A_\text{carried}$, whose rows are not
+    kinds of block. An `attention_mask` masks $A_\text{shared}$, whose rows are not
     normalized again.
 
-    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    Input: a pair of tokens `(batch, tokens, dim)` and shared maps
     `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
     `return_attention_scores=True`, a pair of it and the maps that multiplied the values.
 
     Args:
-        num_heads: Number of heads of the carried maps.
+        num_heads: Number of heads of the shared maps.
         **kwargs: Further arguments of `Attention`; `on_logits` has no effect.
 
     Raises:
-        ValueError: at build, if the carried maps do not have that shape.
+        ValueError: at build, if the shared maps do not have that shape.
     """
 
     reads_maps, computes_maps = True, False
@@ -101,9 +101,6 @@ class SharedAttention(Attention):
 
     def projections(self, x, training=False):
         return None, None, self.split_heads(self.run(self.v, x, training))
-
-    def needs_maps(self, training=False):
-        return True
 
     def weights_of(self, query, key, training=False, mask=None):
         return None
@@ -153,30 +150,30 @@ class Temperature(MapLayer):
 
 @register
 class CarryingBlock(Block):
-    r"""A block that carries attention maps to the next block.
+    r"""A block that shares attention maps with the next block.
 
-    Like `Block`. The carried maps are those that its attention computed, or, if its
-    attention computes none (`SharedAttention`), those that the block received.
+    Like `Block`. It emits the maps that its attention computed, or, if that computes none
+    (`SharedAttention`), those that it received.
 
-    Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and the
-    carried maps `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`,
-    else the tokens; with `return_attention_scores=True`, a pair of that and the maps of
-    the attention.
+    Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and maps
+    `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`, else the tokens;
+    with `return_attention_scores=True`, a pair of that and the maps of the attention.
 
     Args:
         attention: As in `Block`. `SharedAttention` and `AccumulatingAttention` receive the
-            carried maps, others only the tokens.
+            shared maps, others only the tokens.
         mlp: As in `Block`.
-        takes_maps: Whether the input includes carried maps.
-        gives_maps: Whether the output includes carried maps.
+        takes_maps: Whether the block receives maps.
+        gives_maps: Whether the block emits maps.
         similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training,
-            $\lambda$ times the similarity of this block's maps to the carried ones is
+            $\lambda$ times the similarity of this block's maps to the received ones is
             added to the loss.
-        similarity_over: Axis of the cosine, as in `map_similarity`.
+        similarity_over: Axis of the cosine. `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, as in the
+            released DeepViT loss; `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$ (Section 3,
+            Equation 2). Both are averaged over the other axes.
         similarity_of: Which maps of this block are compared: `"used"`, those that multiply its
-            values; `"carried"`, those that it carries on, as in the released Refined-ViT. They
-            differ where the attention computes no maps: the block then carries on what it
-            received, whose similarity to itself is 1.
+            values; `"carried"`, those that it emits, as in the released Refined-ViT, whose
+            similarity is 1 where the attention computes none.
         **kwargs: Further arguments of `Block`.
 
     Raises:
@@ -218,18 +215,9 @@ SIMILARITY_AXES = {"heads": 1, "queries": 2}
 
 
 def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
-    r"""Return the mean cosine similarity between the maps of two blocks, a scalar.
+    """Return the mean cosine similarity of the maps of two blocks, `(batch, heads, queries, keys)`.
 
-    Args:
-        maps: `(batch, heads, queries, keys)`.
-        others: The same shape.
-        over: `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, averaged over queries and keys, as
-            in the released DeepViT loss. `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$,
-            averaged over heads and keys (DeepViT, Section 3, Equation 2). Both are
-            averaged over the batch.
-
-    Returns:
-        The similarity; the constant 1 where both are the same tensor.
+    `over` is as in `CarryingBlock`. It is the constant 1 where both are the same tensor.
     """
     if maps is others:
         return ops.ones((), "float32")
@@ -241,11 +229,7 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
 
 
 def check_similarity(over: str, of: str) -> None:
-    """Check which maps are compared, and over which axis.
-
-    Raises:
-        ValueError: if one of the two is unknown.
-    """
+    """Check which maps are compared, and over which axis."""
     for name, value, known in (
         ("similarity_over", over, tuple(SIMILARITY_AXES)),
         ("similarity_of", of, ("used", "carried")),

@@ -14,9 +14,6 @@ class LocalMapConvolution(MapLayer):
     Refiner, Section 3.3. Each head's map is convolved as an image of queries x keys:
     $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2,$$
     with zero padding. Aggregating values with $A'$ aggregates them locally, then globally.
-    In a masked map, it moves attention to masked keys beside allowed ones (`Attention` sets
-    them to 0 again), and reads the rows of neighbouring queries, which the mask should leave
-    out if they are padding.
 
     Input and output: `(batch, heads, queries, keys)`.
 
@@ -56,7 +53,7 @@ class LocalMapConvolution(MapLayer):
                 f"`constraint` must be one of {self.constraints}. Received: {constraint!r}."
             )
         if constraint == "spatial" and grid is None:
-            raise ValueError("constraint='spatial' needs `grid`. Received: grid=None.")
+            raise ValueError("`grid` must be given with constraint='spatial'. Received: grid=None.")
         self.kernel_size = kernel_size
         self.constraint = constraint
         self.grid = None if grid is None else tuple(grid)
@@ -66,16 +63,14 @@ class LocalMapConvolution(MapLayer):
         _, heads, _, keys = input_shape
         if self.constraint == "spatial" and keys is not None and keys < self.grid[0] * self.grid[1]:
             raise ValueError(
-                f"`grid` has more patches than there are keys. Received: grid={self.grid}, "
-                f"keys={keys}."
+                "`grid` must have no more patches than there are keys. "
+                f"Received: grid={self.grid}, keys={keys}."
             )
         side = self.kernel_size
-        both = self.constraint == "row+column"
-        self.kernel = self.add_weight(
-            name="kernel",
-            shape=(heads, 2, side) if both else (heads, 1, side, side),
-            initializer=uniform(side if both else side**2),
-        )
+        shape, fan_in = (heads, 1, side, side), side**2
+        if self.constraint == "row+column":
+            shape, fan_in = (heads, 2, side), side
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=uniform(fan_in))
         self.bias = None
         if self.use_bias:
             self.bias = self.add_weight(name="bias", shape=(heads,), initializer="zeros")
@@ -284,26 +279,23 @@ def RefinedAttention(
 class AccumulatingAttention(Attention):
     r"""Attention that adds the maps of an earlier block to its own.
 
-    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{carried} / \sqrt d$$
+    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{shared} / \sqrt d$$
     with $d$ the size of a head: the first of the two kinds of block of the released
     Refined-ViT. The paper does not mention this sum. An `attention_mask` masks both terms.
 
-    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    Input: a pair of tokens `(batch, tokens, dim)` and shared maps
     `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
     `return_attention_scores=True`, a pair of it and the maps.
 
     Args:
-        num_heads: Number of heads, the same as of the carried maps.
+        num_heads: Number of heads, the same as of the shared maps.
         **kwargs: Further arguments of `Attention`.
 
     Raises:
-        ValueError: at build, if the carried maps do not have that shape.
+        ValueError: at build, if the shared maps do not have that shape.
     """
 
     reads_maps = True
-
-    def needs_maps(self, training=False):
-        return True
 
     def maps_of(self, weights, shared, training=False, mask=None):
         maps = super().maps_of(weights, shared, training, mask)

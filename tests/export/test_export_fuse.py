@@ -26,10 +26,10 @@ from keras_vitx.layers import (
     ImagePreprocessing,
     LayerScale,
     LocalMapConvolution,
-    MapNormalization,
     ReAttention,
     SqueezeExcitation,
 )
+from keras_vitx.layers.maps import MapNormalization
 
 
 def norms(model):

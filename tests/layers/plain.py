@@ -12,6 +12,7 @@ import numpy as np
 from harness import array, numbers, randomize
 
 from keras_vitx import layers as kvl
+from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
 
 X = numbers((3, 5, 8))
 
@@ -246,7 +247,7 @@ def _(layer: kvl.ConvStem, x, training=False):
 
 
 @plain.register
-def _(layer: kvl.TokenDownsampling, x, training=False):
+def _(layer: TokenDownsampling, x, training=False):
     prefix, patches = np.split(x, [layer.num_prefix_tokens], axis=1)
     channels, factor = x.shape[-1], layer.dim // x.shape[-1]
     # A depthwise kernel is a full one with zeros.
@@ -276,7 +277,7 @@ def _(layer: kvl.TokenPooling, x, training=False):
 
 
 @plain.register
-def _(layer: kvl.PatchMap, x, training=False):
+def _(layer: PatchMap, x, training=False):
     rows, columns = layer.grid
     return x[:, -rows * columns :].reshape(len(x), rows, columns, -1)
 

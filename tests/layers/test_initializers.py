@@ -16,8 +16,8 @@ from keras_vitx.layers import (
     ReAttention,
     Refinement,
     ResidualRefinement,
-    TokenDownsampling,
 )
+from keras_vitx.layers.tokens import TokenDownsampling
 
 MAPS = (None, 16, 20, 20)
 # The layer, the shape of its input, and the inputs per output of each convolution.

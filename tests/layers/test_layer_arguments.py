@@ -24,10 +24,10 @@ from keras_vitx.layers import (
     SharedAttention,
     TalkingHeadsAttention,
     Temperature,
-    TokenDownsampling,
     TokenPooling,
     UniformHeads,
 )
+from keras_vitx.layers.tokens import TokenDownsampling
 
 pytestmark = pytest.mark.backend_free
 
