@@ -193,15 +193,15 @@ class TokenDownsampling(Layer):
                 "`dim` must be a multiple of the width of the input tokens. "
                 f"Received: dim={self.dim}, width={width}."
             )
+        start = {"depthwise_initializer": uniform(9), "bias_initializer": uniform(9)}
         self.conv = keras.layers.DepthwiseConv2D(
             3,
             strides=2,
             depth_multiplier=self.dim // width,
             data_format="channels_last",
-            depthwise_initializer=uniform(9),
-            bias_initializer=uniform(9),
             dtype=self.dtype_policy,
             name="conv",
+            **start,
         )
         self.conv.build((None, rows + 2, columns + 2, width))
         self.fc = self.dense(self.dim, "fc", (None, self.num_prefix_tokens, width))
