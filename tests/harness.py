@@ -39,9 +39,7 @@ from keras_vitx.layers import (
     ImagePreprocessing,
     LayerScale,
     LocalMapConvolution,
-    MapNormalization,
     PatchEmbedding,
-    PatchMap,
     PositionalAttention,
     PositionEmbedding,
     PostNormBlock,
@@ -53,11 +51,11 @@ from keras_vitx.layers import (
     SqueezeExcitation,
     TalkingHeadsAttention,
     Temperature,
-    TokenDownsampling,
     TokenMixing,
     TokenPooling,
     UniformHeads,
 )
+from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -205,7 +203,6 @@ LAYERS = {
     "HeadMixing": LayerCase(lambda: HeadMixing(), MAPS),
     "HeadMixing/no_bias": LayerCase(lambda: HeadMixing(use_bias=False), MAPS),
     "HeadMixing/fewer": LayerCase(lambda: HeadMixing(heads_out=2), MAPS),
-    "MapNormalization": LayerCase(lambda: MapNormalization(), MAPS),
     "ReAttention": LayerCase(lambda: ReAttention(), MAPS, float32=True),
     "ReAttention/scaled": LayerCase(lambda: ReAttention(map_scale=0.25), MAPS, float32=True),
     "ReAttention/plain": LayerCase(lambda: ReAttention(normalize=False), MAPS, float32=True),
@@ -336,6 +333,7 @@ LAYERS = {
             DeepAttention(2),
             MLP(on_output=[ContextBroadcasting(), LayerScale(0.5)]),
             residual_scale=0.5,
+            epsilon=0.1,
         ),
         TOKENS,
     ),

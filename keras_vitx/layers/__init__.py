@@ -9,7 +9,6 @@ from keras_vitx.layers.cait import TalkingHeadsAttention as TalkingHeadsAttentio
 from keras_vitx.layers.context import ContextBroadcasting as ContextBroadcasting
 from keras_vitx.layers.context import SqueezeExcitation as SqueezeExcitation
 from keras_vitx.layers.context import UniformHeads as UniformHeads
-from keras_vitx.layers.convit import ConvolutionalStart as ConvolutionalStart
 from keras_vitx.layers.convit import GatedPositionalAttention as GatedPositionalAttention
 from keras_vitx.layers.convit import PositionalAttention as PositionalAttention
 from keras_vitx.layers.deepvit import CarryingBlock as CarryingBlock
@@ -21,7 +20,6 @@ from keras_vitx.layers.heads import DenseHead as DenseHead
 from keras_vitx.layers.heads import DistilledHead as DistilledHead
 from keras_vitx.layers.maps import HeadMixing as HeadMixing
 from keras_vitx.layers.maps import MapLayer as MapLayer
-from keras_vitx.layers.maps import MapNormalization as MapNormalization
 from keras_vitx.layers.mlp import MLP as MLP
 from keras_vitx.layers.mlp import TokenMixing as TokenMixing
 from keras_vitx.layers.preprocessing import ImagePreprocessing as ImagePreprocessing
@@ -35,7 +33,5 @@ from keras_vitx.layers.regularization import LayerScale as LayerScale
 from keras_vitx.layers.tokens import ClassToken as ClassToken
 from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding
-from keras_vitx.layers.tokens import PatchMap as PatchMap
 from keras_vitx.layers.tokens import PositionEmbedding as PositionEmbedding
-from keras_vitx.layers.tokens import TokenDownsampling as TokenDownsampling
 from keras_vitx.layers.tokens import TokenPooling as TokenPooling

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, build_all, register
 
 
 @register
@@ -27,19 +27,19 @@ class Attention(Layer):
 
     `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a
     query may attend a key, as in `keras.layers.MultiHeadAttention`; a mask of padding
-    `(batch, keys)` is passed as `mask[:, None, :]`. The softmax runs over the allowed keys, and
-    the maps are 0 at the others, after each layer of `on_weights`, too. The maps of a query
-    without an allowed key are 0. The layers themselves know no mask: one that reads neighbouring
-    entries (a convolution) or counts keys (`UniformHeads`, a BatchNormalization) sees the zeros,
-    and a convolution also the rows of neighbouring queries, so that only a mask of the padded
-    queries, too, `mask[:, :, None] & mask[:, None, :]`, keeps padding out of it.
+    `(batch, keys)` is passed as `mask[:, None, :]`. The softmax runs over the allowed keys; the
+    maps are 0 at the others, after each layer of `on_weights`, too, and for a query without an
+    allowed key. The layers over maps know no mask: they see the zeros. A convolution also sees
+    the rows of neighbouring queries, so padded queries must be masked for it, too:
+    `mask[:, :, None] & mask[:, None, :]`.
 
     With `return_parts=True`, the output is a pair of `y` and a dictionary: `softmax`, the maps
     before `on_weights` (None if the layer computes none), and `maps`, those that multiplied the
     values.
 
     A subclass overrides the step in which it differs: `projections` (to queries, keys and
-    values), `logits_of`, `weights_of` (the maps before `on_weights`), `maps_of` (after).
+    values, with `build_projections`), `logits_of`, `weights_of` (the maps before `on_weights`),
+    `maps_of` (after).
 
     Args:
         num_heads: Number of query and key heads.
@@ -55,11 +55,11 @@ class Attention(Layer):
             `keras_vitx.layers.initializers`: `"normal"`, or `"uniform"` in PiT.
 
     Raises:
-        ValueError: at build, when `num_heads` does not divide `dim`; at the call, when
-            `attention_mask` has another shape.
+        ValueError: at build, when `num_heads` does not divide `dim`, or shared maps have another
+            shape; at the call, when `attention_mask` has another shape.
 
     Attributes:
-        reads_maps: Whether the input is a pair of tokens and carried maps.
+        reads_maps: Whether the input is a pair of tokens and the maps of an earlier block.
         computes_maps: Whether the layer computes maps of its own.
     """
 
@@ -101,13 +101,14 @@ class Attention(Layer):
         attention_mask=None,
         return_parts=False,
     ):
-        x, carried = x if self.reads_maps else (x, None)
+        x, shared = x if self.reads_maps else (x, None)
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
         mask = as_mask(attention_mask, value if query is None else query, value)
+        weights = maps = None
         if return_attention_scores or return_parts or self.needs_maps(training):
             weights = self.weights_of(query, key, training, mask)
-            maps = self.maps_of(weights, carried, training, mask)
+            maps = self.maps_of(weights, shared, training, mask)
             y = self.aggregate(maps, value, training)
         else:
             y = self.fused(query, key, value, training, mask)
@@ -147,30 +148,30 @@ class Attention(Layer):
         """Return the scaled dot products of queries and keys, `(batch, heads, queries, keys)`."""
         return ops.logits(query, key)
 
-    def maps_of(self, weights, carried, training=False, mask=None):
-        """Return the maps that multiply the values, `(batch, heads, queries, keys)`.
-
-        Args:
-            weights: What `weights_of` returned.
-            carried: The carried maps of an earlier block if `reads_maps`, else None.
-            training: Whether this is a training pass.
-            mask: As in `weights_of`.
-        """
+    def maps_of(self, weights, shared, training=False, mask=None):
+        """Return the maps that multiply the values; `shared` are those of an earlier block."""
         return self.run_over_maps(self.on_weights, weights, training, mask)
 
     def run_over_maps(self, layers, maps, training=False, mask=None):
         """Run map layers, one after another; the masked entries of what they see are 0."""
-        if layers:
-            maps = ops.zero_masked(maps, mask)
         for layer in layers:
-            maps = ops.zero_masked(self.run(layer, maps, training), mask)
-        return ops.cast(maps, self.compute_dtype)
+            maps = self.run(layer, ops.zero_masked(maps, mask), training)
+        return ops.cast(ops.zero_masked(maps, mask), self.compute_dtype)
 
     def aggregate(self, maps, value, training=False):
         """Multiply the maps with the values, `(batch, queries, heads, size)`."""
         maps = self.run_in_training(self.attn_drop, maps, training and self.dropout)
         y = ops.save(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
         return ops.transpose(y, (0, 2, 1, 3))
+
+    def needs_maps(self, training=False):
+        """Return whether the maps are computed, for a layer or a dropout over them."""
+        drops = training and self.dropout
+        return self.reads_maps or self.on_logits or self.on_weights or drops
+
+    def fused(self, query, key, value, training=False, mask=None):
+        """Return `aggregate(weights_of(query, key), value)` without the maps."""
+        return ops.attention(query, key, value, mask, training)
 
     def project(self, y, training=False):
         """Project the aggregated values of all heads to the output of the layer."""
@@ -179,46 +180,38 @@ class Attention(Layer):
         y = self.run_in_training(self.proj_drop, y, training and self.proj_dropout)
         return self.run_all(self.on_output, y, training)
 
-    def needs_maps(self, training=False):
-        """Return whether the maps are computed, for a layer or a dropout over them."""
-        return self.on_logits or self.on_weights or (training and self.dropout)
-
-    def fused(self, query, key, value, training=False, mask=None):
-        """Return `aggregate(weights_of(query, key), value)` without the maps."""
-        return ops.attention(query, key, value, mask, training)
-
     def build(self, input_shape):
-        tokens = input_shape[1]
-        self.build_around(input_shape, queries=tokens, keys=tokens)
-        self.qkv = self.dense(
-            2 * self.width + self.value_width, "qkv", self.qkv_bias, fan_in=input_shape[-1]
-        )
-        self.qkv.build(input_shape)
-
-    def build_around(self, input_shape, queries: int | None, keys: int | None) -> None:
-        """Build everything except the projections to queries, keys and values.
-
-        Sets `size`, `width` (of queries and of keys), `value_width` and `maps_given`,
-        the number of heads of the maps that a block carries on to the next.
-        """
-        dim = input_shape[-1]
+        # Sets `size`, `width` (of queries and of keys), `value_width`, and `emitted_heads`, the
+        # number of heads of the maps that a block passes on to the next.
+        if self.reads_maps:
+            input_shape, shared = input_shape
+            check_shared_maps(input_shape, shared, self.num_heads)
+        _, tokens, dim = input_shape
         if self.head_size is None and dim % self.num_heads:
             raise ValueError(
                 "`num_heads` must divide the width of the tokens. "
                 f"Received: num_heads={self.num_heads}, width={dim}."
             )
-        maps = (None, self.num_heads, queries, keys)
-        for layer in (*self.on_logits, *self.on_weights):
-            layer.build(maps)
-            maps = tuple(layer.compute_output_spec(keras.KerasTensor(maps)).shape)
+        _, heads, queries, _ = build_all(
+            (*self.on_logits, *self.on_weights), self.maps_shape(tokens)
+        )
         for layer in (*self.on_input, *self.on_output):
             layer.build(input_shape)
         self.size = self.head_size or dim // self.num_heads
         self.width = self.num_heads * self.size
-        self.value_width = maps[1] * self.size
-        self.maps_given = maps[1] if self.computes_maps else self.num_heads
-        self.proj = self.dense(dim, "proj", fan_in=self.value_width)
-        self.proj.build((None, queries, self.value_width))
+        self.value_width = heads * self.size
+        self.emitted_heads = heads if self.computes_maps else self.num_heads
+        self.proj = self.dense(dim, "proj", (None, queries, self.value_width))
+        self.build_projections(input_shape)
+
+    def maps_shape(self, tokens):
+        """Return the shape of the maps for a number of tokens, or None."""
+        return (None, self.num_heads, tokens, tokens)
+
+    def build_projections(self, input_shape):
+        """Build what `projections` runs."""
+        width = 2 * self.width + self.value_width
+        self.qkv = self.dense(width, "qkv", input_shape, self.qkv_bias)
 
     def split_heads(self, x):
         """Reshape `(batch, tokens, heads * size)` to `(batch, tokens, heads, size)`."""
@@ -226,19 +219,15 @@ class Attention(Layer):
         return ops.reshape(x, (batch, tokens, width // self.size, self.size))
 
 
-def check_carried(tokens, maps, num_heads: int) -> None:
-    """Check the shape of the carried maps against the tokens that they aggregate.
-
-    Raises:
-        ValueError: if the number of heads or of tokens differs.
-    """
+def check_shared_maps(tokens: tuple, maps: tuple, num_heads: int) -> None:
+    """Check that shared maps have one row and one column per token, and `num_heads` heads."""
     expected = (num_heads, tokens[1], tokens[1])
     if any(
-        found is not None and wanted is not None and found != wanted
+        None not in (found, wanted) and found != wanted
         for found, wanted in zip(maps[1:], expected, strict=True)
     ):
         raise ValueError(
-            "The carried maps must have the shape (batch, heads, tokens, tokens) of the "
+            "The shared maps must have the shape (batch, heads, tokens, tokens) of the "
             f"attention that receives them, (None, {', '.join(map(str, expected))}). "
             f"Received: maps of shape {tuple(maps)}."
         )
@@ -258,7 +247,7 @@ def as_mask(attention_mask: Any, queries: Any, keys: Any) -> Any:
     if attention_mask is None:
         return None
     mask = ops.cast(ops.convert_to_tensor(attention_mask), "bool")
-    expected = (queries.shape[0], queries.shape[1], keys.shape[1])
+    expected = (*queries.shape[:2], keys.shape[1])
     known = zip(reversed(mask.shape), reversed(expected), strict=False)
     if len(mask.shape) not in (2, 3) or any(
         size not in (1, None, wanted) and wanted is not None for size, wanted in known
@@ -270,7 +259,5 @@ def as_mask(attention_mask: Any, queries: Any, keys: Any) -> Any:
         )
     if len(mask.shape) == 2:
         mask = mask[None]
-    if mask.shape[2] == 1 and keys.shape[1] != 1:
-        batch, rows, _ = ops.shape(mask)
-        mask = ops.broadcast_to(mask, (batch, rows, ops.shape(keys)[1]))
-    return mask[:, None]
+    # A column for each key, also where one was given for all.
+    return ops.logical_and(mask, ops.ones((ops.shape(keys)[1],), dtype="bool"))[:, None]

@@ -35,27 +35,20 @@ def serialize(value: Any) -> Any:
 def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
     """Return the argument names of a layer's `__init__`, including those of its parents."""
     names: dict[str, None] = {}
-    for parent in cls.__mro__:
-        if parent is keras.layers.Layer:
-            break
-        if "__init__" not in vars(parent):
-            continue
-        for name, parameter in inspect.signature(parent.__init__).parameters.items():
-            if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
-                names[name] = None
+    for parent in cls.__mro__[: cls.__mro__.index(keras.layers.Layer)]:
+        if "__init__" in vars(parent):
+            _, *parameters = inspect.signature(parent.__init__).parameters.values()
+            names |= {one.name: None for one in parameters if one.kind is not one.VAR_KEYWORD}
     return tuple(names)
 
 
 class InferenceForm(NamedTuple):
-    """An equal form of a layer for inference, with fewer operations.
-
-    A layer that has one defines `inference_form(self)`; `keras_vitx.fuse` asks for it.
+    """An equal form of a layer for inference, which its method `inference_form` returns.
 
     Attributes:
         arguments: The arguments of the layer that differ.
-        weights: New values of its variables, by their names inside the layer, such as
-            `"conv/bias"`.
-        dropped: Names of its variables, or of its children, that the new form lacks.
+        weights: New values of its variables, by names such as `"conv/bias"`.
+        dropped: Names of variables and children that the new form lacks.
     """
 
     arguments: dict[str, Any]
@@ -76,8 +69,7 @@ class Layer(keras.layers.Layer):
         varying: Names of numeric arguments that may differ between blocks that
             run as one loop over depth.
         adapted: Changes made to child `Dense` layers after construction (`quantize`,
-            `enable_lora`), by name and nested like the children; set while the layer is
-            restored from a config.
+            `enable_lora`), by name and nested like the children.
     """
 
     initialization = "normal"
@@ -86,22 +78,22 @@ class Layer(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal, unbuilt layer."""
-        config = super().get_config()
-        config.update({name: serialize(getattr(self, name)) for name in arguments(type(self))})
+        given = {name: getattr(self, name) for name in arguments(type(self))}
+        config = super().get_config() | {name: serialize(value) for name, value in given.items()}
         # Layers passed as arguments record their changes in their own configs.
-        given = keras.tree.flatten([getattr(self, name) for name in arguments(type(self))])
-        own = [child for child in children(self) if not any(child is one for one in given)]
+        passed = set(map(id, keras.tree.flatten(list(given.values()))))
+        own = (child for child in children(self) if id(child) not in passed)
         adapted = {child.name: changes for child in own if (changes := _changes(child))}
         return {**config, "adapted": adapted} if adapted else config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Layer":
         """Make the layer that `config` describes."""
-        arguments = {
+        given = {
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
-        adapted = arguments.pop("adapted", {})
-        layer = cls(**arguments)
+        adapted = given.pop("adapted", {})
+        layer = cls(**given)
         layer.adapted = adapted
         for child in children(layer):
             if isinstance(child, Layer) and child.name in adapted:
@@ -127,39 +119,29 @@ class Layer(keras.layers.Layer):
         return self.run(layer, x, training) if training else x
 
     def dense(
-        self,
-        units: int,
-        name: str,
-        use_bias: bool = True,
-        *,
-        fan_in: int,
-        **arguments: Any,
+        self, units: int, name: str, input_shape: tuple, use_bias: bool = True, **arguments: Any
     ) -> keras.layers.Dense:
-        """Return a child `Dense` with this layer's precision and initialization.
-
-        The dtype policy is passed explicitly because a child would otherwise use the
-        global one when a saved model is loaded.
-
-        Args:
-            units: Width of the output.
-            name: Name of the child.
-            use_bias: Whether it has a bias.
-            fan_in: Width of the input.
-            **arguments: Further arguments of `Dense`.
-        """
+        """Return a built child `Dense` with this layer's precision and initialization."""
+        # A child without a dtype policy would have the global one when a model is loaded.
         arguments = {
-            **initializers(self.initialization, fan_in),
+            **initializers(self.initialization, input_shape[-1]),
             "dtype": self.dtype_policy,
             **arguments,
             **self.adapted.get(name, {}),
         }
-        return keras.layers.Dense(
-            units,
-            use_bias=use_bias,
-            trainable=self.trainable,
-            name=name,
-            **arguments,
+        layer = keras.layers.Dense(
+            units, use_bias=use_bias, trainable=self.trainable, name=name, **arguments
         )
+        layer.build(input_shape)
+        return layer
+
+
+def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:
+    """Build layers, each for the output of the one before; return the last output's shape."""
+    for layer in layers:
+        layer.build(shape)
+        shape = tuple(layer.compute_output_spec(keras.KerasTensor(shape)).shape)
+    return shape
 
 
 def _changes(child: keras.layers.Layer) -> dict[str, Any]:
@@ -169,14 +151,13 @@ def _changes(child: keras.layers.Layer) -> dict[str, Any]:
     """
     if isinstance(child, Layer):
         return child.get_config().get("adapted", {})
-    if not isinstance(child, keras.layers.Dense):
-        return {}
     changes: dict[str, Any] = {}
-    if child.lora_rank:
+    if isinstance(child, keras.layers.Dense) and child.lora_rank:
         changes.update(lora_rank=child.lora_rank, lora_alpha=child.lora_alpha)
-    if child.quantization_mode is not None:
-        changes["dtype"] = keras.saving.serialize_keras_object(child.dtype_policy)
-        changes["quantization_config"] = keras.saving.serialize_keras_object(
-            child.quantization_config
-        )
+    if isinstance(child, keras.layers.Dense) and child.quantization_mode is not None:
+        for name, value in (
+            ("dtype", child.dtype_policy),
+            ("quantization_config", child.quantization_config),
+        ):
+            changes[name] = keras.saving.serialize_keras_object(value)
     return changes

@@ -1,9 +1,8 @@
 """Transformer blocks. A block takes its attention and its MLP as arguments."""
 
-from typing import Any
-
 import keras
 
+from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
@@ -46,6 +45,9 @@ class Block(Layer):
     """
 
     varying = ("drop_path",)
+    # Of blocks that share their maps, such as `CarryingBlock`.
+    takes_maps = gives_maps = False
+    similarity = 0.0
 
     def __init__(
         self,
@@ -103,88 +105,23 @@ class Block(Layer):
         return "return_attention_scores" in self.attention.call_signature_parameters
 
     @property
+    def reads_maps(self) -> bool:
+        """Whether the attention receives the maps that the block takes."""
+        return self.takes_maps and self.attention.reads_maps
+
+    @property
     def input_dtype(self) -> str:
         """The dtype to which Keras casts the inputs."""
         return self.residual_dtype or super().input_dtype
 
-    def residual(self, x):
-        """Return tokens, or a branch, in the precision in which they are summed."""
-        return x if self.residual_dtype is None else keras.ops.cast(x, self.residual_dtype)
-
-    def added(self, x, branch, drop_path, training):
-        """Return `x` and the branch after stochastic depth, summed."""
-        return self.residual(x) + self.residual(self.run_in_training(drop_path, branch, training))
-
     def build(self, input_shape):
-        self.attention.build(input_shape)
-        self.build_around(input_shape)
-
-    def build_around(self, input_shape) -> None:
-        """Build everything except the attention, for tokens of `input_shape`."""
-        first = (self.norm1, self.ls1, self.drop_path1)
+        tokens = input_shape[0] if self.takes_maps else input_shape
+        self.attention.build(input_shape if self.reads_maps else tokens)
         # Keras only quantizes a model in which all layers are built.
-        for part in (*first, self.norm2, self.mlp, self.ls2, self.drop_path2):
+        parts = (self.norm1, self.ls1, self.drop_path1)
+        for part in (*parts, self.norm2, self.mlp, self.ls2, self.drop_path2):
             if part is not None:
-                part.build(input_shape)
-
-    def attend(
-        self, x, training, attention_mask=None, return_attention_scores=False, return_parts=False
-    ):
-        """Return the output of the attention, and the first of the parts of the block.
-
-        Args:
-            x: Normalized tokens, or a pair of them and carried maps.
-            training: Whether this is a training pass.
-            attention_mask: The mask, or None.
-            return_attention_scores: Whether `maps` is asked for.
-            return_parts: Whether all parts are asked for.
-        """
-        arguments: dict[str, Any] = {}
-        if attention_mask is not None:
-            check_takes_mask(self.attention)
-            arguments["attention_mask"] = attention_mask
-        parts = {"normalized": x, "softmax": None, "maps": None}
-        if return_parts and "return_parts" in self.attention.call_signature_parameters:
-            y, found = self.run(self.attention, x, training, return_parts=True, **arguments)
-            return y, parts | found
-        if return_attention_scores or (return_parts and self.has_maps):
-            arguments["return_attention_scores"] = True
-            y, maps = self.run(self.attention, x, training, **arguments)
-            return y, parts | {"softmax": maps, "maps": maps}
-        return self.run(self.attention, x, training, **arguments), parts
-
-    def before_attention(self, x):
-        """Return the tokens that the attention reads."""
-        return self.run(self.norm1, x)
-
-    def add_branches(self, x, attended, training):
-        """Add both branches to `x`, given the output of the attention; return them, too."""
-        attention_branch = self.scaled(self.ls1, attended)
-        x = self.added(x, attention_branch, self.drop_path1, training)
-        mlp_branch = self.scaled(self.ls2, self.run(self.mlp, self.run(self.norm2, x), training))
-        x = self.added(x, mlp_branch, self.drop_path2, training)
-        return x, {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
-
-    def scaled(self, scale, branch):
-        r"""Return $\gamma \odot b / s$, with $\gamma$ a LayerScale or None."""
-        branch = branch if scale is None else self.run(scale, branch)
-        return branch if self.residual_scale == 1 else branch / self.residual_scale
-
-    def outputs(self, y, parts, return_attention_scores, return_parts):
-        """Return what the caller asked for."""
-        if return_parts:
-            return y, parts
-        return (y, parts["maps"]) if return_attention_scores else y
-
-    def compute_output_spec(self, x, training=False, attention_mask=None, **returned):
-        """Return the spec of the output without tracing the block, which would take seconds."""
-        if any(returned.values()):
-            return super().compute_output_spec(x, **returned)
-        return self.tokens_spec(x)
-
-    def tokens_spec(self, x):
-        """Return the spec of the output where neither maps nor parts are asked for."""
-        return keras.KerasTensor(x.shape, dtype=self.input_dtype)
+                part.build(tokens)
 
     def call(
         self,
@@ -194,15 +131,79 @@ class Block(Layer):
         attention_mask=None,
         return_parts=False,
     ):
-        attended, parts = self.attend(
-            self.before_attention(x),
-            training,
-            attention_mask,
-            return_attention_scores,
-            return_parts,
-        )
+        shared = None
+        if self.takes_maps:
+            x, shared = x
+            # With a residual dtype, Keras casts them, too.
+            shared = ops.cast(shared, self.compute_dtype)
+        normalized = self.before(self.norm1, x)
+        returns_maps = return_attention_scores or return_parts
+        attended, parts = self.attend(normalized, shared, training, attention_mask, returns_maps)
+        emitted = parts.pop("emitted", None)
         x, branches = self.add_branches(x, attended, training)
-        return self.outputs(x, parts | branches, return_attention_scores, return_parts)
+        y = (x, emitted) if self.gives_maps else x
+        if return_parts:
+            return y, {"normalized": normalized, **parts, **branches}
+        return (y, parts["maps"]) if return_attention_scores else y
+
+    def attend(self, x, shared, training, attention_mask, returns_maps):
+        """Return the output of the attention, and its maps if they are asked for."""
+        accepted = self.attention.call_signature_parameters
+        arguments = {} if attention_mask is None else {"attention_mask": attention_mask}
+        if arguments and "attention_mask" not in accepted:
+            raise ValueError(
+                "`attention_mask` must be None for a block whose attention takes none. "
+                f"Received: a mask for {type(self.attention).__name__}."
+            )
+        x = (x, shared) if self.reads_maps else x
+        if returns_maps and "return_parts" in accepted:
+            return self.run(self.attention, x, training, return_parts=True, **arguments)
+        if returns_maps and self.has_maps:
+            arguments["return_attention_scores"] = True
+            y, maps = self.run(self.attention, x, training, **arguments)
+            return y, {"softmax": maps, "maps": maps}
+        return self.run(self.attention, x, training, **arguments), {"softmax": None, "maps": None}
+
+    def add_branches(self, x, attended, training):
+        """Add both branches to `x`, given the output of the attention; return them, too."""
+        attention_branch = self.scaled(self.ls1, attended)
+        x = self.after(self.norm1, self.added(x, attention_branch, self.drop_path1, training))
+        y = self.run(self.mlp, self.before(self.norm2, x), training)
+        mlp_branch = self.scaled(self.ls2, y)
+        x = self.after(self.norm2, self.added(x, mlp_branch, self.drop_path2, training))
+        return x, {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
+
+    def before(self, norm, x):
+        """Return what a branch reads."""
+        return self.run(norm, x)
+
+    def after(self, norm, x):
+        """Return the sum with a branch."""
+        return x
+
+    def scaled(self, scale, branch):
+        r"""Return $\gamma \odot b / s$, with $\gamma$ a LayerScale or None."""
+        branch = branch if scale is None else self.run(scale, branch)
+        return branch if self.residual_scale == 1 else branch / self.residual_scale
+
+    def added(self, x, branch, drop_path, training):
+        """Return `x` and the branch after stochastic depth, summed."""
+        return self.residual(x) + self.residual(self.run_in_training(drop_path, branch, training))
+
+    def residual(self, x):
+        """Return tokens, or a branch, in the precision in which they are summed."""
+        return x if self.residual_dtype is None else ops.cast(x, self.residual_dtype)
+
+    def compute_output_spec(self, x, training=False, attention_mask=None, **returned):
+        """Return the spec of the output without tracing the block, which would take seconds."""
+        if any(returned.values()):
+            return super().compute_output_spec(x, **returned)
+        batch, count, dim = (x[0] if self.takes_maps else x).shape
+        y = keras.KerasTensor((batch, count, dim), dtype=self.input_dtype)
+        if not self.gives_maps:
+            return y
+        shape = (batch, self.attention.emitted_heads, count, count)
+        return y, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
 
 @register
@@ -227,25 +228,8 @@ class PostNormBlock(Block):
                 f"Received: residual_scale={self.residual_scale}."
             )
 
-    def before_attention(self, x):
+    def before(self, norm, x):
         return x
 
-    def add_branches(self, x, attended, training):
-        attention_branch = self.scaled(self.ls1, attended)
-        x = self.run(self.norm1, self.added(x, attention_branch, self.drop_path1, training))
-        mlp_branch = self.scaled(self.ls2, self.run(self.mlp, x, training))
-        x = self.run(self.norm2, self.added(x, mlp_branch, self.drop_path2, training))
-        return x, {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
-
-
-def check_takes_mask(attention: keras.layers.Layer) -> None:
-    """Check that an attention can be masked.
-
-    Raises:
-        ValueError: if it takes no `attention_mask`.
-    """
-    if "attention_mask" not in attention.call_signature_parameters:
-        raise ValueError(
-            "`attention_mask` must be None for a block whose attention takes none. "
-            f"Received: a mask for {type(attention).__name__}."
-        )
+    def after(self, norm, x):
+        return self.run(norm, x)

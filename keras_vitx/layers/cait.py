@@ -69,17 +69,16 @@ class ClassAttention(Attention):
             self.split_heads(self.run(self.v, z, training)),
         )
 
-    def build(self, input_shape):
-        keys = input_shape[1]
-        if keys is not None and not self.class_in_keys:
-            keys -= self.num_class_tokens
-        self.build_around(input_shape, queries=self.num_class_tokens, keys=keys)
-        dim = input_shape[-1]
-        self.q = self.dense(self.width, "q", self.qkv_bias, fan_in=dim)
-        self.k = self.dense(self.width, "k", self.qkv_bias, fan_in=dim)
-        self.v = self.dense(self.value_width, "v", self.qkv_bias, fan_in=dim)
-        for child in (self.q, self.k, self.v):
-            child.build(input_shape)
+    def build_projections(self, input_shape):
+        self.q = self.dense(self.width, "q", input_shape, self.qkv_bias)
+        self.k = self.dense(self.width, "k", input_shape, self.qkv_bias)
+        self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias)
+
+    def maps_shape(self, tokens):
+        keys = tokens
+        if tokens is not None and not self.class_in_keys:
+            keys = tokens - self.num_class_tokens
+        return (None, self.num_heads, self.num_class_tokens, keys)
 
 
 @register

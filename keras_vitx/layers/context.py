@@ -4,6 +4,7 @@ import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.initializers import start_from
 from keras_vitx.layers.maps import MapLayer
 
 CONTEXTS = ("mean", "max", "class", "class_product", "class_and_mean")
@@ -54,32 +55,28 @@ class ContextBroadcasting(Layer):
         self.halve = halve
 
     def build(self, input_shape):
-        if self.scale is None:
-            return
-        initializer = self.scale
-        if not isinstance(initializer, keras.initializers.Initializer):
-            initializer = keras.initializers.Constant(self.scale)
-        self.scaling = self.add_weight(
-            name="scaling", shape=(input_shape[-1],), initializer=initializer.clone()
-        )
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+        if self.scale is not None:
+            start = start_from(self.scale)
+            self.scaling = self.add_weight(
+                name="scaling", shape=(input_shape[-1],), initializer=start
+            )
 
     def call(self, x):
         if self.context == "class_product":
             return ops.concatenate([x[:, :1], x[:, 1:] * x[:, :1]], axis=1)
-        if self.context == "mean":
-            context = ops.mean(x, axis=1, keepdims=True)
-        elif self.context == "max":
-            context = ops.max(x, axis=1, keepdims=True)
-        elif self.context == "class":
-            context = x[:, :1]
-        else:
-            context = (x[:, :1] + ops.mean(x, axis=1, keepdims=True)) / 2
+        context = self.context_of(x)
         y = x + (context if self.scale is None else context * self.scaling)
         halve = self.scale is None if self.halve is None else self.halve
         return y / 2 if halve else y
+
+    def context_of(self, x):
+        r"""Return what takes the place of $\bar x$, `(batch, 1, dim)`."""
+        if self.context == "max":
+            return ops.max(x, axis=1, keepdims=True)
+        if self.context == "class":
+            return x[:, :1]
+        mean = ops.mean(x, axis=1, keepdims=True)
+        return mean if self.context == "mean" else (x[:, :1] + mean) / 2
 
 
 @register
@@ -102,13 +99,8 @@ class SqueezeExcitation(Layer):
     def build(self, input_shape):
         dim = input_shape[-1]
         hidden = max(dim // self.ratio, 1)
-        self.fc1 = self.dense(hidden, "fc1", fan_in=dim)
-        self.fc2 = self.dense(dim, "fc2", fan_in=hidden)
-        self.fc1.build((None, 1, dim))
-        self.fc2.build((None, 1, hidden))
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+        self.fc1 = self.dense(hidden, "fc1", (None, 1, dim))
+        self.fc2 = self.dense(dim, "fc2", (None, 1, hidden))
 
     def call(self, x):
         mean = ops.mean(x, axis=1, keepdims=True)

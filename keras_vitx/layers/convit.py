@@ -8,40 +8,32 @@ import numpy as np
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import InferenceForm, register
+from keras_vitx.layers.initializers import normal
 
 
-@register
 class ConvolutionalStart(keras.initializers.Initializer):
     r"""Initial positional weights: each head attends one offset of a $k \times k$ convolution.
 
     ConViT, Section 2, Equation 5. With $k = \lfloor\sqrt{\text{num heads}}\rfloor$ and
-    the centre $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head
+    the center $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head
     $h_1 + k h_2$ has the weights $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for
-    (x, y, squared distance). The order of the heads is that of the public checkpoints.
-
-    Args:
-        locality_strength: $\alpha$.
-        seed: Seed of the remaining heads, which are drawn at random and scaled by $\alpha$.
+    (x, y, squared distance), in the order of the public checkpoints. Heads beyond $k^2$ start
+    at random, scaled by $\alpha$, the `locality_strength`.
     """
 
-    def __init__(self, locality_strength: float = 1.0, seed: int | None = None):
+    def __init__(self, locality_strength: float):
         self.locality_strength = locality_strength
-        self.seed = seed
-
-    def get_config(self):
-        return {"locality_strength": self.locality_strength, "seed": self.seed}
 
     def __call__(self, shape, dtype=None):
         heads = shape[1]
         side = isqrt(heads)
-        centre = (side - 1) / 2 if side % 2 == 0 else side // 2
+        center = (side - 1) / 2 if side % 2 == 0 else side // 2
         heads_2, heads_1 = np.divmod(np.arange(side**2), side)
-        x, y = 2 * (heads_2 - centre), 2 * (heads_1 - centre)
+        x, y = 2 * (heads_2 - center), 2 * (heads_1 - center)
         kernel = ops.convert_to_tensor(np.stack([x, y, -np.ones(side**2)]), dtype=dtype)
         if heads > side**2:
-            rest = keras.initializers.RandomNormal(stddev=0.02, seed=self.seed)
-            left_over = rest((shape[0], heads - side**2), dtype=dtype)
-            kernel = ops.concatenate([kernel, left_over], axis=1)
+            rest = normal()((shape[0], heads - side**2), dtype=dtype)
+            kernel = ops.concatenate([kernel, rest], axis=1)
         return self.locality_strength * kernel
 
 
@@ -61,16 +53,15 @@ class PositionalAttention(Attention):
     Args:
         num_heads: Number of heads.
         grid: Rows and columns of patches; None is a square grid.
-        conv_start: Whether the value projection is initialized as the identity, $v$ as a
-            convolution (`ConvolutionalStart`), and, without gates, the projections to queries
-            and keys as zeros (Equation 5). Neither of the two then receives a gradient: the
-            attention stays positional, as Appendix A reports. `num_heads` must be a square;
-            `"partial"` accepts any number and initializes the heads beyond the largest square
-            at random, as the public code does.
+        conv_start: Whether the value projection starts as the identity, $v$ as a convolution
+            (Equation 5), and, without gates, the projections to queries and keys as zeros.
+            Neither of these two then receives a gradient: the attention stays positional, as
+            Appendix A reports. `num_heads` must be a square; `"partial"` accepts any number
+            and starts the heads beyond the largest square at random, as the public code does.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
-        constant_positions: Whether the values of `axis_logits` are stored (`by_row`,
-            `by_column`) in place of $v$ and $b$: the form at inference, after
+        constant_positions: Whether the positional terms of rows and columns are stored
+            (`by_row`, `by_column`) in place of $v$ and $b$: the form at inference, after
             `keras_vitx.fuse`.
         **kwargs: Further arguments of `Attention`.
 
@@ -110,79 +101,26 @@ class PositionalAttention(Attention):
         self.locality_strength = locality_strength
         self.constant_positions = constant_positions
 
-    def build(self, input_shape):
+    def build_projections(self, input_shape):
         patches = input_shape[1]
-        if self.grid is None:
-            self.rows = self.columns = isqrt(patches)
-        else:
-            self.rows, self.columns = self.grid
+        self.rows, self.columns = self.grid or 2 * (isqrt(patches),)
         if self.rows * self.columns != patches:
             raise ValueError(
                 "`grid` must have as many patches as there are tokens; without one they must "
                 f"fill a square. Received: grid={self.grid}, tokens={patches}."
             )
-        self.build_around(input_shape, queries=patches, keys=patches)
-        dim = input_shape[-1]
         content = {"kernel_initializer": "zeros"} if self.conv_start and self.zero_content else {}
         identity = {"kernel_initializer": "identity"} if self.conv_start else {}
-        self.qk = self.dense(2 * self.width, "qk", self.qkv_bias, fan_in=dim, **content)
-        self.v = self.dense(self.value_width, "v", self.qkv_bias, fan_in=dim, **identity)
-        self.qk.build(input_shape)
-        self.v.build(input_shape)
-        self.build_positions()
-
-    def build_positions(self) -> None:
-        """Build the variables of the positional term."""
+        self.qk = self.dense(2 * self.width, "qk", input_shape, self.qkv_bias, **content)
+        self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias, **identity)
         if self.constant_positions:
-            self.by_row = self.add_weight(
-                name="by_row", shape=(self.num_heads, self.rows, self.rows), initializer="zeros"
-            )
-            self.by_column = self.add_weight(
-                name="by_column",
-                shape=(self.num_heads, self.columns, self.columns),
-                initializer="zeros",
-            )
+            for name, side in (("by_row", self.rows), ("by_column", self.columns)):
+                shape = (self.num_heads, side, side)
+                setattr(self, name, self.add_weight(name=name, shape=shape, initializer="zeros"))
             return
         start = ConvolutionalStart(self.locality_strength)
         kernel = {"kernel_initializer": start} if self.conv_start else {}
-        self.pos_proj = self.dense(self.num_heads, "pos_proj", fan_in=3, **kernel)
-        self.pos_proj.build((None, 3))
-
-    def axis_logits(self, dtype: str | None = None):
-        """Return the positional logits per axis, in the precision of the layer or in `dtype`.
-
-        The squared distance is a sum over the axes, so the logits of a pair of patches
-        are the sum of those of their rows, `(heads, rows, rows)`, and of their columns,
-        `(heads, columns, columns)`. Both include the bias, which is constant over the
-        keys and has no effect.
-        """
-        if self.constant_positions:
-            return self.stored_positions()
-        by_row = self._logits_along(self.rows, True, dtype)
-        return by_row, self._logits_along(self.columns, False, dtype)
-
-    def stored_positions(self):
-        """Return `by_row` and `by_column`, of the form with constant positions."""
-        return tuple(ops.cast(part, self.compute_dtype) for part in (self.by_row, self.by_column))
-
-    def _logits_along(self, count, is_row, dtype):
-        # In float32, because TensorFlow has no range in half precision.
-        positions = ops.arange(count, dtype="float32")
-        offsets = positions - positions[:, None]
-        x, y = (0 * offsets, offsets) if is_row else (offsets, 0 * offsets)
-        offsets = ops.stack([x, y, offsets**2], axis=-1)
-        if dtype is None:
-            logits = self.run(self.pos_proj, ops.cast(offsets, self.compute_dtype))
-        else:
-            kernel, bias = (ops.cast(v, dtype) for v in (self.pos_proj.kernel, self.pos_proj.bias))
-            logits = ops.matmul(offsets, kernel) + bias
-        return ops.transpose(logits, (2, 0, 1))
-
-    def over_pairs(self, by_row, by_column, combine):
-        """Combine values per pair of rows and of columns to `(heads, patches, patches)`."""
-        pairs = combine(by_row[:, :, None, :, None], by_column[:, None, :, None, :])
-        patches = self.rows * self.columns
-        return ops.reshape(pairs, (self.num_heads, patches, patches))
+        self.pos_proj = self.dense(self.num_heads, "pos_proj", (None, 3), **kernel)
 
     def projections(self, x, training=False):
         query, key = ops.split(self.run(self.qk, x, training), 2, axis=-1)
@@ -190,28 +128,44 @@ class PositionalAttention(Attention):
         return [self.split_heads(part) for part in (query, key, value)]
 
     def logits_of(self, query, key):
-        return super().logits_of(query, key) + self.positional_logits()
-
-    def positional_logits(self):
-        """Return the positional term of the logits, which is the same for all images."""
-        return self.over_pairs(*self.axis_logits(), ops.add)
+        return super().logits_of(query, key) + self.over_pairs(*self.positions(), ops.add)
 
     def fused(self, query, key, value, training=False, mask=None):
-        bias = self.positional_logits()[None]
-        if mask is None:
-            return ops.dot_product_attention(query, key, value, bias, flash_attention=False)
-        # Keras takes a bias or a mask.
-        bias = ops.mask_logits(bias, mask)
-        y = ops.dot_product_attention(query, key, value, bias, flash_attention=False)
-        has_keys = ops.any(mask, axis=-1, keepdims=True)
-        return ops.zero_masked(y, ops.transpose(has_keys, (0, 2, 1, 3)))
+        return self.aggregate(self.weights_of(query, key, training, mask), value, training)
+
+    def positions(self):
+        r"""Return the positional logits, `(heads, rows, rows)` and `(heads, columns, columns)`.
+
+        As $|\delta|^2$ is a sum over the axes, so are the logits of a pair of patches.
+        """
+        if self.constant_positions:
+            return [ops.cast(part, self.compute_dtype) for part in (self.by_row, self.by_column)]
+        offsets = (ops.cast(each, self.compute_dtype) for each in self.offsets())
+        return [_heads_first(self.run(self.pos_proj, each)) for each in offsets]
+
+    def exact_positions(self):
+        """Return `positions` in float32, in every precision."""
+        kernel, bias = (ops.cast(w, "float32") for w in (self.pos_proj.kernel, self.pos_proj.bias))
+        return [_heads_first(ops.matmul(offsets, kernel) + bias) for offsets in self.offsets()]
+
+    def offsets(self):
+        """Return $r$ between all rows, (0, y, y²), and between all columns, (x, 0, x²)."""
+        # In float32, because TensorFlow has no range in half precision.
+        y, x = (ops.arange(side, dtype="float32") for side in (self.rows, self.columns))
+        y, x = y - y[:, None], x - x[:, None]
+        return ops.stack([0 * y, y, y**2], axis=-1), ops.stack([x, 0 * x, x**2], axis=-1)
+
+    def over_pairs(self, by_row, by_column, combine):
+        """Combine values per pair of rows and of columns to `(heads, patches, patches)`."""
+        pairs = combine(by_row[:, :, None, :, None], by_column[:, None, :, None, :])
+        patches = self.rows * self.columns
+        return ops.reshape(pairs, (self.num_heads, patches, patches))
 
     def inference_form(self) -> InferenceForm:
         """Return the form with constant positions."""
         if self.constant_positions:
             return InferenceForm({}, {}, ())
-        by_row, by_column = self.axis_logits("float32")
-        weights = {"by_row": by_row, "by_column": by_column}
+        weights = dict(zip(("by_row", "by_column"), self.exact_positions(), strict=True))
         return InferenceForm({"constant_positions": True}, weights, ("pos_proj",))
 
 
@@ -225,12 +179,11 @@ class GatedPositionalAttention(PositionalAttention):
     with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination
     of maps sum to 1, so that Equation 6's `normalize` changes nothing and is left out. Without
     layers over the maps, the content term is fused attention. The positional map $P$ is the
-    same for all images, and the softmax of a sum over axes is a product over axes:
-    $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$. So $P V$ is two products, of $R$ with the rows and
-    of $C$ with the columns of the values of the whole batch, and $P$ is not computed. With
-    `constant_positions`, $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored.
-    With an `attention_mask` $M$, both softmaxes run over the allowed keys; the positional one is
-    $P_{ij} M_{ij} / \sum_k P_{ik} M_{ik}$, and nothing is fused.
+    same for all images, and the softmax of a sum over axes is a product over axes,
+    $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$: so $P V$ is two products, of $R$ with the rows and
+    of $C$ with the columns of the values of the whole batch. With `constant_positions`,
+    $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored. With an `attention_mask`, both
+    softmaxes run over the allowed keys, and nothing is fused.
 
     Input: `(batch, patches, dim)`, without a class token, patches row by row.
     Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps
@@ -269,52 +222,36 @@ class GatedPositionalAttention(PositionalAttention):
         gates = 1 - self.content_gate if self.constant_positions else ops.sigmoid(self.gating_param)
         return ops.reshape(gates, (self.num_heads, 1, 1))
 
-    def positional_map(self):
-        """Return the positional maps, `(heads, patches, patches)`, the same for all images."""
-        if self.constant_positions:
-            by_row, by_column = self.stored_positions()
-            by_row = by_row / ops.cast(self.gates(), self.compute_dtype)
-        else:
-            by_row, by_column = map(ops.softmax, self.axis_logits())
-        return self.over_pairs(by_row, by_column, ops.multiply)
-
     def gated_positions(self):
-        r"""Return $1 - \sigma(\lambda)$, `(heads, 1, 1)`, $\sigma(\lambda) R$ and $C$.
-
-        $R$ is `(heads, rows, rows)`, $C$ is `(heads, columns, columns)`.
-        """
-        if self.constant_positions:
-            content = ops.cast(self.content_gate, self.compute_dtype)
-            return ops.reshape(content, (-1, 1, 1)), *self.stored_positions()
+        r"""Return $1 - \sigma(\lambda)$, `(heads, 1, 1)`, $\sigma(\lambda) R$ and $C$."""
         gates = ops.cast(self.gates(), self.compute_dtype)
-        by_row, by_column = map(ops.softmax, self.axis_logits())
-        return 1 - gates, gates * by_row, by_column
-
-    def weights_of(self, query, key, training=False, mask=None):
-        content_gate, by_row, by_column = self.gated_positions()
-        content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
-        if mask is None:
-            positional = self.over_pairs(by_row, by_column, ops.multiply)
-        else:
-            positional = self.gates() * renormalized(self.positional_map()[None], mask)
-            positional = ops.cast(positional, self.compute_dtype)
-        return content_gate * content + positional
+        by_row, by_column = self.positions()
+        if not self.constant_positions:
+            by_row, by_column = gates * ops.softmax(by_row), ops.softmax(by_column)
+        return 1 - gates, by_row, by_column
 
     def logits_of(self, query, key):
         # The content logits only: the positional logits have a softmax of their own.
         return Attention.logits_of(self, query, key)
 
+    def weights_of(self, query, key, training=False, mask=None):
+        content_gate, by_row, by_column = self.gated_positions()
+        content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
+        positional = self.over_pairs(by_row, by_column, ops.multiply)
+        if mask is not None:
+            positional = (1 - content_gate) * renormalized(positional[None], mask)
+        return content_gate * content + positional
+
     def fused(self, query, key, value, training=False, mask=None):
         if mask is not None:
             # The positional map differs between images and is no product over the axes.
-            maps = self.weights_of(query, key, training, mask)
-            return self.aggregate(maps, value, training)
+            return super().fused(query, key, value, training, mask)
         content_gate, by_row, by_column = self.gated_positions()
         content = ops.attention(query, key, value, training=training)
         return content * content_gate[:, 0] + self.attend_positions(by_row, by_column, value)
 
     def attend_positions(self, by_row, by_column, value):
-        """Return $P V$, `(batch, patches, heads, size)`, by two products."""
+        r"""Return $\sigma(\lambda) P V$, `(batch, patches, heads, size)`, by two products."""
         batch, _, heads, size = ops.shape(value)
         values = ops.reshape(value, (batch, self.rows, self.columns, heads, size))
         values = ops.transpose(values, (3, 1, 0, 2, 4))
@@ -329,21 +266,22 @@ class GatedPositionalAttention(PositionalAttention):
         """Return the form with constant positions and gates."""
         if self.constant_positions:
             return InferenceForm({}, {}, ())
-        gates = self.gates()
-        by_row, by_column = map(ops.softmax, self.axis_logits("float32"))
+        gates = ops.sigmoid(ops.cast(self.gating_param, "float32"))
+        by_row, by_column = map(ops.softmax, self.exact_positions())
         weights = {
-            "content_gate": ops.reshape(1 - gates, (-1,)),
-            "by_row": gates * by_row,
+            "content_gate": 1 - gates,
+            "by_row": gates[:, None, None] * by_row,
             "by_column": by_column,
         }
         return InferenceForm({"constant_positions": True}, weights, ("pos_proj", "gating_param"))
 
 
 def renormalized(maps, mask):
-    """Return non-negative maps over the allowed keys, with rows that sum to 1, in float32.
+    """Return non-negative maps over the allowed keys, with rows that sum to 1, or to 0 without."""
+    allowed = ops.zero_masked(ops.cast(maps, "float32"), mask)
+    sums = ops.sum(allowed, axis=-1, keepdims=True)
+    return ops.cast(allowed / ops.where(sums > 0, sums, ops.ones_like(sums)), maps.dtype)
 
-    Rows without an allowed key are 0.
-    """
-    maps = ops.zero_masked(ops.cast(maps, "float32"), mask)
-    sums = ops.sum(maps, axis=-1, keepdims=True)
-    return maps / ops.where(sums > 0, sums, ops.ones_like(sums))
+
+def _heads_first(logits):
+    return ops.transpose(logits, (2, 0, 1))

@@ -5,10 +5,10 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.attention import Attention, check_carried
+from keras_vitx.layers.attention import Attention
 from keras_vitx.layers.base import InferenceForm, register
 from keras_vitx.layers.block import Block
-from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, fold
+from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, folded
 
 
 @register
@@ -40,6 +40,7 @@ class ReAttention(MapLayer):
             heads, heads, use_bias=True, dtype=self.dtype_policy, name="reatten_matrix"
         )
         self.reatten_matrix.build(input_shape)
+        self.var_norm = None
         if self.normalize:
             self.var_norm = MapNormalization(dtype=self.dtype_policy, name="var_norm")
             self.var_norm.build(input_shape)
@@ -52,15 +53,8 @@ class ReAttention(MapLayer):
 
     def inference_form(self) -> InferenceForm:
         """Return the form without BN and scale, which are folded into the mix."""
-        kernel, bias = self.reatten_matrix.kernel, self.reatten_matrix.bias
-        if self.normalize:
-            kernel, bias = fold(self.var_norm, kernel, bias)
-        weights = {"kernel": kernel * self.map_scale, "bias": bias * self.map_scale}
-        return InferenceForm(
-            {"map_scale": 1.0, "normalize": False},
-            {f"reatten_matrix/{name}": value for name, value in weights.items()},
-            dropped=("var_norm",) if self.normalize else (),
-        )
+        weights = folded(self.reatten_matrix, self.var_norm, self.map_scale)
+        return InferenceForm({"map_scale": 1.0, "normalize": False}, weights, ("var_norm",))
 
 
 def DeepAttention(
@@ -82,45 +76,37 @@ def DeepAttention(
 class SharedAttention(Attention):
     r"""Attention that reuses the maps of an earlier block, without queries and keys.
 
-    $$V = x W_v + b_v, \qquad y = w(A_\text{carried}) V W_o + b_o,$$
+    $$V = x W_v + b_v, \qquad y = w(A_\text{shared}) V W_o + b_o,$$
     with $w$ the layers of `on_weights`. With `ReAttention` it is the reuse of maps in
     DeepViT, Appendix A, Equation 5; with a refiner, the second of Refined-ViT's two
-    kinds of block. An `attention_mask` masks $A_\text{carried}$, whose rows are not
+    kinds of block. An `attention_mask` masks $A_\text{shared}$, whose rows are not
     normalized again.
 
-    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    Input: a pair of tokens `(batch, tokens, dim)` and shared maps
     `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
     `return_attention_scores=True`, a pair of it and the maps that multiplied the values.
 
     Args:
-        num_heads: Number of heads of the carried maps.
+        num_heads: Number of heads of the shared maps.
         **kwargs: Further arguments of `Attention`; `on_logits` has no effect.
 
     Raises:
-        ValueError: at build, if the carried maps do not have that shape.
+        ValueError: at build, if the shared maps do not have that shape.
     """
 
     reads_maps, computes_maps = True, False
 
-    def build(self, input_shape):
-        tokens, maps = input_shape
-        check_carried(tokens, maps, self.num_heads)
-        self.build_around(tokens, queries=tokens[1], keys=tokens[1])
-        self.v = self.dense(self.value_width, "v", self.qkv_bias, fan_in=tokens[-1])
-        self.v.build(tokens)
+    def build_projections(self, input_shape):
+        self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias)
 
     def projections(self, x, training=False):
         return None, None, self.split_heads(self.run(self.v, x, training))
 
-    def needs_maps(self, training=False):
-        return True
-
     def weights_of(self, query, key, training=False, mask=None):
         return None
 
-    def maps_of(self, weights, carried, training=False, mask=None):
-        maps = ops.zero_masked(carried, mask)
-        return self.run_over_maps(self.on_weights, maps, training, mask)
+    def maps_of(self, weights, shared, training=False, mask=None):
+        return self.run_over_maps(self.on_weights, shared, training, mask)
 
 
 @register
@@ -164,30 +150,30 @@ class Temperature(MapLayer):
 
 @register
 class CarryingBlock(Block):
-    r"""A block that carries attention maps to the next block.
+    r"""A block that shares attention maps with the next block.
 
-    Like `Block`. The carried maps are those that its attention computed, or, if its
-    attention computes none (`SharedAttention`), those that the block received.
+    Like `Block`. It emits the maps that its attention computed, or, if that computes none
+    (`SharedAttention`), those that it received.
 
-    Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and the
-    carried maps `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`,
-    else the tokens; with `return_attention_scores=True`, a pair of that and the maps of
-    the attention.
+    Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and maps
+    `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`, else the tokens;
+    with `return_attention_scores=True`, a pair of that and the maps of the attention.
 
     Args:
         attention: As in `Block`. `SharedAttention` and `AccumulatingAttention` receive the
-            carried maps, others only the tokens.
+            shared maps, others only the tokens.
         mlp: As in `Block`.
-        takes_maps: Whether the input includes carried maps.
-        gives_maps: Whether the output includes carried maps.
+        takes_maps: Whether the block receives maps.
+        gives_maps: Whether the block emits maps.
         similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training,
-            $\lambda$ times the similarity of this block's maps to the carried ones is
+            $\lambda$ times the similarity of this block's maps to the received ones is
             added to the loss.
-        similarity_over: Axis of the cosine, as in `map_similarity`.
+        similarity_over: Axis of the cosine. `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, as in the
+            released DeepViT loss; `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$ (Section 3,
+            Equation 2). Both are averaged over the other axes.
         similarity_of: Which maps of this block are compared: `"used"`, those that multiply its
-            values; `"carried"`, those that it carries on, as in the released Refined-ViT. They
-            differ where the attention computes no maps: the block then carries on what it
-            received, whose similarity to itself is 1.
+            values; `"carried"`, those that it emits, as in the released Refined-ViT, whose
+            similarity is 1 where the attention computes none.
         **kwargs: Further arguments of `Block`.
 
     Raises:
@@ -213,71 +199,25 @@ class CarryingBlock(Block):
         self.similarity_over = similarity_over
         self.similarity_of = similarity_of
 
-    def build(self, input_shape):
-        tokens = input_shape[0] if self.takes_maps else input_shape
-        self.attention.build(input_shape if self._reads_maps else tokens)
-        self.build_around(tokens)
-
-    @property
-    def _reads_maps(self):
-        return self.takes_maps and self.attention.reads_maps
-
-    def tokens_spec(self, x):
-        tokens = super().tokens_spec(x[0] if self.takes_maps else x)
-        if not self.gives_maps:
-            return tokens
-        batch, count, _ = tokens.shape
-        shape = (batch, self.attention.maps_given, count, count)
-        return tokens, keras.KerasTensor(shape, dtype=self.compute_dtype)
-
-    def call(
-        self,
-        x,
-        training=False,
-        return_attention_scores=False,
-        attention_mask=None,
-        return_parts=False,
-    ):
-        x, carried = x if self.takes_maps else (x, None)
-        if carried is not None and self.residual_dtype is not None:
-            # Keras casts all inputs alike; the maps stay in the precision of the layer.
-            carried = keras.ops.cast(carried, self.compute_dtype)
-        normalized = self.before_attention(x)
-        attended, parts = self.attend(
-            (normalized, carried) if self._reads_maps else normalized,
-            training,
-            attention_mask,
-            self.gives_maps or self.similarity or return_attention_scores,
-            return_parts,
-        )
-        parts["normalized"], maps = normalized, parts["maps"]
-        emitted = maps if self.attention.computes_maps else carried
-        if self.similarity and training:
-            compared = maps if self.similarity_of == "used" else emitted
-            similarity = map_similarity(compared, carried, self.similarity_over)
-            self.add_loss(self.similarity * similarity)
-        x, branches = self.add_branches(x, attended, training)
-        if self.gives_maps:
-            x = (x, emitted)
-        return self.outputs(x, parts | branches, return_attention_scores, return_parts)
+    def attend(self, x, shared, training, attention_mask, returns_maps):
+        compares = training and self.similarity
+        returns_maps = returns_maps or self.gives_maps or compares
+        y, parts = super().attend(x, shared, training, attention_mask, returns_maps)
+        used = parts["maps"]
+        emitted = used if self.attention.computes_maps else shared
+        if compares:
+            maps = used if self.similarity_of == "used" else emitted
+            self.add_loss(self.similarity * map_similarity(maps, shared, self.similarity_over))
+        return y, {**parts, "emitted": emitted}
 
 
 SIMILARITY_AXES = {"heads": 1, "queries": 2}
 
 
 def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
-    r"""Return the mean cosine similarity between the maps of two blocks, a scalar.
+    """Return the mean cosine similarity of the maps of two blocks, `(batch, heads, queries, keys)`.
 
-    Args:
-        maps: `(batch, heads, queries, keys)`.
-        others: The same shape.
-        over: `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, averaged over queries and keys, as
-            in the released DeepViT loss. `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$,
-            averaged over heads and keys (DeepViT, Section 3, Equation 2). Both are
-            averaged over the batch.
-
-    Returns:
-        The similarity; the constant 1 where both are the same tensor.
+    `over` is as in `CarryingBlock`. It is the constant 1 where both are the same tensor.
     """
     if maps is others:
         return ops.ones((), "float32")
@@ -289,11 +229,7 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
 
 
 def check_similarity(over: str, of: str) -> None:
-    """Check which maps are compared, and over which axis.
-
-    Raises:
-        ValueError: if one of the two is unknown.
-    """
+    """Check which maps are compared, and over which axis."""
     for name, value, known in (
         ("similarity_over", over, tuple(SIMILARITY_AXES)),
         ("similarity_of", of, ("used", "carried")),

@@ -12,11 +12,9 @@ from keras_vitx.layers.base import Layer, register
 class SeveralHeads(Layer):
     r"""Several classifiers of one image, combined into one prediction.
 
-    The layer is a plain function of the tokens, in training too: it returns the prediction
-    $\phi(z)$, with $z$ the combined logits. With `return_parts=True` it returns the outputs
-    of the individual classifiers instead, $\phi$ of the logits of each, by name; the
-    training loss compares these with the labels. A subclass lists its classifiers and
-    defines `parts` and `prediction`.
+    It returns the prediction $\phi(z)$, with $z$ the combined logits, in training, too. With
+    `return_parts=True` it returns $\phi$ of the logits of each classifier instead, by name; the
+    training loss compares these with the labels. A subclass defines `parts` and `prediction`.
 
     Attributes:
         names: Names of the classifiers, as in the checkpoints. The first one, `"head"`,
@@ -42,9 +40,7 @@ class SeveralHeads(Layer):
 
     def build(self, input_shape):
         for name in self.names:
-            head = self.dense(self.classes, name, fan_in=input_shape[-1])
-            head.build((None, input_shape[-1]))
-            setattr(self, name, head)
+            setattr(self, name, self.dense(self.classes, name, (None, input_shape[-1])))
 
     def parts(self, x: Any) -> dict[str, Any]:
         """Return the logits of each classifier, by name."""

@@ -1,5 +1,7 @@
 """Weight initializers of the released code, by name."""
 
+from numbers import Real
+
 import keras
 
 
@@ -23,6 +25,14 @@ def uniform(fan_in: int) -> keras.initializers.Initializer:
     """
     bound = fan_in**-0.5
     return keras.initializers.RandomUniform(-bound, bound)
+
+
+def start_from(value: float | str | keras.initializers.Initializer):
+    """Return the initializer of one variable that starts from a number, or as it is told."""
+    if isinstance(value, Real):
+        return keras.initializers.Constant(value)
+    # A clone, because an initializer returns the same numbers each time.
+    return keras.initializers.get(value).clone()
 
 
 def initializers(name: str, fan_in: int) -> dict[str, keras.initializers.Initializer]:

@@ -12,7 +12,7 @@ import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.layers.initializers import normal, uniform
+from keras_vitx.layers.initializers import normal, start_from, uniform
 
 
 class MapLayer(Layer):
@@ -31,9 +31,6 @@ class MapLayer(Layer):
     def compute_output_shape(self, input_shape):
         batch, heads, queries, keys = input_shape
         return (batch, self.heads_of(heads), queries, keys)
-
-    def compute_output_spec(self, maps, training=False):
-        return keras.KerasTensor(self.compute_output_shape(maps.shape), dtype=self.compute_dtype)
 
 
 @register
@@ -76,19 +73,12 @@ class HeadMixing(MapLayer):
     def build(self, input_shape):
         heads_in = input_shape[1]
         heads = self.heads_of(heads_in)
-        # Clones, because an initializer returns the same numbers each time.
-        kernel_start, bias_start = (
-            keras.initializers.get(start).clone()
-            for start in (self.kernel_initializer or normal(), self.bias_initializer)
-        )
-        self.kernel = self.add_weight(
-            name="kernel", shape=(heads, heads_in), initializer=kernel_start
-        )
-        self.bias = (
-            self.add_weight(name="bias", shape=(heads,), initializer=bias_start)
-            if self.use_bias
-            else None
-        )
+        start = start_from(self.kernel_initializer or normal())
+        self.kernel = self.add_weight(name="kernel", shape=(heads, heads_in), initializer=start)
+        self.bias = None
+        if self.use_bias:
+            start = start_from(self.bias_initializer)
+            self.bias = self.add_weight(name="bias", shape=(heads,), initializer=start)
 
     def call(self, maps):
         return ops.mix_heads(self.kernel, maps, self.bias)
@@ -115,11 +105,25 @@ def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
     return keras.layers.BatchNormalization(axis=1, momentum=0.9, epsilon=1e-5, **kwargs)
 
 
-def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -> tuple[Any, Any]:
+def affine(norm: keras.layers.BatchNormalization | None) -> tuple[Any, Any]:
+    """Return the scale and the shift of a normalization at inference; of None, 1 and 0."""
+    if norm is None:
+        return ops.ones((1,)), ops.zeros((1,))
+    mean, variance = _float32(norm.moving_mean), _float32(norm.moving_variance)
+    scale = ops.rsqrt(variance + norm.epsilon)
+    if norm.gamma is not None:
+        scale = scale * _float32(norm.gamma)
+    shift = -mean * scale
+    return scale, shift if norm.beta is None else shift + _float32(norm.beta)
+
+
+def fold(
+    norm: keras.layers.BatchNormalization | None, kernel: Any, bias: Any = None
+) -> tuple[Any, Any]:
     """Fold a batch normalization at inference into the linear layer before it.
 
     Args:
-        norm: A built `BatchNormalization`.
+        norm: A built `BatchNormalization`, or None.
         kernel: `(heads, ...)`, with one row per normalized head; a tensor or an array.
         bias: `(heads,)`, or None.
 
@@ -127,20 +131,20 @@ def fold(norm: keras.layers.BatchNormalization, kernel: Any, bias: Any = None) -
         The new kernel and the new bias.
     """
     scale, shift = affine(norm)
-    kernel = ops.cast(ops.convert_to_tensor(kernel), "float32")
+    kernel = _float32(ops.convert_to_tensor(kernel))
     per_head = ops.reshape(scale, (-1, *[1] * (len(kernel.shape) - 1)))
     if bias is not None:
-        shift = shift + scale * ops.cast(ops.convert_to_tensor(bias), "float32")
+        shift = shift + scale * _float32(ops.convert_to_tensor(bias))
     return kernel * per_head, shift
 
 
-def affine(norm: keras.layers.BatchNormalization) -> tuple[Any, Any]:
-    """Return the scale and the shift of a batch normalization at inference, one per channel."""
-    mean, variance = (
-        ops.cast(part, "float32") for part in (norm.moving_mean, norm.moving_variance)
-    )
-    scale = ops.rsqrt(variance + norm.epsilon)
-    if norm.gamma is not None:
-        scale = scale * ops.cast(norm.gamma, "float32")
-    shift = -mean * scale
-    return scale, shift if norm.beta is None else shift + ops.cast(norm.beta, "float32")
+def folded(
+    layer: keras.layers.Layer, norm: keras.layers.BatchNormalization | None, scale: Any = 1.0
+) -> dict[str, Any]:
+    """Return the weights of a child with the normalization and a scale after it folded in."""
+    kernel, bias = fold(norm, layer.kernel, layer.bias)
+    return {f"{layer.name}/kernel": kernel * scale, f"{layer.name}/bias": bias * scale}
+
+
+def _float32(value):
+    return ops.cast(value, "float32")

@@ -63,10 +63,8 @@ class MLP(Layer):
                 f"Received: mlp_ratio={self.mlp_ratio}, hidden={self.hidden}, width={dim}."
             )
         inner = (*input_shape[:-1], hidden)
-        self.fc1 = self.dense(hidden, "fc1", fan_in=dim, activation=self.act)
-        self.fc2 = self.dense(dim, "fc2", fan_in=hidden)
-        self.fc1.build(input_shape)
-        self.fc2.build(inner)
+        self.fc1 = self.dense(hidden, "fc1", input_shape, activation=self.act)
+        self.fc2 = self.dense(dim, "fc2", inner)
         for layer in (*self.on_input, *self.on_output):
             layer.build(input_shape)
         for layer in self.on_hidden:
@@ -100,13 +98,8 @@ class TokenMixing(Layer):
         self.hidden = hidden
         self.dropout = dropout
         self.initialization = initialization
-        self.mlp = MLP(
-            hidden=hidden,
-            dropout=dropout,
-            initialization=initialization,
-            dtype=self.dtype_policy,
-            name="mlp",
-        )
+        arguments = {"dropout": dropout, "initialization": initialization}
+        self.mlp = MLP(hidden=hidden, **arguments, dtype=self.dtype_policy, name="mlp")
 
     def build(self, input_shape):
         batch, tokens, dim = input_shape

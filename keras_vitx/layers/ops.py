@@ -20,12 +20,12 @@ def __getattr__(name: str) -> Any:
 def call(
     layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
 ) -> Any:
-    """Call a layer inside another one.
+    """Call `layer` inside another one, with `training` if it takes that.
 
     Args:
         layer: The inner layer.
         x: Its input.
-        training: Passed on if the layer takes it.
+        training: Whether this is a training pass.
         dtype: Compute dtype of the outer layer.
         **arguments: Further arguments of the call.
     """
@@ -46,21 +46,13 @@ def logits(query: Any, key: Any) -> Any:
 
 
 def softmax(logits: Any, dtype: str | None = None) -> Any:
-    """Apply the softmax over the last axis in float32.
-
-    Args:
-        logits: `(..., keys)`.
-        dtype: Precision of the result; None is that of `logits`.
-    """
+    """Return the softmax over the last axis, in float32, as `dtype` or that of `logits`."""
     y = keras.ops.softmax(keras.ops.cast(logits, "float32"))
     return keras.ops.cast(y, dtype or logits.dtype)
 
 
 def mask_logits(logits: Any, mask: Any) -> Any:
-    """Return logits with a very low value, finite in every precision, where `mask` is false.
-
-    Without a mask (None), return them as they are.
-    """
+    """Return logits that are very low, but finite, where `mask` is false; None masks nothing."""
     if mask is None:
         return logits
     lowest = -6e4 if keras.backend.standardize_dtype(logits.dtype) == "float16" else -1e30
@@ -122,36 +114,23 @@ def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
 
 
 def convolve_maps(maps: Any, kernel: Any) -> Any:
-    """Convolve each head's map with its kernel, with zero padding.
-
-    Args:
-        maps: `(batch, heads, queries, keys)`.
-        kernel: `(heads, 1, height, width)`.
-    """
+    """Convolve each head's map with its kernel, `(heads, 1, height, width)`, and zero padding."""
     kernel = keras.ops.transpose(kernel, (2, 3, 0, 1))
     return keras.ops.depthwise_conv(maps, kernel, padding="same", data_format="channels_first")
 
 
 def pad(x: Any, widths: Any) -> Any:
-    """Pad with zeros.
-
-    Args:
-        x: A tensor.
-        widths: Numbers of zeros before and after, per axis.
-    """
+    """Pad with zeros, by their numbers before and after, per axis."""
     return keras.ops.pad(x, widths)
 
 
 def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
-    """Convolve each channel with its own kernels, without padding.
+    """Convolve each channel of images with its own kernels, without padding.
 
     Args:
         x: `(batch, height, width, channels)`.
         kernel: `(rows, columns, channels, multiplier)`.
         strides: Distance between two outputs, in rows and in columns.
-
-    Returns:
-        `(batch, new height, new width, channels * multiplier)`.
     """
     return keras.ops.depthwise_conv(x, kernel, strides, data_format="channels_last")
 
@@ -200,7 +179,7 @@ def save_products(step: Callable) -> Callable:
 
 KERNELS = {
     "torch": (
-        *("shape", "reshape", "transpose", "split", "stack", "matmul", "cast"),
+        *("shape", "reshape", "transpose", "split", "matmul", "cast"),
         *("call", "logits", "softmax", "fused_attention", "mix_heads", "pad", "gelu"),
         *("kept_samples", "numbers_on_device"),
     ),

@@ -9,12 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import nearest
-
-
-def _bilinear(xp, x):
-    return xp.maximum(1 - x, 0)
+from keras_vitx.preprocessing import ModelInput, Preprocessing
 
 
 def _bicubic(xp, x):
@@ -23,7 +18,7 @@ def _bicubic(xp, x):
     return xp.where(x < 1, 1 + x * x * (1.5 * x - 2.5), far)
 
 
-KERNELS = {"bilinear": _bilinear, "bicubic": _bicubic}
+KERNELS = {"bilinear": lambda xp, x: xp.maximum(1 - x, 0), "bicubic": _bicubic}
 """Weight of a pixel as a function of its distance, 0 or more, from the point sampled."""
 
 REACH = 2
@@ -87,30 +82,25 @@ class ImagePreprocessing(Layer):
         **kwargs,
     ):
         super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
-        self.size, self.mean, self.std = tuple(size), tuple(mean), tuple(std)
-        self.crop_ratio = crop_ratio
-        self.interpolation = interpolation
-        self.normalize = normalize
-        self.image_size: tuple[int | None, int | None] = (None, None)
-        if len(self.size) != 2 or not all(isinstance(n, int) and n > 0 for n in self.size):
+        if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
             raise ValueError(f"`size` must be a height and a width in pixels. Received: {size!r}.")
-        if len(self.mean) != len(self.std):
+        transform = Preprocessing(mean, std, crop_ratio, interpolation)
+        if crop_ratio > min(size):
             raise ValueError(
-                f"`mean` and `std` must have one value per channel. Received: {mean!r} and {std!r}."
-            )
-        if not all(value > 0 for value in self.std):
-            raise ValueError(f"`std` must be positive. Received: {std!r}.")
-        if not 0 < crop_ratio <= min(self.size):
-            raise ValueError(
-                "`crop_ratio` must be above 0 and at most the shorter side of `size`. "
+                "`crop_ratio` must be at most the shorter side of `size`. "
                 f"Received: {crop_ratio!r}."
             )
         if normalize not in (True, False, "mean"):
             raise ValueError(f"`normalize` must be True, False or 'mean'. Received: {normalize!r}.")
         if interpolation not in KERNELS:
             raise ValueError(
-                f"`interpolation` {interpolation!r} is unknown. {nearest(interpolation, KERNELS)}"
+                f"`interpolation` must be one of {tuple(KERNELS)}. Received: {interpolation!r}."
             )
+        self.size, self.mean, self.std = tuple(size), transform.mean, transform.std
+        self.crop_ratio = crop_ratio
+        self.interpolation = interpolation
+        self.normalize = normalize
+        self.image_size: tuple[int | None, int | None] = (None, None)
 
     @classmethod
     def of(cls, model: Any, **changes: Any) -> "ImagePreprocessing":
@@ -144,25 +134,23 @@ class ImagePreprocessing(Layer):
         rows, columns = self._matrices_for(*ops.shape(images)[1:3])
         for axis, (first, matrix) in ((1, rows), (2, columns)):
             if first is not None:
-                seen = (slice(None),) * axis
-                images = images[(*seen, slice(first, first + ops.shape(matrix)[2]))]
+                before = (slice(None),) * axis
+                images = images[(*before, slice(first, first + ops.shape(matrix)[2]))]
         rows, columns = (ops.cast(matrix, "float32") for _, matrix in (rows, columns))
         x = ops.cast(images, "float32")
         if "float" in keras.backend.standardize_dtype(images.dtype):
             x = ops.clip(ops.round(x), 0, 255)
         x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
         x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
-        if self.normalize is False:
-            return x
         mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
-        if self.normalize == "mean":
-            return x - 255.0 * mean
-        return (x / 255.0 - mean) / std
+        if self.normalize is True:
+            return (x / 255.0 - mean) / std
+        return x - 255.0 * mean if self.normalize else x
 
     def _matrices_for(self, *sides):
         """Return `_matrices` for images of these sides, which a traced graph may not know."""
-        if all(isinstance(side, int) for side in sides):
-            return self.constants if sides == self.image_size else self._matrices(np, *sides)
+        if all(isinstance(side, int) for side in sides) and sides != self.image_size:
+            return self._matrices(np, *sides)
         if None not in self.image_size and _are_equal(sides, self.image_size):
             return self.constants
         # Unknown sides are tensors under TensorFlow, symbols under PyTorch.
@@ -173,23 +161,20 @@ class ImagePreprocessing(Layer):
             f"the layer was built. Received: {sides}; built with {self.image_size}."
         )
 
-    def _matrices(self, xp, *counts):
-        """Return, for the height and the width, the first pixel that is seen and the weights.
-
-        The weights are `(2, size, number of pixels seen)`. The first pixel is None if the weights
-        are those of all pixels.
-        """
-        pixels = [xp.arange(count, dtype="float64") + 0.5 for count in counts]
-        sides = [each[-1] + 0.5 for each in pixels]
-        scaled = scaled_size(xp, sides, self.size, self.crop_ratio)
-        return tuple(
-            _weights(xp, *numbers, KERNELS[self.interpolation])
-            for numbers in zip(counts, pixels, sides, scaled, self.size, strict=True)
-        )
+    def _matrices(self, xp, *sides):
+        """Return `_weights` of the height and of the width, by NumPy or by `keras.ops`."""
+        pixels = [xp.arange(side, dtype="float64") + 0.5 for side in sides]
+        counts = [each[-1] + 0.5 for each in pixels]
+        scaled = scaled_size(xp, counts, self.size, self.crop_ratio)
+        kernel = KERNELS[self.interpolation]
+        return [
+            _weights(xp, *numbers, kernel)
+            for numbers in zip(sides, pixels, counts, scaled, self.size, strict=True)
+        ]
 
 
 def _are_equal(sides, others):
-    """Compare sides that are not integers: symbols, or tensors of `torch.jit.trace`."""
+    """Compare sides that may be symbols, or tensors of `torch.jit.trace`."""
     try:
         return all(bool(side == other) for side, other in zip(sides, others, strict=True))
     except Exception:  # JAX can't decide what a symbol equals.
@@ -215,29 +200,34 @@ def scaled_size(xp, image_size, size, crop_ratio):
     return xp.round(height / ratio), xp.round(width / ratio)
 
 
-def _weights(xp, count, pixels, side, scaled, target, kernel):
-    """Return the first pixel seen, and the matrix of one axis, resized and cropped to its center.
+def _weights(xp, side, pixels, count, scaled, target, kernel):
+    """Return the first pixel seen, or None, and the weights `(2, target, pixels seen)` of one axis.
 
-    The matrix is `(2, target, seen)`. Pillow's weights, integers over 2^22, are split into a
-    coarse part over 2^11 and the rest, because float32, and even TF32, holds the products of
-    each part exactly.
+    Pillow's weights, integers over 2^22, are split into a coarse part over 2^11 and the rest,
+    because float32, and even TF32, holds the products of each part exactly.
+
+    Args:
+        xp: NumPy or `keras.ops`.
+        side: Number of pixels of the image.
+        pixels: Their centers.
+        count: `side` in float64.
+        scaled: Number of pixels after resizing.
+        target: Number of pixels of the crop.
+        kernel: The function of the distance, in `KERNELS`.
     """
     border = (target - scaled) // 2
     start = xp.where(scaled < target, -border, xp.round((scaled - target) / 2))
     places = xp.arange(target, dtype="float64") + start
     # When shrinking, the kernel is stretched over all input pixels of an output pixel.
-    step = side / scaled
+    step = count / scaled
     width = xp.maximum(step, 1.0)
     centers = (places + 0.5) * step
     first = None
-    if xp is np or ops.is_tensor(count):
+    if xp is np or ops.is_tensor(side):
         # A long image is not resized where it will be cropped. (PyTorch's symbols do not slice.)
-        first, last = (
-            xp.floor(xp.clip(each, 0, side)).astype(int)
-            if xp is np
-            else ops.cast(ops.floor(ops.clip(each, 0, side)), "int32")
-            for each in (centers[0] - REACH * width, centers[-1] + REACH * width + 1)
-        )
+        ends = centers[0] - REACH * width, centers[-1] + REACH * width + 1
+        ends = (xp.floor(xp.clip(end, 0, count)) for end in ends)
+        first, last = (int(end) if xp is np else ops.cast(end, "int32") for end in ends)
         pixels = pixels[first:last]
     weights = kernel(xp, xp.abs(pixels - centers[:, None]) / width)
     inside = ((places >= 0) & (places < scaled))[:, None]

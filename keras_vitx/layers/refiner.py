@@ -1,10 +1,10 @@
 """Refiner's layers: local convolution of maps, both refiners, accumulated maps."""
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.attention import Attention, check_carried
-from keras_vitx.layers.base import InferenceForm, register
+from keras_vitx.layers.attention import Attention
+from keras_vitx.layers.base import InferenceForm, build_all, register
 from keras_vitx.layers.initializers import uniform
-from keras_vitx.layers.maps import MapLayer, MapNormalization, affine, convolution_1x1, fold
+from keras_vitx.layers.maps import MapLayer, MapNormalization, affine, convolution_1x1, folded
 
 
 @register
@@ -14,9 +14,6 @@ class LocalMapConvolution(MapLayer):
     Refiner, Section 3.3. Each head's map is convolved as an image of queries x keys:
     $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2,$$
     with zero padding. Aggregating values with $A'$ aggregates them locally, then globally.
-    In a masked map, it moves attention to masked keys beside allowed ones (`Attention` sets
-    them to 0 again), and reads the rows of neighbouring queries, which the mask should leave
-    out if they are padding.
 
     Input and output: `(batch, heads, queries, keys)`.
 
@@ -56,7 +53,7 @@ class LocalMapConvolution(MapLayer):
                 f"`constraint` must be one of {self.constraints}. Received: {constraint!r}."
             )
         if constraint == "spatial" and grid is None:
-            raise ValueError("constraint='spatial' needs `grid`. Received: grid=None.")
+            raise ValueError("`grid` must be given with constraint='spatial'. Received: grid=None.")
         self.kernel_size = kernel_size
         self.constraint = constraint
         self.grid = None if grid is None else tuple(grid)
@@ -66,37 +63,34 @@ class LocalMapConvolution(MapLayer):
         _, heads, _, keys = input_shape
         if self.constraint == "spatial" and keys is not None and keys < self.grid[0] * self.grid[1]:
             raise ValueError(
-                f"`grid` has more patches than there are keys. Received: grid={self.grid}, "
-                f"keys={keys}."
+                "`grid` must have no more patches than there are keys. "
+                f"Received: grid={self.grid}, keys={keys}."
             )
         side = self.kernel_size
-        both = self.constraint == "row+column"
-        self.kernel = self.add_weight(
-            name="kernel",
-            shape=(heads, 2, side) if both else (heads, 1, side, side),
-            initializer=uniform(side if both else side**2),
-        )
+        shape, fan_in = (heads, 1, side, side), side**2
+        if self.constraint == "row+column":
+            shape, fan_in = (heads, 2, side), side
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=uniform(fan_in))
         self.bias = None
         if self.use_bias:
             self.bias = self.add_weight(name="bias", shape=(heads,), initializer="zeros")
 
     def call(self, maps):
-        maps = self._convolve(maps, ops.cast(self.kernel, self.compute_dtype))
+        kernel = ops.cast(self.kernel, self.compute_dtype)
+        if self.constraint == "spatial":
+            maps = self.convolve_rows(maps, kernel)
+        elif self.constraint == "row+column":
+            along_keys, along_queries = kernel[:, :1, None], kernel[:, 1:, :, None]
+            maps = ops.convolve_maps(maps, along_keys) + ops.convolve_maps(maps, along_queries)
+        else:
+            maps = ops.convolve_maps(maps, kernel)
         return maps if self.bias is None else maps + ops.reshape(self.bias, (-1, 1, 1))
 
-    def _convolve(self, maps, kernel):
-        if self.constraint == "spatial":
-            return self._convolve_rows(maps, kernel)
-        if self.constraint == "row+column":
-            along_keys = ops.convolve_maps(maps, kernel[:, :1, None])
-            return along_keys + ops.convolve_maps(maps, kernel[:, 1:, :, None])
-        return ops.convolve_maps(maps, kernel)
-
-    def _convolve_rows(self, maps, kernel):
+    def convolve_rows(self, maps, kernel):
+        """Convolve the row of each query, over the patches, as an image."""
         batch, heads, queries, keys = ops.shape(maps)
         patches = self.grid[0] * self.grid[1]
         prefix, maps = maps[..., : keys - patches], maps[..., keys - patches :]
-        # Each query's row of the map, over the patches, is an image.
         images = ops.transpose(maps, (0, 2, 1, 3))
         images = ops.reshape(images, (batch * queries, heads, *self.grid))
         images = ops.reshape(ops.convolve_maps(images, kernel), (batch, queries, heads, patches))
@@ -149,15 +143,13 @@ class Refinement(MapLayer):
         return heads if self.reduction else self.expansion * heads
 
     def build(self, input_shape):
-        heads = input_shape[1]
-        expanded, dtype = self.expansion * heads, self.dtype_policy
-        self.expand = convolution_1x1(heads, expanded, False, dtype=dtype, name="expand")
-        self.expand.build(input_shape)
-        wide = self.expand.compute_output_shape(input_shape)
-        self.local.build(wide)
+        heads, dtype = input_shape[1], self.dtype_policy
+        wide = self.expansion * heads
+        self.expand = convolution_1x1(heads, wide, False, dtype=dtype, name="expand")
+        shape = build_all([self.expand, self.local], input_shape)
         if self.reduction:
-            self.reduce = convolution_1x1(expanded, heads, False, dtype=dtype, name="reduce")
-            self.reduce.build(wide)
+            self.reduce = convolution_1x1(wide, heads, False, dtype=dtype, name="reduce")
+            self.reduce.build(shape)
 
     def call(self, maps):
         maps = self.run(self.local, self.run(self.expand, maps))
@@ -208,70 +200,51 @@ class ResidualRefinement(MapLayer):
         self.depth_sep_conv = LocalMapConvolution(
             kernel_size, use_bias=not normalize, dtype=dtype, name="depth_sep_conv"
         )
-        self.bn1 = self.bn2 = self.bn3 = self.adapt_bn = None
-        if normalize:
-            self.bn1 = MapNormalization(dtype=dtype, name="bn1")
-            self.bn2 = MapNormalization(dtype=dtype, name="bn2")
-            self.bn3 = MapNormalization(dtype=dtype, name="bn3")
-            self.adapt_bn = MapNormalization(dtype=dtype, name="adapt_bn")
+        for name in ("bn1", "bn2", "bn3", "adapt_bn"):
+            setattr(self, name, MapNormalization(dtype=dtype, name=name) if normalize else None)
 
     def build(self, input_shape):
-        heads, has_bias = input_shape[1], not self.normalize
-        expanded, dtype = self.expansion * heads, self.dtype_policy
-        self.conv_exp = convolution_1x1(heads, expanded, has_bias, dtype=dtype, name="conv_exp")
-        self.conv_pro = convolution_1x1(expanded, heads, has_bias, dtype=dtype, name="conv_pro")
-        self.conv_exp.build(input_shape)
-        wide = self.conv_exp.compute_output_shape(input_shape)
-        self.depth_sep_conv.build(wide)
-        self.conv_pro.build(wide)
-        if self.normalize:
-            self.bn1.build(wide)
-            self.bn2.build(wide)
-            self.bn3.build(input_shape)
-            self.adapt_bn.build(input_shape)
-        else:
+        heads, has_bias, dtype = input_shape[1], not self.normalize, self.dtype_policy
+        wide = self.expansion * heads
+        self.conv_exp = convolution_1x1(heads, wide, has_bias, dtype=dtype, name="conv_exp")
+        self.conv_pro = convolution_1x1(wide, heads, has_bias, dtype=dtype, name="conv_pro")
+        layers = [self.conv_exp, self.bn1, self.depth_sep_conv, self.bn2, self.conv_pro, self.bn3]
+        build_all([layer for layer in (*layers, self.adapt_bn) if layer is not None], input_shape)
+        if not self.normalize:
             self.skip = self.add_weight(name="skip", shape=(heads,), initializer="ones")
 
     def call(self, maps, training=False):
-        y = ops.relu6(self.normalized(self.bn1, self.run(self.conv_exp, maps), training))
-        y = ops.relu6(self.normalized(self.bn2, self.run(self.depth_sep_conv, y), training))
-        y = self.normalized(self.bn3, self.run(self.conv_pro, y), training)
+        y = ops.relu6(self.norm(self.bn1, self.run(self.conv_exp, maps), training))
+        y = ops.relu6(self.norm(self.bn2, self.run(self.depth_sep_conv, y), training))
+        y = self.norm(self.bn3, self.run(self.conv_pro, y), training)
         if self.normalize:
             y = self.run(self.adapt_bn, maps + y, training)
         else:
             y = maps * ops.reshape(self.skip, (-1, 1, 1)) + y
         return y if self.map_scale == 1 else self.map_scale * y
 
-    def normalized(self, norm, maps, training):
+    def norm(self, norm, maps, training):
         """Apply a BatchNormalization, or None in the form without."""
         return maps if norm is None else self.run(norm, maps, training)
 
     def inference_form(self) -> InferenceForm:
         """Return the form without BN and scale, which are folded into the other weights."""
-        return InferenceForm(
-            {"map_scale": 1.0, "normalize": False},
-            self._folded_weights(),
-            dropped=("bn1", "bn2", "bn3", "adapt_bn") if self.normalize else (),
+        scale, shift = affine(self.adapt_bn)
+        last = folded(self.conv_pro, self.bn3)
+        kernel, bias = (
+            last["conv_pro/kernel"] * scale[:, None],
+            last["conv_pro/bias"] * scale + shift,
         )
-
-    def _folded_weights(self):
-        """Return the weights of the equal form without BN and with $s = 1$, by name."""
-        weights = {}
-        for name, norm in (
-            ("conv_exp", self.bn1),
-            ("depth_sep_conv", self.bn2),
-            ("conv_pro", self.bn3),
-        ):
-            layer = getattr(self, name)
-            kernel, bias = (layer.kernel, layer.bias) if norm is None else fold(norm, layer.kernel)
-            weights |= {f"{name}/kernel": kernel, f"{name}/bias": bias}
-        if self.normalize:
-            scale, shift = affine(self.adapt_bn)
-            kernel, bias, skip = kernel * scale[:, None], bias * scale + shift, scale
-        else:
-            skip = self.skip
-        last = {"conv_pro/kernel": kernel, "conv_pro/bias": bias, "skip": skip}
-        return weights | {name: value * self.map_scale for name, value in last.items()}
+        skip = scale if self.normalize else self.skip
+        weights = {
+            **folded(self.conv_exp, self.bn1),
+            **folded(self.depth_sep_conv, self.bn2),
+            "conv_pro/kernel": kernel * self.map_scale,
+            "conv_pro/bias": bias * self.map_scale,
+            "skip": skip * self.map_scale,
+        }
+        dropped = ("bn1", "bn2", "bn3", "adapt_bn")
+        return InferenceForm({"map_scale": 1.0, "normalize": False}, weights, dropped)
 
 
 def RefinedAttention(
@@ -297,15 +270,8 @@ def RefinedAttention(
         grid: As in `Refinement`.
         **kwargs: Further arguments of `Attention`.
     """
-    layer = Refinement(
-        expansion,
-        kernel_size,
-        reduction,
-        constraint,
-        grid,
-        name="refinement",
-        dtype=kwargs.get("dtype"),
-    )
+    own = {"name": "refinement", "dtype": kwargs.get("dtype")}
+    layer = Refinement(expansion, kernel_size, reduction, constraint, grid, **own)
     return Attention(num_heads, on_weights=[layer], **kwargs)
 
 
@@ -313,43 +279,31 @@ def RefinedAttention(
 class AccumulatingAttention(Attention):
     r"""Attention that adds the maps of an earlier block to its own.
 
-    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{carried} / \sqrt d$$
+    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{shared} / \sqrt d$$
     with $d$ the size of a head: the first of the two kinds of block of the released
     Refined-ViT. The paper does not mention this sum. An `attention_mask` masks both terms.
 
-    Input: a pair of tokens `(batch, tokens, dim)` and carried maps
+    Input: a pair of tokens `(batch, tokens, dim)` and shared maps
     `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
     `return_attention_scores=True`, a pair of it and the maps.
 
     Args:
-        num_heads: Number of heads, the same as of the carried maps.
+        num_heads: Number of heads, the same as of the shared maps.
         **kwargs: Further arguments of `Attention`.
 
     Raises:
-        ValueError: at build, if the carried maps do not have that shape.
+        ValueError: at build, if the shared maps do not have that shape.
     """
 
     reads_maps = True
 
-    def build(self, input_shape):
-        tokens, maps = input_shape
-        check_carried(tokens, maps, self.num_heads)
-        super().build(tokens)
-
-    def needs_maps(self, training=False):
-        return True
-
-    def maps_of(self, weights, carried, training=False, mask=None):
-        maps = super().maps_of(weights, carried, training, mask)
-        return maps + ops.zero_masked(carried, mask) * self.size**-0.5
+    def maps_of(self, weights, shared, training=False, mask=None):
+        maps = super().maps_of(weights, shared, training, mask)
+        return maps + ops.zero_masked(shared, mask) * self.size**-0.5
 
 
 def check_expansion(expansion: int) -> None:
-    """Check the ratio of the attention expansion.
-
-    Raises:
-        ValueError: if it is below 1.
-    """
+    """Check the ratio of the attention expansion."""
     if expansion < 1:
         raise ValueError(
             "`expansion`, the ratio of inner maps to input maps, must be at least 1. "

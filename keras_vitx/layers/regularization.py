@@ -5,6 +5,7 @@ import keras
 from keras_vitx.keras_internals import replace_seed_generator
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.initializers import start_from
 
 
 @register
@@ -32,16 +33,8 @@ class LayerScale(Layer):
         self.scalar = scalar
 
     def build(self, input_shape):
-        if isinstance(self.init, keras.initializers.Initializer):
-            # A clone, because an initializer returns the same numbers each time.
-            initializer = self.init.clone()
-        else:
-            initializer = keras.initializers.Constant(self.init)
-        self.gamma = self.add_weight(
-            name="gamma",
-            shape=(1,) if self.scalar else (input_shape[-1],),
-            initializer=initializer,
-        )
+        shape = (1,) if self.scalar else (input_shape[-1],)
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer=start_from(self.init))
 
     def call(self, x):
         return x * self.gamma
@@ -69,8 +62,7 @@ class DropPath(Layer):
 
     def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
-        if not 0 <= rate < 1:
-            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}.")
+        check_rate(rate)
         self.rate = rate
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed) if rate else None
@@ -81,8 +73,7 @@ class DropPath(Layer):
         Raises:
             ValueError: if `rate` is not in [0, 1).
         """
-        if not 0 <= rate < 1:
-            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}.")
+        check_rate(rate)
         self.rate = rate
         # As if built with that rate, so that saved files and the loop over depth agree.
         if bool(rate) != (self.seed_generator is not None):
@@ -94,3 +85,9 @@ class DropPath(Layer):
             return x
         keep = 1 - self.rate
         return x * ops.kept_samples(x, keep, self.seed_generator, self.seed)
+
+
+def check_rate(rate: float) -> None:
+    """Check a rate of stochastic depth."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}.")

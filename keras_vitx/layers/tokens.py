@@ -46,15 +46,9 @@ class PatchEmbedding(Layer):
 
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size, self.stride)
-        stride = self.stride or self.patch_size
+        stride, start = self.stride or self.patch_size, {"initialization": self.initialization}
         self.proj = _convolution(
-            self.dim,
-            self.patch_size,
-            stride,
-            input_shape,
-            initialization=self.initialization,
-            dtype=self.dtype_policy,
-            name="proj",
+            self, "proj", self.dim, self.patch_size, stride, input_shape, **start
         )
 
     def call(self, images):
@@ -106,20 +100,14 @@ class ConvStem(Layer):
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size)
         self.convolutions, self.norms = [], []
-        shape = tuple(input_shape)
+        shape, biased = tuple(input_shape), {"use_bias": not self.normalize}
         for index, channels in enumerate(self.channels, start=1):
-            first = index == 1
-            layer = _convolution(
-                channels,
-                7 if first else 3,
-                2 if first else 1,
-                shape,
+            name = f"conv{index}"
+            if index == 1:
                 # With a stride, Keras's "same" pads differently from the public code.
-                padding="valid" if first else "same",
-                use_bias=not self.normalize,
-                dtype=self.dtype_policy,
-                name=f"conv{index}",
-            )
+                layer = _convolution(self, name, channels, 7, 2, shape, **biased)
+            else:
+                layer = _convolution(self, name, channels, 3, 1, shape, padding="same", **biased)
             self.convolutions.append(layer)
             shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
             if self.normalize:
@@ -129,7 +117,7 @@ class ConvStem(Layer):
                 norm.build(shape)
                 self.norms.append(norm)
         half = self.patch_size // 2
-        self.proj = _convolution(self.dim, half, half, shape, dtype=self.dtype_policy, name="proj")
+        self.proj = _convolution(self, "proj", self.dim, half, half, shape)
 
     def call(self, images, training=False):
         x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
@@ -146,8 +134,7 @@ class ConvStem(Layer):
         for layer, norm in zip(self.convolutions, self.norms, strict=False):
             scale, shift = affine(norm)
             weights |= {f"{layer.name}/kernel": layer.kernel * scale, f"{layer.name}/bias": shift}
-        dropped = tuple(norm.name for norm in self.norms)
-        return InferenceForm({"normalize": False}, weights, dropped)
+        return InferenceForm({"normalize": False}, weights, tuple(n.name for n in self.norms))
 
 
 @register
@@ -206,19 +193,18 @@ class TokenDownsampling(Layer):
                 "`dim` must be a multiple of the width of the input tokens. "
                 f"Received: dim={self.dim}, width={width}."
             )
+        start = {"depthwise_initializer": uniform(9), "bias_initializer": uniform(9)}
         self.conv = keras.layers.DepthwiseConv2D(
             3,
             strides=2,
             depth_multiplier=self.dim // width,
             data_format="channels_last",
-            depthwise_initializer=uniform(9),
-            bias_initializer=uniform(9),
             dtype=self.dtype_policy,
             name="conv",
+            **start,
         )
         self.conv.build((None, rows + 2, columns + 2, width))
-        self.fc = self.dense(self.dim, "fc", fan_in=width)
-        self.fc.build((None, self.num_prefix_tokens, width))
+        self.fc = self.dense(self.dim, "fc", (None, self.num_prefix_tokens, width))
 
     def call(self, x, training=False):
         # Under PyTorch, a split at given indices waits for the device.
@@ -250,11 +236,8 @@ class PositionEmbedding(Layer):
 
     def build(self, input_shape):
         rows, columns = self.grid
-        self.embeddings = self.add_weight(
-            name="embeddings",
-            shape=(1, self.num_prefix_tokens + rows * columns, input_shape[-1]),
-            initializer=normal(),
-        )
+        shape = (1, self.num_prefix_tokens + rows * columns, input_shape[-1])
+        self.embeddings = self.add_weight(name="embeddings", shape=shape, initializer=normal())
 
     def call(self, x):
         return x + self.embeddings
@@ -282,16 +265,12 @@ class ClassToken(Layer):
         self.count = count
 
     def build(self, input_shape):
-        self.token = self.add_weight(
-            name="token",
-            shape=(1, self.count, input_shape[-1]),
-            initializer=normal(),
-        )
+        shape = (1, self.count, input_shape[-1])
+        self.token = self.add_weight(name="token", shape=shape, initializer=normal())
 
     def call(self, x):
-        token = ops.broadcast_to(
-            ops.cast(self.token, x.dtype), (ops.shape(x)[0], *self.token.shape[1:])
-        )
+        token = ops.cast(self.token, x.dtype)
+        token = ops.broadcast_to(token, (ops.shape(x)[0], *token.shape[1:]))
         return ops.concatenate([token, x], axis=1)
 
 
@@ -346,16 +325,19 @@ class PatchMap(Layer):
         return ops.reshape(x[:, -rows * columns :], (-1, rows, columns, x.shape[-1]))
 
 
-def _convolution(filters, side, stride, input_shape, initialization="uniform", **arguments):
-    """Return a built square `Conv2D`, initialized as in PyTorch unless told otherwise."""
-    fan_in = side * side * input_shape[-1]
+def _convolution(
+    parent, name, filters, side, stride, input_shape, initialization="uniform", **arguments
+):
+    """Return a built square `Conv2D`, a child of `parent`."""
     layer = keras.layers.Conv2D(
         filters,
         side,
         stride,
         data_format="channels_last",
-        **initializers(initialization, fan_in),
+        **initializers(initialization, side * side * input_shape[-1]),
         **arguments,
+        dtype=parent.dtype_policy,
+        name=name,
     )
     layer.build(input_shape)
     return layer

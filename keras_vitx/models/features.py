@@ -6,8 +6,9 @@ from typing import Any
 
 import keras
 
-from keras_vitx.layers import Block, ClassBlock, PatchMap
+from keras_vitx.layers import Block, ClassBlock
 from keras_vitx.layers.base import register, serialize
+from keras_vitx.layers.tokens import PatchMap
 from keras_vitx.models.chain import Chain, ImageModel
 from keras_vitx.models.checks import is_count, patch_grid, scale_factor
 from keras_vitx.models.cut import as_chain

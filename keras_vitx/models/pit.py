@@ -12,8 +12,8 @@ from keras_vitx.layers import (
     ContextBroadcasting,
     PatchEmbedding,
     PositionEmbedding,
-    TokenDownsampling,
 )
+from keras_vitx.layers.tokens import TokenDownsampling
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
 from keras_vitx.models.network import Layers, Network

@@ -1,10 +1,18 @@
-"""Building blocks of the papers' formulas, in plain NumPy."""
+"""Every layer in plain NumPy, written from the papers' formulas: `plain(layer, x)`.
 
+For an attention, `attend(layer, x)` returns its output and its maps.
+"""
+
+from functools import singledispatch
 from itertools import product
 from math import erf
 
+import keras
 import numpy as np
 from harness import array, numbers, randomize
+
+from keras_vitx import layers as kvl
+from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
 
 X = numbers((3, 5, 8))
 
@@ -16,29 +24,30 @@ def built(layer, x=X, shape=None):
     return layer
 
 
-def dense(x, layer):
-    return x @ array(layer.kernel.value) + (array(layer.bias.value) if layer.use_bias else 0)
+def value(variable):
+    return array(variable.value).astype("float64")
 
 
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+def softmax(x, mask=True):
+    """Softmax over the allowed entries; 0 at the others."""
+    exponents = np.where(mask, np.exp(x - x.max(-1, keepdims=True)), 0)
+    sums = exponents.sum(-1, keepdims=True)
+    return np.divide(exponents, sums, out=np.zeros_like(exponents), where=sums > 0)
 
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def mix(maps, layer):
-    kernel = array(layer.kernel.value)
-    batch, _, queries, keys = maps.shape
-    mixed = np.zeros((batch, len(kernel), queries, keys), maps.dtype)
-    for i in range(kernel.shape[0]):
-        for j in range(kernel.shape[1]):
-            mixed[:, i] += kernel[i, j] * maps[:, j]
-        if layer.use_bias:
-            mixed[:, i] += array(layer.bias.value)[i]
-    return mixed
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+
+
+def norm(x, layer, epsilon=None):
+    """Layer normalization, with another epsilon than the layer's if there is one."""
+    epsilon = layer.epsilon if epsilon is None else epsilon
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
+    return x * value(layer.gamma) + value(layer.beta)
 
 
 def convolve(maps, kernel):
@@ -53,25 +62,323 @@ def convolve(maps, kernel):
     return convolved
 
 
-def batch_norm(x, layer, training=False, axis=1):
-    x = np.moveaxis(x, axis, -1)
+def convolution(images, kernel, stride, padding=0):
+    """Convolve with a kernel `(height, width, in, out)` and zero padding, term by term."""
+    images = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = kernel.shape[:2]
+    rows = (images.shape[1] - height) // stride + 1
+    columns = (images.shape[2] - width) // stride + 1
+    y = np.zeros((len(images), rows, columns, kernel.shape[3]))
+    for i, j in product(range(rows), range(columns)):
+        window = images[:, i * stride : i * stride + height, j * stride : j * stride + width]
+        y[:, i, j] = np.tensordot(window, kernel, 3)
+    return y
+
+
+def flat(images):
+    return images.reshape(len(images), -1, images.shape[-1])
+
+
+@singledispatch
+def plain(layer, x, training=False):
+    """Return what `layer` computes of `x`."""
+    raise NotImplementedError(type(layer))
+
+
+@plain.register(keras.layers.Dense)
+def dense(layer, x, training=False):
+    return x @ value(layer.kernel) + (value(layer.bias) if layer.use_bias else 0)
+
+
+@plain.register(keras.layers.BatchNormalization)
+def batch_norm(layer, x, training=False):
+    x = np.moveaxis(x, layer.axis, -1)
     others = tuple(range(x.ndim - 1))
-    mean, variance = array(layer.moving_mean.value), array(layer.moving_variance.value)
+    mean, variance = value(layer.moving_mean), value(layer.moving_variance)
     if training:
         mean, variance = x.mean(others), x.var(others)
-    y = (x - mean) / np.sqrt(variance + 1e-5)
-    return np.moveaxis(y * array(layer.gamma.value) + array(layer.beta.value), -1, axis)
+    y = (x - mean) / np.sqrt(variance + 1e-5) * value(layer.gamma) + value(layer.beta)
+    return np.moveaxis(y, -1, layer.axis)
 
 
-def split_heads(x, heads):
-    """Reshape `(batch, tokens, heads * size)` to `(batch, heads, tokens, size)`."""
-    return np.stack(np.split(x, heads, axis=-1), axis=1)
+# Layers over maps.
 
 
-def aggregate(maps, value):
-    """Multiply `(batch, tokens, heads * size)` by the maps, per head."""
-    parts = split_heads(value, maps.shape[1])
-    return np.concatenate([maps[:, h] @ parts[:, h] for h in range(maps.shape[1])], axis=-1)
+@plain.register
+def mix(layer: kvl.HeadMixing, maps, training=False):
+    mixed = np.einsum("ij,bjqk->biqk", value(layer.kernel), maps)
+    return mixed + value(layer.bias)[:, None, None] if layer.use_bias else mixed
+
+
+@plain.register
+def _(layer: kvl.ReAttention, maps, training=False):
+    mixed = mix(layer.reatten_matrix, maps)
+    if layer.normalize:
+        mixed = batch_norm(layer.var_norm, mixed, training)
+    return layer.map_scale * mixed
+
+
+@plain.register
+def local(layer: kvl.LocalMapConvolution, maps, training=False):
+    kernel, bias = value(layer.kernel), 0
+    if layer.use_bias:
+        bias = value(layer.bias)[:, None, None]
+    if layer.constraint == "row+column":
+        along_keys, along_queries = kernel[:, 0, None, :], kernel[:, 1, :, None]
+        return convolve(maps, along_keys) + convolve(maps, along_queries) + bias
+    if layer.constraint == "spatial":
+        patches = layer.grid[0] * layer.grid[1]
+        result = maps.copy()
+        for query in range(maps.shape[2]):
+            image = maps[:, :, query, -patches:].reshape(*maps.shape[:2], *layer.grid)
+            image = convolve(image, kernel[:, 0])
+            result[:, :, query, -patches:] = image.reshape(*maps.shape[:2], patches)
+        return result + bias
+    return convolve(maps, kernel[:, 0]) + bias
+
+
+@plain.register
+def _(layer: kvl.Refinement, maps, training=False):
+    maps = local(layer.local, mix(layer.expand, maps))
+    return mix(layer.reduce, maps) if layer.reduction else maps
+
+
+@plain.register
+def _(layer: kvl.ResidualRefinement, maps, training=False):
+    def relu6_of_norm(norm, x):
+        return np.clip(batch_norm(norm, x, training) if norm else x, 0, 6)
+
+    y = relu6_of_norm(layer.bn1, mix(layer.conv_exp, maps))
+    y = relu6_of_norm(layer.bn2, local(layer.depth_sep_conv, y))
+    y = mix(layer.conv_pro, y)
+    if layer.normalize:
+        y = batch_norm(layer.adapt_bn, maps + batch_norm(layer.bn3, y, training), training)
+    else:
+        y = value(layer.skip)[:, None, None] * maps + y
+    return layer.map_scale * y
+
+
+@plain.register
+def _(layer: kvl.Temperature, maps, training=False):
+    return maps / (value(layer.tau) if layer.learnable else layer.temperature)
+
+
+@plain.register
+def _(layer: kvl.UniformHeads, maps, training=False):
+    batch, _, queries, keys = maps.shape
+    return np.concatenate([maps, np.full((batch, layer.count, queries, keys), 1 / keys)], axis=1)
+
+
+# Layers over tokens.
+
+
+@plain.register
+def _(layer: kvl.MLP, x, training=False):
+    x = in_order(layer.on_input, x)
+    activation = {"gelu": gelu, "relu": lambda x: np.maximum(x, 0)}[layer.activation]
+    x = in_order(layer.on_hidden, activation(dense(layer.fc1, x)))
+    return in_order(layer.on_output, dense(layer.fc2, x))
+
+
+def in_order(layers, x):
+    for layer in layers:
+        x = plain(layer, x)
+    return x
+
+
+@plain.register
+def _(layer: kvl.TokenMixing, x, training=False):
+    return plain(layer.mlp, x.transpose(0, 2, 1)).transpose(0, 2, 1)
+
+
+@plain.register
+def _(layer: kvl.ContextBroadcasting, x, training=False):
+    first, mean = x[:, :1], x.mean(1, keepdims=True)
+    if layer.context == "class_product":
+        return np.concatenate([first, x[:, 1:] * first], axis=1)
+    context = {
+        "mean": mean,
+        "max": x.max(1, keepdims=True),
+        "class": first,
+        "class_and_mean": (first + mean) / 2,
+    }[layer.context]
+    scale = 1 if layer.scale is None else value(layer.scaling)
+    halve = layer.scale is None if layer.halve is None else layer.halve
+    return (x + scale * context) / (2 if halve else 1)
+
+
+@plain.register
+def _(layer: kvl.SqueezeExcitation, x, training=False):
+    hidden = np.maximum(dense(layer.fc1, x.mean(1, keepdims=True)), 0)
+    return x * sigmoid(dense(layer.fc2, hidden))
+
+
+@plain.register
+def _(layer: kvl.LayerScale, x, training=False):
+    return value(layer.gamma) * x
+
+
+@plain.register
+def _(layer: kvl.DropPath, x, training=False):
+    assert not (training and layer.rate)
+    return x
+
+
+# From images to tokens, and from tokens to outputs.
+
+
+def project(layer, images, stride):
+    return flat(convolution(images, value(layer.kernel), stride)) + value(layer.bias)
+
+
+@plain.register
+def _(layer: kvl.PatchEmbedding, images, training=False):
+    return project(layer.proj, images, layer.stride or layer.patch_size)
+
+
+@plain.register
+def _(layer: kvl.ConvStem, x, training=False):
+    for index, part in enumerate(layer.convolutions):
+        stride, padding = (2, 3) if index == 0 else (1, 1)
+        x = convolution(x, value(part.kernel), stride, padding)
+        x = batch_norm(layer.norms[index], x, training) if layer.normalize else x + value(part.bias)
+        x = np.maximum(x, 0)
+    return project(layer.proj, x, layer.patch_size // 2)
+
+
+@plain.register
+def _(layer: TokenDownsampling, x, training=False):
+    prefix, patches = np.split(x, [layer.num_prefix_tokens], axis=1)
+    channels, factor = x.shape[-1], layer.dim // x.shape[-1]
+    # A depthwise kernel is a full one with zeros.
+    kernel = np.zeros((3, 3, channels, layer.dim))
+    for channel in range(channels):
+        part = slice(channel * factor, (channel + 1) * factor)
+        kernel[:, :, channel, part] = value(layer.conv.kernel)[:, :, channel]
+    images = patches.reshape(len(x), *layer.grid, channels)
+    patches = flat(convolution(images, kernel, 2, 1)) + value(layer.conv.bias)
+    return np.concatenate([dense(layer.fc, prefix), patches], axis=1)
+
+
+@plain.register
+def _(layer: kvl.PositionEmbedding, x, training=False):
+    return x + value(layer.embeddings)
+
+
+@plain.register
+def _(layer: kvl.ClassToken, x, training=False):
+    return np.concatenate([np.repeat(value(layer.token), len(x), axis=0), x], axis=1)
+
+
+@plain.register
+def _(layer: kvl.TokenPooling, x, training=False):
+    patches = x[:, layer.num_prefix_tokens :]
+    return {"token": x[:, 0], "avg": patches.mean(1), "max": patches.max(1)}[layer.pooling]
+
+
+@plain.register
+def _(layer: PatchMap, x, training=False):
+    rows, columns = layer.grid
+    return x[:, -rows * columns :].reshape(len(x), rows, columns, -1)
+
+
+@plain.register
+def _(layer: kvl.DistilledHead, x, training=False):
+    y = (dense(layer.head, x[:, 0]) + dense(layer.head_dist, x[:, 1])) / 2
+    return softmax(y) if layer.activation else y
+
+
+@plain.register
+def _(layer: kvl.DenseHead, x, training=False):
+    y = dense(layer.head, x[:, 0]) + dense(layer.aux_head, x[:, 1:]).max(1) / 2
+    return softmax(y) if layer.activation else y
+
+
+# Attention.
+
+
+@plain.register
+def _(layer: kvl.Attention, x, training=False):
+    return attend(layer, x, training)[0]
+
+
+def attend(layer, x, training=False, mask=None):
+    """Return the output of an attention and its maps.
+
+    Args:
+        layer: The attention.
+        x: Tokens, or a pair of them and the maps of an earlier block.
+        training: Whether norms take the statistics of the batch.
+        mask: `(batch, queries, keys)`, or None.
+    """
+    x, shared = x if layer.reads_maps else (x, None)
+    x = in_order(layer.on_input, x)
+    query, key, v = projections(layer, x)
+    mask = True if mask is None else np.broadcast_to(mask, (len(x), *mask.shape[-2:]))[:, None]
+    maps = shared if query is None else own_maps(layer, logits(query, key, layer.num_heads), mask)
+    maps = np.where(mask, maps, 0)
+    for part in layer.on_weights:
+        maps = np.where(mask, plain(part, maps, training), 0)
+    if isinstance(layer, kvl.AccumulatingAttention):
+        maps = maps + np.where(mask, shared, 0) / np.sqrt(layer.size)
+    return in_order(layer.on_output, dense(layer.proj, aggregate(maps, v))), maps
+
+
+def projections(layer, x):
+    """Return queries, keys and values, `(batch, tokens, heads * size)`."""
+    if isinstance(layer, kvl.SharedAttention):
+        return None, None, dense(layer.v, x)
+    if isinstance(layer, kvl.ClassAttention):
+        classes = layer.num_class_tokens
+        z = x if layer.class_in_keys else x[:, classes:]
+        return dense(layer.q, x[:, :classes]), dense(layer.k, z), dense(layer.v, z)
+    if isinstance(layer, kvl.PositionalAttention):
+        return *np.split(dense(layer.qk, x), 2, axis=-1), dense(layer.v, x)
+    return np.split(dense(layer.qkv, x), (layer.width, 2 * layer.width), axis=-1)
+
+
+def own_maps(layer, maps, mask):
+    """Return the maps after the softmax, from the logits of queries and keys."""
+    if type(layer) is kvl.PositionalAttention:
+        maps = maps + positional_logits(layer)
+    for part in layer.on_logits:
+        maps = plain(part, np.where(mask, maps, 0))
+    maps = softmax(maps, mask)
+    if not isinstance(layer, kvl.GatedPositionalAttention):
+        return maps
+    if layer.constant_positions:
+        gates = 1 - value(layer.content_gate)[:, None, None]
+        # Stored are the gates times R, and C.
+        positional = positional_logits(layer, np.multiply)
+        if mask is not True:
+            positional = np.where(mask, positional, 0)
+            sums = positional.sum(-1, keepdims=True)
+            positional = gates * positional / np.where(sums > 0, sums, 1)
+        return (1 - gates) * maps + positional
+    gates = sigmoid(value(layer.gating_param))[:, None, None]
+    return (1 - gates) * maps + gates * softmax(positional_logits(layer)[None] + 0 * maps, mask)
+
+
+def positional_logits(layer, combine=np.add):
+    """Return the logits of each pair of patches, `(heads, patches, patches)`."""
+    if layer.constant_positions:
+        by_row, by_column = value(layer.by_row), value(layer.by_column)
+        pairs = combine(by_row[:, :, None, :, None], by_column[:, None, :, None, :])
+        return pairs.reshape(layer.num_heads, *2 * (layer.rows * layer.columns,))
+    return dense(layer.pos_proj, offsets((layer.rows, layer.columns))).transpose(2, 0, 1)
+
+
+def places(grid):
+    return [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+
+
+def offsets(grid):
+    """r_ij = (dx, dy, squared distance) from patch i to patch j."""
+    pairs = [
+        [(x2 - x1, y2 - y1, (x2 - x1) ** 2 + (y2 - y1) ** 2) for y2, x2 in places(grid)]
+        for y1, x1 in places(grid)
+    ]
+    return np.array(pairs, "float64")
 
 
 def logits(query, key, heads):
@@ -79,26 +386,41 @@ def logits(query, key, heads):
     return query @ key.swapaxes(2, 3) / np.sqrt(query.shape[-1])
 
 
-def attention(q, k, v, layer):
-    """Return (output before the projection, maps), computed per head."""
-    maps = logits(q, k, layer.num_heads)
-    for part in layer.on_logits:
-        maps = mix(maps, part)
-    maps = softmax(maps)
-    for part in layer.on_weights:
-        maps = mix(maps, part)
-    return aggregate(maps, v), maps
+def split_heads(x, heads):
+    """Reshape `(batch, tokens, heads * size)` to `(batch, heads, tokens, size)`."""
+    return np.stack(np.split(x, heads, axis=-1), axis=1)
 
 
-def norm(x, layer, epsilon=None):
-    epsilon = layer.epsilon if epsilon is None else epsilon
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
-    return x * array(layer.gamma.value) + array(layer.beta.value)
+def aggregate(maps, v):
+    """Multiply `(batch, tokens, heads * size)` by the maps, per head."""
+    parts = split_heads(v, maps.shape[1])
+    return np.concatenate([maps[:, h] @ parts[:, h] for h in range(maps.shape[1])], axis=-1)
 
 
-def gelu(x):
-    return x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+# Blocks.
 
 
-def mlp(x, layer):
-    return dense(gelu(dense(x, layer.fc1)), layer.fc2)
+@plain.register
+def _(layer: kvl.Block, x, training=False):
+    x, shared = x if layer.takes_maps else (x, None)
+    s = layer.residual_scale
+    scales = [1 if g is None else value(g.gamma) for g in (layer.ls1, layer.ls2)]
+    read = norm(s * x, layer.norm1, layer.epsilon)
+    if isinstance(layer.attention, kvl.Attention):
+        pair = (read, shared) if layer.attention.reads_maps else read
+        attended, maps = attend(layer.attention, pair, training)
+        emitted = maps if layer.attention.computes_maps else shared
+    else:
+        attended = plain(layer.attention, read)
+    updated = x[:, : attended.shape[1]]
+    y = updated + scales[0] * attended / s
+    y = y + scales[1] * plain(layer.mlp, norm(s * y, layer.norm2, layer.epsilon)) / s
+    y = np.concatenate([y, x[:, attended.shape[1] :]], axis=1)
+    return (y, emitted) if layer.gives_maps else y
+
+
+@plain.register
+def _(layer: kvl.PostNormBlock, x, training=False):
+    scales = [1 if g is None else value(g.gamma) for g in (layer.ls1, layer.ls2)]
+    x = norm(x + scales[0] * attend(layer.attention, x, training)[0], layer.norm1)
+    return norm(x + scales[1] * plain(layer.mlp, x), layer.norm2)

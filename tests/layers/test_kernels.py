@@ -29,20 +29,17 @@ def dense(**arguments):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"use_bias": False}, {"lora_rank": 2}, {"activation": "relu"}]
+    "changes",
+    [{}, {"use_bias": False}, {"lora_rank": 2}, {"activation": "relu"}, {"name": "quantized"}],
 )
 def test_dense(changes):
     layer, x = dense(**changes), ops.convert_to_tensor(numbers((2, 5, 4)))
     if "lora_rank" in changes:
         layer.lora_kernel_b.assign(numbers(layer.lora_kernel_b.shape))
+    if "name" in changes:
+        layer.quantize("int8")
     for training in (False, True):
         close(array(call(layer, x, training)), array(layer(x)), 1e-6)
-
-
-def test_a_quantized_dense():
-    layer, x = dense(), ops.convert_to_tensor(numbers((2, 5, 4)))
-    layer.quantize("int8")
-    close(array(call(layer, x)), array(layer(x)), 1e-6)
 
 
 def test_dense_keeps_its_precision():
@@ -50,6 +47,16 @@ def test_dense_keeps_its_precision():
         layer = kv.layers.MLP()
     y = layer(ops.cast(numbers((2, 5, 4)), "bfloat16"))
     assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
+
+
+def test_a_layer_of_the_user_is_its_own():
+    class Doubling(keras.layers.LayerNormalization):
+        def call(self, x):
+            return 2 * x
+
+    layer, x = Doubling(), ops.convert_to_tensor(numbers((2, 5, 4)))
+    layer.build(x.shape)
+    close(array(call(layer, x)), 2 * array(x), 1e-6)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX's")
@@ -70,28 +77,6 @@ def test_forward_mode_differentiation(model):
     _, forward = jax.jvp(loss, (state,), (tangent,))
     backward = sum(ops.sum(one) for one in jax.grad(loss)(state))
     close(array(forward), array(backward), 1e-3)
-
-
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("rows", [3, 5])
-def test_mix_heads(biased, rows):
-    kernel, maps, bias = numbers((rows, 4)), numbers((2, 4, 3, 5), 1), numbers((rows,), 2)
-    given = (kernel, maps, bias if biased else None)
-    given = [ops.convert_to_tensor(part) if part is not None else None for part in given]
-    expected = np.einsum("ij,bjqk->biqk", kernel, maps) + biased * bias[:, None, None]
-    found = layer_ops.mix_heads(*given)
-    close(array(found), expected, 1e-6)
-    # An expansion may have left the heads last in memory.
-    again = layer_ops.mix_heads(ops.transpose(given[0]), found)
-    close(array(again), np.einsum("ij,biqk->bjqk", kernel, expected), 1e-6)
-
-
-def test_convolve_maps():
-    maps, kernel = numbers((2, 3, 4, 5)), numbers((3, 1, 3, 5), 1)
-    found = array(layer_ops.convolve_maps(*map(ops.convert_to_tensor, (maps, kernel))))
-    padded = np.pad(maps, ((0, 0), (0, 0), (1, 1), (2, 2)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 5), axis=(2, 3))
-    close(found, np.einsum("bhqkij,hij->bhqk", windows, kernel[:, 0]), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -142,17 +127,18 @@ def test_convolution(arguments):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    ("trainable", "policy"),
+    ("axis", "trainable", "policy"),
     [
-        (True, "float32"),
-        (False, "float32"),
-        (True, "mixed_bfloat16"),
-        (True, "mixed_float16"),
+        (1, True, "float32"),
+        (1, False, "float32"),
+        (-1, True, "float32"),
+        (1, True, "mixed_bfloat16"),
+        (1, True, "mixed_float16"),
     ],
 )
-def test_batch_norm(trainable, policy, training):
+def test_batch_norm(axis, trainable, policy, training):
     ours, plain = (
-        keras.layers.BatchNormalization(axis=1, momentum=0.9, trainable=trainable, dtype=policy)
+        keras.layers.BatchNormalization(axis=axis, momentum=0.9, trainable=trainable, dtype=policy)
         for _ in "ab"
     )
     x = ops.cast(numbers((3, 4, 5, 2)) * 3 + 1, policy.removeprefix("mixed_"))
@@ -167,62 +153,6 @@ def test_batch_norm(trainable, policy, training):
     close(y, expected, 1e-6 if policy == "float32" else 8e-3)
     for one, other in zip(ours.variables, plain.variables, strict=True):
         close(array(one), array(other), 1e-6)
-
-
-def test_batch_norm_of_the_last_axis():
-    ours, plain = (keras.layers.BatchNormalization(epsilon=1e-5) for _ in "ab")
-    x = numbers((3, 4, 5, 2)) * 3 + 1
-    for norm in (ours, plain):
-        norm.build(x.shape)
-    y = call(ours, ops.convert_to_tensor(x), True)
-    close(array(y), array(plain(x, training=True)), 1e-6)
-    for one, other in zip(ours.variables, plain.variables, strict=True):
-        close(array(one), array(other), 1e-6)
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="the others call every layer")
-def test_layers_that_are_called_directly():
-    from keras_vitx.layers.kernels.torch import is_direct
-
-    x = ops.convert_to_tensor(numbers((2, 5, 4)))
-
-    def direct(layer, x=x, dtype="float32", build=True):
-        if build:
-            layer.build(x.shape)
-        return is_direct(layer, x, dtype)
-
-    class Own(keras.layers.LayerNormalization):
-        """A user-defined layer."""
-
-    assert direct(keras.layers.LayerNormalization())
-    quantized = dense()
-    quantized.quantize("int8")
-    assert not direct(quantized, build=False)
-    assert not direct(Own()), "a user's own"
-    assert not direct(keras.layers.LayerNormalization(), build=False), "not built"
-    assert not direct(keras.layers.LayerNormalization(), dtype="bfloat16"), "a cast"
-    assert not direct(keras.layers.LayerNormalization(activity_regularizer="l2"))
-    with keras.RematScope(mode="full"):
-        assert not direct(keras.layers.LayerNormalization())
-    assert not direct(keras.layers.LayerNormalization(), keras.KerasTensor((2, 5, 4)))
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="the others call every layer")
-def test_layers_called_directly_give_what_keras_gives(monkeypatch):
-    from keras_vitx.layers.kernels import torch as kernels
-
-    block = kv.layers.Block(
-        kv.layers.TalkingHeadsAttention(2, dropout=0.0),
-        kv.layers.MLP(on_hidden=[kv.layers.ContextBroadcasting()]),
-        layer_scale=0.5,
-    )
-    x = ops.convert_to_tensor(numbers((2, 5, 8)))
-    block.build(x.shape)
-    for training in (True, False):
-        direct = array(block(x, training=training))
-        with monkeypatch.context() as patch:
-            patch.setattr(kernels, "is_direct", lambda *_: False)
-            close(direct, array(block(x, training=training)), 1e-6)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -256,16 +186,6 @@ def test_softmax(dtype):
         ops.cast(ops.cast(softmax(array(ops.cast(logits, "float32"))), dtype), "float32")
     )
     close(array(ops.cast(found, "float32")), rounded, 1e-6 if dtype == "float32" else 4e-3)
-
-
-@pytest.mark.skipif(BACKEND != "jax", reason="JAX's")
-def test_maps_are_not_computed_again():
-    import jax
-
-    query = jax.numpy.asarray(numbers((2, 5, 3, 4)))
-    step = layer_ops.save_products(lambda query: attend(query, query, query, True))
-    program = str(jax.make_jaxpr(jax.grad(lambda query: step(query).sum()))(query))
-    assert program.count(" exp ") == 1
 
 
 @pytest.mark.parametrize("training", [True, False])

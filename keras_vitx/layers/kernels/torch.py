@@ -27,9 +27,8 @@ def call(
 ) -> Any:
     """Call `layer.call`, or its kernel in `LAYERS`, without `__call__`, where that is the same.
 
-    `__call__` checks and casts what the outer layer has just checked and cast, which takes longer
-    than a norm in a small network. Layers with hooks, and others that need `__call__`, have it.
-    All devices; without it, CaiT_XXS24 takes 1.25 times as long at inference, 1.15 in training.
+    `__call__` checks and casts again, which takes longer than a norm in a small network. Layers
+    with hooks, and others that need it, have it. All devices.
     """
     if not is_direct(layer, x, dtype):
         return _plain_call(layer, x, training, dtype, **arguments)
@@ -162,11 +161,10 @@ LAYERS = {
 
 
 def shape(x: Any) -> tuple:
-    """Ask the tensor itself, as `reshape`, `transpose`, `split`, `stack`, `matmul`, `cast` do.
+    """Ask the tensor itself, as `reshape`, `transpose`, `split`, `matmul` and `cast` do.
 
     `keras.ops` searches the arguments of every operation for symbolic tensors, which takes longer
-    than a reshape. All devices; without these, inference on one image takes 1.12 times as long in
-    CaiT_XXS24, 1.23 in ConViT_Ti (docs/speed.md, "Kernels").
+    than a reshape. All devices.
     """
     return tuple(x.shape)
 
@@ -184,11 +182,6 @@ def transpose(x: Any, axes: Sequence[int]) -> Any:
 def split(x: Any, sections: int, axis: int = 0) -> Any:
     """As `shape`."""
     return x.chunk(sections, axis)
-
-
-def stack(x: Sequence, axis: int = 0) -> Any:
-    """As `shape`."""
-    return torch.stack(x, axis)
 
 
 def matmul(x1: Any, x2: Any) -> Any:

@@ -1,0 +1,64 @@
+"""Every layer of the table against its formula in plain NumPy, with and without a mask."""
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, LAYERS, array, call, close, numbers, randomize
+from plain import attend, plain
+
+from keras_vitx.layers import Attention
+
+ATTENTIONS = [name for name, case in LAYERS.items() if isinstance(case.make(), Attention)]
+# Compared with timm's and Pillow's transform (tests/data/test_photographs.py).
+WITHOUT = ("ImagePreprocessing",)
+NAMES = [name for name in LAYERS if name.split("/")[0] not in WITHOUT]
+
+
+def made(name):
+    """Return a built layer with random weights, and its input."""
+    case = LAYERS[name]
+    layer = case.make()
+    layer.build(case.inputs(lambda shape: (None, *shape)))
+    randomize(layer)
+    return layer, case.inputs(lambda shape: numbers((3, *shape)))
+
+
+def in_float64(x):
+    return keras.tree.map_structure(lambda each: each.astype("float64"), x)
+
+
+def compare(found, expected):
+    found, expected = keras.tree.flatten(found), keras.tree.flatten(expected)
+    for one, other in zip(found, expected, strict=True):
+        close(array(one), other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_formula(name):
+    layer, x = made(name)
+    for training in (False, True):
+        if not (training and LAYERS[name].random):
+            compare(call(layer, x, training), plain(layer, in_float64(x), training))
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_maps(name):
+    layer, x = made(name)
+    compare(layer(x, return_attention_scores=True), attend(layer, in_float64(x)))
+
+
+def masks(maps):
+    """Return masks of several shapes; in the first, one query has no key."""
+    batch, _, queries, keys = maps.shape
+    mask = np.random.default_rng(3).random((batch, queries, keys)) < 0.5
+    mask[0, -1] = False
+    return mask, mask[:, :1], mask[0], mask[:, :, 1:2]
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_masked_maps(name):
+    layer, x = made(name)
+    for mask in masks(attend(layer, in_float64(x))[1])[: 4 if BACKEND == "torch" else 1]:
+        expected = attend(layer, in_float64(x), mask=mask)
+        compare(layer(x, attention_mask=mask, return_attention_scores=True), expected)
+        compare(layer(x, attention_mask=mask), expected[0])
