@@ -6,7 +6,7 @@ from harness import BACKEND, array, close, numbers
 import keras_vitx as kv
 from keras_vitx.layers import DenseHead, DistilledHead
 from keras_vitx.models import Chain
-from keras_vitx.training import Distillation, SmoothedCrossentropy, Taught
+from keras_vitx.training import Distillation, SmoothedCrossentropy
 from keras_vitx.training.devices import Devices, replicas
 from keras_vitx.training.devices.replicas import share_of
 
@@ -105,17 +105,12 @@ def test_loss_and_gradients(head, activation, kind, labels):
         keras.optimizers.SGD(1.0),
         distillation.loss(student, SmoothedCrossentropy(SMOOTHING, not activation)),
     )
-    batch = Taught(Given(LABELS[labels]), *taught_by(distillation, student))
-    found = student.train_on_batch(IMAGES, batch.changed(IMAGES, LABELS[labels], 0)[1])
+    batches = distillation.batches(Given(LABELS[labels]), student)
+    found = student.train_on_batch(IMAGES, batches.changed(IMAGES, LABELS[labels], 0)[1])
     close(found, loss)
     for dense, old, gradient in zip(denses, before, gradients, strict=True):
         assert np.abs(gradient).max() > 1e-3
         close(old - array(dense.kernel.value), gradient, 1e-4)
-
-
-def taught_by(distillation, student):
-    batches = distillation.batches(Given(SOFT), student)
-    return batches.name, batches.teach
 
 
 @pytest.mark.backend_free

@@ -4,7 +4,12 @@ import pytest
 from harness import array, close, numbers, tiny
 
 import keras_vitx as kv
-from keras_vitx.training import PerHead, SigmoidCrossentropy, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.losses import (
+    PerHead,
+    SigmoidCrossentropy,
+    SmoothedCrossentropy,
+    SoftDistillation,
+)
 
 
 @pytest.mark.parametrize("smoothing", (0.0, 0.1, 0.6))

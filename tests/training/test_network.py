@@ -6,7 +6,8 @@ import pytest
 from harness import BACKEND, FAMILIES, array, blocks, close, numbers, randomize
 from keras import ops
 
-from keras_vitx.training import Network, set_drop_path, set_network, set_similarity
+from keras_vitx.training import Recipe, set_network
+from keras_vitx.training.network import set_drop_path, set_similarity
 
 IMAGES = numbers((8, 16, 16, 3))
 
@@ -97,11 +98,12 @@ def test_similarity():
 def test_settings_of_a_recipe():
     model = FAMILIES["RefinedViT"]()
     before = model.get_config()
-    set_network(model, Network())
+    set_network(model, Recipe("mine"))
     assert model.get_config() == before
     set_network(
         model,
-        Network(
+        Recipe(
+            "mine",
             drop_path=0.2,
             drop_path_rises=False,
             similarity=0.1,
@@ -121,9 +123,7 @@ def test_a_network_that_lacks_them():
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     for name, value in (("drop_path", 0.1), ("remat", True), ("crop_ratio", 1.0)):
         with pytest.raises(ValueError, match=f"`{name}`"):
-            set_network(plain, Network(**{name: value}))
-    with pytest.raises(ValueError, match=r"`drop_path` must be in \[0, 1\)"):
-        set_drop_path(FAMILIES["ViT"](), 1.0)
+            set_network(plain, Recipe("mine", **{name: value}))
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="only JAX gains from the loop")

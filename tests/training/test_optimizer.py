@@ -102,7 +102,7 @@ class Reference:
         self.updates = 0
 
     def update(self, gradients):
-        settings = self.recipe.optimizer
+        settings = self.recipe
         norm = np.sqrt(sum((g**2).sum() for g in gradients))
         clip = min(1, settings.clip_norm / norm) if settings.clip_norm else 1
         self.updates += 1
@@ -154,7 +154,7 @@ def test_updates_are_those_of_numpy(changes):
     """Through `fit`, compiled as the backend compiles it."""
     recipe = BASE.but(**changes)
     model = two_layers()
-    parts, updates = recipe.optimizer.accumulate_steps, 5
+    parts, updates = recipe.accumulate_steps, 5
     random = np.random.default_rng(0)
     x = random.normal(size=(updates, parts, 4, 2)).astype("float32")
     y = random.normal(size=(updates, parts, 4, 1)).astype("float32")
@@ -165,9 +165,9 @@ def test_updates_are_those_of_numpy(changes):
             return 0.1 * update / 2
         return 0.01 + 0.09 * (1 + np.cos(np.pi * update / 20)) / 2
 
-    factors = [0.5, 0.5, 1, 1] if recipe.optimizer.layer_decay else [1] * 4
+    factors = [0.5, 0.5, 1, 1] if recipe.layer_decay else [1] * 4
     weights = [array(w.value) for w in model.trainable_variables]
-    by_muon = [0] if recipe.optimizer.algorithm == "muon" else []
+    by_muon = [0] if recipe.algorithm == "muon" else []
     reference = Reference(weights, recipe, factors, [True, False, True, False], rate, by_muon)
     for x_, y_ in zip(x.reshape(updates, -1, 2), y.reshape(updates, -1, 1), strict=True):
         kernel, bias, kernel2, bias2 = reference.weights
@@ -184,7 +184,7 @@ def test_updates_are_those_of_numpy(changes):
     model.compile(make_optimizer(model, recipe, 2 * parts), "mse")
     for x_, y_ in zip(x.reshape(-1, 4, 2), y.reshape(-1, 4, 1), strict=True):
         model.train_on_batch(x_, y_)
-    if recipe.optimizer.ema:
+    if recipe.ema:
         if parts == 1:
             with averaged(model):
                 compare(model, reference.average)

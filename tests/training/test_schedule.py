@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 from harness import array
+from keras_vitx.training.optimizer import WarmupCosine
 
 from keras_vitx.training import Recipe, make_schedule
-from keras_vitx.training.schedule import WarmupCosine
 
 
 def rates(recipe, steps_per_epoch, steps):
@@ -31,7 +31,7 @@ def test_each_epoch_begins_with_timms_rate(timm):
         optimizer, t_initial=30, lr_min=1e-5, warmup_t=5, warmup_lr_init=1e-6
     )
     expected = []
-    for epoch in range(recipe.schedule.all_epochs):
+    for epoch in range(recipe.all_epochs):
         theirs.step(epoch)
         expected.append(optimizer.param_groups[0]["lr"])
     np.testing.assert_allclose(rates(recipe, 7, range(0, 280, 7)), expected, rtol=1e-4)

@@ -11,7 +11,8 @@ import keras_vitx as kv
 from keras_vitx.layers import ClassToken, ContextBroadcasting, DenseHead, DistilledHead
 from keras_vitx.layers import PatchEmbedding as Patches
 from keras_vitx.models import Chain
-from keras_vitx.training import PerHead, SmoothedCrossentropy, TokenLabels
+from keras_vitx.losses import PerHead, SmoothedCrossentropy
+from keras_vitx.training import TokenLabels
 
 HALVES = kv.Preprocessing((0.5,) * 3, (0.5,) * 3)
 CLASSES = 3
@@ -153,7 +154,8 @@ def test_token_labels(mix_token):
         token_labels=GRIDS,
         mix_token=mix_token,
         mixing=None,
-        network=kv.training.Network(),
+        similarity=None,
+        drop_path=None,
         cooldown_epochs=0,
         ema=None,
         **{**SHORT, "epochs": 15, "learning_rate": 0.2},
