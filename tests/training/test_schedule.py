@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 from harness import array
-from keras_vitx.training.optimizer import WarmupCosine
 
 from keras_vitx.training import Recipe, make_schedule
+from keras_vitx.training.optimizer import WarmupCosine
 
 
 def rates(recipe, steps_per_epoch, steps):

@@ -10,8 +10,8 @@ from harness import FAMILIES, array, close
 import keras_vitx as kv
 from keras_vitx.layers import ClassToken, ContextBroadcasting, DenseHead, DistilledHead
 from keras_vitx.layers import PatchEmbedding as Patches
-from keras_vitx.models import Chain
 from keras_vitx.losses import PerHead, SmoothedCrossentropy
+from keras_vitx.models import Chain
 from keras_vitx.training import TokenLabels
 
 HALVES = kv.Preprocessing((0.5,) * 3, (0.5,) * 3)

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from harness import BACKEND, array
-from keras_vitx.training.token_labels import sampled
 
 import keras_vitx as kv
 from keras_vitx.data.augmentation import Augmentation
@@ -12,6 +11,7 @@ from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.layers import ClassToken, DenseHead, PatchEmbedding
 from keras_vitx.models import Chain
 from keras_vitx.training import MixToken, SmoothedCrossentropy, TokenLabels
+from keras_vitx.training.token_labels import sampled
 
 CLASSES = 3
 RANDOM = np.random.default_rng(0)
