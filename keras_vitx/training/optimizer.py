@@ -11,7 +11,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.keras_internals import ClipsTogether, index_in, sublayers
+from keras_vitx.keras_internals import ClipsTogether, sublayers
+from keras_vitx.training.devices import copies_of
 from keras_vitx.training.network import is_block, layers_of
 from keras_vitx.training.recipe import Recipe
 
@@ -141,67 +142,12 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         return dataclasses.asdict(self)
 
 
-class _KernelsDecay(ClipsTogether):
-    """Exclude all variables but kernels from weight decay, also after a file is loaded."""
-
-    rate_factors: tuple[float, ...] | None = None
-
-    def __init__(self, learning_rate: Any = 1e-3, weight_decay: float = 0.05, **kwargs: Any):
-        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
-
-    def build(self, variables):
-        factors = self.rate_factors or [1] * len(variables)
-        if len(factors) != len(variables):
-            raise ValueError(
-                "`rate_factors` must have one factor per trainable variable, "
-                f"{len(variables)}. Received: {len(factors)}."
-            )
-        if not self.built:
-            # Keras decays by the rate of all; variables with another one decay in `update_step`.
-            pairs = zip(variables, factors, strict=True)
-            excluded = [v for v, factor in pairs if not is_decayed(v) or factor != 1]
-            self.exclude_from_weight_decay(var_list=excluded)
-        super().build(variables)
-
-
-class _RatePerVariable(_KernelsDecay):
-    """A factor of the learning rate for each variable; it applies to weight decay as well."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 1e-3,
-        weight_decay: float = 0.05,
-        rate_factors: Sequence[float] | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(learning_rate, weight_decay, **kwargs)
-        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
-        self.decays = ()
-
-    def build(self, variables):
-        self.decays = tuple(map(is_decayed, variables))
-        super().build(variables)
-
-    def update_step(self, gradient, variable, learning_rate):
-        index = index_in(self, variable)
-        factor = 1 if self.rate_factors is None else self.rate_factors[index]
-        if factor != 1:
-            learning_rate = learning_rate * factor
-            if self.decays[index]:
-                variable.assign(variable * (1 - learning_rate * self.weight_decay))
-        super().update_step(gradient, variable, learning_rate)
-
-    def get_config(self) -> dict[str, Any]:
-        factors = self.rate_factors
-        return {**super().get_config(), "rate_factors": factors and list(factors)}
-
-
 # Under PyTorch, Keras has a class of its own that updates all variables at once.
 _AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(_KernelsDecay, _AdamW):
+class AdamW(ClipsTogether, _AdamW):
     """Keras's AdamW with weight decay of kernels only.
 
     `exclude_from_weight_decay` of Keras is not kept in saved files; this is.
@@ -213,14 +159,68 @@ class AdamW(_KernelsDecay, _AdamW):
         **kwargs: As in `keras.optimizers.AdamW`.
     """
 
+    def __init__(self, learning_rate: Any = 1e-3, weight_decay: float = 0.05, **kwargs: Any):
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
+
+    def build(self, variables):
+        if not self.built:
+            self.exclude_from_weight_decay([v for v in variables if not is_decayed(v)])
+        super().build(variables)
+
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Make the optimizer that `config` describes."""
         # Files of earlier versions have one name for both classes.
-        if config.get("rate_factors") is not None and cls is AdamW:
+        if config.get("rate_factors") is not None:
             return LayerwiseAdamW.from_config(config, custom_objects)
         config = {key: value for key, value in config.items() if key != "rate_factors"}
         return super().from_config(config, custom_objects)
+
+
+class _RatePerVariable(ClipsTogether):
+    """Weight decay of kernels only, and a factor of the learning rate for each variable."""
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        weight_decay: float = 0.05,
+        rate_factors: Sequence[float] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
+        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
+
+    def build(self, variables):
+        factors = self.rate_factors or (1,) * len(variables)
+        if len(factors) != len(variables):
+            raise ValueError(
+                "`rate_factors` must have one factor per trainable variable, "
+                f"{len(variables)}. Received: {len(factors)}."
+            )
+        if not self.built:
+            own, excluded = {}, []
+            for variable, factor in zip(variables, factors, strict=True):
+                if factor != 1:
+                    # Keras decays by the rate of all; these decay in `update_step`.
+                    decay = self.weight_decay if is_decayed(variable) else 0
+                    own |= {id(copy): (factor, decay) for copy in copies_of(variable)}
+                if factor != 1 or not is_decayed(variable):
+                    excluded.append(variable)
+            self.own_rate = own.get  # Keras would track a dictionary.
+            self.exclude_from_weight_decay(excluded)
+        super().build(variables)
+
+    def update_step(self, gradient, variable, learning_rate):
+        factor, decay = self.own_rate(id(variable), (1, 0))
+        if factor != 1:
+            learning_rate = learning_rate * factor
+        if decay:
+            variable.assign(variable * (1 - learning_rate * decay))
+        super().update_step(gradient, variable, learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        factors = self.rate_factors
+        return {**super().get_config(), "rate_factors": factors and list(factors)}
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")

@@ -154,6 +154,15 @@ def all_reduce_max(number: int) -> int:
     return int(found)
 
 
+def copies_of(variable: keras.Variable) -> list[Any]:
+    """Return the copies of a variable in this process: one per replica under TensorFlow."""
+    if keras.backend.backend() != "tensorflow":
+        return [variable]
+    import tensorflow as tf
+
+    return list(tf.distribute.get_strategy().experimental_local_results(variable.value))
+
+
 def check_devices(devices: Count | None, model: keras.Model) -> Devices:
     """Return the devices in use, after checking them against the argument of `fit`.
 
@@ -274,14 +283,10 @@ def _use_jax(devices, model_parallel, shard_weights):
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])
         distribution = layout_for(mesh, **shards)
     processes = distribution.num_processes
-    if processes > 1 and count != len(found):
+    if processes > 1 and (count != len(found) or (count // processes) % model_parallel):
         raise ValueError(
-            f"`devices` must be all {len(found)} with several processes. Received: {devices}."
-        )
-    if (count // processes) % model_parallel:
-        raise ValueError(
-            f"`model_parallel` must divide the devices of one process, {count // processes}, so "
-            f"that each process holds whole copies. Received: {model_parallel}."
+            f"With several processes, `devices` must be all {len(found)}, and `model_parallel` "
+            f"must divide those of a process. Received: {devices} and {model_parallel}."
         )
     keras.distribution.set_distribution(distribution)
 

@@ -17,7 +17,7 @@ import numpy as np
 from keras_vitx.data.batches import TrainingBatches
 from keras_vitx.data.worker import share_of_batch
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.training.devices import Devices, check_batch, in_use
+from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 from keras_vitx.training.wrapped import Wrapped
 
 # Between the seeds of two replicas. Not small: a seed and a counter are added up.
@@ -180,7 +180,7 @@ class Replicate(keras.callbacks.Callback):
         """Let each replica draw its own random numbers; those of the chief don't change."""
         for seed in self.model.non_trainable_variables if _runs("torch", "tensorflow") else ():
             if seed.name == SEED_STATE:
-                copies = _copies_of(seed)
+                copies = copies_of(seed)
                 start, counter = (int(n) for n in keras.ops.convert_to_numpy(copies[0]))
                 for index, copy in enumerate(copies, in_use().process):
                     copy.assign([(start + index * SEED_DISTANCE) % 2**31, counter])
@@ -195,24 +195,15 @@ class Replicate(keras.callbacks.Callback):
         if _runs("torch"):
             means = _sums([v.value.detach() / in_use().count for v in variables])
         else:
-            means = [np.mean([one.numpy() for one in _copies_of(v)], 0) for v in variables]
+            means = [np.mean([one.numpy() for one in copies_of(v)], 0) for v in variables]
         for variable, mean in zip(variables, means, strict=True):
-            for copy in _copies_of(variable):
+            for copy in copies_of(variable):
                 copy.assign(mean)
 
 
 def _runs(*backends):
     """Return whether one of these backends runs on several replicas."""
     return keras.backend.backend() in backends and in_use().replicas > 1
-
-
-def _copies_of(variable):
-    """Return the copies of a variable in this process, one per replica."""
-    if keras.backend.backend() == "torch":
-        return [variable]
-    import tensorflow as tf
-
-    return tf.distribute.get_strategy().experimental_local_results(variable.value)
 
 
 def _sums(tensors):
