@@ -94,26 +94,22 @@ def test_one_output_of_two_classes():
     np.testing.assert_allclose(array(model(x)), 1 - before, atol=1e-6)
 
 
-def test_a_head_of_imagenet_has_its_names(tmp_path):
-    arguments = {"depth": 1, "classes": 1000}
-    source = FAMILIES["ViT"](**arguments)
-    source.save_weights(tmp_path / "m.weights.h5")
+def test_loaded_weights(tmp_path, caplog):
+    """Those of 1,000 classes have ImageNet's names, all others none."""
+    path = str(tmp_path / "m.weights.h5")
+
+    def loaded(classes):
+        FAMILIES["ViT"](depth=1, classes=classes).save_weights(path)
+        return FAMILIES["ViT"](depth=1, classes=classes, weights=path)
+
     synsets = tuple(synset for synset, _ in imagenet_classes())
     others = tuple(f"class {i}" for i in range(1000))
-
-    def loaded():
-        return FAMILIES["ViT"](**arguments, weights=str(tmp_path / "m.weights.h5"))
-
-    assert match_head(loaded(), synsets) == "kept"
-    assert match_head(loaded(), synsets[::-1]) == "permuted"
-    assert match_head(loaded(), others) == "fresh"
-    assert match_head(source, others) == "kept"
-
-
-def test_loaded_weights_of_unknown_classes_are_kept(tmp_path, caplog):
-    FAMILIES["ViT"](depth=1).save_weights(tmp_path / "m.weights.h5")
-    model = FAMILIES["ViT"](depth=1, weights=str(tmp_path / "m.weights.h5"))
-    assert match_head(model, NAMES) == "kept"
+    assert match_head(loaded(1000), synsets) == "kept"
+    assert match_head(loaded(1000), synsets[::-1]) == "permuted"
+    assert match_head(loaded(1000), others) == "fresh"
+    assert match_head(FAMILIES["ViT"](depth=1, classes=1000), others) == "kept"
+    assert "unknown" not in caplog.text
+    assert match_head(loaded(5), NAMES) == "kept"
     assert "unknown" in caplog.text
 
 
