@@ -32,16 +32,8 @@ def match_head(
     - reinitialized, if the names differ;
     - kept, if the names agree or are unknown on either side.
 
-    Sets `model.class_names` to `class_names`, and returns what was done.
-
-    Args:
-        model: A classifier with one output per class.
-        class_names: Names of the classes of the data; None if unknown.
-        head: `"keep"` and `"fresh"` override the comparison of names.
-
-    Raises:
-        ValueError: if `head` is unknown, or a head that has to change isn't the last
-            layer of the model.
+    `"keep"` and `"fresh"` override the comparison of names. Sets `model.class_names` to
+    `class_names`, and returns what was done.
     """
     check_head(head)
     old, new = _names(model), None if class_names is None else tuple(class_names)
@@ -86,16 +78,7 @@ def train_head(
 ) -> None:
     """Train the classifiers of `model` alone, for the `freeze_epochs` of a recipe.
 
-    Args:
-        model: The model, whose layers are trainable again in the end.
-        batches: The training batches.
-        recipe: The recipe.
-        steps: Steps per epoch.
-        distillation: As in `compile_for`.
-        **settings: Further arguments of `model.fit`.
-
-    Raises:
-        ValueError: if the user compiled the model, whose optimizer is not for two trainings.
+    Its layers are trainable again in the end. `settings` are further arguments of `model.fit`.
     """
     epochs = recipe.freeze_epochs
     if compiled_by_user(model):
@@ -147,11 +130,7 @@ def _is_trained(model):
 
 
 def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
-    """Return the Dense layers with one output per class: one, or several in `DistilledHead`.
-
-    Raises:
-        ValueError: if the model ends in another kind of layer.
-    """
+    """Return the Dense layers with one output per class: one, or several in `DistilledHead`."""
     last = model.layers[-1]
     if isinstance(last, keras.Model):
         return classifiers(last)

@@ -109,14 +109,8 @@ def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, cosine decay, and a constant rate from then on; see `make_schedule`.
 
-    Args:
-        learning_rate: The peak.
-        steps: Steps of warm-up and decay.
-        warmup_steps: Steps of warm-up; may be fractional.
-        warmup_learning_rate: The rate at step 0.
-        final_learning_rate: The last rate; equal to the peak for a constant rate.
-        accumulate_steps: Steps per update of the weights, as Keras counts steps where the
-            optimizer accumulates gradients. The rate changes only with the updates.
+    Where the optimizer accumulates gradients, there are several steps per update of the weights,
+    as Keras counts them, and the rate changes only with the updates.
     """
 
     learning_rate: float
@@ -178,7 +172,10 @@ class AdamW(ClipsTogether, _AdamW):
 
 
 class _RatePerVariable(ClipsTogether):
-    """Weight decay of kernels only, and a factor of the learning rate for each variable."""
+    """Weight decay of kernels only, and a factor of the learning rate for each variable.
+
+    The factors, in the order of `model.trainable_variables`, apply to weight decay as well.
+    """
 
     def __init__(
         self,
@@ -225,19 +222,7 @@ class _RatePerVariable(ClipsTogether):
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class LayerwiseAdamW(_RatePerVariable, keras.optimizers.AdamW):
-    """`AdamW` with a learning rate per variable, for the `layer_decay` of a recipe.
-
-    Args:
-        learning_rate: As in Keras.
-        weight_decay: As in `AdamW`.
-        rate_factors: Factor of the learning rate for each trainable variable, in the order
-            of `model.trainable_variables`. It applies to the decay of the weights as well.
-            None is 1 for all.
-        **kwargs: As in `keras.optimizers.AdamW`.
-
-    Raises:
-        ValueError: when built with another number of variables.
-    """
+    """`AdamW` with a learning rate per variable, for the `layer_decay` of a recipe."""
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")

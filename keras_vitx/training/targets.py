@@ -106,12 +106,7 @@ def with_targets(
     class_weight: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> Pipelines:
-    """Return the batches with the teacher's targets and the boxes of MixToken.
-
-    Raises:
-        ValueError: if the teacher does not fit the model or the data, an image has no token
-            labels, or classes are weighted.
-    """
+    """Return the batches with the teacher's targets and the boxes of MixToken, if they fit."""
     train, token_labels = batches.train, getattr(batches.train, "targets", None)
     if isinstance(token_labels, TokenLabels):
         split = train.split

@@ -35,8 +35,7 @@ class Devices:
 
     Attributes:
         count: Number of devices, in all processes.
-        replicas: Number of copies of the model, between which each batch is split; `count`,
-            unless copies are split between devices.
+        replicas: Number of copies of the model, between which each batch is split.
         processes: Number of processes, each of which reads a part of every batch.
         process: Index of this process. Process 0 is the chief, which writes the files.
     """
@@ -164,17 +163,9 @@ def copies_of(variable: keras.Variable) -> list[Any]:
 
 
 def check_devices(devices: Count | None, model: keras.Model) -> Devices:
-    """Return the devices in use, after checking them against the argument of `fit`.
+    """Return the devices in use, if they are as many as `fit` was told, and fit the model.
 
     Under PyTorch, processes started by `torchrun` are connected here if they aren't yet.
-
-    Args:
-        devices: The number that the user expects; None for any.
-        model: The model, which must have been made for these devices.
-
-    Raises:
-        ValueError: if another number is in use, the model was made before it was chosen, or the
-            device lacks its precision or memory for its weights.
     """
     backend = keras.backend.backend()
     if backend == "torch" and in_use().count == 1 and _torchrun():
