@@ -167,19 +167,13 @@ def test_the_regularizer_is_part_of_the_loss(family, over):
 
 
 WRONG = {
-    "classes": ({"teacher": teacher_of(4)}, "one", "student's 3 classes"),
     "no teacher": ({"distillation": "hard"}, "one", "`teacher` must be a model"),
     "weights": (
         {"teacher": teacher_of(), "class_weight": {0: 1.0, 1: 2.0, 2: 1.0}},
         "one",
         "`class_weight` must be None",
     ),
-    "patches": ({"teacher": teacher_of()}, "dense", "`student` must have one classifier"),
-    "no patches": ({"token_labels": GRIDS}, "one", "dense_head=True"),
     "missing": ({"token_labels": GRIDS[:20]}, "dense", "20 grids, and none for the image"),
-    "no embedding": ({"mix_token": True}, "one", "patch embedding"),
-    "weight": ({"distillation_weight": 1.5}, "one", "`distillation_weight` must be a number in"),
-    "kind": ({"distillation": "medium"}, "one", "`distillation` must be one of"),
 }
 
 
