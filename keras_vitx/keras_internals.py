@@ -73,11 +73,6 @@ class ClipsTogether:
         return list(torch._foreach_mul(grads, norm / total.clamp(min=norm) + (total - total)))
 
 
-def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
-    """Return the position of a variable that `update_step` was given, as the backend has it."""
-    return optimizer._get_variable_index(variable)
-
-
 def build_training(model: keras.Model, batch: Any) -> None:
     """Create the variables of a compiled model's optimizer, loss and metrics, as `fit` does.
 

@@ -1,6 +1,7 @@
 """Old names, which keep working for one version with a `DeprecationWarning`."""
 
 import functools
+import operator
 import sys
 import warnings
 from collections.abc import Callable
@@ -32,13 +33,14 @@ def renamed_names(module: str, **names: str) -> Callable[[str], Any]:
 
     Args:
         module: `__name__` of the module.
-        **names: The new name of each, by the old one.
+        **names: The new name of each, by the old one; of what moved, with its module, as in
+            `optimizer.WarmupCosine`.
     """
 
     def getattr_of_module(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warnings.warn(f"`{name}` is now `{names[name]}`.", DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[module], names[name])
+        return operator.attrgetter(names[name])(sys.modules[module])
 
     return getattr_of_module

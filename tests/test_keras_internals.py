@@ -130,20 +130,6 @@ def test_a_seed_generator_of_a_built_layer_is_replaced():
     assert layer.non_trainable_variables == []
 
 
-def test_an_optimizer_knows_the_positions_of_its_variables():
-    class Positions(keras.optimizers.SGD):
-        def update_step(self, gradient, variable, learning_rate):
-            seen.append(keras_internals.index_in(self, variable))
-
-    seen = []
-    variables = [keras.Variable([1.0]), keras.Variable([2.0])]
-    optimizer = Positions(1.0)
-    optimizer.build(variables)
-    for variable in variables[::-1]:
-        optimizer.update_step(keras.ops.ones((1,)), variable, 1.0)
-    assert seen == [1, 0]
-
-
 @pytest.mark.skipif(BACKEND == "jax", reason="its tensors take no attributes in a step")
 def test_a_sigmoid_keeps_its_logits():
     logits = keras.ops.convert_to_tensor([20.0])

@@ -73,7 +73,7 @@ def weights_of(text: str | None) -> dict[Any, float] | None:
 
 def a_few_images(source: Any, recipe: Any) -> Any:
     """Return an opened source with enough images for a few steps per epoch."""
-    batch = recipe.schedule.batch_size
+    batch = recipe.batch_size
     counts = {"train": SMOKE_STEPS * batch, "validation": batch, "test": batch}
     parts = {}
     for name, count in counts.items():

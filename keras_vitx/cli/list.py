@@ -181,13 +181,13 @@ def _recipes(names: Sequence[str], json: bool) -> None:
 
 def _recipe(name: str) -> dict[str, Any]:
     module = importlib.import_module(f"keras_vitx.training.recipes.{name}")
-    schedule = module.RECIPE.schedule
+    recipe = module.RECIPE
     return {
         "recipe": name,
         "what it does": module.__doc__.partition("\n")[0],
-        "epochs": schedule.all_epochs,
-        "batch": schedule.batch_size,
-        "learning rate": f"{schedule.peak:g}",
+        "epochs": recipe.all_epochs,
+        "batch": recipe.batch_size,
+        "learning rate": f"{recipe.peak:g}",
     }
 
 

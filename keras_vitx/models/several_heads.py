@@ -134,7 +134,7 @@ class TrainsHeads:
                 raise ValueError(
                     "`y` must have no names but those of the losses for a model with one "
                     "classifier: compile it with a dictionary of losses, or a "
-                    f"`keras_vitx.training.PerHead`. Received: labels {sorted(labels)}, and "
+                    f"`keras_vitx.losses.PerHead`. Received: labels {sorted(labels)}, and "
                     f"losses for {sorted(loss.losses)}."
                 )
             outputs = dict.fromkeys(labels, y_pred)

@@ -87,19 +87,18 @@ def load_batches(
             **arguments,
         )
         _check_classes(batches.class_names, model.output_shape[-1])
-    size = len(labels_of(batches.train)) * recipe.optimizer.accumulate_steps
-    if recipe.schedule.base_batch_size and "batch_size" not in fixed:
+    size = len(labels_of(batches.train)) * recipe.accumulate_steps
+    if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate is that of the batches that there are.
         recipe = recipe.but(batch_size=size)
-    schedule = recipe.schedule
-    steps = schedule.steps_per_epoch or steps_of(batches.train)
+    steps = recipe.steps_per_epoch or steps_of(batches.train)
     log.info(
         "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g.",
-        schedule.all_epochs * steps // recipe.optimizer.accumulate_steps,
-        schedule.all_epochs,
+        recipe.all_epochs * steps // recipe.accumulate_steps,
+        recipe.all_epochs,
         steps,
         size,
-        schedule.peak,
+        recipe.peak,
     )
     return recipe, batches
 

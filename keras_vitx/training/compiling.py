@@ -8,12 +8,12 @@ import keras
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.keras_internals import compile_arguments
+from keras_vitx.losses import PerHead
 from keras_vitx.text import nearest
+from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer, optimizer_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.targets.distillation import Distillation
-from keras_vitx.training.targets.losses import PerHead
 from keras_vitx.training.task import task_of
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def compile_for(
     loss = own.get("loss")
     if loss is None:
         task = task_of(outputs_of(model), labels())
-        loss, ours["loss"] = task.loss(), task.loss(recipe.targets.label_smoothing)
+        loss, ours["loss"] = task.loss(), task.loss(recipe.label_smoothing)
         if "metrics" not in own:
             ours["metrics"] = task.metrics()
     if distillation is not None and not isinstance(loss, PerHead):

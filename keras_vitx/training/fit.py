@@ -105,7 +105,7 @@ def fit(
     arguments, changes = _split(settings)
     recipe = recipes.get(recipe).but(**changes)
     _check(model, head, output, resume or save_every)
-    distillation = distillation_of(recipe.targets, teacher)
+    distillation = distillation_of(recipe, teacher)
     with Run(output, resume) as run:
         here = check_devices(arguments.pop("devices", None), model)
         targets = token_labels_of(token_labels, model, source)
@@ -113,10 +113,10 @@ def fit(
             source, model, recipe, changes, targets=targets, seed=seed, **arguments
         )
         class_weight = class_weights(class_weight, batches.class_names, model.output_shape[-1])
-        batches = with_targets(batches, model, recipe.targets, distillation, class_weight, seed)
-        labels, steps = labels_of(batches.train), recipe.schedule.steps_per_epoch
+        batches = with_targets(batches, model, recipe, distillation, class_weight, seed)
+        labels, steps = labels_of(batches.train), recipe.steps_per_epoch
         check_batch(len(labels), here)
-        set_network(model, recipe.network)
+        set_network(model, recipe)
         done = match_head(model, batches.class_names, head)
         fitting = {
             "class_weight": class_weight,
@@ -124,7 +124,7 @@ def fit(
             "verbose": verbosity(verbose),
         }
         steps = steps or steps_of(batches.train)
-        if recipe.schedule.freeze_epochs and not run.continues:
+        if recipe.freeze_epochs and not run.continues:
             train_head(model, batches.train, recipe, steps, distillation, **fitting)
         plain = compile_for(model, recipe, steps, lambda: labels, distillation)
         check_callbacks(model, callbacks)
@@ -132,7 +132,7 @@ def fit(
         history = resumable_fit(
             model,
             batches.train,
-            epochs=recipe.schedule.all_epochs,
+            epochs=recipe.all_epochs,
             folder=run.checkpoints,
             save_every=save_every,
             keep=keep,
@@ -161,7 +161,7 @@ def _callbacks(
     if batches.validation is not None:
         yield Validate(lambda: plain.measures(batches.validation))
     folder = run.folder if is_chief() else None
-    run.best = KeepBest(model, folder, recipe.result, clock, recipe.schedule.patience)
+    run.best = KeepBest(model, folder, recipe.result, clock, recipe.patience)
     yield run.best
     if fitting["verbose"]:
         yield Progress(clock)

@@ -32,19 +32,8 @@ def match_head(
     - reinitialized, if the names differ;
     - kept, if the names agree or are unknown on either side.
 
-    Sets `model.class_names` to `class_names`.
-
-    Args:
-        model: A classifier with one output per class.
-        class_names: Names of the classes of the data; None if unknown.
-        head: `"keep"` and `"fresh"` override the comparison of names.
-
-    Returns:
-        `"kept"`, `"permuted"` or `"fresh"`.
-
-    Raises:
-        ValueError: if `head` is unknown, or a head that has to change isn't the last
-            layer of the model.
+    `"keep"` and `"fresh"` override the comparison of names. Sets `model.class_names` to
+    `class_names`, and returns what was done.
     """
     check_head(head)
     old, new = _names(model), None if class_names is None else tuple(class_names)
@@ -52,29 +41,28 @@ def match_head(
     # One output is the probability of the second of two classes.
     if new is not None and len(new) != (2 if outputs == 1 else outputs):
         new = None  # Labels that don't reach the last output.
-    done = "kept"
-    if head == "fresh":
-        _initialize(model)
-        done = "fresh"
-    elif head == "match" and new is not None and old is not None and old != new:
-        if sorted(old) == sorted(new) and len(set(new)) == len(new):
-            _permute(model, [old.index(name) for name in new])
-            done = "permuted"
+    done = "fresh" if head == "fresh" else "kept"
+    if head == "match" and old is not None and new is not None and old != new:
+        same = sorted(old) == sorted(new) and len(set(new)) == len(new)
+        done = "permuted" if same else "fresh"
+        if same:
             log.warning("The head's classes were permuted to the order of the data's classes.")
         else:
-            _initialize(model)
-            done = "fresh"
             log.warning(
                 "The head was trained for other classes (%s) than the data's (%s) and was "
                 'reinitialized. head="keep" keeps it.',
                 shortened(old),
                 shortened(new),
             )
-    elif head == "match" and (old is None) != (new is None) and trained(model):
+    elif head == "match" and (old is None) != (new is None) and _is_trained(model):
         log.warning(
             "The head was kept: whether it was trained for the classes of the data is unknown. "
             'head="fresh" reinitializes it.'
         )
+    if done == "permuted":
+        _permute(model, [old.index(name) for name in new])
+    elif done == "fresh":
+        _initialize(model)
     if new is not None:
         model.class_names = new
     return done
@@ -90,21 +78,13 @@ def train_head(
 ) -> None:
     """Train the classifiers of `model` alone, for the `freeze_epochs` of a recipe.
 
-    Args:
-        model: The model, whose layers are trainable again in the end.
-        batches: The training batches.
-        recipe: The recipe.
-        steps: Steps per epoch.
-        distillation: As in `compile_for`.
-        **settings: Further arguments of `model.fit`.
-
-    Raises:
-        ValueError: if the user compiled the model, whose optimizer is not for two trainings.
+    Its layers are trainable again in the end. `settings` are further arguments of `model.fit`.
     """
+    epochs = recipe.freeze_epochs
     if compiled_by_user(model):
         raise ValueError(
             "`freeze_epochs` must be 0 for a compiled model. "
-            f"Received: {recipe.schedule.freeze_epochs}. Train its head by `fit` of Keras."
+            f"Received: {epochs}. Train its head by `fit` of Keras."
         )
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
     frozen = [
@@ -115,7 +95,6 @@ def train_head(
     for layer in frozen:
         layer.trainable = False
     try:
-        epochs = recipe.schedule.freeze_epochs
         recipe = recipe.but(epochs=epochs, cooldown_epochs=0, ema=None)
         compile_for(model, recipe, steps, lambda: labels_of(batches), distillation)
         model.fit(
@@ -136,32 +115,26 @@ def check_head(head: str) -> None:
         raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
 
 
-def trained(model: keras.Model) -> bool:
+def _names(model):
+    """Return the names of the classes that the head was trained for; None if unknown."""
+    names = getattr(model, "class_names", None)
+    # ImageNet checkpoints contain no class names.
+    if names is None and _is_trained(model) and model.output_shape[-1] == len(imagenet_classes()):
+        names = [synset for synset, _ in imagenet_classes()]
+    return None if names is None else tuple(names)
+
+
+def _is_trained(model):
     """Return whether the head is known to be trained: by its class names, or loaded weights."""
     return getattr(model, "class_names", None) is not None or getattr(model, "head_loaded", False)
 
 
-def _names(model):
-    names = getattr(model, "class_names", None)
-    if names is not None:
-        return tuple(names)
-    # ImageNet checkpoints contain no class names.
-    if trained(model) and model.output_shape[-1] == len(imagenet_classes()):
-        return tuple(synset for synset, _ in imagenet_classes())
-    return None
-
-
 def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
-    """Return the Dense layers with one output per class: one, or several in `DistilledHead`.
-
-    Raises:
-        ValueError: if the model ends in another kind of layer.
-    """
+    """Return the Dense layers with one output per class: one, or several in `DistilledHead`."""
     last = model.layers[-1]
     if isinstance(last, keras.Model):
         return classifiers(last)
-    names = getattr(last, "names", ())
-    found = [last, *(getattr(last, name, None) for name in names)]
+    found = [last, *(getattr(last, name, None) for name in getattr(last, "names", ()))]
     found = [layer for layer in found if isinstance(layer, keras.layers.Dense)]
     if not found:
         raise ValueError(
@@ -172,23 +145,22 @@ def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
 
 
 def _permute(model, order):
-    for layer in classifiers(model):
-        for variable in layer.weights:
-            # All variables except LoRA's first factor have one column per class.
-            if variable.name != "lora_kernel_a":
-                value = keras.ops.convert_to_numpy(variable.value)
-                # Of two classes and one output, the other class has the negative logit.
-                permuted = -value if value.shape[-1] == 1 else np.take(value, order, axis=-1)
-                variable.assign(permuted)
+    for variable in (v for layer in classifiers(model) for v in layer.weights):
+        # All variables except LoRA's first factor have one column per class.
+        if variable.name != "lora_kernel_a":
+            value = keras.ops.convert_to_numpy(variable.value)
+            # Of two classes and one output, the other class has the negative logit.
+            permuted = -value if value.shape[-1] == 1 else np.take(value, order, axis=-1)
+            variable.assign(permuted)
 
 
 def _initialize(model):
     for layer in classifiers(model):
+        initializers = {
+            "kernel": layer.kernel_initializer,
+            "bias": layer.bias_initializer,
+            "lora_kernel_b": keras.initializers.Zeros(),
+        }
         for variable in layer.weights:
-            initializer = {
-                "kernel": layer.kernel_initializer,
-                "bias": layer.bias_initializer,
-                "lora_kernel_b": keras.initializers.Zeros(),
-            }.get(variable.name)
-            if initializer is not None:
-                variable.assign(initializer(variable.shape, variable.dtype))
+            if variable.name in initializers:
+                variable.assign(initializers[variable.name](variable.shape, variable.dtype))

@@ -1,5 +1,6 @@
 """What a recipe changes in a network that is built already."""
 
+import typing
 from collections.abc import Iterator
 
 import keras
@@ -7,62 +8,53 @@ import numpy as np
 
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.training.recipe import PRECISIONS, Network
+from keras_vitx.training.recipe import Precision, Recipe
 
 
-def set_network(model: keras.Model, settings: Network) -> None:
+def set_network(model: keras.Model, recipe: Recipe) -> None:
     """Change `model`, in place, as a recipe asks; before it is compiled.
+
+    These are its settings `drop_path` to `precision`: `Recipe("mine", drop_path=0.1)` changes
+    stochastic depth alone.
 
     Raises:
         ValueError: if the model does not have what a setting changes.
     """
-    if settings.remat is not None and not hasattr(model, "remat"):
+    if recipe.remat is not None and not hasattr(model, "remat"):
         raise ValueError(
             "`remat`: the model is not a `Chain`, for which it can be set. Give "
             "remat=None, and make the layers within `keras.RematScope`."
         )
-    if settings.crop_ratio is not None and getattr(model, "preprocessing", None) is None:
+    if recipe.crop_ratio is not None and getattr(model, "preprocessing", None) is None:
         raise ValueError("`crop_ratio`: the model has no `preprocessing`. Give crop_ratio=None.")
-    if settings.drop_path is not None:
-        set_drop_path(model, settings.drop_path, settings.drop_path_rises)
-    if settings.similarity is not None:
-        set_similarity(model, settings.similarity, settings.similarity_depth or 1)
-    if settings.remat is not None:
-        model.remat = settings.remat
-    if settings.crop_ratio is not None:
+    if recipe.drop_path is not None:
+        set_drop_path(model, recipe.drop_path, recipe.drop_path_rises)
+    if recipe.similarity is not None:
+        set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
+    if recipe.remat is not None:
+        model.remat = recipe.remat
+    if recipe.crop_ratio is not None:
         preprocessing = Preprocessing.of(model.preprocessing)
-        model.preprocessing = preprocessing.but(crop_ratio=settings.crop_ratio)
-    if settings.precision is not None:
-        set_precision(model, settings.precision)
+        model.preprocessing = preprocessing.but(crop_ratio=recipe.crop_ratio)
+    if recipe.precision is not None:
+        set_precision(model, recipe.precision)
 
 
 def set_drop_path(model: keras.Model, rate: float, rises: bool = True) -> None:
     """Set the rate of stochastic depth in the blocks of `model`, in place.
 
-    The model can be saved and loaded with it. Compile it afterwards: a compiled step keeps
-    the old rates.
-
-    Args:
-        model: A model of the zoo, or one that contains its blocks.
-        rate: The rate, in [0, 1).
-        rises: Whether the rate rises linearly over the blocks, from 0 in the first to `rate`
-            in the last. If not, all blocks have the same rate, as in CaiT. The blocks of
-            CaiT's class attention are never dropped.
-
-    Raises:
-        ValueError: if `rate` is not in [0, 1), or the model has no blocks.
+    If it `rises`, it does linearly over the blocks, from 0 in the first to `rate` in the last.
+    If not, all blocks have the same rate, as in CaiT, whose class attention drops nothing.
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"`drop_path` must be in [0, 1). Received: {rate!r}.")
-    blocks = [layer for layer in layers_of(model) if is_block(layer)]
-    blocks = [block for block in blocks if not updates_class_tokens_only(block)]
+    blocks = [block for block in _blocks(model) if not hasattr(block.attention, "num_class_tokens")]
     if not blocks:
         raise ValueError(
             f"`drop_path`: the model {model.name!r} has no blocks whose branches could be dropped. "
             "Give drop_path=None."
         )
-    rates = np.linspace(0 if rises else rate, rate, len(blocks))
-    for block, one in zip(blocks, rates, strict=True):
+    for block, one in zip(
+        blocks, np.linspace(0 if rises else rate, rate, len(blocks)), strict=True
+    ):
         block.set_drop_path(float(one))
 
 
@@ -71,18 +63,10 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
 
     Each of `depth` pairs of blocks, from the first one on, has the weight `weight / depth`
     (DeepViT, Appendix A, Equation 6, whose B is `depth`). The axis of the cosine stays as it
-    was built. Compile the model afterwards.
-
-    Args:
-        model: A model whose blocks carry maps to the next: a Refined-ViT, or a DeepViT that
-            was built with `similarity`.
-        weight: The weight, at least 0; 0 turns the loss off.
-        depth: The number of pairs.
-
-    Raises:
-        ValueError: if the model has fewer blocks, or its blocks carry no maps.
+    was built. The blocks have to hand on maps: those of a Refined-ViT, or of a DeepViT that was
+    built with `similarity`.
     """
-    blocks = [layer for layer in layers_of(model) if is_block(layer)]
+    blocks = _blocks(model)
     if not 1 <= depth < len(blocks):
         raise ValueError(
             "`similarity_depth` must be at least 1 and below the number of blocks, "
@@ -100,7 +84,7 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
             block.similarity = weight / depth if 1 <= index <= depth else 0.0
 
 
-def set_precision(model: keras.Model, precision: str) -> None:
+def set_precision(model: keras.Model, precision: Precision) -> None:
     """Set the precision in which `model` computes; its variables stay in float32.
 
     The last layer, the classifier, also computes in float32.
@@ -112,8 +96,9 @@ def set_precision(model: keras.Model, precision: str) -> None:
     Raises:
         ValueError: if `precision` is unknown.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}.")
+    known = typing.get_args(Precision)
+    if precision not in known:
+        raise ValueError(f"`precision` must be one of {known}. Received: {precision!r}.")
     classifier = set(map(id, sublayers(model.layers[-1])))
     for layer in sublayers(model):
         if id(layer) not in classifier:
@@ -121,7 +106,7 @@ def set_precision(model: keras.Model, precision: str) -> None:
 
 
 def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Return the layers of a model in order; those of nested models in their places."""
+    """Yield the layers of a model in order; those of nested models in their places."""
     for layer in model.layers:
         if isinstance(layer, keras.Model):
             yield from layers_of(layer)
@@ -134,6 +119,5 @@ def is_block(layer: keras.layers.Layer) -> bool:
     return hasattr(layer, "set_drop_path")
 
 
-def updates_class_tokens_only(block: keras.layers.Layer) -> bool:
-    """Return whether `block` is one of CaiT's class-attention blocks."""
-    return hasattr(block.attention, "num_class_tokens")
+def _blocks(model):
+    return [layer for layer in layers_of(model) if is_block(layer)]

@@ -1,6 +1,7 @@
-"""Optimizers of Keras as a recipe asks for them, and the moving average of the weights."""
+"""Optimizers of Keras as a recipe asks for them, their schedule, and the average of the weights."""
 
 import contextlib
+import dataclasses
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -8,11 +9,12 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
-from keras_vitx.keras_internals import ClipsTogether, index_in, sublayers
+from keras_vitx.keras_internals import ClipsTogether, sublayers
+from keras_vitx.training.devices import copies_of
 from keras_vitx.training.network import is_block, layers_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.schedule import WarmupCosine
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ def make_optimizer(
 
     Args:
         model: The built model that will be trained.
-        recipe: The recipe with its settings.
+        recipe: The recipe.
         steps_per_epoch: Number of batches per epoch, for the length of the schedule. Where
             the optimizer accumulates gradients, these are the batches of
             `batch_size / accumulate_steps` images that `model.fit` is given.
@@ -35,87 +37,145 @@ def make_optimizer(
     Raises:
         ValueError: if `accumulate_steps` does not divide the batch.
     """
-    settings = recipe.optimizer
     _ = recipe.part_of_batch  # An error, if the parts don't divide it.
-    parts = settings.accumulate_steps
-    if settings.ema is not None:
-        _check_length(settings.ema, recipe.schedule.all_epochs * steps_per_epoch / parts)
-    shared = {
-        "learning_rate": make_schedule(recipe, steps_per_epoch),
-        "weight_decay": settings.weight_decay,
-        "epsilon": settings.epsilon,
-        "global_clipnorm": settings.clip_norm,
-        "use_ema": settings.ema is not None,
-        # Keras updates the average with every part of a batch.
-        "ema_momentum": 0.0 if settings.ema is None else settings.ema ** (1 / parts),
-        "gradient_accumulation_steps": parts if parts > 1 else None,
-        "name": OPTIMIZER,
-    }
-    if settings.layer_decay is not None:
-        shared["rate_factors"] = rate_factors(model, settings.layer_decay)
-    if settings.algorithm == "adamw":
-        kind = AdamW if settings.layer_decay is None else LayerwiseAdamW
-        return kind(beta_1=settings.beta_1, beta_2=settings.beta_2, **shared)
-    return Muon(
-        adam_beta_1=settings.beta_1,
-        adam_beta_2=settings.beta_2,
-        matrices=matrices_of(model),
-        **shared,
-    )
-
-
-def make_schedule(recipe: Recipe, steps_per_epoch: int) -> WarmupCosine:
-    """Return the learning rate of a recipe over the steps of a training run.
-
-    If the learning rate is scaled to a batch so small that it would lie below that at the
-    start or the end of the run, these are lowered to it.
-
-    Args:
-        recipe: The recipe with its settings.
-        steps_per_epoch: As in `make_optimizer`.
-    """
-    times = recipe.schedule
-    end = times.peak if times.decay == "constant" else times.final_learning_rate
-    return WarmupCosine(
-        times.peak,
-        times.epochs * steps_per_epoch,
-        times.warmup_epochs * steps_per_epoch,
-        min(times.warmup_learning_rate, times.peak),
-        min(end, times.peak),
-        recipe.optimizer.accumulate_steps,
-    )
-
-
-def _check_length(momentum: float, updates: float) -> None:
-    """Log a warning if a moving average would mostly hold the weights of the start."""
-    window = 1 / (1 - momentum)
-    if updates < 3 * window:
+    parts, ema = recipe.accumulate_steps, recipe.ema
+    updates = recipe.all_epochs * steps_per_epoch / parts
+    if ema is not None and updates * (1 - ema) < 3:
         log.warning(
             "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
             "%.0f: its result will be close to the first weights. Give a smaller `ema`, or None.",
-            momentum,
-            window,
+            ema,
+            1 / (1 - ema),
             updates,
         )
+    arguments: dict[str, Any] = {
+        "learning_rate": make_schedule(recipe, steps_per_epoch),
+        "weight_decay": recipe.weight_decay,
+        "epsilon": recipe.epsilon,
+        "global_clipnorm": recipe.clip_norm,
+        "use_ema": ema is not None,
+        # Keras updates the average with every part of a batch.
+        "ema_momentum": 0.0 if ema is None else ema ** (1 / parts),
+        "gradient_accumulation_steps": parts if parts > 1 else None,
+        "name": OPTIMIZER,
+    }
+    if recipe.layer_decay is not None:
+        arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
+    if recipe.algorithm == "muon":
+        betas = {"adam_beta_1": recipe.beta_1, "adam_beta_2": recipe.beta_2}
+        return Muon(matrices=matrices_of(model), **betas, **arguments)
+    adamw = AdamW if recipe.layer_decay is None else LayerwiseAdamW
+    return adamw(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
 
 
-class _KernelsDecay(ClipsTogether):
-    """Exclude all variables but kernels from weight decay, also after a file is loaded."""
+def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
+    r"""Return the learning rate of a recipe over the steps of a training run.
+
+    At step $s$ of the $S$ steps of all `epochs`, of which $W$ are warm-up, with the peak $\eta$,
+    it is
+
+    $$\eta(s) = \begin{cases}
+    \eta_0 + (\eta - \eta_0)\, s / W & s < W \\
+    \eta_1 + (\eta - \eta_1)\,(1 + \cos(\pi s / S)) / 2 & W \le s < S \\
+    \eta_1 & S \le s \end{cases}$$
+
+    as in timm's trainer and DeiT's code, with which the papers were trained: the cosine
+    begins at step 0, and the warm-up replaces its first part. (Keras's `CosineDecay` begins
+    at $W$.) Their codes change the rate once per epoch, so that a whole epoch of the warm-up
+    runs at $\eta_0$. Here it changes with every update, which gives the same rates at the
+    start of each epoch, and keeps short runs smooth.
+
+    If the learning rate is scaled to a batch so small that it would lie below $\eta_0$ or
+    $\eta_1$, these are lowered to it.
+
+    Args:
+        recipe: The recipe.
+        steps_per_epoch: As in `make_optimizer`.
+    """
+    peak = recipe.peak
+    end = peak if recipe.decay == "constant" else recipe.final_learning_rate
+    return WarmupCosine(
+        peak,
+        recipe.epochs * steps_per_epoch,
+        recipe.warmup_epochs * steps_per_epoch,
+        min(recipe.warmup_learning_rate, peak),
+        min(end, peak),
+        recipe.accumulate_steps,
+    )
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+@dataclasses.dataclass(eq=False)
+class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, cosine decay, and a constant rate from then on; see `make_schedule`.
+
+    Where the optimizer accumulates gradients, there are several steps per update of the weights,
+    as Keras counts them, and the rate changes only with the updates.
+    """
+
+    learning_rate: float
+    steps: float
+    warmup_steps: float = 0.0
+    warmup_learning_rate: float = 0.0
+    final_learning_rate: float = 0.0
+    accumulate_steps: int = 1
+
+    def __call__(self, step):
+        # Integers stay exact in float32 to 2^24 updates only, so they are divided as integers.
+        update = ops.cast(ops.floor_divide(step, self.accumulate_steps), "float32")
+        now = update * self.accumulate_steps
+        done = ops.minimum(now / self.steps, 1.0)
+        start, peak, end = self.warmup_learning_rate, self.learning_rate, self.final_learning_rate
+        cosine = end + (peak - end) * (1 + ops.cos(done * 3.141592653589793)) / 2
+        if not self.warmup_steps:
+            return cosine
+        warmup = start + (peak - start) * now / self.warmup_steps
+        return ops.where(now < self.warmup_steps, warmup, cosine)
+
+    def get_config(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+# Under PyTorch, Keras has a class of its own that updates all variables at once.
+_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class AdamW(ClipsTogether, _AdamW):
+    """Keras's AdamW with weight decay of kernels only.
+
+    `exclude_from_weight_decay` of Keras is not kept in saved files; this is.
+
+    Args:
+        learning_rate: As in Keras.
+        weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale,
+            tokens and position embeddings.
+        **kwargs: As in `keras.optimizers.AdamW`.
+    """
 
     def __init__(self, learning_rate: Any = 1e-3, weight_decay: float = 0.05, **kwargs: Any):
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
 
     def build(self, variables):
         if not self.built:
-            self.exclude_from_weight_decay(var_list=self.excluded(variables))
+            self.exclude_from_weight_decay([v for v in variables if not is_decayed(v)])
         super().build(variables)
 
-    def excluded(self, variables):
-        return [variable for variable in variables if not is_decayed(variable)]
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Make the optimizer that `config` describes."""
+        # Files of earlier versions have one name for both classes.
+        if config.get("rate_factors") is not None:
+            return LayerwiseAdamW.from_config(config, custom_objects)
+        config = {key: value for key, value in config.items() if key != "rate_factors"}
+        return super().from_config(config, custom_objects)
 
 
-class _RatePerVariable(_KernelsDecay):
-    """A factor of the learning rate for each variable; it applies to weight decay as well."""
+class _RatePerVariable(ClipsTogether):
+    """Weight decay of kernels only, and a factor of the learning rate for each variable.
+
+    The factors, in the order of `model.trainable_variables`, apply to weight decay as well.
+    """
 
     def __init__(
         self,
@@ -124,84 +184,45 @@ class _RatePerVariable(_KernelsDecay):
         rate_factors: Sequence[float] | None = None,
         **kwargs: Any,
     ):
-        super().__init__(learning_rate, weight_decay, **kwargs)
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
         self.rate_factors = None if rate_factors is None else tuple(rate_factors)
-        self.decays = ()
 
     def build(self, variables):
-        factors = self.rate_factors
-        if factors is not None and len(factors) != len(variables):
+        factors = self.rate_factors or (1,) * len(variables)
+        if len(factors) != len(variables):
             raise ValueError(
                 "`rate_factors` must have one factor per trainable variable, "
                 f"{len(variables)}. Received: {len(factors)}."
             )
-        self.decays = tuple(map(is_decayed, variables))
+        if not self.built:
+            own, excluded = {}, []
+            for variable, factor in zip(variables, factors, strict=True):
+                if factor != 1:
+                    # Keras decays by the rate of all; these decay in `update_step`.
+                    decay = self.weight_decay if is_decayed(variable) else 0
+                    own |= {id(copy): (factor, decay) for copy in copies_of(variable)}
+                if factor != 1 or not is_decayed(variable):
+                    excluded.append(variable)
+            self.own_rate = own.get  # Keras would track a dictionary.
+            self.exclude_from_weight_decay(excluded)
         super().build(variables)
 
-    def excluded(self, variables):
-        # Keras decays by the learning rate of all; those with another one decay in `update_step`.
-        factors = self.rate_factors or [1] * len(variables)
-        pairs = zip(variables, factors, strict=True)
-        return [v for v, factor in pairs if not is_decayed(v) or factor != 1]
-
     def update_step(self, gradient, variable, learning_rate):
-        index = index_in(self, variable)
-        factor = 1 if self.rate_factors is None else self.rate_factors[index]
+        factor, decay = self.own_rate(id(variable), (1, 0))
         if factor != 1:
             learning_rate = learning_rate * factor
-            if self.decays[index]:
-                variable.assign(variable * (1 - learning_rate * self.weight_decay))
+        if decay:
+            variable.assign(variable * (1 - learning_rate * decay))
         super().update_step(gradient, variable, learning_rate)
 
     def get_config(self) -> dict[str, Any]:
         factors = self.rate_factors
-        return {
-            **super().get_config(),
-            "rate_factors": None if factors is None else list(factors),
-        }
-
-
-# Under PyTorch, Keras has a class of its own that updates all variables at once.
-_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
-
-
-@keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(_KernelsDecay, _AdamW):
-    """Keras's AdamW with weight decay of kernels only.
-
-    `exclude_from_weight_decay` of Keras is not kept in saved files; this is.
-
-    Args:
-        learning_rate: As in Keras.
-        weight_decay: Decoupled weight decay of the variables for which `is_decayed`.
-        **kwargs: As in `keras.optimizers.AdamW`.
-    """
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make the optimizer that `config` describes."""
-        # Files of earlier versions have one name for both classes.
-        if config.get("rate_factors") is not None and cls is AdamW:
-            return LayerwiseAdamW.from_config(config, custom_objects)
-        config = {key: value for key, value in config.items() if key != "rate_factors"}
-        return super().from_config(config, custom_objects)
+        return {**super().get_config(), "rate_factors": factors and list(factors)}
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class LayerwiseAdamW(_RatePerVariable, keras.optimizers.AdamW):
-    """Keras's AdamW with weight decay of kernels only and a learning rate per variable.
-
-    Args:
-        learning_rate: As in Keras.
-        weight_decay: As in `AdamW`.
-        rate_factors: Factor of the learning rate for each trainable variable, in the order
-            of `model.trainable_variables`, see `layer_decay.rate_factors`. It applies to the
-            decay of the weights as well. None is 1 for all.
-        **kwargs: As in `keras.optimizers.AdamW`.
-
-    Raises:
-        ValueError: when built with another number of variables.
-    """
+    """`AdamW` with a learning rate per variable, for the `layer_decay` of a recipe."""
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
@@ -220,10 +241,12 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
     Args:
         learning_rate: As in Keras, for both rules.
         weight_decay: As in `AdamW`, for both rules.
-        rate_factors: As in `LayerwiseAdamW`.
-        matrices: Indices of the matrices that Muon updates, in `model.trainable_variables`, see
-            `matrices_of`; all others become `exclude_layers` of Keras. None is all variables
-            with two axes, as in Keras, by which the head is one of them.
+        rate_factors: Factor of the learning rate, and of the decay, for each of
+            `model.trainable_variables`. None is 1 for all.
+        matrices: Indices of the matrices that Muon updates, in `model.trainable_variables`;
+            all others become `exclude_layers` of Keras. `make_optimizer` chooses the projections
+            of the blocks. None is all variables with two axes, as in Keras, by which the head is
+            one of them.
         **kwargs: As in `keras.optimizers.Muon`.
 
     Raises:
@@ -249,10 +272,9 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
         super().build(variables)
 
     def get_config(self) -> dict[str, Any]:
-        matrices = self.matrices
-        config = {**super().get_config(), "matrices": None if matrices is None else list(matrices)}
+        config = {**super().get_config(), "matrices": self.matrices and list(self.matrices)}
         # Paths hold names that Keras numbers; `build` makes them anew.
-        return config if matrices is None else {**config, "exclude_layers": None}
+        return config if self.matrices is None else {**config, "exclude_layers": None}
 
 
 def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
@@ -275,46 +297,34 @@ def matrices_of(model: keras.Model) -> tuple[int, ...]:
 
     These are the projections of the attention and the MLP, but not the mixes of heads, the
     patch embedding and the head. In a model without blocks, all `Dense` layers but the last.
-
-    Args:
-        model: A built model.
     """
     blocks = [layer for layer in layers_of(model) if is_block(layer)]
-    dense = [
-        layer
-        for parent in blocks or [model]
-        for layer in sublayers(parent)
-        if isinstance(layer, keras.layers.Dense)
-    ]
+    layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
+    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
     kernels = {id(layer.kernel) for layer in (dense if blocks else dense[:-1])}
     return tuple(i for i, v in enumerate(model.trainable_variables) if id(v) in kernels)
 
 
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
-    r"""Return the factor of the learning rate for each trainable variable of `model`.
+    """Return the factor of the learning rate for each of `model.trainable_variables`.
 
-    With $L$ blocks, the layers before the first block have the factor $d^{L + 1}$, block
-    $i$ (from 1) has $d^{L + 1 - i}$, and the layers after the last one have 1 (BEiT,
+    With L blocks, the layers before the first block have the factor `decay ** (L + 1)`, block
+    i (from 1) has `decay ** (L + 1 - i)`, and the layers after the last one have 1 (BEiT,
     Appendix; the head learns fastest). A layer between two blocks, such as a class token,
     has the factor of the block before it. In a model without blocks, each layer with
     weights counts as one.
-
-    Args:
-        model: The built model.
-        decay: $d$, in (0, 1].
-
-    Returns:
-        Factors in the order of `model.trainable_variables`.
     """
     layers = [layer for layer in layers_of(model) if layer.trainable_variables]
-    counts = [layer for layer in layers if is_block(layer)] or layers[1:]
+    blocks = [layer for layer in layers if is_block(layer)] or layers[1:]
+    counted = set(map(id, blocks))
     number, numbers = 0, {}
     for layer in layers:
-        if any(layer is block for block in counts):
+        if id(layer) in counted:
             number += 1
-        after = layer is not counts[-1] and number == len(counts) if counts else False
+        elif number == len(blocks) > 0:
+            number += 1  # What follows the last block has a number of its own.
         for variable in layer.trainable_variables:
-            numbers.setdefault(id(variable), number + after)
+            numbers.setdefault(id(variable), number)
     top = max(numbers.values())
     return tuple(decay ** (top - numbers.get(id(v), top)) for v in model.trainable_variables)
 
@@ -350,4 +360,4 @@ def averaged(model: keras.Model) -> Iterator[None]:
 
 def _copy(variable):
     # Under PyTorch, `convert_to_numpy` shares the variable's memory.
-    return np.array(keras.ops.convert_to_numpy(variable.value))
+    return np.array(ops.convert_to_numpy(variable.value))

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_vitx.classifier import Outputs
-from keras_vitx.training.targets.losses import SigmoidCrossentropy, SmoothedCrossentropy
+from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
 
 Kind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
 

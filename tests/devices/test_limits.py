@@ -6,13 +6,13 @@ from devices.zoo import TINY
 from harness import BACKEND
 
 import keras_vitx as kv
-from keras_vitx.training.devices import limits
+from keras_vitx.training import devices
 
 pytestmark = pytest.mark.backend_free
 
 
 def on(monkeypatch, *device):
-    monkeypatch.setattr(limits, "device_of", lambda backend: device)
+    monkeypatch.setattr(devices, "device_of", lambda backend: device)
 
 
 def test_a_precision_that_the_device_lacks(monkeypatch):
@@ -24,7 +24,7 @@ def test_a_precision_that_the_device_lacks(monkeypatch):
         keras.config.set_dtype_policy("float32")
     with pytest.raises(ValueError, match=r"`precision` .* 'mixed_float16', 'float32' on a T4.*bfl"):
         kv.fit(model, "fashion_mnist", epochs=1)
-    limits.check_limits(TINY["ViT"]())
+    devices.check_limits(TINY["ViT"]())
 
 
 def test_weights_that_do_not_fit(monkeypatch):
@@ -33,7 +33,7 @@ def test_weights_that_do_not_fit(monkeypatch):
     on(monkeypatch, "a small GPU", held // 2, ())
     with pytest.raises(ValueError, match=r"`model` must fit .* a small GPU.*shard_weights=True"):
         kv.fit(model, "fashion_mnist", epochs=1)
-    limits.check_limits(model, shares=8)
+    devices.check_limits(model, shares=8)
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX shards weights")

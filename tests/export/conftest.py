@@ -4,7 +4,7 @@ import pytest
 
 import keras_vitx as kv
 from keras_vitx.export import saved_model
-from keras_vitx.training.targets.losses import SmoothedCrossentropy
+from keras_vitx.losses import SmoothedCrossentropy
 
 
 def make_tiny(**changes):

@@ -7,8 +7,8 @@ from harness import BACKEND, FAMILIES, array, close, numbers, precision
 
 from keras_vitx.classifier import outputs_of
 from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
+from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.models import Chain
-from keras_vitx.training import PerHead, SmoothedCrossentropy, SoftDistillation
 
 HEADS = {
     "softmax": ("ViT", {}),

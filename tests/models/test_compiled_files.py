@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from harness import BACKEND, BACKENDS, FAMILIES, close, numbers, run_python
 
-from keras_vitx.training import PerHead, SmoothedCrossentropy, SoftDistillation
+from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 
 IMAGES = numbers((4, 16, 16, 3))
 LABELS = np.array([0, 1, 2, 3])

@@ -73,30 +73,15 @@ def plain(family):
     keras.utils.set_random_seed(0)
     model = FAMILIES[family]()
     model.compile("sgd", "sparse_categorical_crossentropy")
-    images, labels = SOURCE[0]
-    batches = [(images[:16] / 255.0, labels[:16]), (images[16:] / 255.0, labels[16:])]
+    batches = kv.data.pipelines(SOURCE, model, 16, augmentation=None).train
     states = Distinct()
     history = model.fit(
-        kv.training.share_of(Listed(batches)),
+        kv.training.share_of(batches),
         epochs=2,
         verbose=0,
         callbacks=[kv.training.Replicate(), states],
     )
     return {"loss": history.history["loss"], **states.counts}
-
-
-class Listed(keras.utils.PyDataset):
-    """Batches in a list."""
-
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, index):
-        return self.batches[index]
 
 
 class Distinct(keras.callbacks.Callback):

@@ -10,6 +10,7 @@ from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.training.head import classifiers, match_head
 
 NAMES = ("ant", "bee", "cat", "dog", "elk")
+OTHERS = ("a", "b", "c", "d", "e")
 IMAGES = numbers((2, 16, 16, 3))
 HEADS = {
     "plain": ("CaiT", {}, 1),
@@ -27,7 +28,7 @@ def model_of(head="plain", names=NAMES):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_another_order_permutes_all_classifiers(head, caplog):
+def test_other_names_permute_or_initialize_all_classifiers(head, caplog):
     model = model_of(head)
     assert len(classifiers(model)) == HEADS[head][-1]
     before = array(model(IMAGES, training=False))
@@ -38,21 +39,17 @@ def test_another_order_permutes_all_classifiers(head, caplog):
     assert model.class_names == tuple(names)
     assert "order" in caplog.text
 
-
-@pytest.mark.parametrize("head", HEADS)
-def test_other_names_start_anew(head, caplog):
-    model = model_of(head)
+    caplog.clear()
     body = array(model.steps[1].weights[0].value)
     old = [array(layer.kernel) for layer in classifiers(model)]
-    assert match_head(model, ("a", "b", "c", "d", "e")) == "fresh"
-    assert model.class_names == ("a", "b", "c", "d", "e")
+    assert match_head(model, OTHERS) == "fresh"
+    assert model.class_names == OTHERS
     for layer, kernel in zip(classifiers(model), old, strict=True):
         assert 0 < np.abs(array(layer.kernel)).max() < 0.1 < np.abs(kernel).max()
         assert np.abs(array(layer.bias)).max() == 0
     np.testing.assert_array_equal(array(model.steps[1].weights[0].value), body)
     assert len(caplog.records) == 1
-    assert 'head="keep"' in caplog.text
-    assert "ant" in caplog.text
+    assert 'head="keep"' in caplog.text and "dog" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -71,7 +68,7 @@ def test_nothing_to_compare_keeps(old, new, caplog):
 def test_an_argument_overrides():
     model = model_of()
     before = array(model(IMAGES, training=False))
-    assert match_head(model, ("a", "b", "c", "d", "e"), "keep") == "kept"
+    assert match_head(model, OTHERS, "keep") == "kept"
     np.testing.assert_array_equal(array(model(IMAGES, training=False)), before)
     assert match_head(model, model.class_names, "fresh") == "fresh"
     assert np.abs(array(classifiers(model)[0].kernel)).max() < 0.1
@@ -94,26 +91,22 @@ def test_one_output_of_two_classes():
     np.testing.assert_allclose(array(model(x)), 1 - before, atol=1e-6)
 
 
-def test_a_head_of_imagenet_has_its_names(tmp_path):
-    arguments = {"depth": 1, "classes": 1000}
-    source = FAMILIES["ViT"](**arguments)
-    source.save_weights(tmp_path / "m.weights.h5")
+def test_loaded_weights(tmp_path, caplog):
+    """Those of 1,000 classes have ImageNet's names, all others none."""
+    path = str(tmp_path / "m.weights.h5")
+
+    def loaded(classes):
+        FAMILIES["ViT"](depth=1, classes=classes).save_weights(path)
+        return FAMILIES["ViT"](depth=1, classes=classes, weights=path)
+
     synsets = tuple(synset for synset, _ in imagenet_classes())
     others = tuple(f"class {i}" for i in range(1000))
-
-    def loaded():
-        return FAMILIES["ViT"](**arguments, weights=str(tmp_path / "m.weights.h5"))
-
-    assert match_head(loaded(), synsets) == "kept"
-    assert match_head(loaded(), synsets[::-1]) == "permuted"
-    assert match_head(loaded(), others) == "fresh"
-    assert match_head(source, others) == "kept"
-
-
-def test_loaded_weights_of_unknown_classes_are_kept(tmp_path, caplog):
-    FAMILIES["ViT"](depth=1).save_weights(tmp_path / "m.weights.h5")
-    model = FAMILIES["ViT"](depth=1, weights=str(tmp_path / "m.weights.h5"))
-    assert match_head(model, NAMES) == "kept"
+    assert match_head(loaded(1000), synsets) == "kept"
+    assert match_head(loaded(1000), synsets[::-1]) == "permuted"
+    assert match_head(loaded(1000), others) == "fresh"
+    assert match_head(FAMILIES["ViT"](depth=1, classes=1000), others) == "kept"
+    assert "unknown" not in caplog.text
+    assert match_head(loaded(5), NAMES) == "kept"
     assert "unknown" in caplog.text
 
 
@@ -124,7 +117,7 @@ def test_lora_on_the_head():
     before = array(model(IMAGES, training=False))
     assert match_head(model, NAMES[::-1]) == "permuted"
     np.testing.assert_allclose(array(model(IMAGES, training=False)), before[:, ::-1], atol=1e-6)
-    match_head(model, ("a", "b", "c", "d", "e"))
+    match_head(model, OTHERS)
     assert np.abs(array(model.layers[-1].kernel)).max() < 0.1
 
 
@@ -132,7 +125,7 @@ def test_models_around_a_chain():
     inner = model_of()
     outer = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(1.0), inner])
     outer.class_names = NAMES
-    assert match_head(outer, ("a", "b", "c", "d", "e")) == "fresh"
+    assert match_head(outer, OTHERS) == "fresh"
     assert classifiers(outer) == [inner.layers[-1]]
     inputs = keras.Input((16, 16, 3))
     ends_otherwise = keras.Model(inputs, keras.layers.Activation("softmax")(inner(inputs)))

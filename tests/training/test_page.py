@@ -20,10 +20,10 @@ ROWS = re.findall(r"^\| `(\w+)` \| .* \| ([\d+ ]+), (\d+), ([\de.-]+) \|$", PAGE
 def test_the_table_has_the_recipes():
     assert sorted(name for name, *_ in ROWS) == list_recipes()
     for name, epochs, batch, rate in ROWS:
-        schedule = recipes.get(name).schedule
-        assert sum(map(int, epochs.split("+"))) == schedule.all_epochs
-        assert int(batch) == schedule.batch_size
-        assert float(rate) == pytest.approx(schedule.peak)
+        recipe = recipes.get(name)
+        assert sum(map(int, epochs.split("+"))) == recipe.all_epochs
+        assert int(batch) == recipe.batch_size
+        assert float(rate) == pytest.approx(recipe.peak)
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the lines are the same on every backend")

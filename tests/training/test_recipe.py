@@ -6,7 +6,7 @@ import pytest
 
 from keras_vitx import training
 from keras_vitx.data import Augmentation, Mixing
-from keras_vitx.training import Optimizer, Recipe, Schedule, list_recipes, recipes
+from keras_vitx.training import Recipe, list_recipes, recipes
 from keras_vitx.training.recipe import GROUPS
 
 pytestmark = pytest.mark.backend_free
@@ -62,48 +62,31 @@ def test_values_out_of_range(name):
         assert str(value) in str(error.value)
 
 
-def test_each_setting_has_a_range():
-    ours = [group for group in GROUPS.values() if group.__module__.startswith("keras_vitx.train")]
-    names = {field.name for group in ours for field in dataclasses.fields(group)}
-    assert names <= set(WRONG)
-
-
-def test_names_are_unique():
-    names = [field.name for group in GROUPS.values() for field in dataclasses.fields(group)]
-    names += [field.name for field in dataclasses.fields(Recipe)]
+def test_each_setting_is_checked_and_in_one_group():
+    names = [field.name for field in dataclasses.fields(Recipe)]
+    grouped = [name for group in GROUPS.values() for name in group]
     assert len(names) == len(set(names))
-    assert list(GROUPS) == [
-        "schedule", "optimizer", "augmentation", "mixing", "network", "targets"
-    ]  # fmt: skip
+    assert sorted(names) == sorted([*grouped, "name", "augmentation", "mixing", "result"])
+    assert set(names) - {"name", "augmentation"} <= set(WRONG)
+    inner = [f.name for part in (Augmentation, Mixing) for f in dataclasses.fields(part)]
+    assert not set(inner) & set(names)
 
 
 def test_but():
     changed = MINE.but(batch_size=7, epochs=None, mixup=0.2, weight_decay=0.3)
-    assert changed.schedule == Schedule(batch_size=7)
-    assert changed.optimizer == Optimizer(weight_decay=0.3)
-    assert changed.mixing == Mixing(mixup=0.2)
-    assert MINE.schedule == Schedule()
+    assert changed == Recipe("mine", batch_size=7, weight_decay=0.3, mixing=Mixing(mixup=0.2))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        MINE.schedule.epochs = 4
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        MINE.result = "last"
-
-
-def test_unknown_setting():
+        MINE.epochs = 4
     with pytest.raises(ValueError, match=r"'learning_rat'.*'learning_rate'"):
         MINE.but(learning_rat=1e-3)
+    with pytest.warns(DeprecationWarning, match=r"`recipe.schedule` is now the recipe"):
+        assert MINE.schedule.epochs == 10
 
 
 def test_what_can_be_turned_off():
-    recipe = Recipe("mine", optimizer=Optimizer(clip_norm=1.0, ema=0.9), mixing=Mixing())
+    recipe = Recipe("mine", clip_norm=1.0, ema=0.9, mixing=Mixing())
     off = recipe.but(augmentation=None, mixing=None, clip_norm=None, ema=None, learning_rate=None)
-    assert (off.augmentation, off.mixing) == (None, None)
-    assert off.optimizer == Optimizer()
-    assert off.schedule == recipe.schedule
-
-
-def test_a_group_that_is_off_is_turned_on_by_a_setting():
-    off = MINE.but(augmentation=None, mixing=None)
+    assert off == Recipe("mine", augmentation=None)
     assert off.but(cutmix=0.5).mixing == Mixing(mixup=0.0, cutmix=0.5)
     assert off.but(flip=0.5).augmentation == Augmentation(crop=None, flip=0.5)
     assert off.but(mixing=Mixing(), mixup=0.1).mixing == Mixing(mixup=0.1)
@@ -117,16 +100,13 @@ def test_augmentation_by_name():
         MINE.but(augmentation="crop_flop")
 
 
-def test_the_warm_up_stretches_with_the_epochs():
+def test_the_warm_up_scales_with_the_epochs_and_the_rate_with_the_batch():
     recipe = MINE.but(epochs=10, warmup_epochs=2)
-    assert recipe.but(epochs=5).schedule.warmup_epochs == 1
-    assert recipe.but(epochs=5, warmup_epochs=0).schedule.warmup_epochs == 0
-
-
-def test_the_learning_rate_follows_the_batch():
+    assert recipe.but(epochs=5).warmup_epochs == 1
+    assert recipe.but(epochs=5, warmup_epochs=0).warmup_epochs == 0
     recipe = MINE.but(learning_rate=5e-4, base_batch_size=512, batch_size=1024)
-    assert recipe.schedule.peak == 1e-3
-    assert recipe.but(base_batch_size=None).schedule.peak == 5e-4
+    assert recipe.peak == 1e-3
+    assert recipe.but(base_batch_size=None).peak == 5e-4
 
 
 def test_settings_and_differences():
@@ -156,7 +136,10 @@ def test_data_of_a_recipe(tmp_path):
         assert hash(Recipe.from_dict(data)) == hash(recipe)
         (tmp_path / "run.json").write_text(json.dumps({"recipe": data}))
         assert Recipe.read(tmp_path) == Recipe.read(tmp_path / "run.json") == recipe
+    assert list(data) == ["name", "result", *GROUPS, "augmentation", "mixing"]
+    assert data["schedule"]["epochs"] == 10
     assert Recipe.from_dict({"name": "mine"}) == Recipe("mine")
+    assert Recipe.from_dict({"name": "mine", "epochs": 3}) == Recipe("mine", epochs=3)
 
 
 def test_data_that_is_no_recipe(tmp_path):
@@ -174,27 +157,21 @@ def test_data_that_is_no_recipe(tmp_path):
         Recipe.read(tmp_path)
 
 
-def test_shipped_recipes():
-    assert list_recipes() == sorted(list_recipes())
-    assert {"finetune", "small_images"} <= set(list_recipes())
-    for name in list_recipes():
-        recipe = recipes.get(name)
-        assert recipe.name == name
-        assert recipes.get(recipe) is recipe
-        assert Recipe.from_dict(recipe.to_dict()) == recipe
-        module = importlib.import_module(f"keras_vitx.training.recipes.{name}")
-        assert f"--recipe {name}" in module.__doc__
-
-
-def test_the_smoke_run_has_every_part():
-    for name in list_recipes():
-        recipe = recipes.get(name)
-        smoke = recipe.smoke()
-        assert (smoke.schedule.epochs, smoke.schedule.batch_size) == (2, 8)
-        assert set(recipe.differences(smoke)) <= {
-            "epochs", "warmup_epochs", "cooldown_epochs", "batch_size", "min_updates"
-        }  # fmt: skip
-    assert MINE.but(accumulate_steps=3).smoke().schedule.batch_size == 24
+@pytest.mark.parametrize("name", list_recipes())
+def test_shipped_recipes(name):
+    recipe = recipes.get(name)
+    assert recipe.name == name
+    assert recipes.get(recipe) is recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    module = importlib.import_module(f"keras_vitx.training.recipes.{name}")
+    assert f"--recipe {name}" in module.__doc__
+    # The smoke run has every part.
+    smoke = recipe.smoke()
+    assert (smoke.epochs, smoke.batch_size) == (2, 8)
+    assert set(recipe.differences(smoke)) <= {
+        "epochs", "warmup_epochs", "cooldown_epochs", "batch_size", "min_updates"
+    }  # fmt: skip
+    assert recipe.but(accumulate_steps=3).smoke().batch_size == 24
 
 
 def test_unknown_recipe():
@@ -202,34 +179,25 @@ def test_unknown_recipe():
         training.fit(None, None, "finetun")
 
 
+# The peak of the learning rate, and settings.
 PAPERS = {
-    "deit": {"epochs": 300, "batch_size": 1024, "warmup_epochs": 5, "drop_path": 0.1, "repeats": 3},
-    "convit_plus": {"epochs": 300, "batch_size": 512},
-    "cait": {"epochs": 400, "batch_size": 1024, "warmup_epochs": 5, "drop_path": None},
-    "deepvit": {"batch_size": 256, "cooldown_epochs": 10, "repeats": 1, "ema": 0.99996},
-    "refiner": {"batch_size": 256, "drop_path": 0.1, "similarity_depth": 2, "ema": 0.99996},
-    "refiner_advanced": {"batch_size": 512, "mix_token": True, "similarity_depth": 12},
-    "higher_resolution": {"epochs": 30, "batch_size": 512, "weight_decay": 1e-8},
-    "transfer": {"epochs": 1000, "warmup_epochs": 5, "crop_ratio": 0.875},
-}  # fmt: skip
-PEAKS = {
-    "deit": 1e-3,
-    "convit_plus": 4e-4,
-    "cait": 1e-3,
-    "deepvit": 5e-4,
-    "refiner": 5e-4,
-    "refiner_advanced": 5e-4,
-    "higher_resolution": 5e-6,
-    "transfer": 1e-4,
+    "deit": (1e-3, {"epochs": 300, "batch_size": 1024, "warmup_epochs": 5, "drop_path": 0.1}),
+    "convit_plus": (4e-4, {"epochs": 300, "batch_size": 512, "repeats": 3}),
+    "cait": (1e-3, {"epochs": 400, "batch_size": 1024, "warmup_epochs": 5, "drop_path": None}),
+    "deepvit": (5e-4, {"batch_size": 256, "cooldown_epochs": 10, "repeats": 1, "ema": 0.99996}),
+    "refiner": (5e-4, {"batch_size": 256, "drop_path": 0.1, "similarity_depth": 2, "ema": 0.99996}),
+    "refiner_advanced": (5e-4, {"batch_size": 512, "mix_token": True, "similarity_depth": 12}),
+    "higher_resolution": (5e-6, {"epochs": 30, "batch_size": 512, "weight_decay": 1e-8}),
+    "transfer": (1e-4, {"epochs": 1000, "warmup_epochs": 5, "crop_ratio": 0.875}),
 }
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_recipes_of_the_papers(name):
-    recipe = recipes.get(name)
+    recipe, (peak, own) = recipes.get(name), PAPERS[name]
     settings = recipe.settings()
-    assert PAPERS[name].items() <= settings.items()
-    assert recipe.schedule.peak == pytest.approx(PEAKS[name])
+    assert own.items() <= settings.items()
+    assert recipe.peak == pytest.approx(peak)
     common = {
         "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "clip_norm": None, "layer_decay": None,
         "warmup_learning_rate": 1e-6, "final_learning_rate": 1e-5, "label_smoothing": 0.1,

@@ -21,21 +21,21 @@ TRIED = list_recipes() if BACKEND == "torch" else ["small_images"]
 def test_a_short_trial(name, tmp_path):
     recipe = recipes.get(name).smoke()
     arguments = {"drop_path": 0.0, "name": "model"}
-    if recipe.network.similarity:
+    if recipe.similarity:
         recipe, arguments = recipe.but(similarity_depth=1), arguments | {"dense_head": True}
         model = FAMILIES["RefinedViT"](**arguments)
     else:
         model = FAMILIES["CaiT"](**arguments)
     before = model.get_weights()
     history = kv.fit(model, SOURCE, recipe, output=tmp_path, verbose=0)
-    epochs = 3 if recipe.schedule.cooldown_epochs else 2
+    epochs = 3 if recipe.cooldown_epochs else 2
     assert len(history.history["loss"]) == epochs
     assert np.isfinite(history.history["loss"] + history.history["val_loss"]).all()
     assert {"loss", "accuracy"} <= set(history.test)
     assert any(np.abs(a - b).max() > 0 for a, b in zip(before, model.get_weights(), strict=True))
     assert Recipe.read(tmp_path) == recipe
     saved = keras.saving.load_model(tmp_path / f"{recipe.result}.keras")
-    rate = recipe.network.drop_path or 0.0
+    rate = recipe.drop_path or 0.0
     assert max(block.drop_path for block in blocks(saved)) == pytest.approx(rate)
     facts = json.loads((tmp_path / "run.json").read_text())
     assert recipe.result == "best" or facts["best_epoch"] == epochs

@@ -4,7 +4,7 @@ import pytest
 from harness import array
 
 from keras_vitx.training import Recipe, make_schedule
-from keras_vitx.training.schedule import WarmupCosine
+from keras_vitx.training.optimizer import WarmupCosine
 
 
 def rates(recipe, steps_per_epoch, steps):
@@ -31,7 +31,7 @@ def test_each_epoch_begins_with_timms_rate(timm):
         optimizer, t_initial=30, lr_min=1e-5, warmup_t=5, warmup_lr_init=1e-6
     )
     expected = []
-    for epoch in range(recipe.schedule.all_epochs):
+    for epoch in range(recipe.all_epochs):
         theirs.step(epoch)
         expected.append(optimizer.param_groups[0]["lr"])
     np.testing.assert_allclose(rates(recipe, 7, range(0, 280, 7)), expected, rtol=1e-4)
@@ -52,29 +52,24 @@ def test_between_the_epochs(warmup):
 
 
 @pytest.mark.backend_free
-def test_a_constant_rate():
-    recipe = Recipe("mine").but(learning_rate=5e-6, decay="constant", warmup_epochs=0)
-    np.testing.assert_allclose(rates(recipe, 3, range(40)), 5e-6, rtol=1e-5)
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({"learning_rate": 5e-6, "decay": "constant", "warmup_epochs": 0}, 5e-6),
+        # The rate is scaled below those of the start and the end.
+        ({"base_batch_size": 512, "batch_size": 1, "warmup_learning_rate": 1e-6}, 5e-4 / 512),
+    ],
+)
+def test_a_constant_rate(changes, rate):
+    recipe = Recipe("mine", final_learning_rate=1e-6).but(**changes)
+    np.testing.assert_allclose(rates(recipe, 3, range(40)), rate, rtol=1e-5)
 
 
 def test_parts_of_a_batch_share_a_rate():
     recipe = Recipe("mine").but(warmup_epochs=0, epochs=3)
     whole = rates(recipe, 4, range(12))
     in_parts = rates(recipe.but(accumulate_steps=2), 8, range(24))
-    np.testing.assert_allclose(in_parts[::2], whole, rtol=1e-6)
-    np.testing.assert_allclose(in_parts[1::2], whole, rtol=1e-6)
-
-
-@pytest.mark.backend_free
-def test_a_rate_scaled_below_the_final_one():
-    recipe = Recipe("mine").but(
-        learning_rate=5e-4,
-        base_batch_size=512,
-        batch_size=1,
-        final_learning_rate=1e-5,
-        warmup_learning_rate=1e-6,
-    )
-    np.testing.assert_allclose(rates(recipe, 3, range(40)), 5e-4 / 512, rtol=1e-5)
+    np.testing.assert_allclose(in_parts, whole.repeat(2), rtol=1e-6)
 
 
 def test_config():

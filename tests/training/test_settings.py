@@ -59,15 +59,14 @@ def test_weights_of_classes_by_name(tmp_path):
 def test_few_images_have_enough_updates(caplog):
     caplog.set_level(logging.INFO)
     recipe = recipes.get("finetune")
-    least = recipe.schedule.min_updates
+    least = recipe.min_updates
     assert recipe.for_images(100_000) is recipe
     for images in (20, 108, 500):
-        schedule = recipe.for_images(images).schedule
-        assert schedule.epochs * max(images // schedule.batch_size, 1) >= least
-        assert 8 <= schedule.batch_size <= 64
+        fitted = recipe.for_images(images)
+        assert fitted.epochs * max(images // fitted.batch_size, 1) >= least
+        assert 8 <= fitted.batch_size <= 64
         # Of the settings that the user chose, none changes.
-        schedule = recipe.for_images(images, {"epochs", "batch_size"}).schedule
-        assert (schedule.epochs, schedule.batch_size) == (10, 64)
+        assert recipe.for_images(images, {"epochs", "batch_size"}) == recipe
     model = small()
     kv.fit(model, TRAIN, augmentation=None, verbose=0)
     updates = int(array(model.optimizer.iterations))

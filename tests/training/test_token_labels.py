@@ -3,16 +3,16 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, array
 
 import keras_vitx as kv
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.layers import ClassToken, DenseHead, PatchEmbedding
 from keras_vitx.models import Chain
-from keras_vitx.training import MixToken, SmoothedCrossentropy, TokenLabels
-from keras_vitx.training.targets.token_labels import sampled
+from keras_vitx.training import TokenLabels
+from keras_vitx.training.token_labels import sampled
 
+pytestmark = pytest.mark.backend_free
 CLASSES = 3
 RANDOM = np.random.default_rng(0)
 GRIDS = RANDOM.dirichlet(np.ones(CLASSES), (5, 4, 4)).astype("float32")
@@ -46,7 +46,6 @@ WINDOWS = {
 }
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("flip", (False, True))
 @pytest.mark.parametrize("size", ((2, 3), (4, 4), (7, 5)))
@@ -71,7 +70,6 @@ def test_sampling(name, flip, size):
     np.testing.assert_allclose(sampled(grid, window._replace(flip=flip), size), expected, atol=1e-6)
 
 
-@pytest.mark.backend_free
 def test_the_whole_image_on_its_own_grid():
     labels = TokenLabels(GRIDS, model_of())
     np.testing.assert_allclose(labels(3, Window()), GRIDS[3].reshape(16, CLASSES), atol=1e-6)
@@ -80,7 +78,6 @@ def test_the_whole_image_on_its_own_grid():
     np.testing.assert_allclose(labels(1, WINDOWS["part"]).sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("from_logits", (False, True))
 @pytest.mark.parametrize("among", (2, 3))
 def test_the_highest_scores(from_logits, among):
@@ -100,7 +97,6 @@ def test_the_highest_scores(from_logits, among):
     np.testing.assert_array_equal(by_path("a/2.jpg", Window()), given(2, Window()))
 
 
-@pytest.mark.backend_free
 def test_relabel_size():
     """Fine-tuning at another resolution: labels on a grid of 3, patches on one of 5."""
     model, window = model_of((20, 20)), WINDOWS["part"]._replace(flip=True)
@@ -111,7 +107,6 @@ def test_relabel_size():
     )
 
 
-@pytest.mark.backend_free
 def test_the_labels_of_an_image_stay_with_it():
     """Each class is a colour: every patch of a training image is labelled by its colour."""
     blocks = RANDOM.integers(0, CLASSES, (12, 4, 4))
@@ -137,25 +132,6 @@ def test_the_labels_of_an_image_stay_with_it():
         assert agree.mean() > 0.7
 
 
-@pytest.mark.parametrize("mixed", (False, True) if BACKEND == "torch" else (False,))
-def test_the_patches_learn_their_labels(mixed):
-    blocks = RANDOM.integers(0, CLASSES, (24, 4, 4))
-    images = (255 * np.eye(CLASSES)[blocks]).astype("uint8").repeat(4, 1).repeat(4, 2)
-    model = model_of()
-    targets = TokenLabels(np.eye(CLASSES, dtype="float32")[blocks], model)
-    batches = kv.data.pipelines(
-        (images, np.arange(24) % CLASSES), model, 9, augmentation=None, targets=targets
-    )
-    train = MixToken(batches.train, model) if mixed else batches.train
-    model.compile(keras.optimizers.Adam(0.2), SmoothedCrossentropy(), metrics=["accuracy"])
-    history = model.fit(train, validation_data=batches.validation, epochs=15, verbose=0).history
-    assert np.isfinite(history["val_loss"]).all()
-    seen, given = batches.train[0]
-    parts = model(seen, training=True, return_parts=True)
-    found = array(parts["aux_head"]).argmax(-1)
-    assert (found == given["aux_head"].argmax(-1)).mean() == 1
-
-
 WRONG = {
     "head": (
         lambda: TokenLabels(GRIDS, kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3))),
@@ -172,7 +148,6 @@ WRONG = {
 }
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_arguments(case):
     make, message = WRONG[case]

@@ -15,17 +15,16 @@ any number of them. `replicas.py` has what training and evaluation need beyond t
 import atexit
 import contextlib
 import functools
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
-from keras_vitx.renamed import renamed_names
 from keras_vitx.training.devices.layout import ShardedWeights, layout_for
-from keras_vitx.training.devices.limits import check_limits
 
 Count = int | Literal["all"]
 
@@ -36,8 +35,7 @@ class Devices:
 
     Attributes:
         count: Number of devices, in all processes.
-        replicas: Number of copies of the model, between which each batch is split; `count`,
-            unless copies are split between devices.
+        replicas: Number of copies of the model, between which each batch is split.
         processes: Number of processes, each of which reads a part of every batch.
         process: Index of this process. Process 0 is the chief, which writes the files.
     """
@@ -60,8 +58,9 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     Args:
         devices: Number of devices, in all processes; `"all"` for all there are; 1 to return
             to one device.
-        model_parallel: Number of devices between which each copy of the model is split, as
-            `layout_for` lays it out (JAX only). It divides `devices`.
+        model_parallel: Number of devices between which each copy of the model is split (JAX
+            only): the projections to queries, keys and values and the first Dense of each MLP by
+            columns, the projections after them by rows. It divides `devices`.
         shard_weights: Whether every device keeps a part of each weight and its optimizer
             states, and gathers those of a block when it computes the block (JAX only).
 
@@ -72,9 +71,9 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
         ValueError: if there are not that many devices, or PyTorch was started as a single
             process.
     """
+    backend = keras.backend.backend()
     if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
         raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
-    backend = keras.backend.backend()
     if model_parallel != 1 and backend != "jax":
         raise ValueError(
             f"`model_parallel` must be 1 under {backend}: only JAX splits a model between "
@@ -89,10 +88,8 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
         _use_jax(devices, model_parallel, shard_weights)
     elif backend == "tensorflow":
         _use_tensorflow(devices)
-    elif backend == "torch":
+    else:
         _use_torch(devices)
-    elif devices not in (1, "all"):
-        raise ValueError(f"`devices` must be 1 under {backend}. Received: {devices}.")
     return in_use()
 
 
@@ -130,11 +127,9 @@ def single_process() -> Iterator[None]:
     Keras makes variables when it saves; under JAX, all processes make those of a distribution
     together.
     """
-    if in_use().processes == 1 or _is_torch():
-        yield
-        return
     current = keras.distribution.distribution()
-    keras.distribution.set_distribution(None)
+    if in_use().processes > 1:
+        keras.distribution.set_distribution(None)
     try:
         yield
     finally:
@@ -145,7 +140,7 @@ def all_reduce_max(number: int) -> int:
     """Return the highest of the numbers that the processes give; waits for all of them."""
     if in_use().processes == 1:
         return number
-    if not _is_torch():
+    if keras.backend.backend() == "jax":
         from jax.experimental import multihost_utils
 
         return int(multihost_utils.process_allgather(np.array(number)).max())
@@ -158,57 +153,100 @@ def all_reduce_max(number: int) -> int:
     return int(found)
 
 
-__getattr__ = renamed_names(__name__, alone="single_process")
+def copies_of(variable: keras.Variable) -> list[Any]:
+    """Return the copies of a variable in this process: one per replica under TensorFlow."""
+    if keras.backend.backend() != "tensorflow":
+        return [variable]
+    import tensorflow as tf
+
+    return list(tf.distribute.get_strategy().experimental_local_results(variable.value))
 
 
 def check_devices(devices: Count | None, model: keras.Model) -> Devices:
-    """Return the devices in use, after checking them against the argument of `fit`.
+    """Return the devices in use, if they are as many as `fit` was told, and fit the model.
 
     Under PyTorch, processes started by `torchrun` are connected here if they aren't yet.
-
-    Args:
-        devices: The number that the user expects; None for any.
-        model: The model, which must have been made for these devices.
-
-    Raises:
-        ValueError: if another number is in use, the model was made before it was chosen, or the
-            device lacks its precision or memory for its weights (`check_limits`).
     """
-    if keras.backend.backend() == "torch" and in_use().count == 1 and _torchrun():
+    backend = keras.backend.backend()
+    if backend == "torch" and in_use().count == 1 and _torchrun():
         use_devices("all" if devices is None else devices)
-    here = in_use()
-    if devices not in (None, "all", here.count):
+    here = made_for = in_use().count
+    if devices not in (None, "all", here):
+        torchrun = ", in processes started by torchrun" if backend == "torch" else ""
         raise ValueError(
-            f"`devices` must be the number in use, {here.count}. Received: {devices}. Call "
-            f"`keras_vitx.training.use_devices({devices})` before the model is made"
-            + (", in processes started by torchrun." if _is_torch() else ".")
+            f"`devices` must be the number in use, {here}. Received: {devices}. Call "
+            f"`keras_vitx.training.use_devices({devices})` before the model is made{torchrun}."
         )
-    for_model = _devices_of(model)
-    if for_model not in (None, here.count):
+    if backend == "jax" and model.variables:
+        made_for = len(model.variables[0].value.sharding.device_set)
+    elif backend == "tensorflow":
+        made_for = model.distribute_strategy.num_replicas_in_sync
+    if made_for != here:
         raise ValueError(
-            f"`model` must be made after the devices are chosen: it was made for {for_model}, "
-            f"{here.count} are in use."
+            f"`model` must be made after the devices are chosen: it was made for {made_for}, "
+            f"{here} are in use."
         )
-    check_limits(model, here.count if shards_weights() else 1)
-    return here
-
-
-def shards_weights() -> bool:
-    """Return whether every device keeps a part of each weight."""
-    return isinstance(keras.distribution.distribution(), ShardedWeights)
+    sharded = isinstance(keras.distribution.distribution(), ShardedWeights)
+    check_limits(model, here if sharded else 1)
+    return in_use()
 
 
 def check_batch(images: int, here: Devices) -> None:
-    """Check that a batch can be split evenly between the replicas.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Raise a ValueError unless a batch can be split evenly between the replicas."""
     if images % here.replicas:
         raise ValueError(
             f"`batch_size` must be divisible by the number of devices that share a batch, "
             f"{here.replicas}. Received: a batch of {images} images."
         )
+
+
+def check_limits(model: keras.Model, shares: int = 1) -> None:
+    """Raise a ValueError for what a device lacks for training, as far as it is known before.
+
+    That is arithmetic in the precision of the model, or memory for its weights, gradients and
+    optimizer states, which are split between a number of devices (`shares`).
+    """
+    name, memory, lacking = device_of(keras.backend.backend())
+    precision = model.compute_dtype
+    if precision in lacking:
+        fit = [one for one in ("mixed_bfloat16", "mixed_float16") if one[6:] not in lacking]
+        raise ValueError(
+            f"`precision` must be one of {', '.join(map(repr, [*fit, 'float32']))} on {name}, "
+            f"which has no {precision}. Received: a model of precision {precision!r}."
+        )
+    # A trainable weight, its gradient, and the two moments of AdamW.
+    needed = 4 * _bytes_of(model.trainable_variables) + _bytes_of(model.non_trainable_variables)
+    if memory is not None and needed / shares > memory:
+        raise ValueError(
+            f"`model` must fit in the {memory / 1e9:.1f} GB of {name}. Received: weights, "
+            f"gradients and optimizer states of {needed / shares / 1e9:.1f} GB per device. Under "
+            "JAX, `keras_vitx.training.use_devices(..., shard_weights=True)` splits them."
+        )
+
+
+def device_of(backend: str) -> tuple[str, int | None, tuple[str, ...]]:
+    """Return the name of the device, its bytes of memory (None: unknown), and lacking dtypes."""
+    if backend == "torch":
+        import torch
+
+        if not torch.cuda.is_available():
+            return "the CPU", None, ()
+        lacks = () if torch.cuda.is_bf16_supported(including_emulation=False) else ("bfloat16",)
+        return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1], lacks
+    if backend == "jax":
+        import jax
+
+        device = jax.local_devices()[0]
+        limits: dict[str, Any] = device.memory_stats() or {}
+        lacks = ("float16",) if device.platform == "tpu" else ()
+        return device.device_kind, limits.get("bytes_limit"), lacks
+    return "the device", None, ()
+
+
+def _bytes_of(variables):
+    sizes = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2}
+    dtype_of = keras.backend.standardize_dtype
+    return sum(math.prod(v.shape) * sizes.get(dtype_of(v.dtype), 4) for v in variables)
 
 
 def _use_jax(devices, model_parallel, shard_weights):
@@ -218,7 +256,9 @@ def _use_jax(devices, model_parallel, shard_weights):
         keras.distribution.initialize()
     found = keras.distribution.list_devices()
     count = _available(devices, found)
-    if not (1 <= model_parallel <= count) or count % model_parallel:
+    # `share_of` splits batches between processes, whatever their source.
+    shards = {"auto_shard_dataset": False}
+    if count % model_parallel or not 1 <= model_parallel <= count:
         raise ValueError(
             f"`model_parallel` must divide the number of devices, {count}. "
             f"Received: {model_parallel}."
@@ -226,8 +266,6 @@ def _use_jax(devices, model_parallel, shard_weights):
     if count == 1:
         keras.distribution.set_distribution(None)
         return
-    # `share_of` splits batches between processes, whatever their source.
-    shards = {"auto_shard_dataset": False}
     if model_parallel == 1:
         engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
         distribution = engine(devices=found[:count], **shards)
@@ -236,14 +274,10 @@ def _use_jax(devices, model_parallel, shard_weights):
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])
         distribution = layout_for(mesh, **shards)
     processes = distribution.num_processes
-    if processes > 1 and count != len(found):
+    if processes > 1 and (count != len(found) or (count // processes) % model_parallel):
         raise ValueError(
-            f"`devices` must be all {len(found)} with several processes. Received: {devices}."
-        )
-    if (count // processes) % model_parallel:
-        raise ValueError(
-            f"`model_parallel` must divide the devices of one process, {count // processes}, so "
-            f"that each process holds whole copies. Received: {model_parallel}."
+            f"With several processes, `devices` must be all {len(found)}, and `model_parallel` "
+            f"must divide those of a process. Received: {devices} and {model_parallel}."
         )
     keras.distribution.set_distribution(distribution)
 
@@ -302,33 +336,18 @@ def _use_torch(devices):
         )
 
 
-def _available(devices, found):
+def _available(devices: Count, found: Sequence[str]) -> int:
     """Return the number of devices to use, or raise if there are fewer."""
-    if devices == "all":
-        return len(found)
-    if devices > len(found):
-        backend = keras.backend.backend()
+    count = len(found) if devices == "all" else int(devices)
+    if count > len(found):
         some = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
         raise ValueError(
-            f"`devices` must be at most {len(found)}, as {backend} has {some}. Received: {devices}."
+            f"`devices` must be at most {len(found)}, as {keras.backend.backend()} has {some}. "
+            f"Received: {devices}."
         )
-    return int(devices)
+    return count
 
 
 def _torchrun():
     """Return whether `torchrun` started several processes, of which this is one."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "LOCAL_RANK" in os.environ
-
-
-def _is_torch():
-    return keras.backend.backend() == "torch"
-
-
-def _devices_of(model: Any) -> int | None:
-    """Return the number of devices that hold the model's variables; None if unknown."""
-    backend = keras.backend.backend()
-    if backend == "jax" and model.variables:
-        return len(model.variables[0].value.sharding.device_set)
-    if backend == "tensorflow":
-        return model.distribute_strategy.num_replicas_in_sync
-    return None

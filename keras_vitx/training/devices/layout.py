@@ -20,16 +20,13 @@ class Split(keras.distribution.ModelParallel):
 
     def get_variable_layout(self, variable):
         layout = super().get_variable_layout(variable)
-        mesh = self.device_mesh
-        sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+        mesh, shape = self.device_mesh, variable.shape
+        sizes = {None: 1, **dict(zip(mesh.axis_names, mesh.shape, strict=True))}
         # Optimizer variables of another shape (the step, a scalar) may carry the path.
-        fits = len(layout.axes) == len(variable.shape) and all(
-            axis is None or size % sizes[axis] == 0
-            for axis, size in zip(layout.axes, variable.shape, strict=True)
+        fits = len(layout.axes) == len(shape) and all(
+            size % sizes[axis] == 0 for axis, size in zip(layout.axes, shape, strict=True)
         )
-        return (
-            layout if fits else keras.distribution.TensorLayout([None] * len(variable.shape), mesh)
-        )
+        return layout if fits else keras.distribution.TensorLayout([None] * len(shape), mesh)
 
 
 def layout_for(
@@ -37,9 +34,7 @@ def layout_for(
 ) -> keras.distribution.ModelParallel:
     """Return the distribution that splits the models of all families over a mesh.
 
-    The projections to queries, keys and values and the first Dense of each MLP are split by
-    columns, the projections after them by rows; all other variables are copied. It holds
-    for the loop over depth, too, in which each variable has one more axis in front.
+    It holds for the loop over depth, too, in which each variable has one more axis in front.
 
     Args:
         mesh: A mesh with the axes `"batch"`, over which batches are split, and `"model"`.

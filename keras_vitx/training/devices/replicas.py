@@ -17,7 +17,7 @@ import numpy as np
 from keras_vitx.data.batches import TrainingBatches
 from keras_vitx.data.worker import share_of_batch
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.training.devices import Devices, check_batch, in_use
+from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 from keras_vitx.training.wrapped import Wrapped
 
 # Between the seeds of two replicas. Not small: a seed and a counter are added up.
@@ -63,17 +63,14 @@ class Share(Wrapped):
                 return batches.get(index, here.process, here.processes)
         batch = self.inside(index)
         images = len(keras.tree.flatten(batch[0])[0])
-        missing = -images % here.replicas
-        if self.pad and missing:
-            batch = _padded(batch, images, missing)
-            images += missing
+        if self.pad and images % here.replicas:
+            batch = _padded(batch, images, -images % here.replicas)
+            images += -images % here.replicas
         check_batch(images, here)
         size = images // here.processes
-        rows = (
-            share_of_batch(images, here.process, here.processes)
-            if by_pairs
-            else slice(here.process * size, (here.process + 1) * size)
-        )
+        rows: Any = slice(here.process * size, (here.process + 1) * size)
+        if by_pairs:
+            rows = share_of_batch(images, here.process, here.processes)
         return keras.tree.map_structure(lambda array: array[rows], batch)
 
 
@@ -183,52 +180,30 @@ class Replicate(keras.callbacks.Callback):
         """Let each replica draw its own random numbers; those of the chief don't change."""
         for seed in self.model.non_trainable_variables if _runs("torch", "tensorflow") else ():
             if seed.name == SEED_STATE:
-                first, copies = _copies_of(seed)
-                for index, copy in enumerate(copies, first):
-                    start, counter = (int(n) for n in keras.ops.convert_to_numpy(copies[0]))
-                    _assign(copy, [(start + index * SEED_DISTANCE) % 2**31, counter])
+                copies = copies_of(seed)
+                start, counter = (int(n) for n in keras.ops.convert_to_numpy(copies[0]))
+                for index, copy in enumerate(copies, in_use().process):
+                    copy.assign([(start + index * SEED_DISTANCE) % 2**31, counter])
 
     def _average_statistics(self):
         """Give all replicas the mean of their moving statistics."""
         if not _runs("torch", "tensorflow"):
             return
-        norms = [
-            layer
-            for layer in sublayers(self.model)
-            if isinstance(layer, keras.layers.BatchNormalization)
-        ]
+        layers = sublayers(self.model)
+        norms = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
         variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
         if _runs("torch"):
             means = _sums([v.value.detach() / in_use().count for v in variables])
-            for variable, mean in zip(variables, means, strict=True):
-                variable.assign(mean)
-            return
-        for variable in variables:
-            _, copies = _copies_of(variable)
-            mean = np.mean([copy.numpy() for copy in copies], 0)
-            for copy in copies:
+        else:
+            means = [np.mean([one.numpy() for one in copies_of(v)], 0) for v in variables]
+        for variable, mean in zip(variables, means, strict=True):
+            for copy in copies_of(variable):
                 copy.assign(mean)
 
 
 def _runs(*backends):
     """Return whether one of these backends runs on several replicas."""
     return keras.backend.backend() in backends and in_use().replicas > 1
-
-
-def _copies_of(variable):
-    """Return the copies of a variable in this process, and the replica of the first of them."""
-    if keras.backend.backend() == "torch":
-        return in_use().process, [variable.value]
-    import tensorflow as tf
-
-    return 0, tf.distribute.get_strategy().experimental_local_results(variable.value)
-
-
-def _assign(copy, values):
-    if keras.backend.backend() == "torch":
-        copy.data.copy_(copy.new_tensor(values))
-    else:
-        copy.assign(values)
 
 
 def _sums(tensors):

@@ -24,20 +24,18 @@ epoch, and one epoch late. Repeated augmentation needs 3 epochs to see every ima
 
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.training.recipe import Network, Optimizer, Recipe, Schedule, Targets
+from keras_vitx.training.recipe import Recipe
 
 RECIPE = Recipe(
     name="deit",
-    schedule=Schedule(
-        epochs=300,
-        batch_size=1024,
-        learning_rate=5e-4,
-        base_batch_size=512,
-        warmup_epochs=5,
-        warmup_learning_rate=1e-6,
-        final_learning_rate=1e-5,
-    ),
-    optimizer=Optimizer(weight_decay=0.05, beta_1=0.9, beta_2=0.999, epsilon=1e-8, clip_norm=None),
+    epochs=300,
+    batch_size=1024,
+    learning_rate=5e-4,
+    base_batch_size=512,
+    warmup_epochs=5,
+    warmup_learning_rate=1e-6,
+    final_learning_rate=1e-5,
+    weight_decay=0.05,
     augmentation=Augmentation(
         crop="random_resized",
         scale=(0.08, 1.0),
@@ -48,7 +46,8 @@ RECIPE = Recipe(
         repeats=3,
     ),
     mixing=Mixing(mixup=0.8, cutmix=1.0, mixing_probability=1.0, switch=0.5),
-    network=Network(drop_path=0.1, drop_path_rises=True),
-    targets=Targets(label_smoothing=0.1),
+    drop_path=0.1,
+    drop_path_rises=True,
+    label_smoothing=0.1,
     result="last",
 )

@@ -7,19 +7,17 @@ and fewer than 160 more epochs, so that there are 200 updates.
 """
 
 from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.training.recipe import Optimizer, Recipe, Schedule
+from keras_vitx.training.recipe import Recipe
 
 RECIPE = Recipe(
     name="finetune",
-    schedule=Schedule(
-        epochs=10,
-        batch_size=64,
-        learning_rate=5e-4,
-        warmup_epochs=1,
-        warmup_learning_rate=1e-5,
-        final_learning_rate=1e-6,
-        min_updates=200,
-    ),
-    optimizer=Optimizer(clip_norm=1.0),
+    epochs=10,
+    batch_size=64,
+    learning_rate=5e-4,
+    warmup_epochs=1,
+    warmup_learning_rate=1e-5,
+    final_learning_rate=1e-6,
+    min_updates=200,
+    clip_norm=1.0,
     augmentation=Augmentation(crop="shift"),
 )

@@ -9,21 +9,22 @@ which settings they were trained.
 
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.training.recipe import Network, Optimizer, Recipe, Schedule
+from keras_vitx.training.recipe import Recipe
 
 RECIPE = Recipe(
     name="small_images",
-    schedule=Schedule(
-        epochs=200,
-        batch_size=128,
-        learning_rate=3e-3,
-        warmup_epochs=10,
-        warmup_learning_rate=1e-6,
-        final_learning_rate=1e-5,
-    ),
-    optimizer=Optimizer(algorithm="muon", weight_decay=0.05, clip_norm=1.0, ema=0.999),
+    epochs=200,
+    batch_size=128,
+    learning_rate=3e-3,
+    warmup_epochs=10,
+    warmup_learning_rate=1e-6,
+    final_learning_rate=1e-5,
+    algorithm="muon",
+    weight_decay=0.05,
+    clip_norm=1.0,
+    ema=0.999,
     # RandAugment's fifth of ten magnitudes: at 32 x 32 the ninth hides the object.
     augmentation=Augmentation(crop="shift", rand_augment="m5-mstd0.5-inc1", erasing=0.1),
     mixing=Mixing(mixup=0.2, cutmix=1.0, mixing_probability=0.5),
-    network=Network(drop_path=0.1),
+    drop_path=0.1,
 )

@@ -94,26 +94,19 @@ class TokenLabels:
         return every
 
     def check(self, images: Iterable[Any]) -> None:
-        """Check that there are labels of each of the images.
-
-        Args:
-            images: Ids of the images.
-
-        Raises:
-            ValueError: if one has no labels.
-        """
+        """Raise a ValueError if one of the images, by their ids, has no labels."""
         for image in images:
-            self._place(image)
+            self._key_of(image)
 
-    def _place(self, image):
+    def _key_of(self, image):
         """Return the key of an image in the mapping, or its index in the arrays."""
         if isinstance(self.labels, Mapping):
-            place = image if image in self.labels else str(image)
-            if place not in self.labels:
+            key = image if image in self.labels else str(image)
+            if key not in self.labels:
                 raise ValueError(
                     f"`labels` must have the labels of every image. Received: none for {image}."
                 )
-            return place
+            return key
         count = len(self.labels[0] if isinstance(self.labels, tuple) else self.labels)
         if not isinstance(image, (int, np.integer)) or image >= count:
             raise ValueError(
@@ -128,16 +121,17 @@ class TokenLabels:
         Without classes, each channel is a class. Otherwise there is one channel more, with the
         score of each class that is not among the k highest anywhere in the image.
         """
-        place = self._place(image)
-        if isinstance(self.labels, tuple):
-            found = tuple(array[place] for array in self.labels)
-        else:
-            found = self.labels[place]
+        key = self._key_of(image)
         if isinstance(self.labels, Mapping):
-            _check_shapes(found, 3, self.classes)
-        if not isinstance(found, tuple):
-            return np.asarray(found, "float32"), None
-        scores, highest = np.asarray(found[0], "float32"), np.asarray(found[1], "int64")
+            labels = self.labels[key]
+            _check_shapes(labels, 3, self.classes)
+        elif isinstance(self.labels, tuple):
+            labels = tuple(array[key] for array in self.labels)
+        else:
+            labels = self.labels[key]
+        if not isinstance(labels, tuple):
+            return np.asarray(labels, "float32"), None
+        scores, highest = np.asarray(labels[0], "float32"), np.asarray(labels[1], "int64")
         rest = np.zeros(scores.shape[:2], "float32")
         if not self.from_logits and self.classes > scores.shape[-1]:
             rest = (1 - scores.sum(-1)) / (self.classes - scores.shape[-1])
@@ -150,16 +144,9 @@ class TokenLabels:
 def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:
     """Sample a window of a grid on another grid, as RoIAlign.
 
-    Each cell of the result is the mean of bilinear samples at equal distances of at most one
-    cell of `grid`. Beyond its outermost centres, the grid continues unchanged.
-
-    Args:
-        grid: `(rows, columns, channels)`.
-        window: The window, in fractions of the grid.
-        size: Rows and columns of the result.
-
-    Returns:
-        float32 `(*size, channels)`, flipped if the window is.
+    Each cell of the result, float32 `(*size, channels)`, is the mean of bilinear samples at equal
+    distances of at most one cell of `grid`. Beyond its outermost centers, the grid continues
+    unchanged. The result is flipped if the window is.
     """
     rows = _weights(window.top, window.height, len(grid), size[0])
     columns = _weights(window.left, window.width, grid.shape[1], size[1])
@@ -171,7 +158,7 @@ def _weights(start: float, length: float, cells: int, size: int) -> np.ndarray:
     """Return the weight of each cell of an axis in each of the samples, `(size, cells)`."""
     samples = max(math.ceil(length * cells / size), 1)
     places = start + (np.arange(size * samples) + 0.5) * (length / (size * samples))
-    # The centre of cell i is at (i + 1/2) / cells.
+    # The center of cell i is at (i + 1/2) / cells.
     places = np.clip(places * cells - 0.5, 0, cells - 1)
     weights = np.maximum(1 - np.abs(places[:, None] - np.arange(cells)), 0)
     return weights.reshape(size, samples, cells).mean(1).astype("float32")

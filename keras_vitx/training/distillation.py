@@ -3,21 +3,20 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
 
 from keras_vitx.classifier import Outputs, outputs_of
+from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-from keras_vitx.training.targets.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.training.wrapped import Wrapped
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["hard", "soft"]
-WEIGHTS: dict[str, float] = {"hard": 0.5, "soft": 0.1}
-"""Weight of the teacher's part in the loss, as in DeiT."""
+# Weight of the teacher's part in the loss, as in DeiT.
+WEIGHTS = {"hard": 0.5, "soft": 0.1}
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Distillation:
     """
 
     teacher: keras.Model
-    kind: Kind = "hard"
+    kind: Literal["hard", "soft"] = "hard"
     temperature: float = 3.0
     weight: float | None = None
 
@@ -93,7 +92,11 @@ class Distillation:
         )
 
     def batches(self, batches: Iterable, student: keras.Model) -> "TeacherLabels":
-        """Return `batches` with the teacher's targets.
+        """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
+
+        The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
+        teacher sees the images of the batch, so augmented and mixed. The targets are made when a
+        batch is asked for, which works in `model.fit` on every backend.
 
         Args:
             batches: Training batches `(images, labels)` or `(images, labels, weights)`,
@@ -105,42 +108,32 @@ class Distillation:
             ValueError: if student and teacher differ in their classes or the channels or the
                 proportions of their images, or one of them has no `preprocessing`.
         """
-        outputs = _outputs("student", student)
-        name = _label_name(student)
-        prepare = _preparation(student, self.teacher)
-        shape = getattr(self.teacher, "output_shape", None)
+        classes, name = _outputs("student", student).classes, _label_name(student)
+        teacher, prepare = self.teacher, _preparation(student, self.teacher)
+
+        def predict(images):
+            return np.asarray(teacher.predict_on_batch(prepare(images)), "float32")
+
+        shape = getattr(teacher, "output_shape", None)
         if shape is None:  # A subclassed model.
-            images = np.zeros((1, *student.input_shape[1:]), "float32")
-            shape = self._predictions(prepare(images)).shape
-        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != outputs.classes:
+            shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
+        if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != classes:
             raise ValueError(
-                f"`teacher` must have one output (batch, {outputs.classes}), for the student's "
-                f"{outputs.classes} classes. Received: {shape}."
+                f"`teacher` must have one output (batch, {classes}), for the student's "
+                f"{classes} classes. Received: {shape}."
             )
         if self.kind == "hard":
-            return TeacherLabels(batches, name, lambda x: self._predictions(prepare(x)).argmax(-1))
-        kind = _outputs("teacher", self.teacher)
-        return TeacherLabels(
-            batches, name, lambda x: _probabilities(kind, self._predictions(prepare(x)))
-        )
+            return TeacherLabels(batches, name, lambda images: predict(images).argmax(-1))
+        outputs = _outputs("teacher", teacher)
 
-    def _predictions(self, images: np.ndarray) -> np.ndarray:
-        return np.asarray(self.teacher.predict_on_batch(images), "float32")
+        def probabilities(images):
+            return keras.ops.convert_to_numpy(outputs.probabilities(predict(images)))
+
+        return TeacherLabels(batches, name, probabilities)
 
 
 class TeacherLabels(Wrapped):
-    """Batches with a teacher's targets: the labels become `{"head": labels, name: targets}`.
-
-    The teacher sees the images of the batch, so augmented and mixed. The targets are made
-    when a batch is asked for, by the teacher's own `predict_on_batch`, which works in
-    `model.fit` on every backend.
-
-    Args:
-        batches: Batches `(images, labels)` or `(images, labels, weights)`.
-        name: Name of the targets: `"head_dist"` or `"teacher"`.
-        teach: A function from images, float32 `(batch, height, width, channels)`, to
-            targets: integers `(batch,)`, or probabilities `(batch, classes)`.
-    """
+    """Batches with a teacher's targets: the labels become `{"head": labels, name: targets}`."""
 
     by_image = True
 
@@ -180,21 +173,17 @@ def _outputs(who: str, model: keras.Model) -> Outputs:
     return outputs
 
 
-def _probabilities(outputs: Outputs, predictions: np.ndarray) -> np.ndarray:
-    return keras.ops.convert_to_numpy(outputs.probabilities(predictions))
-
-
-def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
+def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], Any]:
     """Return the function from the student's input to the teacher's."""
     inputs = ModelInput.of(student)
+    own, target = inputs.preprocessing, getattr(teacher, "preprocessing", None)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
-    target = getattr(teacher, "preprocessing", None)
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
         raise ValueError(
             f"`teacher` must take images with the student's {inputs.channels} channels. Received: "
             f"a model with inputs of shape {shape}."
         )
-    size = tuple(side or own for side, own in zip(shape[1:3], inputs.size, strict=True))
+    size = tuple(side or given for side, given in zip(shape[1:3], inputs.size, strict=True))
     if size[0] * inputs.size[1] != size[1] * inputs.size[0]:
         raise ValueError(
             "`teacher` must take images of the student's proportions, (height, width) = "
@@ -208,19 +197,16 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
         )
     if not callable(target):
         target = Preprocessing.of(target).for_channels(inputs.channels)
-    own = inputs.preprocessing
-    resized = size != inputs.size
-    alike = isinstance(target, Preprocessing) and (target.mean, target.std) == (own.mean, own.std)
-    if resized:
+    if size != inputs.size:
         log.info("The teacher sees images resized from %s to %s.", inputs.size, size)
 
     def prepare(images):
-        if resized:
+        if size != inputs.size:
             images = keras.ops.image.resize(
                 images, size, "bicubic", antialias=True, data_format="channels_last"
             )
         images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
-        if alike:
+        if isinstance(target, Preprocessing) and (target.mean, target.std) == (own.mean, own.std):
             return images
         pixels = images * np.float32(own.std) + np.float32(own.mean)
         if isinstance(target, Preprocessing):
@@ -228,6 +214,3 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable:
         return target(pixels * 255)
 
     return prepare
-
-
-Taught = TeacherLabels

@@ -1,0 +1,130 @@
+"""What `fit` adds to the labels of the training batches: a teacher's, of patches, of MixToken."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vitx.data import Pipelines
+from keras_vitx.data.augmentation.mixing import Mixing
+from keras_vitx.training.batches import are_numbers, is_batches
+from keras_vitx.training.distillation import Distillation
+from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.token_labels import TokenLabels
+from keras_vitx.training.wrapped import Wrapped
+
+
+class MixToken(Wrapped):
+    r"""Batches with a box, in which the network exchanges patches with other images.
+
+    MixToken (Jiang et al., 2021, Section 3.2) is CutMix on tokens, and takes its place. After
+    the patch embedding, the patches in a box are exchanged with those of the batch in reverse
+    order. The class label is mixed by the share of the area. Each patch keeps the label of its
+    own image (`TokenLabels`, or that of the image): the outputs of a dense head are exchanged
+    back before the loss. Nothing is exchanged in evaluation.
+
+    The box is of the grid's proportions and of area $1 - \lambda$ with $\lambda \sim
+    \mathrm{Beta}(\alpha, \alpha)$, around a uniform center and clipped at the border, as in
+    `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the
+    batch, and is passed with the labels:
+
+    ```python
+    model.compile("adamw", SmoothedCrossentropy(0.1), metrics=["accuracy"])
+    model.fit(MixToken(batches.train, model), validation_data=batches.validation)
+    ```
+
+    In training, accuracy is measured on the labels of the larger part. On several devices of
+    PyTorch or TensorFlow, images are exchanged among those of one device.
+
+    Args:
+        batches: Batches `(images, labels)` or `(images, labels, weights)`, prepared for the
+            model, with any labels that the loss takes. The loss is linear in the label, as
+            a cross entropy is.
+        model: The model that is trained: a `Chain` with a patch embedding.
+        alpha: $\alpha$, above 0.
+        seed: Seed of the boxes.
+
+    Raises:
+        ValueError: if the model has no patch embedding, or `alpha` is out of range.
+    """
+
+    by_image = True
+
+    def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
+        super().__init__(batches)
+        grids = [step.new_grid for step in getattr(model, "steps", ()) if hasattr(step, "new_grid")]
+        if not grids:
+            raise ValueError(
+                "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "
+                f"Received: {type(model).__name__} {model.name!r}."
+            )
+        if not alpha > 0:
+            raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")
+        self.grid, self.alpha, self.seed = tuple(grids[0]), alpha, seed
+
+    def changed(self, images, labels, index):
+        # A further number keeps the boxes independent of the augmentation of the same batch.
+        random = np.random.default_rng((self.seed, self.epoch, index, 1))
+        box = np.zeros(self.grid, bool)
+        box[Mixing(mixup=0.0, cutmix=self.alpha).draw(self.grid, random)[1]] = True
+        labels = labels if isinstance(labels, dict) else {"head": labels}
+        return images, {**labels, "mix_token": np.tile(box.reshape(-1), (len(images), 1))}
+
+
+def distillation_of(recipe: Recipe, teacher: keras.Model | None) -> Distillation | None:
+    """Return the distillation from a teacher; `"hard"` if the recipe names no kind."""
+    if teacher is not None:
+        kind = recipe.distillation or "hard"
+        return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
+    if recipe.distillation is not None:
+        raise ValueError(
+            f"`teacher` must be a model for a recipe with distillation={recipe.distillation!r}. "
+            "Received: None. Give distillation=None to train on the labels alone."
+        )
+    return None
+
+
+def token_labels_of(labels: Any, model: keras.Model, source: Any) -> TokenLabels | None:
+    """Return the labels of the patches, which `data.pipelines` takes as `targets`."""
+    if labels is not None and (isinstance(source, Pipelines) or is_batches(source)):
+        raise ValueError(
+            "`token_labels` must be None for batches of your own: they follow the augmentation. "
+            "Give `targets=TokenLabels(...)` to `data.pipelines`, or batches with labels "
+            "{'head': ..., 'aux_head': ...}."
+        )
+    return (
+        labels if labels is None or isinstance(labels, TokenLabels) else TokenLabels(labels, model)
+    )
+
+
+def with_targets(
+    batches: Pipelines,
+    model: keras.Model,
+    recipe: Recipe,
+    distillation: Distillation | None,
+    class_weight: Mapping[int, float] | None = None,
+    seed: int = 0,
+) -> Pipelines:
+    """Return the batches with the teacher's targets and the boxes of MixToken, if they fit."""
+    train, token_labels = batches.train, getattr(batches.train, "targets", None)
+    if isinstance(token_labels, TokenLabels):
+        split = train.split
+        token_labels.check(split.id(index) for index in range(split.size))
+    if distillation is not None:
+        names, known = batches.class_names, getattr(distillation.teacher, "class_names", None)
+        unnamed = names is None or known is None or are_numbers(names) or are_numbers(known)
+        if not unnamed and tuple(known) != tuple(names):
+            raise ValueError(
+                "`teacher` must have the classes of the data, in the same order, "
+                f"({', '.join(names[:5])}, ...). Received: ({', '.join(known[:5])}, ...)."
+            )
+        train = distillation.batches(train, model)
+    if recipe.mix_token:
+        train = MixToken(train, model, seed=seed)
+    if class_weight is not None and (token_labels or train is not batches.train):
+        raise ValueError(
+            "`class_weight` must be None where there are several labels per image, by a teacher, "
+            "token labels or MixToken. Give batches (images, labels, weights)."
+        )
+    return batches._replace(train=train)
