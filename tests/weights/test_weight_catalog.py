@@ -123,9 +123,9 @@ def test_imagenet_of_the_families(constructor, arguments, expected):
 
 
 def test_the_number_of_class_tokens_must_fit():
-    with pytest.raises(ValueError, match="needs distillation_token=True. Received: False"):
+    with pytest.raises(ValueError, match=r"needs distillation_token=True\. Received: False"):
         kv.ViT_Ti(weights="deit_tiny_distilled_patch16_224.fb_in1k")
-    with pytest.raises(ValueError, match="needs distillation_token=False. Received: True"):
+    with pytest.raises(ValueError, match=r"needs distillation_token=False\. Received: True"):
         find("deit_tiny_patch16_224.fb_in1k", "ViT_Ti", distillation_token=True)
     with pytest.raises(ValueError, match="CaiT_S24 with distillation_token=True has no public"):
         find("imagenet", "CaiT_S24", distillation_token=True)
