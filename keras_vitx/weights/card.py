@@ -48,23 +48,11 @@ def model_card(
         metrics=results and ["accuracy"],
         eval_results=results,
     )
-    parts = (
-        f"---\n{data.to_yaml()}\n---",
-        f"# {_escaped(model.name)}",
-        "A vision transformer for Keras 3, on TensorFlow, JAX and PyTorch.",
-        _table(_facts(model, weights, classifies, accuracy, dataset, license)),
-        f"## Use\n\n```python\n{_use(model, classifies, custom_objects)}\n```",
-        f"## Training\n\n{_training(recipe)}",
-    )
-    return str(ModelCard("\n\n".join(parts) + "\n"))
-
-
-def _facts(model, weights, classifies, accuracy, dataset, license) -> dict:
     height, width, channels = model.input_shape[1:]
-    pytorch = ", with the names of PyTorch checkpoints"
-    preprocessing = model.preprocessing.to_dict() if model.preprocessing else {}
     output = f"{model.output_shape[-1]} classes" if classifies else f"features {model.output_shape}"
-    return {
+    pytorch = ", with the names of PyTorch checkpoints" * weights.endswith(".safetensors")
+    preprocessing = model.preprocessing.to_dict() if model.preprocessing else {}
+    rows = {
         "Family": model.family or "none",
         "Parameters": f"{model.count_params():,}",
         "Images": f"{height} x {width} x {channels}",
@@ -72,15 +60,19 @@ def _facts(model, weights, classifies, accuracy, dataset, license) -> dict:
         "Accuracy": "not stated" if accuracy is None else f"{accuracy:.2%} (top-1, {dataset})",
         "Trained on": dataset or "not stated",
         "License": license or "not stated",
-        "Weights": f"`{weights}`" + pytorch * weights.endswith(".safetensors"),
+        "Weights": f"`{weights}`{pytorch}",
         **{f"Images' {name}": value for name, value in preprocessing.items()},
     }
-
-
-def _table(rows: dict) -> str:
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {key} | {_escaped(value)} |" for key, value in rows.items())]
+    parts = (
+        f"---\n{data.to_yaml()}\n---",
+        f"# {_escaped(model.name)}",
+        "A vision transformer for Keras 3, on TensorFlow, JAX and PyTorch.",
+        "| | |\n|---|---|\n"
+        + "\n".join(f"| {name} | {_escaped(value)} |" for name, value in rows.items()),
+        f"## Use\n\n```python\n{_use(model, classifies, custom_objects)}\n```",
+        f"## Training\n\n{_training(recipe)}",
     )
+    return str(ModelCard("\n\n".join(parts) + "\n"))
 
 
 def _escaped(value: Any) -> str:

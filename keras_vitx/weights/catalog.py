@@ -1,9 +1,7 @@
 """The known checkpoints, as data."""
 
-import re
-import warnings
 from dataclasses import dataclass
-from math import sqrt
+from math import prod
 
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, IMAGENET_INCEPTION, Preprocessing
 from keras_vitx.text import nearest
@@ -38,7 +36,6 @@ class Checkpoint:
             checkpoint of a size.
         preprocessing: Preprocessing of the images.
         license: SPDX identifier in lower case; None if no license is stated.
-        distilled: Whether it was trained with a teacher.
         distillation_token: Whether it has DeiT's distillation token.
         also_starts: Names of other constructors with the same variables. For these
             models it is only an initialization; they must be trained further.
@@ -61,27 +58,9 @@ class Checkpoint:
     dataset: str = IMAGENET
     preprocessing: Preprocessing = IMAGENET_DEFAULT
     license: str | None = "apache-2.0"
-    distilled: bool = False
     distillation_token: bool = False
     also_starts: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
-
-    @property
-    def licence(self) -> str | None:
-        """The old name of `license`."""
-        warnings.warn("`licence` is now `license`.", DeprecationWarning, stacklevel=2)
-        return self.license
-
-    @property
-    def url_file(self) -> str | None:
-        """File name in `url`."""
-        return self.url and self.url.rpartition("/")[2]
-
-    @property
-    def url_digest(self) -> str | None:
-        """SHA-256 prefix at the end of the file name in `url`, if there is one."""
-        match = re.search(r"-([0-9a-f]{8})\.pth$", self.url or "")
-        return match and match[1]
 
     @property
     def fits(self) -> tuple[str, ...]:
@@ -89,93 +68,84 @@ class Checkpoint:
         return (self.constructor, *self.also_starts)
 
 
-def _timm(name: str, constructor: str, image_size: int, *accuracies: float, **fields) -> Checkpoint:
-    return Checkpoint(
-        name, constructor, image_size, *accuracies, source=f"hf://timm/{name}", **fields
-    )
-
-
 FACEBOOK = "https://dl.fbaipublicfiles.com/deit/"
 SHORT = {"tiny": "Ti", "small": "S", "base": "B"}
 
+# Preprocessing by mean and deviation, and crop ratio.
+DEFAULT_875, DEFAULT_90, DEFAULT_100 = (IMAGENET_DEFAULT.but(crop_ratio=c) for c in (0.875, 0.9, 1))
+HALF_875, HALF_90, HALF_100 = (IMAGENET_INCEPTION.but(crop_ratio=c) for c in (0.875, 0.9, 1))
+MIIL = Preprocessing((0.0,) * 3, (1.0,) * 3, 0.875, "bilinear")
 
-def _cait(size: str, image_size: int, *accuracies: float) -> Checkpoint:
-    name = f"cait_{size.lower()}_{image_size}.fb_dist_in1k"
-    url = f"{FACEBOOK}{size}_{image_size}.pth"
-    return _timm(name, f"CaiT_{size}", image_size, *accuracies, url=url, distilled=True)
 
-
-def _deit(size: str, image_size: int, digest: str, *accuracies: float) -> Checkpoint:
-    distilled = "distilled" in size
-    stem = f"deit_{size}_patch16_{image_size}"
-    short = SHORT[size.partition("_")[0]]
-    return _timm(
-        f"{stem}.fb_in1k",
-        f"ViT_{short}",
+def _timm(
+    name: str,
+    constructor: str,
+    image_size: int,
+    preprocessing: Preprocessing,
+    *accuracies: float,
+    classes: int = 1000,
+    url: str | None = None,
+) -> Checkpoint:
+    """A repository of timm; accuracies are ImageNet top-1 and top-5, ReaL top-1, V2 top-1."""
+    # Context Broadcasting adds no variables.
+    broadcasting = name.startswith(("deit", "pit"))
+    return Checkpoint(
+        name,
+        constructor,
         image_size,
         *accuracies,
-        url=f"{FACEBOOK}{stem}-{digest}.pth",
-        preprocessing=IMAGENET_DEFAULT.but(crop_ratio=0.9 if image_size == 224 else 1.0),
-        distilled=distilled,
-        distillation_token=distilled,
-        # Context Broadcasting adds no variables.
-        also_starts=(f"CBViT_{short}",),
-    )
-
-
-def _convit(size: str, *accuracies: float) -> Checkpoint:
-    name = f"convit_{size}.fb_in1k"
-    preprocessing = IMAGENET_DEFAULT.but(crop_ratio=0.875)
-    return _timm(name, f"ConViT_{SHORT[size]}", 224, *accuracies, preprocessing=preprocessing)
-
-
-def _pit(size: str, distilled: bool, *accuracies: float) -> Checkpoint:
-    return _timm(
-        f"pit_{size}_224.in1k",
-        "PiT_B",
-        224,
-        *accuracies,
-        preprocessing=IMAGENET_DEFAULT.but(crop_ratio=0.9),
-        distilled=distilled,
-        distillation_token=distilled,
-        also_starts=("CBPiT_B",),
-    )
-
-
-def _augreg(size: str, image_size: int, tag: str, *accuracies: float) -> Checkpoint:
-    return _timm(
-        f"vit_{size}_patch16_{image_size}.{tag}",
-        f"ViT_{SHORT[size]}",
-        image_size,
-        *accuracies,
-        classes=1000 if accuracies else 21843,
-        dataset=IMAGENET if accuracies else IMAGENET_21K,
-        preprocessing=IMAGENET_INCEPTION.but(crop_ratio=0.9 if image_size == 224 else 1.0),
-    )
-
-
-def _mixer(tag: str, classes: int, *accuracies: float) -> Checkpoint:
-    miil = Preprocessing((0.0,) * 3, (1.0,) * 3, 0.875, "bilinear")
-    return _timm(
-        f"mixer_b16_224.{tag}",
-        "Mixer_B16",
-        224,
-        *accuracies,
+        source=f"hf://timm/{name}",
+        url=url and FACEBOOK + url,
         classes=classes,
         dataset=IMAGENET if classes == 1000 else IMAGENET_21K,
-        preprocessing=miil if tag.startswith("miil") else IMAGENET_INCEPTION.but(crop_ratio=0.875),
+        preprocessing=preprocessing,
+        distillation_token="_distilled" in name,
+        also_starts=(f"CB{constructor}",) if broadcasting else (),
     )
 
 
-def _on_a_drive(name: str, constructor: str, image_size: int, top1: float, key: str, **fields):
-    source = f"https://drive.google.com/file/d/{key}"
-    return Checkpoint(name, constructor, image_size, top1, source=source, license=None, **fields)
+def _cait(size: str, side: int, *accuracies: float) -> Checkpoint:
+    name = f"cait_{size.lower()}_{side}.fb_dist_in1k"
+    url = f"{size}_{side}.pth"
+    return _timm(name, f"CaiT_{size}", side, IMAGENET_DEFAULT, *accuracies, url=url)
 
 
-def _deepvit(size: str, top1: float, key: str) -> Checkpoint:
-    name = f"deepvit_{size.lower()}"
-    preprocessing = IMAGENET_INCEPTION.but(crop_ratio=0.9)
-    return _on_a_drive(name, f"DeepViT_{size}", 224, top1, key, preprocessing=preprocessing)
+def _deit(size: str, side: int, digest: str, *accuracies: float) -> Checkpoint:
+    name = f"deit_{size}_patch16_{side}"
+    constructor = f"ViT_{SHORT[size.partition('_')[0]]}"
+    preprocessing = DEFAULT_90 if side == 224 else DEFAULT_100
+    url = f"{name}-{digest}.pth"
+    return _timm(f"{name}.fb_in1k", constructor, side, preprocessing, *accuracies, url=url)
+
+
+def _augreg(size: str, side: int, tag: str, *accuracies: float) -> Checkpoint:
+    return _timm(
+        f"vit_{size}_patch16_{side}.{tag}",
+        f"ViT_{SHORT[size]}",
+        side,
+        HALF_90 if side == 224 else HALF_100,
+        *accuracies,
+        classes=1000 if accuracies else 21843,
+    )
+
+
+def _mixer(tag: str, classes: int, preprocessing: Preprocessing, *accuracies: float) -> Checkpoint:
+    name = f"mixer_b16_224.{tag}"
+    return _timm(name, "Mixer_B16", 224, preprocessing, *accuracies, classes=classes)
+
+
+def _drive(name: str, constructor: str, side: int, top1: float, key: str) -> Checkpoint:
+    # Refiner, Section 4.4: receptive field calibration.
+    crop_ratio = 1.13 if constructor.startswith("RefinedViT") else 0.9
+    return Checkpoint(
+        name,
+        constructor,
+        side,
+        top1,
+        source=f"https://drive.google.com/file/d/{key}",
+        license=None,
+        preprocessing=IMAGENET_INCEPTION.but(crop_ratio=crop_ratio),
+    )
 
 
 def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEFAULT) -> Checkpoint:
@@ -196,8 +166,7 @@ def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEF
 
 
 CHECKPOINTS = (
-    # Accuracies: ImageNet top-1, top-5; ReaL top-1; V2 top-1. If several fit a
-    # constructor, "imagenet" prefers the earlier ones.
+    # If several fit a constructor, "imagenet" prefers the earlier ones.
     _cait("XXS24", 224, 78.4, 94.326, 85.24, 67.29),
     _cait("XXS24", 384, 80.954, 95.638, 87.414, 70.55),
     _cait("XXS36", 224, 79.75, 94.866, 86.323, 68.37),
@@ -208,9 +177,9 @@ CHECKPOINTS = (
     _cait("S36", 384, 85.458, 97.48, 89.829, 76.01),
     _cait("M36", 384, 86.06, 97.732, 90.049, 76.37),
     _cait("M48", 448, 86.48, 97.748, 90.181, 76.84),
-    _convit("tiny", 73.14, 91.704, 81.132, 61.43),
-    _convit("small", 81.412, 95.74, 87.038, 70.71),
-    _convit("base", 82.296, 95.936, 87.2, 71.52),
+    _timm("convit_tiny.fb_in1k", "ConViT_Ti", 224, DEFAULT_875, 73.14, 91.704, 81.132, 61.43),
+    _timm("convit_small.fb_in1k", "ConViT_S", 224, DEFAULT_875, 81.412, 95.74, 87.038, 70.71),
+    _timm("convit_base.fb_in1k", "ConViT_B", 224, DEFAULT_875, 82.296, 95.936, 87.2, 71.52),
     _deit("tiny", 224, "a1311bcf", 72.19, 91.1, 80.026, 59.92),
     _deit("small", 224, "cd65a155", 79.856, 95.056, 85.672, 68.53),
     _deit("base", 224, "b5f2ef4d", 81.98, 95.74, 86.833, 70.97),
@@ -233,26 +202,18 @@ CHECKPOINTS = (
     _augreg("base", 224, "augreg_in1k", 79.154, 94.108, 84.388, 66.34),
     _augreg("base", 384, "augreg_in1k", 81.102, 95.334, 86.214, 68.97),
     _augreg("base", 224, "augreg_in21k"),
-    _pit("b", False, 82.458, 95.704, 86.707, 71.65),
-    _pit("b_distilled", True, 83.774, 96.468, 88.106, 73.82),
-    _mixer("goog_in21k_ft_in1k", 1000, 76.616, 92.25, 82.012, 63.22),
-    _mixer("miil_in21k_ft_in1k", 1000, 82.314, 95.71, 87.23, 71.2),
-    _mixer("goog_in21k", 21843),
-    _mixer("miil_in21k", 11221),
-    # Hosted only at the places that their authors' READMEs link to.
-    _deepvit("24B", 79.99, "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV"),
-    _deepvit("32B", 80.90, "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M"),
-    _deepvit("S", 82.3, "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC"),
-    _deepvit("L", 83.1, "1MTRm0NK_sPGRSyuD_hHJ1Zgw2diEaKLR"),
-    _on_a_drive(
-        "refined_vit_l_448",
-        "RefinedViT_L",
-        448,
-        86.0,
-        "12v1WbxG6_mZQ0FYnXIhKiqbtg5bI4pGL",
-        # Refiner, Section 4.4: receptive field calibration.
-        preprocessing=IMAGENET_INCEPTION.but(crop_ratio=1.13),
-    ),
+    _timm("pit_b_224.in1k", "PiT_B", 224, DEFAULT_90, 82.458, 95.704, 86.707, 71.65),
+    _timm("pit_b_distilled_224.in1k", "PiT_B", 224, DEFAULT_90, 83.774, 96.468, 88.106, 73.82),
+    _mixer("goog_in21k_ft_in1k", 1000, HALF_875, 76.616, 92.25, 82.012, 63.22),
+    _mixer("miil_in21k_ft_in1k", 1000, MIIL, 82.314, 95.71, 87.23, 71.2),
+    _mixer("goog_in21k", 21843, HALF_875),
+    _mixer("miil_in21k", 11221, MIIL),
+    # Hosted only where their authors' READMEs link to.
+    _drive("deepvit_24b", "DeepViT_24B", 224, 79.99, "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV"),
+    _drive("deepvit_32b", "DeepViT_32B", 224, 80.90, "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M"),
+    _drive("deepvit_s", "DeepViT_S", 224, 82.3, "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC"),
+    _drive("deepvit_l", "DeepViT_L", 224, 83.1, "1MTRm0NK_sPGRSyuD_hHJ1Zgw2diEaKLR"),
+    _drive("refined_vit_l_448", "RefinedViT_L", 448, 86.0, "12v1WbxG6_mZQ0FYnXIhKiqbtg5bI4pGL"),
     _cifar10("ViT_Mini", 83.95),
     _cifar10("CaiT_Mini", 85.14),
     _cifar10("ConViT_Mini", 89.22),
@@ -292,48 +253,40 @@ def find(
     """
     mine = checkpoints_of(constructor)
     usable = [c for c in mine if c.distillation_token == distillation_token]
-    token = " with distillation_token=True" if distillation_token else ""
+    offer = "It has: " + ", ".join(c.name for c in mine) + "."
+    if not mine:
+        offer = "No checkpoint of it is public. Pass None, or the path or hub address of a file."
     if name in DATASETS:
+        entries = [c for c in usable if c.dataset == name]
         if constructor is None:
             raise ValueError(
                 f"weights={name!r} needs the constructor of a size; name a checkpoint: "
-                + ", ".join(c.name for c in CHECKPOINTS if c.dataset == name)
-                + "."
+                f"{', '.join(c.name for c in entries)}."
             )
-        entries = [c for c in usable if c.dataset == name]
-        if entries:
-            return min(entries, key=lambda c: abs(c.image_size - _side(image_size)))
+        if not entries:
+            token = " with distillation_token=True" if distillation_token else ""
+            raise ValueError(
+                f"weights={name!r}: {constructor}{token} has no public checkpoint of it. {offer}"
+            )
+        sides = (image_size,) if isinstance(image_size, int) else image_size or (0,)
+        side = prod(sides) ** (1 / len(sides))
+        return min(entries, key=lambda c: abs(c.image_size - side))
+    entry = next((c for c in CHECKPOINTS if c.name == name), None)
+    if entry is None:
+        hint = nearest(name, [c.name for c in mine] + [*{c.dataset for c in usable}])
+        of = f" of {constructor}" if constructor else ""
         raise ValueError(
-            f"weights={name!r}: {constructor}{token} has no public checkpoint of it. {_offer(mine)}"
+            f"weights={name!r} is neither a file nor a known checkpoint{of}. "
+            f"{hint if mine else offer}"
         )
-    for checkpoint in CHECKPOINTS:
-        if checkpoint.name == name:
-            if checkpoint not in mine:
-                raise ValueError(
-                    f"weights={name!r} is a checkpoint of {checkpoint.constructor}, "
-                    f"not of {constructor}. {_offer(mine)}"
-                )
-            if constructor and checkpoint.distillation_token != distillation_token:
-                raise ValueError(
-                    f"weights={name!r} needs distillation_token={checkpoint.distillation_token}, "
-                    f"got {distillation_token}."
-                )
-            return checkpoint
-    names = [c.name for c in mine] + sorted({c.dataset for c in usable})
-    hint = nearest(name, names) if mine else _offer(mine)
-    of = f" of {constructor}" if constructor else ""
-    raise ValueError(f"weights={name!r} is neither a file nor a known checkpoint{of}. {hint}")
-
-
-def _side(image_size: int | tuple[int, int] | None) -> float:
-    if image_size is None:
-        return 0
-    return image_size if isinstance(image_size, int) else sqrt(image_size[0] * image_size[1])
-
-
-def _offer(checkpoints: tuple[Checkpoint, ...]) -> str:
-    if checkpoints:
-        return "It has: " + ", ".join(c.name for c in checkpoints) + "."
-    return (
-        'No checkpoint of it is public. Pass None, the path of your own file, or "hf://owner/repo".'
-    )
+    if entry not in mine:
+        raise ValueError(
+            f"weights={name!r} is a checkpoint of {entry.constructor}, not of {constructor}. "
+            f"{offer}"
+        )
+    if constructor and entry.distillation_token != distillation_token:
+        raise ValueError(
+            f"weights={name!r} needs distillation_token={entry.distillation_token}. "
+            f"Received: {distillation_token}."
+        )
+    return entry

@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_vitx.weights.names import (
     IGNORED,
-    Identity,
     Sizes,
     checkpoint_name,
     from_keras,
@@ -23,10 +23,14 @@ from keras_vitx.weights.names import (
 from keras_vitx.weights.positions import Grid, resample, square_grid
 from keras_vitx.weights.reading import Tensors
 
-# Layouts of arrays that depend on the grid of patches.
-POSITIONS = ("positions", "map")
-
 RGB = 3
+
+# Variables that an argument of the model adds or removes.
+OPTIONS = {
+    "distillation_token": "dist_token|head_dist",
+    "dense_head": "aux_head",
+    "normalize_maps": "var_norm",
+}
 
 
 @dataclass(frozen=True)
@@ -49,15 +53,19 @@ class Conversion:
             yield variable, read()
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A variable, and the name, layout and shape of its array in a file."""
+class _Entry(NamedTuple):
+    """A variable, and the name, layout and shape of its array in a file.
+
+    `positions` is the layer of position embeddings; `on_image`, whether it is the kernel of the
+    convolution on the image.
+    """
 
     variable: Any
     name: str
     layout: str
     shape: tuple[int, ...]
-    on_image: bool = False
+    positions: Any
+    on_image: bool
 
 
 def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
@@ -80,15 +88,12 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
         ValueError: if arrays are missing, unexpected or of another shape; the message
             lists all of them.
     """
-    entries = [_entry(variable, model, tensors.native) for variable in model.weights]
-    # The first layer is the convolution on the image.
-    entries[0] = replace(entries[0], on_image=True)
+    entries = _entries(model, tensors.native)
     shapes = {name: shape for name, shape in tensors.shapes.items() if not name.endswith(IGNORED)}
 
     heads = [entry for entry in entries if is_head(entry.name)]
-    classes = _classes(heads, shapes, axis=-1 if tensors.native else 0)
-    differs = classes is not None and classes[0] != classes[1]
-    if differs or not heads:
+    classes, same = _classes(heads, shapes, axis=-1 if tensors.native else 0)
+    if not heads or not same:
         entries = [entry for entry in entries if not is_head(entry.name)]
         shapes = {name: shape for name, shape in shapes.items() if not is_head(name)}
 
@@ -100,18 +105,16 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
         if entry.name not in shapes:
             continue
         shape = shapes[entry.name]
-        grid = _grid(entry, shape, tensors, model)
+        grid = _grid(entry, shape, tensors)
         if not tensors.is_floating(entry.name):
             wrong[entry.name] = f"{tensors.dtypes[entry.name]} and not floating-point numbers"
         elif grid is None and shape != entry.shape and not _reads_rgb(entry, shape):
             wrong[entry.name] = f"{shape} in the file, {entry.shape} in the model"
         else:
-            pairs.append((entry.variable, _reader(entry, grid, tensors, model)))
+            pairs.append((entry.variable, partial(_read, entry, grid, tensors)))
     if missing or extra or wrong:
         raise ValueError(_complaint(missing, extra, wrong, len(entries), tensors, model, sizes))
-    return Conversion(
-        pairs, head=bool(heads) and not differs, classes=classes[0] if classes else None
-    )
+    return Conversion(pairs, head=bool(heads) and same, classes=classes)
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:
@@ -126,69 +129,66 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
     Raises:
         ValueError: if a variable has no name in the family's checkpoints.
     """
-    return {
-        entry.name: np.ascontiguousarray(
-            from_keras(
-                np.asarray(keras.ops.convert_to_numpy(entry.variable.value), "float32"),
-                entry.layout,
-                _own_grid(entry, model),
-            )
-        )
-        for entry in (_entry(variable, model, native=False) for variable in model.weights)
-    }
+    arrays = {}
+    for entry in _entries(model, native=False):
+        array = np.asarray(keras.ops.convert_to_numpy(entry.variable.value), "float32")
+        grid = entry.positions and tuple(entry.positions.grid)
+        arrays[entry.name] = np.ascontiguousarray(from_keras(array, entry.layout, grid))
+    return arrays
 
 
-def _entry(variable, model, native: bool) -> _Entry:
-    try:
-        name, layout = checkpoint_name(variable.path, model.family)
-    except ValueError:
-        if not native:
-            raise
-        layout = "same"
-    if native:
-        name, layout = variable.path, "positions" if layout in POSITIONS else "same"
-    entry = _Entry(variable, name, layout, tuple(variable.shape))
-    return replace(entry, shape=shape_in_checkpoint(entry.shape, layout, _own_grid(entry, model)))
+def _entries(model, native: bool) -> list[_Entry]:
+    entries = []
+    for variable in model.weights:
+        try:
+            name, layout = checkpoint_name(variable.path, model.family)
+        except ValueError:
+            if not native:
+                raise
+            layout = "same"
+        positions = grid = None
+        if layout in ("positions", "map"):
+            positions = model.get_layer(variable.path.split("/")[0])
+            grid = tuple(positions.grid)
+        if native:
+            name, layout = variable.path, "positions" if positions else "same"
+        shape = shape_in_checkpoint(tuple(variable.shape), layout, grid)
+        # The first layer is the convolution on the image.
+        entries.append(_Entry(variable, name, layout, shape, positions, on_image=not entries))
+    return entries
 
 
-def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int, int] | None:
-    """Return (classes in the file, classes in the model) if the heads differ in nothing else."""
+def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int | None, bool]:
+    """Return the classes in the file, and whether they are the model's.
+
+    Returns (None, True) if the heads differ in anything else.
+    """
     found = {shapes[entry.name][axis] for entry in heads if shapes.get(entry.name)}
     expected = {entry.shape[axis] for entry in heads}
     if len(found) != 1 or len(expected) != 1:
-        return None
-    found, expected = found.pop(), expected.pop()
+        return None, True
+    (classes,) = found
     for entry in heads:
         shape = list(entry.shape)
-        shape[axis] = found
+        shape[axis] = classes
         if shapes.get(entry.name) != tuple(shape):
-            return None
-    return found, expected
+            return None, True
+    return classes, found == expected
 
 
-def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors, model) -> Grid | None:
+def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors) -> Grid | None:
     """Return the grid of position embeddings in the file, or None if there is none."""
     if entry.layout == "map" and len(shape) == 4 and shape[:2] == entry.shape[:2]:
         return shape[2:]
     if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
         return None
-    layer = _positions(entry, model)
-    patches = shape[1] - layer.num_prefix_tokens
+    patches = shape[1] - entry.positions.num_prefix_tokens
     if tensors.description and tensors.description.grid:
         rows, columns = tensors.description.grid
         return (rows, columns) if rows * columns == patches else None
     # PyTorch files don't store their grid: assume a square one, else the model's own.
-    same = tuple(layer.grid) if shape == entry.shape else None
+    same = tuple(entry.positions.grid) if shape == entry.shape else None
     return (same or square_grid(patches)) if tensors.native else (square_grid(patches) or same)
-
-
-def _own_grid(entry: _Entry, model) -> Grid | None:
-    """Return the grid of position embeddings in the model; None for other arrays."""
-    return tuple(_positions(entry, model).grid) if entry.layout in POSITIONS else None
-
-
-def _positions(entry: _Entry, model):
-    return model.get_layer(entry.variable.path.split("/")[0])
 
 
 def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
@@ -198,17 +198,15 @@ def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     return entry.on_image and shape == rgb
 
 
-def _reader(entry: _Entry, grid: Grid | None, tensors: Tensors, model):
-    def read() -> np.ndarray:
-        array = to_keras(tensors.read(entry.name), entry.layout)
-        if entry.on_image:
-            array = kernel_for(array, entry.variable.shape[-2])
-        if grid is None:
-            return array.reshape(entry.variable.shape)
-        layer = _positions(entry, model)
-        return resample(array, grid, tuple(layer.grid), layer.num_prefix_tokens)
-
-    return read
+def _read(entry: _Entry, grid: Grid | None, tensors: Tensors) -> np.ndarray:
+    """Return an array of a file in the layout and the shape of its variable."""
+    array = to_keras(tensors.read(entry.name), entry.layout)
+    if entry.on_image:
+        array = kernel_for(array, entry.variable.shape[-2])
+    if grid is None:
+        return array.reshape(entry.variable.shape)
+    layer = entry.positions
+    return resample(array, grid, tuple(layer.grid), layer.num_prefix_tokens)
 
 
 def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
@@ -240,22 +238,16 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes
         said.append(f"It says it was saved from {tensors.description.model!r}.")
     if len(missing) + len(wrong) > count / 2:
         said.append(f"It looks like {looks_like(tensors.shapes, sizes)}.")
-        widths = {found.dim for found in (identify(tensors.shapes), _identity(model)) if found}
+        own = {variable.path: tuple(variable.shape) for variable in model.weights}
+        widths = {found.dim for found in (identify(tensors.shapes), identify(own)) if found}
         if model.family == "DeepViT" and widths == {408, 420}:
             said.append("DeepViT-L is 408 wide in its paper's text, 420 in Table 7: give `dim`.")
     if missing and all(is_head(name) for name in missing):
         said.append("It has no classifier: build the model with include_top=False.")
-    for mark, argument in (("dist_token", "distillation_token"), ("aux_head", "dense_head")):
+    for argument, mark in OPTIONS.items():
         for names, value in ((extra, True), (missing, False)):
-            if any(mark in name for name in names):
+            if names and all(re.search(mark, name) for name in names):
                 said.append(f"Build the model with {argument}={value}.")
-    for names, value in ((extra, True), (missing, False)):
-        if names and all(".var_norm." in name or "/var_norm/" in name for name in names):
-            has = "a" if value else "no"
-            said.append(
-                f"Its re-attention has {has} normalization (var_norm): build the model with "
-                f"normalize_maps={value}."
-            )
     if wrong and all(name.startswith("patch_embed") for name in wrong):
         said.append("It has other patches or channels (patch_size, input_shape).")
     lines = [" ".join(said)]
@@ -271,10 +263,6 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes
     return "\n".join(lines)
 
 
-def _identity(model) -> Identity | None:
-    return identify({variable.path: tuple(variable.shape) for variable in model.weights})
-
-
 def abbreviated(names: Iterable[str]) -> list[str]:
     """Merge names that differ only in the index of a layer.
 
@@ -286,25 +274,17 @@ def abbreviated(names: Iterable[str]) -> list[str]:
     for name in names:
         # The number after "blocks." in a checkpoint, after "blocks_" in Keras.
         match = re.match(r"(.*?[._])(\d+)([./].*)", name)
-        start, number, end = match.groups() if match else (name, "-1", "")
-        groups.setdefault((start, end), []).append(int(number))
+        if match:
+            groups.setdefault((match[1], match[3]), []).append(int(match[2]))
+        else:
+            groups[name, ""] = []
     written = []
     for (start, end), numbers in groups.items():
         numbers.sort()
-        if numbers == [-1]:
-            written.append(start)
-        elif len(numbers) < 3:
-            written.extend(f"{start}{number}{end}" for number in numbers)
+        if len(numbers) < 3:
+            written += [f"{start}{number}{end}" for number in numbers] or [start]
+        elif numbers[-1] - numbers[0] == len(numbers) - 1:
+            written.append(f"{start}{{{numbers[0]}-{numbers[-1]}}}{end}")
         else:
-            written.append(f"{start}{{{_ranges(numbers)}}}{end}")
+            written.append(f"{start}{{{','.join(map(str, numbers))}}}{end}")
     return written
-
-
-def _ranges(numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

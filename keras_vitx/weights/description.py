@@ -1,7 +1,8 @@
 """The description of the model that a saved file holds besides the weights."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -10,6 +11,11 @@ from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.weights.positions import Grid
 
 LIBRARY = "keras_vitx"
+CONFIG = "config.json"
+
+
+class Refused(ValueError):
+    """The file has the right format but is not accepted; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,19 @@ class Description:
     preprocessing: Preprocessing | None
 
     def __post_init__(self):
-        if not isinstance(self.model, str):
-            raise ValueError(f"`model` must be a name. Received: {self.model!r:.100}.")
-        if not isinstance(self.family, str | None):
-            raise ValueError(f"`family` must be a name or None. Received: {self.family!r:.100}.")
-        object.__setattr__(self, "grid", _grid(self.grid))
-        object.__setattr__(self, "class_names", _names(self.class_names))
+        _check("model", self.model, "a name", isinstance(self.model, str))
+        _check("family", self.family, "a name or None", isinstance(self.family, str | None))
+        if self.grid is not None:
+            numbers = self.grid if isinstance(self.grid, list | tuple) else ()
+            fits = len(numbers) == 2 and all(isinstance(n, Integral) and n > 0 for n in numbers)
+            _check("grid", self.grid, "(rows, columns) or None", fits)
+            object.__setattr__(self, "grid", (int(numbers[0]), int(numbers[1])))
+        if (names := self.class_names) is not None:
+            fits = isinstance(names, list | tuple) and all(
+                isinstance(name, str | Integral) for name in names
+            )
+            _check("class_names", names, "names or None", fits)
+            object.__setattr__(self, "class_names", tuple(str(name) for name in names))
         if self.preprocessing is not None:
             object.__setattr__(self, "preprocessing", Preprocessing.of(self.preprocessing))
 
@@ -61,14 +74,15 @@ class Description:
         """
         if not metadata or metadata.get("library") != LIBRARY:
             return None
-        missing = [key for key in cls.__annotations__ if key not in metadata]
-        if missing:
-            raise ValueError(f"`{missing[0]}` is missing.")
-        return cls(**{key: json.loads(metadata[key]) for key in cls.__annotations__})
+        with _about("metadata"):
+            missing = [key for key in cls.__annotations__ if key not in metadata]
+            if missing:
+                raise ValueError(f"`{missing[0]}` is missing.")
+            return cls(**{key: json.loads(metadata[key]) for key in cls.__annotations__})
 
     @classmethod
     def from_config(cls, config: Any) -> "Description":
-        """Read a description from the config of a saved `Chain`.
+        """Read a description from the config of a saved `Chain`, without building the model.
 
         Args:
             config: The result of `keras.saving.serialize_keras_object`, from JSON.
@@ -76,20 +90,21 @@ class Description:
         Raises:
             ValueError: if an entry is missing or malformed.
         """
-        config = config.get("config") if isinstance(config, dict) else None
-        if not isinstance(config, dict):
-            raise ValueError("it isn't the config of a model.")
-        layers = config.get("layers")
-        layers = layers if isinstance(layers, list) else []
-        configs = [layer.get("config") for layer in layers if isinstance(layer, dict)]
-        grids = (layer.get("grid") for layer in configs if isinstance(layer, dict))
-        return cls(
-            model=config.get("name"),
-            family=config.get("family"),
-            grid=next((grid for grid in grids if grid is not None), None),
-            class_names=_values(config.get("class_names")),
-            preprocessing=_values(config.get("preprocessing")),
-        )
+        with _about(CONFIG):
+            config = config.get("config") if isinstance(config, dict) else None
+            if not isinstance(config, dict):
+                raise ValueError("it isn't the config of a model.")
+            layers = config.get("layers")
+            layers = layers if isinstance(layers, list) else []
+            configs = [layer.get("config") for layer in layers if isinstance(layer, dict)]
+            grids = (layer.get("grid") for layer in configs if isinstance(layer, dict))
+            return cls(
+                model=config.get("name"),
+                family=config.get("family"),
+                grid=next((grid for grid in grids if grid is not None), None),
+                class_names=_values(config.get("class_names")),
+                preprocessing=_values(config.get("preprocessing")),
+            )
 
 
 def describe(model) -> Description:
@@ -104,22 +119,18 @@ def describe(model) -> Description:
     )
 
 
-def _grid(value: Any) -> Grid | None:
-    if value is None:
-        return None
-    numbers = value if isinstance(value, (list, tuple)) else ()
-    if len(numbers) != 2 or not all(isinstance(n, Integral) and n > 0 for n in numbers):
-        raise ValueError(f"`grid` must be (rows, columns) or None. Received: {value!r:.100}.")
-    return int(numbers[0]), int(numbers[1])
+@contextlib.contextmanager
+def _about(part: str) -> Iterator[None]:
+    """Re-raise errors as `Refused`, naming the part of the file that holds the description."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(f"The file's {part} can't be used: {error}") from error
 
 
-def _names(value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    is_list = isinstance(value, (list, tuple))
-    if not is_list or not all(isinstance(name, (str, Integral)) for name in value):
-        raise ValueError(f"`class_names` must be names or None. Received: {value!r:.100}.")
-    return tuple(str(name) for name in value)
+def _check(name: str, value: Any, expected: str, fits: bool) -> None:
+    if not fits:
+        raise ValueError(f"`{name}` must be {expected}. Received: {value!r:.100}.")
 
 
 def _values(entry: Any) -> Any:

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from keras_vitx.weights.description import LIBRARY
-from keras_vitx.weights.reading import Refused
+from keras_vitx.weights.description import CONFIG, LIBRARY, Refused
 
-CONFIG = "config.json"
 SAFETENSORS = "model.safetensors"
 # Keras's own format, for variables that have no name in PyTorch checkpoints.
 KERAS_WEIGHTS = "model.weights.h5"
@@ -27,9 +25,6 @@ def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
     `save` replaces a folder in one step. If that happens between the opening of the two files,
     both are opened again; once open, they stay whole after the folder is replaced.
 
-    Args:
-        folder: The folder.
-
     Yields:
         The serialized model, the name of the weights file, and a path that leads to the
         opened weights file.
@@ -42,7 +37,7 @@ def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
         for attempt in range(ATTEMPTS):
             try:
                 content = (folder / CONFIG).read_bytes()
-                config, name = read_config(folder / CONFIG, content)
+                config, name = _parse(content)
                 file = stack.enter_context((folder / name).open("rb"))
                 opened, now = os.fstat(file.fileno()), (folder / name).stat()
                 if (folder / CONFIG).read_bytes() == content and os.path.samestat(opened, now):
@@ -61,12 +56,8 @@ def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
         yield config, name, path if path.exists() else folder / name
 
 
-def read_config(path: Path, content: bytes | None = None) -> tuple[dict[str, Any], str]:
+def read_config(path: Path) -> tuple[dict[str, Any], str]:
     """Read the `config.json` of a saved model.
-
-    Args:
-        path: The file.
-        content: Its content, if it has been read.
 
     Returns:
         The serialized model, and the name of the weights file in the same folder.
@@ -75,8 +66,12 @@ def read_config(path: Path, content: bytes | None = None) -> tuple[dict[str, Any
         ValueError: if the file is damaged, or was not written by `kv.save`.
         OSError: if it can't be read.
     """
+    return _parse(path.read_bytes())
+
+
+def _parse(content: bytes) -> tuple[dict[str, Any], str]:
     try:
-        read = json.loads((path.read_bytes() if content is None else content).decode("utf-8"))
+        read = json.loads(content.decode("utf-8"))
         ours = read.get("library_name") == LIBRARY
         config, weights = (read["model"], read["weights"]) if ours else (None, None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

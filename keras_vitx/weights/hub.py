@@ -10,7 +10,6 @@ from urllib.parse import quote, unquote
 
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
-HEXADECIMAL = re.compile("[0-9a-f]+")
 
 
 class Address(NamedTuple):
@@ -76,12 +75,14 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
             names it by anything but a hash.
         OSError: if the file is not in the cache and can't be downloaded.
     """
-    where = parse(address) if isinstance(address, str) else address
-    address = str(address)
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    where = parse(address) if isinstance(address, str) else address
+
     def get(**options) -> Path:
+        if "local_files_only" not in options:
+            _check_names(where)
         return Path(
             hf_hub_download(where.repository, where.file, revision=where.revision, **options)
         )
@@ -92,23 +93,18 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
             path = get(local_files_only=True)
         except LocalEntryNotFoundError:
             cached = False
-            _check_names(where)
             path = get()
-    except HFValidationError as error:
-        raise ValueError(f"weights={address!r}: the hub allows no such name. {error}") from error
-    except _Refused as error:
-        raise ValueError(f"weights={address!r}: {error}") from error
+    except (HFValidationError, _NotHexadecimal) as error:
+        raise ValueError(f"weights='{where}': the hub's names can't be used. {error}") from error
     except Exception as error:  # Network libraries raise their own types.
-        folder = Path(constants.HF_HUB_CACHE, f"models--{where.repository.replace('/', '--')}")
-        broken = _broken_link(folder, where.file)
         revision = quote(where.revision or "main", safe="")
         url = f"{constants.ENDPOINT}/{where.repository}/resolve/{revision}/{where.file}"
         raise OSError(
-            f"weights={address!r} can't be downloaded and isn't in the cache "
-            f"({broken or constants.HF_HUB_CACHE}{' leads nowhere' if broken else ''}). Download "
-            f"{url} where there is a network, and give its path as weights=, or copy that "
-            f"machine's cache folder {folder.name} into this one's. "
-            f"The cause: {network_cause(error)}."
+            f"weights='{where}' can't be downloaded and isn't in the cache "
+            f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and give its "
+            "path as weights=, or copy the folder models--"
+            f"{where.repository.replace('/', '--')} of that machine's cache into this one's. "
+            f"The cause: {_network_cause(error)}."
         ) from error
     # The hub's cache names large files by their hash.
     name = path.resolve().name
@@ -121,25 +117,24 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
                 raise
             # Without a network, the error is still about the cached file.
             with contextlib.suppress(Exception):
-                _check_names(where)
                 path = get(force_download=True)
             return verified(path, sha256)
     except ValueError as error:
         raise ValueError(
-            f"weights={address!r}: {error} Delete {path.resolve()} from the hub's cache to have it "
+            f"weights='{where}': {error} Delete {path.resolve()} from the hub's cache to have it "
             "downloaded again."
         ) from error
 
 
-class _Refused(ValueError):
-    """An answer of the hub that is not accepted."""
+class _NotHexadecimal(ValueError):
+    """The hub names a file or a commit by something else than a hash."""
 
 
 def _check_names(where: Address) -> None:
     """Ask the hub for the hashes of a file, which become the names of a file and a folder.
 
     Raises:
-        _Refused: if they are not hexadecimal: such names could lead out of the cache.
+        _NotHexadecimal: if they are not hexadecimal: such names could lead out of the cache.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -147,11 +142,11 @@ def _check_names(where: Address) -> None:
         hf_hub_url(where.repository, where.file, revision=where.revision or "main")
     )
     for header, value in (("ETag", found.etag), ("X-Repo-Commit", found.commit_hash)):
-        if not HEXADECIMAL.fullmatch(value or ""):
-            raise _Refused(f"the hub's {header} must be hexadecimal. Received: {value!r:.100}.")
+        if not re.fullmatch("[0-9a-f]+", value or ""):
+            raise _NotHexadecimal(f"{header} must be hexadecimal. Received: {value!r:.100}.")
 
 
-def network_cause(error: BaseException) -> str:
+def _network_cause(error: BaseException) -> str:
     """Return the type of a network error, the status of the answer behind it, and who answered."""
     from huggingface_hub import constants
 
@@ -165,11 +160,7 @@ def network_cause(error: BaseException) -> str:
 
 
 def verified(path: Path, sha256: str | None) -> Path:
-    """Return `path` if the file has the expected hash; None accepts any file.
-
-    Args:
-        path: A file.
-        sha256: Its SHA-256 in hexadecimal, or a prefix of it.
+    """Return `path` if the file has the expected hash or prefix of it; None accepts any file.
 
     Raises:
         ValueError: if the hash differs.
@@ -190,13 +181,9 @@ def hash_of(path: Path) -> str:
 
 
 def upload(folder: Path, repository: str, names: Sequence[str], private: bool = False) -> str:
-    """Upload files of a folder to a repository of the hub, which is made if it doesn't exist.
+    """Upload those files of a folder that are among `names` to a repository "owner/repo".
 
-    Args:
-        folder: The folder.
-        repository: "owner/repo".
-        names: Names of the files; those that don't exist are left out.
-        private: Whether a new repository is private.
+    The repository is made if it doesn't exist, private or not.
 
     Returns:
         The address of the commit, "hf://owner/repo@COMMIT".
@@ -220,16 +207,10 @@ def upload(folder: Path, repository: str, names: Sequence[str], private: bool = 
         )
     except Exception as error:  # Network libraries raise their own types.
         raise OSError(
-            f"{repository!r} can't be written ({network_cause(error)}). `hf auth login` stores a "
+            f"{repository!r} can't be written ({_network_cause(error)}). `hf auth login` stores a "
             "token that allows it."
         ) from error
     return f"{SCHEME}{repository}@{commit.oid}"
-
-
-def _broken_link(folder: Path, file: str) -> Path | None:
-    """Return the entry of a file in a repository's cache if it is a broken link."""
-    links = (commit / file for commit in sorted(folder.glob("snapshots/*")))
-    return next((link for link in links if link.is_symlink() and not link.exists()), None)
 
 
 def shipped(file: str) -> Path:
@@ -239,12 +220,10 @@ def shipped(file: str) -> Path:
         OSError: if it is neither in the package nor in a source checkout.
     """
     here = Path(__file__).resolve().parent
-    places = [here / "files" / file, here.parents[1] / "weights" / file]
-    for path in places:
+    packaged, checkout = here / "files" / file, here.parents[1] / "weights" / file
+    for path in (packaged, checkout):
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"The weights {file} should ship with the package, but are not at "
-        + " or ".join(str(path) for path in places)
-        + "."
+        f"The weights {file} should ship with the package, but are not at {packaged} or {checkout}."
     )

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy as np
 
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviated, convert
-from keras_vitx.weights.description import Description
-from keras_vitx.weights.folder import CONFIG, open_folder
+from keras_vitx.weights.description import CONFIG, Description
+from keras_vitx.weights.folder import open_folder
 from keras_vitx.weights.hub import SCHEME, SHA256, Address, download, parse, shipped, verified
 from keras_vitx.weights.names import Sizes
-from keras_vitx.weights.reading import KINDS, Tensors, describing, open_weights, suffix_of
+from keras_vitx.weights.reading import KINDS, Tensors, open_weights, suffix_of
 
 logger = logging.getLogger("keras_vitx")
 
@@ -27,7 +28,7 @@ class Resolved:
     Attributes:
         weights: The argument that the user passed, for errors.
         path: The file.
-        checkpoint: Its catalogue entry, if any.
+        checkpoint: Its catalog entry, if any.
         in_folder: Whether the file is in a folder that `kv.save` wrote.
     """
 
@@ -36,11 +37,6 @@ class Resolved:
     checkpoint: Checkpoint | None = None
     in_folder: bool = False
 
-    @property
-    def image_size(self) -> int | None:
-        """Side of the training images of a catalogue checkpoint, in pixels."""
-        return self.checkpoint.image_size if self.checkpoint else None
-
 
 def entry_of(
     weights: str | os.PathLike | None,
@@ -48,16 +44,14 @@ def entry_of(
     image_size: int | tuple[int, int] | None = None,
     distillation_token: bool = False,
 ) -> Checkpoint | None:
-    """Return the catalogue entry of the file that `weights` refers to; None if it has none.
+    """Return the catalog entry of the file that `weights` refers to; None if it has none.
 
     Nothing is downloaded. The arguments and the errors are those of `resolve`.
     """
     if weights is None:
         return None
-    if not isinstance(weights, (str, os.PathLike)):
-        raise ValueError(
-            f"weights should be a name, a path or None, not {weights!r} ({type(weights).__name__})."
-        )
+    if not isinstance(weights, str | os.PathLike):
+        raise ValueError(f"`weights` must be a name, a path or None. Received: {weights!r}.")
     text = os.fspath(weights)
     if text.startswith(SCHEME):
         address = parse(text)
@@ -65,7 +59,8 @@ def entry_of(
         return next((c for c in same if c.file == address.file), None)
     # A folder named "imagenet" must not shadow the name.
     known = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
-    if isinstance(weights, os.PathLike) or (not known and _is_path(text)):
+    is_path = suffix_of(Path(text)) is not None or "/" in text or Path(text).exists()
+    if isinstance(weights, os.PathLike) or (is_path and not known):
         return None
     return find(text, constructor, image_size, distillation_token)
 
@@ -98,33 +93,31 @@ def resolve(
         ValueError: if the name or the file format is unknown.
         OSError: if the file doesn't exist or can't be downloaded.
     """
-    checkpoint = entry_of(weights, constructor, image_size, distillation_token)
+    entry = entry_of(weights, constructor, image_size, distillation_token)
     if weights is None:
         return None
     text = os.fspath(weights)
     if text.startswith(SCHEME):
         _check_kind(text, parse(text).file)
-        return Resolved(text, _downloaded(parse(text), checkpoint), checkpoint)
-    if checkpoint is None:
+        return Resolved(text, _downloaded(parse(text), entry), entry)
+    if entry is None:
         return _existing(text)
-    if constructor in checkpoint.also_starts:
+    if constructor in entry.also_starts:
         logger.warning(
             "%s: the weights of %s; a %s starts from them and must be trained further before use.",
-            checkpoint.name,
-            checkpoint.constructor,
+            entry.name,
+            entry.constructor,
             constructor,
         )
-    if checkpoint.source.startswith("https:"):
+    if entry.source.startswith("https:"):
         raise OSError(
-            f"weights={text!r} is not on the hub: its authors keep {checkpoint.name} at "
-            f"{checkpoint.source}. Download it in a browser, and give its path as weights=."
+            f"weights={text!r} is not on the hub: its authors keep {entry.name} at "
+            f"{entry.source}. Download it in a browser, and give its path as weights=."
         )
-    if checkpoint.source.startswith(SCHEME):
-        address = Address(checkpoint.source.removeprefix(SCHEME), checkpoint.file)
-        path = _downloaded(address, checkpoint)
-    else:
-        path = shipped(checkpoint.source.removeprefix("package:"))
-    return Resolved(text, path, checkpoint)
+    if entry.source.startswith(SCHEME):
+        address = Address(entry.source.removeprefix(SCHEME), entry.file)
+        return Resolved(text, _downloaded(address, entry), entry)
+    return Resolved(text, shipped(entry.source.removeprefix("package:")), entry)
 
 
 def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
@@ -132,7 +125,7 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
 
     Either every variable is assigned, or an error lists what doesn't fit and the model is
     unchanged. If the number of classes differs, the classifier keeps its current weights
-    and a warning is logged. A catalogue entry, or a file written by this package, also sets
+    and a warning is logged. A catalog entry, or a file written by this package, also sets
     `model.preprocessing` and, if the classifier is loaded, `model.class_names`.
 
     Args:
@@ -183,15 +176,13 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
 
 @contextlib.contextmanager
 def _open(resolved: Resolved, model) -> Iterator[Tensors]:
-    if not resolved.in_folder:
-        with open_weights(resolved.path, model) as tensors:
-            yield tensors
-        return
-    with open_folder(resolved.path.parent) as (config, weights, path):
-        with describing(CONFIG):
+    with contextlib.ExitStack() as stack:
+        path, description, name = resolved.path, None, resolved.path.name
+        if resolved.in_folder:
+            config, name, path = stack.enter_context(open_folder(path.parent))
             description = Description.from_config(config)
-        with open_weights(path, model, description, suffix_of(Path(weights))) as tensors:
-            yield tensors
+        kind = suffix_of(Path(name))
+        yield stack.enter_context(open_weights(path, model, description, kind))
 
 
 def warn_not_finite(paths: Sequence[str], source: str) -> None:
@@ -218,69 +209,59 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
     load(model, resolve(weights, None, tuple(model.input_shape[1:3])))
 
 
-def _downloaded(address: Address, checkpoint: Checkpoint | None) -> Path:
-    """Return the local copy of a file on the hub, at the revision of its catalogue entry."""
-    if checkpoint and not address.revision:
-        address = address._replace(revision=checkpoint.revision)
-    if checkpoint is None or address.revision != checkpoint.revision:
+def _downloaded(address: Address, entry: Checkpoint | None) -> Path:
+    """Return the local copy of a file on the hub, at the revision of its catalog entry."""
+    if entry is None or address.revision not in (None, entry.revision):
         return download(address)
-    path = download(address, checkpoint.sha256)
-    _warn_not_pinned(checkpoint, path)
+    path = download(address._replace(revision=entry.revision), entry.sha256)
+    if not entry.revision and not entry.sha256 and entry.name not in _warned:
+        _warned.add(entry.name)
+        commit, blob = path.parent.name, path.resolve().name
+        logger.warning(
+            "%s: neither the revision nor the SHA-256 of this file is known to keras_vitx, which "
+            "takes the hub's word for it (commit %s, %s). weights='%s@%s' keeps this version.",
+            entry.name,
+            commit,
+            f"SHA-256 {blob}" if SHA256.fullmatch(blob) else "SHA-256 not stated",
+            entry.source,
+            commit,
+        )
     return path
-
-
-def _warn_not_pinned(checkpoint: Checkpoint, path: Path) -> None:
-    """Log, once, that a checkpoint can't be checked: nothing says which file it should be."""
-    if checkpoint.revision or checkpoint.sha256 or checkpoint.name in _warned:
-        return
-    _warned.add(checkpoint.name)
-    commit, blob = path.parent.name, path.resolve().name
-    logger.warning(
-        "%s: neither the revision nor the SHA-256 of this file is known to keras_vitx, which takes "
-        "the hub's word for it (commit %s, %s). weights='%s@%s' keeps this version.",
-        checkpoint.name,
-        commit,
-        f"SHA-256 {blob}" if SHA256.fullmatch(blob) else "SHA-256 not stated",
-        checkpoint.source,
-        commit,
-    )
 
 
 _warned: set[str] = set()
 
 
-def _is_path(text: str) -> bool:
-    return suffix_of(Path(text)) is not None or "/" in text or Path(text).exists()
-
-
 def _existing(text: str) -> Resolved:
     path = Path(text).expanduser()
     if path.is_dir():
-        return _in_folder(text, path)
+        if not (path / CONFIG).is_file():
+            raise IsADirectoryError(
+                f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
+                "folder written by keras_vitx.save."
+            )
+        try:
+            with open_folder(path) as (config, weights, _):
+                Description.from_config(config)
+        except ValueError as error:
+            raise ValueError(f"weights={text!r}: {error}") from error
+        return Resolved(text, path / weights, in_folder=True)
     if not path.is_file():
         raise FileNotFoundError(f"weights={text!r}: there is no such file.")
     if not os.access(path, os.R_OK):
         raise PermissionError(f"weights={text!r}: no permission to read the file.")
     _check_kind(text, path.name)
-    digest = next((c.url_digest for c in CHECKPOINTS if c.url_file == path.name), None)
     try:
-        return Resolved(text, verified(path, digest))
+        return Resolved(text, verified(path, _published_digest(path.name)))
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error
 
 
-def _in_folder(text: str, folder: Path) -> Resolved:
-    if not (folder / CONFIG).is_file():
-        raise IsADirectoryError(
-            f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a folder "
-            "written by keras_vitx.save."
-        )
-    try:
-        with open_folder(folder) as (config, weights, _), describing(CONFIG):
-            Description.from_config(config)
-    except ValueError as error:
-        raise ValueError(f"weights={text!r}: {error}") from error
-    return Resolved(text, folder / weights, in_folder=True)
+def _published_digest(file: str) -> str | None:
+    """Return the SHA-256 prefix in the name of a file, if it is one of the authors'."""
+    digest = re.search(r"-([0-9a-f]{8})\.pth$", file)
+    published = any(c.url and c.url.endswith(f"/{file}") for c in CHECKPOINTS)
+    return digest[1] if digest and published else None
 
 
 def _check_kind(weights: str, file: str) -> None:

@@ -69,12 +69,7 @@ TABLES: dict[str, Table] = {}
 
 
 def register(family: str, table: Table) -> None:
-    """Register the rename table of a family.
-
-    Args:
-        family: Name of the family, as in the attribute `family` of its models.
-        table: The rename table.
-    """
+    """Register the rename table of a family, by its name."""
     TABLES[family] = table
 
 
@@ -89,11 +84,7 @@ _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
 
 
 def checkpoint_name(path: str, family: str) -> tuple[str, str]:
-    """Return a variable's (name, layout) in a PyTorch checkpoint.
-
-    Args:
-        path: The variable's path, such as "blocks_7/attn/qkv/kernel".
-        family: The model's family.
+    """Return the (name, layout) in a PyTorch checkpoint of a variable's path.
 
     Raises:
         ValueError: if no rule matches the path.
@@ -169,18 +160,15 @@ Sizes = Callable[[str], Mapping[str, Identity]]
 """A function from a family to the identity of each of its sizes, by name."""
 
 
-# The plain transformer has no variables of its own, so it is recognized by its class token.
-PLAIN, PLAIN_MARK = "ViT", "cls_token"
-
-
 def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
     """Return the identity of a network, or None if it is of no family of this package.
 
     Args:
         shapes: Shapes by name, as named in a checkpoint or in Keras.
     """
+    # The plain transformer, the last, has no variables of its own but its class token.
     marks = {name: table.mark for name, table in TABLES.items() if table.mark}
-    marks[PLAIN] = PLAIN_MARK  # the last one
+    marks["ViT"] = "cls_token"
     family = next(
         (name for name, mark in marks.items() if any(re.search(mark, path) for path in shapes)),
         None,
@@ -193,12 +181,7 @@ def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
 
 
 def looks_like(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes | None = None) -> str:
-    """Describe what arrays look like: a size, a family with its numbers, or neither.
-
-    Args:
-        shapes: As in `identify`.
-        sizes: The identity of each known size of a family.
-    """
+    """Describe what arrays look like: a size, a family with its numbers, or neither."""
     found = identify(shapes)
     if found is None:
         return "another architecture"

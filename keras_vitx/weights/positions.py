@@ -42,10 +42,10 @@ def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens: in
 def _weights(old: int, new: int) -> np.ndarray:
     """Return the (new, old) matrix of interpolation weights along one axis."""
     step = old / new
-    # Samples are at the centres of their cells. If the grid shrinks, the kernel is
+    # Samples are at the centers of their cells. If the grid shrinks, the kernel is
     # widened by `step` (antialiasing).
-    centres = (np.arange(new) + 0.5) * step
-    distance = (np.arange(old) + 0.5 - centres[:, None]) / max(step, 1.0)
+    centers = (np.arange(new) + 0.5) * step
+    distance = (np.arange(old) + 0.5 - centers[:, None]) / max(step, 1.0)
     weights = _cubic(np.abs(distance))
     return (weights / weights.sum(axis=1, keepdims=True)).astype("float32")
 

@@ -7,8 +7,8 @@ file runs, no other file is opened, and memory is bounded by the size of the fil
 
 import argparse
 import contextlib
-import copy
 import io
+import itertools
 import json
 import math
 import os
@@ -26,7 +26,9 @@ import numpy as np
 from safetensors import safe_open
 
 from keras_vitx.text import needs_extra
-from keras_vitx.weights.description import Description
+from keras_vitx.weights.description import CONFIG, Description, Refused
+
+WEIGHTS = "model.weights.h5"  # in a `.keras` file, beside CONFIG
 
 # Floating-point types, as NumPy, PyTorch, Keras and safetensors spell them.
 FLOATING = {"bfloat16", "float16", "float32", "float64", "bf16", "f16", "f32", "f64"}
@@ -39,13 +41,6 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 # Files from before PyTorch 1.6 begin with this pickled number.
 OLD_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-
-# Members of a `.keras` file.
-CONFIG, WEIGHTS = "config.json", "model.weights.h5"
-
-
-class Refused(ValueError):
-    """The file has the right format but is not accepted; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -100,30 +95,27 @@ def open_weights(
     if path.stat().st_size == 0:
         raise ValueError("The file is empty.")
     with contextlib.ExitStack() as stack:
-        try:
+        with _one_error(kind):
             tensors = stack.enter_context(KINDS[kind](path, model))
-        except (ImportError, Refused):
-            raise
-        except Exception as error:  # The readers raise whatever a bad file provokes.
-            raise ValueError(f"The file is damaged or no {kind} file ({cause(error)}).") from error
         if not tensors.shapes:
             raise ValueError("The file holds no arrays.")
         yield replace(tensors, description=description) if description else tensors
 
 
-def cause(error: Exception) -> str:
-    """Return a library's error in one line of limited length."""
-    line = str(error).split("\n")[0][:200]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
 @contextlib.contextmanager
-def describing(part: str) -> Iterator[None]:
-    """Re-raise errors about a description as `Refused`, naming the part of the file."""
+def _one_error(kind: str) -> Iterator[None]:
+    """Re-raise whatever a library raises about a bad file as one error."""
     try:
         yield
-    except ValueError as error:
-        raise Refused(f"The file's {part} can't be used: {error}") from error
+    except (ImportError, Refused):
+        raise
+    except Exception as error:
+        raise ValueError(f"The file is damaged or no {kind} file ({_cause(error)}).") from error
+
+
+def _cause(error: Exception) -> str:
+    line = str(error).split("\n")[0][:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def _without_prefixes(names) -> dict[str, str]:
@@ -142,13 +134,11 @@ def _read_safetensors(path: Path, model) -> Iterator[Tensors]:
     with safe_open(path, framework="numpy") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         names = _without_prefixes(slices)
-        with describing("metadata"):
-            description = Description.from_metadata(file.metadata())
         yield Tensors(
             shapes={name: tuple(slices[old].get_shape()) for name, old in names.items()},
             dtypes={name: slices[old].get_dtype() for name, old in names.items()},
             read=lambda name: file.get_tensor(names[name]).astype("float32"),
-            description=description,
+            description=Description.from_metadata(file.metadata()),
         )
 
 
@@ -169,23 +159,34 @@ def _read_torch(path: Path, model) -> Iterator[Tensors]:
     except Exception as error:  # The unpickler raises whatever a bad file provokes.
         raise Refused(
             "The file is refused: it is damaged, or holds Python objects other than tensors, "
-            f"which could run code when read ({cause(error)})."
+            f"which could run code when read ({_cause(error)})."
         ) from error
-    tensors = {}
-    for name, value in _state_dict(content).items():
-        if not isinstance(value, torch.Tensor):
+    tensors = _state_dict(content)
+    size = path.stat().st_size
+    for name, value in tensors.items():
+        if (
+            not isinstance(value, torch.Tensor)
+            or (value.device.type, value.layout) != ("cpu", torch.strided)
+            or value.is_nested
+            or value.is_quantized
+        ):
             raise Refused(
-                f"The file is no plain checkpoint (tensors by name): {name[:200]!r} is "
-                f"a {type(value).__name__}."
+                f"The file is no plain checkpoint (tensors by name): {name[:200]!r} is no plain "
+                f"tensor, but a {type(value).__name__}."
             )
-        tensors[name] = value.detach()
-        _check_tensor(name, value, path.stat().st_size)
+        stored = value.untyped_storage().nbytes()
+        # An expanded tensor repeats what it stores; a damaged file claims more than it holds.
+        if not value.numel() * value.element_size() <= stored <= size:
+            raise Refused(
+                f"The file is refused: it claims that {name[:200]!r} is {tuple(value.shape)} "
+                f"and holds {stored} bytes of it in {size}."
+            )
     names = _without_prefixes(tensors)
     yield Tensors(
         shapes={name: tuple(tensors[old].shape) for name, old in names.items()},
         dtypes={name: str(tensors[old].dtype) for name, old in names.items()},
         # A copy: JAX would keep using the memory-mapped file.
-        read=lambda name: tensors[names[name]].to(dtype=torch.float32, copy=True).numpy(),
+        read=lambda name: tensors[names[name]].detach().to(dtype=torch.float32, copy=True).numpy(),
     )
 
 
@@ -232,19 +233,6 @@ def _state_dict(content: Any) -> dict[str, Any]:
     )
 
 
-def _check_tensor(name: str, tensor, size: int) -> None:
-    """Check that a tensor is plain, and that a file of `size` bytes can hold its values."""
-    known = tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
-    if not known or tensor.is_nested or tensor.is_quantized or tensor.is_neg() or tensor.is_conj():
-        raise Refused(f"The file is no plain checkpoint: {name[:200]!r} is no plain tensor.")
-    stored = tensor.untyped_storage().nbytes()
-    if not tensor.numel() * tensor.element_size() <= stored <= size:
-        raise Refused(
-            f"The file is refused: it claims that {name[:200]!r} is {tuple(tensor.shape)} "
-            f"and holds {stored} bytes of it in {size}."
-        )
-
-
 @contextlib.contextmanager
 def _read_weights_h5(
     source: Path | io.BytesIO, model, description: Description | None = None
@@ -275,9 +263,7 @@ def _read_weights_h5(
 def _read_keras(path: Path, model) -> Iterator[Tensors]:
     """Open a `.keras` file, without building the model of its config as Keras would."""
     config, weights = _members(path)
-    with describing(CONFIG):
-        description = Description.from_config(config)
-    with _read_weights_h5(weights, model, description) as tensors:
+    with _read_weights_h5(weights, model, Description.from_config(config)) as tensors:
         yield tensors
 
 
@@ -305,7 +291,27 @@ def open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, 
     content = np.memmap(source, "uint8", "r") if is_path else source.getbuffer()
     _check_heaps(content)
     with h5py.File(source, "r") as file:
-        yield [each for each in _arrays(file, len(content), set()) if each[0] is not None]
+        links: dict[str, Any] = {}
+        file.visititems_links(links.__setitem__)
+        for path, link in links.items():
+            if not isinstance(link, h5py.HardLink):
+                raise Refused(f"The file is refused: it holds a link, {path[:200]!r}.")
+        groups = {path: file[path] for path in links if isinstance(file[path], h5py.Group)}
+        # The root has the model's name, which is not part of the variable paths.
+        names = {
+            f"/{path}".removesuffix("/vars"): str(group.attrs.get("name", ""))
+            for path, group in groups.items()
+            if path.endswith("/vars")
+        }
+        arrays = []
+        for path in links.keys() - groups.keys():
+            _check_array(file[path], len(content))
+            layer, in_layer, number = f"/{path}".rpartition("/vars/")
+            if in_layer and not path.startswith("optimizer/"):
+                parents = itertools.accumulate(layer.split("/"), "{}/{}".format)
+                name = "/".join(names[parent] for parent in parents if parent in names)
+                arrays.append((name, number, file[path]))
+        yield arrays
 
 
 def _check_heaps(content: np.ndarray | memoryview) -> None:
@@ -332,52 +338,16 @@ def _check_heaps(content: np.ndarray | memoryview) -> None:
             position += length
 
 
-def _arrays(
-    group: h5py.Group, size: int, seen: set[int], layer: str | None = ""
-) -> Iterator[tuple[str | None, str, h5py.Dataset]]:
-    """Yield (path of the layer, number, array) of a file of `size` bytes; None for no layer."""
-    children = {key: _child(group, key, seen) for key in group}
-    own = children.get("vars")
-    # The root has the model's name, which is not part of the variable paths.
-    if isinstance(own, h5py.Group) and group.name != "/" and layer is not None:
-        layer = f"{layer}/{own.attrs.get('name', '')}".removeprefix("/")
-    in_vars = group.name.rpartition("/")[2] == "vars"
-    for key, child in children.items():
-        if isinstance(child, h5py.Group) and not in_vars:
-            is_optimizer = group.name == "/" and key == "optimizer"
-            yield from _arrays(child, size, seen, None if is_optimizer else layer)
-        elif isinstance(child, h5py.Dataset) and key != "vars":
-            _check_array(child, size)
-            yield layer if in_vars else None, key, child
-        else:
-            raise Refused(f"The file is no Keras weights file: {child.name!r} is out of place.")
-
-
-def _child(group: h5py.Group, key: str, seen: set[int]) -> Any:
-    """Return a direct child of a group. Links are refused: they may be cyclic or leave the file."""
-    child = group[key] if isinstance(group.get(key, getlink=True), h5py.HardLink) else None
-    address = None if child is None else h5py.h5o.get_info(child.id).addr
-    if address is None or address in seen:
-        raise Refused(f"The file is refused: it holds a link, {key[:200]!r}.")
-    seen.add(address)
-    return child
-
-
-def _check_array(array: h5py.Dataset, size: int) -> None:
+def _check_array(array: Any, size: int) -> None:
     """Check that a file of `size` bytes holds an array in one piece, as Keras writes it.
 
     A compressed, chunked, external or unallocated array could claim any size.
     """
-    start, nbytes = array.id.get_offset(), math.prod(array.shape) * array.dtype.itemsize
+    start, item = array.id.get_offset(), array.dtype.itemsize
     stored = array.id.get_type()
     as_written = array.dtype.kind == "V" or stored == h5py.h5t.py_create(array.dtype)
-    in_file = start is not None and 0 <= start <= start + nbytes <= size
-    if (
-        not as_written
-        or not in_file
-        or array.dtype.hasobject
-        or stored.get_size() * (math.prod(array.shape)) != nbytes
-    ):
+    in_file = start is not None and start + math.prod(array.shape) * item <= size
+    if not as_written or not in_file or array.dtype.hasobject or stored.get_size() != item:
         raise Refused(
             f"The file is refused: it claims that {array.name!r} is {array.shape}, "
             "and doesn't hold all of it as Keras stores it."
@@ -408,18 +378,14 @@ def check_archive(path: str | os.PathLike) -> dict[str, Any]:
         OSError: if it can't be read.
     """
     path = Path(path).expanduser()
+    path.open("rb").close()  # An error about the path is an `OSError`.
     try:
-        config, weights = _members(path)
-        with open_checked_h5(weights):
-            return config
-    except Refused as error:
+        with _one_error(".keras"):
+            config, weights = _members(path)
+            with open_checked_h5(weights):
+                return config
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    except Exception as error:  # The readers raise whatever a bad file provokes.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise ValueError(f"{path}: The file is damaged or no .keras file ({cause(error)}).") from (
-            error
-        )
 
 
 def _members(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
@@ -429,27 +395,25 @@ def _members(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
     contents = {}
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
-            name = info.filename[:200]
-            limit -= info.file_size
-            if limit < 0:
+            name, size = info.filename, info.file_size
+            limit -= size
+            known = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+            if limit < 0 or not known:
                 raise Refused(
-                    f"The file is refused: its {name} would expand to {info.file_size} bytes, "
-                    "which is too much for a file of its size."
+                    f"The file is refused: its {name[:200]} would expand to {size} bytes, too much "
+                    "for a file of its size, or is compressed in an unusual way."
                 )
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise Refused(f"The file is refused: its {name} is compressed in an unusual way.")
-            # zipfile cuts data off at the declared size, but only after expanding all of it.
-            one_more = copy.copy(info)
-            one_more.file_size += 1
-            with archive.open(one_more) as member:
-                content = member.read(one_more.file_size)
-            if len(content) != info.file_size:
+            # zipfile would cut data off at the declared size, but Keras expands all of it.
+            info.file_size += 1
+            with archive.open(info) as member:
+                content = member.read(size + 1)
+            if len(content) != size:
                 raise Refused(
-                    f"The file is damaged: its {name} does not have the {info.file_size} bytes "
-                    "that it declares."
+                    f"The file is damaged: its {name[:200]} does not have the {size} bytes that "
+                    "it declares."
                 )
-            if info.filename in (CONFIG, WEIGHTS):
-                contents[info.filename] = content
+            if name in (CONFIG, WEIGHTS):
+                contents[name] = content
     for name in (CONFIG, WEIGHTS):
         if name not in contents:
             raise Refused(f"The file holds no {name}.")

@@ -28,47 +28,35 @@ def save_safetensors(
         model: A built model of this package.
         path: Path of the file, ending in ".safetensors". It is written atomically.
         dtype: None for float32, or "float16" for half the size. Vectors (biases, scales,
-            statistics) stay in float32: see `in_half`.
+            statistics) stay in float32.
         metadata: Additional string metadata, such as the provenance.
 
     Raises:
         ValueError: if an argument is invalid, or a weight overflows float16.
         OSError: if the file can't be written.
     """
-    path = Path(path).expanduser()
-    if path.suffix != ".safetensors":
-        raise ValueError(f"path should end in .safetensors, not {str(path)!r}.")
+    path = _ending_in(".safetensors", path)
     if dtype not in (None, "float32", "float16"):
-        raise ValueError(f'dtype should be None, "float32" or "float16", not {dtype!r}.')
+        raise ValueError(f'`dtype` must be None, "float32" or "float16". Received: {dtype!r}.')
     described = describe(model).to_metadata()
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise ValueError(f"metadata should be strings by name; {key!r} is {value!r}.")
+            raise ValueError(f"`metadata` must be strings by name. Received: {key!r}: {value!r}.")
         if key in described:
-            raise ValueError(f"metadata: {key!r} is taken by the model's own description.")
+            raise ValueError(f"`metadata` must not have the model's own {key!r}.")
     tensors = to_checkpoint(model)
     if dtype == "float16":
-        tensors = {name: in_half(name, array) for name, array in tensors.items()}
+        tensors = {name: _in_half(name, array) for name, array in tensors.items()}
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata={**described, **(metadata or {})})
         # safetensors creates files that only their owner can read.
         temporary.chmod(0o644)
 
 
-def in_half(name: str, array: np.ndarray) -> np.ndarray:
-    """Return a weight in float16, or as it is if it is a vector.
-
-    Vectors are about one percent of a file. The maps that re-attention normalizes have
-    variances of 1e-6, below float16's normal numbers, and means and biases near 0.5 that
-    cancel to differences of 1e-3.
-
-    Args:
-        name: Its name in the file, for the error.
-        array: The weight, in float32.
-
-    Raises:
-        ValueError: if a number overflows.
-    """
+def _in_half(name: str, array: np.ndarray) -> np.ndarray:
+    # Vectors are about one percent of a file. The maps that re-attention normalizes have
+    # variances of 1e-6, below float16's normal numbers, and means and biases near 0.5 that
+    # cancel to differences of 1e-3.
     if array.ndim < 2:
         return array
     largest = float(np.finfo("float16").max)
@@ -89,9 +77,7 @@ def save_torch(model, path: str | os.PathLike) -> None:
         ImportError: if PyTorch isn't installed.
         OSError: if the file can't be written.
     """
-    path = Path(path).expanduser()
-    if path.suffix != ".pth":
-        raise ValueError(f"path should end in .pth, not {str(path)!r}.")
+    path = _ending_in(".pth", path)
     try:
         import torch
     except ImportError as error:
@@ -103,13 +89,17 @@ def save_torch(model, path: str | os.PathLike) -> None:
         torch.save(state, temporary)
 
 
+def _ending_in(suffix: str, path: str | os.PathLike) -> Path:
+    path = Path(path).expanduser()
+    if path.suffix != suffix:
+        raise ValueError(f"`path` must end in {suffix}. Received: {str(path)!r}.")
+    return path
+
+
 def has_checkpoint_names(model) -> bool:
     """Return whether every variable of a model has a name in PyTorch checkpoints.
 
     The variables of LoRA and quantization have none, nor do some layers of other families.
-
-    Args:
-        model: A built model of this package.
     """
     names = set()
     for variable in model.weights:

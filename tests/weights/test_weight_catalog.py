@@ -60,7 +60,7 @@ def test_sizes_without_public_checkpoint_say_so(constructor):
         ("imagenet", None, "needs the constructor"),
         ("cifar10", None, "name a checkpoint: "),
         ("cifar10", "CaiT_S24", "has no public checkpoint of it"),
-        (3, None, "not 3"),
+        (3, None, "Received: 3"),
     ],
 )
 def test_wrong_names(weights, constructor, words):
@@ -123,9 +123,9 @@ def test_imagenet_of_the_families(constructor, arguments, expected):
 
 
 def test_the_number_of_class_tokens_must_fit():
-    with pytest.raises(ValueError, match="needs distillation_token=True, got False"):
+    with pytest.raises(ValueError, match=r"needs distillation_token=True\. Received: False"):
         kv.ViT_Ti(weights="deit_tiny_distilled_patch16_224.fb_in1k")
-    with pytest.raises(ValueError, match="needs distillation_token=False, got True"):
+    with pytest.raises(ValueError, match=r"needs distillation_token=False\. Received: True"):
         find("deit_tiny_patch16_224.fb_in1k", "ViT_Ti", distillation_token=True)
     with pytest.raises(ValueError, match="CaiT_S24 with distillation_token=True has no public"):
         find("imagenet", "CaiT_S24", distillation_token=True)
@@ -148,8 +148,7 @@ def test_a_model_that_starts_from_anothers_weights_is_said(monkeypatch, caplog, 
 
 def test_the_authors_files_are_checked_against_the_hash_in_their_names(tmp_path):
     entry = find("deit_tiny_patch16_224.fb_in1k", None)
-    assert entry.url_digest == "a1311bcf"
-    path = tmp_path / entry.url_file
+    path = tmp_path / entry.url.rpartition("/")[2]
     path.write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"weights=.*SHA-256 is .* should be a1311bcf"):
         resolve(path, "ViT_Ti")

@@ -62,7 +62,7 @@ def test_a_catalogue_entry_from_the_cache(cache, tiny):
         resolved = resolve(name, "CaiT_S36", (384, 384))
         assert resolved.path.is_file()
         assert resolved.checkpoint.name == "cait_s36_384.fb_dist_in1k"
-        assert resolved.image_size == 384
+        assert resolved.checkpoint.image_size == 384
     model = tiny()
     model.preprocessing = IMAGENET_INCEPTION
     load_weights(model, "hf://timm/cait_s36_384.fb_dist_in1k")
@@ -134,7 +134,7 @@ def test_another_hash_names_the_file_and_both_hashes(cache, golden_file, told):
     found = sha256(damage(blob))
     with pytest.raises(ValueError, match=f"(?s){found}.*{right}.*Delete {blob} ") as caught:
         hub.download("hf://someone/cait", right if told else None)
-    assert "weights='hf://someone/cait'" in str(caught.value)
+    assert "weights='hf://someone/cait/" in str(caught.value)
     with pytest.raises(ValueError, match=f"{blob} is damaged.*{found}.*{right}"):
         hub.verified(blob, right)
 
@@ -144,13 +144,6 @@ def test_a_truncated_file_in_the_cache_is_named(cache, unused):
     os.truncate(blob, 1000)
     with pytest.raises(ValueError, match=r"models--someone--cait.*damaged"):
         load_weights(unused, "hf://someone/cait")
-
-
-def test_a_link_to_nothing_in_the_cache_is_named(cache):
-    cache("someone/cait").unlink()
-    link = f"models--someone--cait/snapshots/{COMMIT}/model.safetensors"
-    with pytest.raises(OSError, match=f"{re.escape(link)} leads nowhere"):
-        resolve("hf://someone/cait")
 
 
 class Hub:

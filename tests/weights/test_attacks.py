@@ -1,0 +1,285 @@
+"""Malicious files: each is one clear error, runs nothing, and takes little memory."""
+
+import collections
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import zipfile
+import zlib
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from harness import FAMILIES
+from test_mutations import LIMITS_MEMORY, SLACK, attempt
+
+import keras_vitx as kv
+from keras_vitx.weights import check_archive, load_weights
+
+pytestmark = [pytest.mark.backend_free, LIMITS_MEMORY]
+
+# Sizes that a file claims: 128 MiB or more, which would be noticed and do no harm.
+GIANT = 1 << 28
+LARGE = (1 << 27) + 0x12345  # A size that occurs nowhere else in the file.
+CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+
+
+class Harm:
+    """Calls something when it is unpickled."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def harms(folder):
+    """Objects that make a folder when they are unpickled, or a giant bytearray."""
+    made = str(folder / "harmed")
+    nested = Harm(eval, f"__import__('os').mkdir({made!r})")
+    return {
+        "mkdir": Harm(os.mkdir, made),
+        "system": Harm(os.system, f"mkdir {made}"),
+        "eval in an allowed type": Harm(collections.OrderedDict, [("a", nested)]),
+        "bytearray": Harm(bytearray, GIANT),
+    }
+
+
+def write_torch(path, state, how):
+    """Write a malicious PyTorch file."""
+    import torch
+
+    kind, _, what = how.partition(" ")
+    harm = harms(path.parent).get(what)
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(harm or {"weight": [1.0]}))
+    elif harm:
+        content = {"model": state, "extra": harm}
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+    elif what == "itself":
+        state["model"] = state
+        torch.save(state, path)
+    elif what == "expanded":
+        torch.save({**state, "pos_embed": torch.zeros(1, 1, 24).expand(1, 1 << 24, 24)}, path)
+    elif what == "compressed":
+        torch.save(state, path)
+        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as plain:
+            members = {name: plain.read(name) for name in plain.namelist()}
+        packed(path, members)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=False)
+        # The number of elements of the patch embedding, in the persistent id.
+        old, new = (pickle.dumps(n, 2)[2:-1] for n in (24 * 3 * 8 * 8, GIANT))
+        assert old in path.read_bytes()
+        path.write_bytes(path.read_bytes().replace(old, new))
+
+
+def write_safetensors(path, state, how):
+    """Write a safetensors file with a giant header or a giant array."""
+    if how == "header":
+        path.write_bytes(GIANT.to_bytes(8, "little") + b"{}")
+    else:
+        text = json.dumps({"a": {"dtype": "F32", "shape": [GIANT], "data_offsets": [0, 4 * GIANT]}})
+        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + bytes(16))
+
+
+def write_h5(path, state, how):
+    """Write a Keras weights file that leads elsewhere, or claims an array of any size."""
+    with h5py.File(path.parent / "secret.h5", "w") as file:
+        file["0"] = np.zeros((24, 10), "float32")
+    (path.parent / "secret.bin").write_bytes(bytes(960))
+    virtual = h5py.VirtualLayout((24, 10), "float32")
+    virtual[:] = h5py.VirtualSource(path.parent / "secret.h5", "0", (24, 10))
+    with h5py.File(path, "w") as file:
+        group = file.create_group("layers/dense/vars")
+        group.attrs["name"] = "head"
+        shape = (24, 10), "float32"
+        match how:
+            case "soft link":
+                group["0"] = h5py.SoftLink("/layers")
+            case "external link":
+                group["0"] = h5py.ExternalLink("secret.h5", "0")
+            case "circle":
+                file["layers/dense/again"] = file["layers"]
+            case "external data":
+                data = [(str(path.parent / "secret.bin"), 0, 960)]
+                group.create_dataset("0", *shape, external=data)
+            case "virtual data":
+                group.create_virtual_dataset("0", virtual)
+            case "no data":
+                group.create_dataset("0", *shape, fillvalue=1.0)
+            case "chunks":
+                group.create_dataset("0", (1 << 24, 24), "float32", chunks=True)
+            case "compressed":
+                group.create_dataset("0", data=np.ones((24, 10), "float32"), compression="gzip")
+
+
+def packed(path, members, compression=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+def h5_of(place, **storage):
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        file.create_dataset(place, **storage)
+    return content.getvalue()
+
+
+SOUND = {
+    CONFIG: b'{"class_name": "Functional", "config": {}}',
+    WEIGHTS: h5_of("layers/dense/vars/0", data=np.ones((2, 2), "float32")),
+}
+# An array that is not allocated, and is 128 MiB of zeros.
+CHUNKED = {"shape": (LARGE // 4,), "dtype": "float32", "chunks": (1 << 20,), "compression": "gzip"}
+BOMBS = {
+    "config": {CONFIG: b"[" + b" " * LARGE},
+    "weights": {WEIGHTS: bytes(LARGE)},
+    "asset": {"assets/words.txt": bytes(LARGE)},
+    "understated weights": {WEIGHTS: bytes(LARGE)},
+    "array": {WEIGHTS: h5_of("layers/a/vars/0", **CHUNKED)},
+    "array of the optimizer": {WEIGHTS: h5_of("optimizer/vars/0", **CHUNKED)},
+    "unusual compression": {"x": bytes(1 << 20)},
+}
+
+
+def write_keras(path, state, how):
+    """Write a small `.keras` file with a member or an array that expands to 128 MiB."""
+    compression = zipfile.ZIP_LZMA if how.startswith("unusual") else zipfile.ZIP_DEFLATED
+    packed(path, {**SOUND, **BOMBS[how]}, compression)
+    if how.startswith("understated"):
+        # 100 bytes are declared, with the checksum of these.
+        content = path.read_bytes()
+        with zipfile.ZipFile(path) as file:
+            crc = file.getinfo(WEIGHTS).CRC
+        for old, new in ((LARGE, 100), (crc, zlib.crc32(bytes(100)))):
+            assert content.count(old.to_bytes(4, "little")) == 2
+            content = content.replace(old.to_bytes(4, "little"), new.to_bytes(4, "little"))
+        path.write_bytes(content)
+
+
+CODE = "refused.*code"
+ATTACKS = [
+    *(
+        (".pth", f"{kind} {harm}", CODE)
+        for kind in ("zip", "old", "pickle")
+        for harm in ("mkdir", "system", "eval in an allowed type")
+    ),
+    (".pth", "pickle", "neither of PyTorch's formats"),
+    (".pth", "zip bytearray", "bytearray"),
+    (".pth", "zip itself", "no plain checkpoint"),
+    (".pth", "zip expanded", "claims"),
+    (".pth", "zip compressed", "is compressed"),
+    (".pth", "old claims", ""),
+    (".safetensors", "header", ""),
+    (".safetensors", "shape", ""),
+    *((".weights.h5", f"{how} link", "holds a link") for how in ("soft", "external")),
+    (".weights.h5", "circle", ""),
+    *((".weights.h5", f"{how} data", "refused") for how in ("external", "virtual", "no")),
+    *((".weights.h5", how, "refused") for how in ("chunks", "compressed")),
+    *((".keras", how, "") for how in BOMBS),
+]
+WRITERS = {
+    ".pth": write_torch,
+    ".safetensors": write_safetensors,
+    ".weights.h5": write_h5,
+    ".keras": write_keras,
+}
+
+
+@pytest.mark.parametrize(("suffix", "how", "words"), ATTACKS)
+def test_a_malicious_file_is_one_error(unused, golden_tensors, tmp_path, suffix, how, words):
+    if suffix == ".pth":
+        torch = pytest.importorskip("torch")
+        golden_tensors = {name: torch.tensor(array) for name, array in golden_tensors.items()}
+    path = tmp_path / f"file{suffix}"
+    WRITERS[suffix](path, golden_tensors, how)
+    assert path.stat().st_size < 1 << 20
+    before = set(tmp_path.iterdir())
+    loads = [lambda: load_weights(unused, path)]
+    if suffix == ".keras":
+        loads += [lambda: check_archive(path), lambda: kv.load(path)]
+    for load in loads:
+        error, taken = attempt(load)
+        assert type(error) is ValueError and path.name in str(error)
+        assert re.search(words, str(error)) and "\n" not in str(error)
+        assert taken < 2 * path.stat().st_size + SLACK
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_sound_archive_passes(tmp_path, compression):
+    path = packed(tmp_path / "m.keras", {**SOUND, "metadata.json": "{}"}, compression)
+    assert check_archive(path) == json.loads(SOUND[CONFIG])
+    with pytest.raises(FileNotFoundError):
+        check_archive(tmp_path / "absent.keras")
+
+
+@pytest.mark.parametrize("member", [CONFIG, WEIGHTS])
+def test_a_missing_member_is_named(tmp_path, member):
+    path = packed(tmp_path / "m.keras", {k: v for k, v in SOUND.items() if k != member})
+    with pytest.raises(ValueError, match=rf"m\.keras: The file holds no {member}"):
+        check_archive(path)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Registered(keras.layers.Layer):
+    """A layer that the user has registered, but not named in `custom_objects`."""
+
+
+def entry(module, name, config=None, **more):
+    return {"module": module, "class_name": name, "config": config or {}, **more}
+
+
+HOSTILE = [
+    (entry("keras.layers", "Lambda", {"function": "x"}, registered_name=None), "Lambda"),
+    (entry("keras.layers", "TFSMLayer", {"filepath": "x"}, registered_name=None), "TFSMLayer"),
+    (entry("keras.layers", "TorchModuleWrapper", {}), "TorchModuleWrapper"),
+    (entry("keras.layers", "StringLookup", {"vocabulary": "/etc/passwd"}), "StringLookup"),
+    (entry("keras.layers", "__class__"), "__class__"),
+    (entry("keras.initializers", "__class__"), "__class__"),
+    (entry("keras", "Sequential", {"layers": []}), "Sequential"),
+    (entry("keras.models", "load_model", {}), "load_model"),
+    (entry("keras.saving", "load_model", {}), "load_model"),
+    (entry("keras.saving", "function", "load_model"), "load_model"),
+    (entry("builtins", "function", "eval"), "eval"),
+    (entry("os", "system", {"command": "true"}), "system"),
+    (entry(None, "__lambda__", {"value": "x"}), "__lambda__"),
+    (entry("keras_vitx.layers", "Attention", registered_name="os>system"), "os>system"),
+    (entry(None, "Registered", registered_name="tests>Registered"), "tests>Registered"),
+    (entry("tests", "function", "tests>Registered"), "tests>Registered"),
+    ("tests>Registered", "tests>Registered"),
+    (entry(["os"], ["system"]), "system"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model"
+    kv.save(FAMILIES["CaiT"](), path)
+    return path
+
+
+@pytest.mark.parametrize(("intruder", "name"), HOSTILE)
+@pytest.mark.parametrize("place", ["layer", "argument", "model"])
+def test_a_config_with_other_objects_is_refused(folder, tmp_path, intruder, name, place):
+    folder = shutil.copytree(folder, tmp_path / "model")
+    content = json.loads((folder / CONFIG).read_text())
+    layers = content["model"]["config"]["layers"]
+    if place == "layer":
+        layers.append(intruder)
+    elif place == "argument":
+        layers[1]["config"]["name"] = [{"deep": intruder}]
+    else:
+        content["model"] = intruder
+    (folder / CONFIG).write_text(json.dumps(content))
+    words = rf"config\.json can't be used.*{re.escape(name)}.*neither of keras_vitx nor"
+    with pytest.raises(ValueError, match=words):
+        kv.load(folder)

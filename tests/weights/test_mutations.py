@@ -1,0 +1,381 @@
+"""Damaged files of every kind: one clear error each, or a sound result.
+
+They are read in a process of their own, which monitors itself: what it opens and starts, how
+much memory it takes, and how long. `python tests/weights/test_mutations.py FOLDER COUNT` tries
+COUNT mutations of each kind.
+"""
+
+import codecs
+import ctypes
+import importlib.util
+import io
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import warnings
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_vitx as kv
+from keras_vitx.training.run import read_run
+from keras_vitx.weights import load_weights, save_safetensors, save_torch, to_checkpoint
+
+MUTATIONS = 100
+
+# Time limit per file in seconds, a hundred times what any takes.
+PATIENCE = 20
+
+# Memory allowed for a load besides twice the file size: Python's allocations (it requests
+# a MiB at a time), error messages, and buffers of a MiB for unzipping.
+SLACK = 8 << 20
+
+LIMITS_MEMORY = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux tells it"
+)
+pytestmark = [pytest.mark.backend_free, LIMITS_MEMORY]
+
+
+def mutated(content: bytes, draw: random.Random) -> bytes:
+    """Damage a file's content in one of eight ways."""
+    content = bytearray(content)
+
+    def place(length=1):
+        # Headers and indexes are at the ends, and short.
+        last = max(len(content) - length, 0)
+        near = min(last, 3000)
+        return draw.choice(
+            (draw.randint(0, last), draw.randint(0, near), draw.randint(last - near, last))
+        )
+
+    way, length = draw.randrange(8), draw.choice((1, 2, 4, 8, 50, 1000))
+    start = place(length)
+    if way == 0:
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            content[place()] ^= 1 << draw.randrange(8)
+    elif way == 1:
+        del content[place() :]
+    elif way == 2:
+        del content[start : start + length]
+    elif way == 3:
+        content[start:start] = draw.randbytes(length)
+    elif way == 4:
+        content[start : start + length] = draw.randbytes(length)
+    elif way == 5:
+        other = place(length)
+        one, two = content[start : start + length], content[other : other + length]
+        content[start : start + length], content[other : other + length] = two, one
+    elif way == 6:
+        content[start : start + length] = bytes(length)
+    else:
+        number = draw.choice((2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1))
+        start -= start % draw.choice((1, 4, 8))
+        content[start : start + 8] = struct.pack("<Q", number)
+    return bytes(content)
+
+
+def resealed(content: bytes, draw: random.Random) -> bytes:
+    """Damage one member of an archive and write correct checksums."""
+    result = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(result, "w") as new:
+        names = old.namelist()
+        # The members that are more than arrays of numbers.
+        chosen = draw.choice([n for n in names if n.endswith((".pkl", ".json", ".h5"))])
+        for name in names:
+            data = old.read(name)
+            new.writestr(name, mutated(data, draw) if name == chosen else data)
+    return result.getvalue()
+
+
+HARMFUL = (
+    *("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.startfile"),
+    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod"),
+    *("subprocess.Popen", "socket", "exec", "compile", "pickle.find_class", "ctypes.dlopen"),
+    *("shutil", "tempfile", "webbrowser", "urllib", "http", "ftplib", "import"),
+)
+
+
+class Watch:
+    """Records actions of this process that reading a file should never cause."""
+
+    def __init__(self):
+        self.seen, self.on = [], False
+        sys.addaudithook(self.note)
+
+    def note(self, event, arguments):
+        if not self.on:
+            return
+        if event == "open":
+            _, mode, flags = arguments
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or set(mode or "") & set("wax+")
+            if writes:
+                self.seen.append(f"{event}{arguments}"[:200])
+        elif event.startswith(HARMFUL):
+            self.seen.append(f"{event}{arguments}"[:200])
+
+
+def memory(name: str) -> int:
+    """Bytes of memory of this process: VmRSS now, VmHWM the peak since it was reset."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
+
+
+def attempt(load, watch: Watch | None = None) -> tuple[BaseException | None, int]:
+    """Call a function; return the error and the memory that it took."""
+    error = None
+    signal.alarm(PATIENCE)
+    # Freed memory that is kept for later would hide new allocations.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    held = memory("VmRSS")
+    if watch:
+        watch.on = True
+    try:
+        load()
+    except BaseException as caught:
+        error = caught
+    finally:
+        if watch:
+            watch.on = False
+    signal.alarm(0)
+    return error, memory("VmHWM") - held
+
+
+def write_weights(kind: str, model, folder: Path) -> Path:
+    """Write the weights of a model as a sound file."""
+    path = folder / f"file{kind}"
+    if kind == ".safetensors":
+        save_safetensors(model, path)
+    elif kind == ".pth":
+        save_torch(model, path)
+    elif kind == ".old.pth":
+        import torch
+
+        state = {name: torch.tensor(np.array(a)) for name, a in to_checkpoint(model).items()}
+        torch.save({"model": state, "epoch": 3}, path, _use_new_zipfile_serialization=False)
+    else:
+        (model.save if kind == ".keras" else model.save_weights)(path)
+    return path
+
+
+def write_npz(folder):
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype="uint8")
+    path = folder / "file.npz"
+    np.savez(path, x_train=images, y_train=np.arange(12) % 2, class_names=["cat", "dog"])
+    return path
+
+
+def write_records(folder):
+    import tensorflow as tf
+
+    path = folder / "file.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for label in range(8):
+            image = io.BytesIO()
+            Image.fromarray(np.full((8, 8, 3), 20 * label, "uint8")).save(image, "PNG")
+            lists = {
+                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.getvalue()])),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label % 2])),
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=lists))
+            writer.write(example.SerializeToString())
+    return path
+
+
+def read_source(path):
+    source = kv.data.load_dataset(str(path))
+    for index in range(source.train.size):
+        try:
+            source.train.images[index]
+        except OSError as error:  # As training and evaluation take it: the image is left out.
+            assert str(path) in str(error)
+
+
+def write_folder(folder):
+    model = kv.CaiT(8, 1, 2, patch_size=8, class_depth=1, input_shape=(16, 16, 3), classes=2)
+    kv.save(model, folder / "model")
+    return folder / "model" / "config.json"
+
+
+def write_recipe(folder):
+    path = folder / "run.json"
+    path.write_text(json.dumps({"recipe": kv.training.Recipe("short").to_dict()}))
+    return path
+
+
+def write_image(folder):
+    path = folder / "image.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype="uint8")
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+WEIGHTS = (".safetensors", ".pth", ".old.pth", ".weights.h5", ".keras")
+OTHERS = {
+    "npz": (write_npz, read_source),
+    "records": (write_records, read_source),
+    "folder": (write_folder, lambda path: kv.load(path.parent)),
+    "recipe": (write_recipe, kv.training.Recipe.read),
+    "run": (write_recipe, lambda path: read_run(path.parent)),
+    "image": (write_image, kv.data.decode_image),
+}
+
+
+def mutations(kind: str, path: Path, count: int):
+    """Write `count` damaged versions of a file; yield their numbers and whether resealed."""
+    content = path.read_bytes()
+    for number in range(count):
+        # Whoever kills this process can tell which file it was.
+        print(f"{kind} {number}", file=sys.stderr, flush=True)
+        seal = kind in (".pth", ".keras") and number % 2 == 0
+        change = resealed if seal else mutated
+        path.write_bytes(change(content, random.Random(f"{kind}{number}")))
+        yield number, seal
+
+
+def judge(error: BaseException | None, folder: Path) -> list[str]:
+    """Return what is wrong with an error."""
+    if error is None:
+        return []
+    if type(error) not in (ValueError, OSError):
+        return [f"raises {error!r:.300}"]
+    # An error about weights lists all that doesn't fit.
+    is_clear = str(folder) in str(error) and len(str(error)) < 20_000
+    return [] if is_clear else [f"says {error!s:.300}"]
+
+
+def fuzz(kind: str, folder: Path, count: int) -> dict:
+    """Read mutations of a file of data, a run or a folder; return the outcomes."""
+    write, read = OTHERS[kind]
+    path = write(folder)
+    read(path)
+    result = {"read": 0, "refused": 0, "wrong": []}
+    for number, _ in mutations(kind, path, count):
+        error, _ = attempt(partial(read, path))
+        result["read" if error is None else "refused"] += 1
+        result["wrong"] += [f"{number}: {what}" for what in judge(error, folder)]
+    return result
+
+
+def fuzz_weights(kind: str, source, model, folder: Path, count: int, watch: Watch) -> dict:
+    """Load mutations of a file of the model `source` into `model`; return the outcomes."""
+    right, before = weights_of(source), weights_of(model)
+    path = write_weights(kind, source, folder)
+    load = partial(load_weights, model, path)
+    # The valid file triggers lazy imports.
+    error, _ = attempt(load)
+    if error is not None or not same(weights_of(model), right) or same(right, before):
+        raise AssertionError(f"the sound {kind} file isn't loaded: {error!r}")
+    result = {"read": 0, "refused": 0, "wrong": []}
+
+    def start_anew():
+        for variable in model.weights:
+            variable.assign(before[variable.path])
+
+    start_anew()
+    for number, seal in mutations(kind, path, count):
+        allowed = 2 * path.stat().st_size + SLACK
+        error, taken = attempt(load, watch)
+        wrong = judge(error, folder) + [f"does {what}" for what in watch.seen]
+        watch.seen.clear()
+        found = weights_of(model)
+        result["read" if error is None else "refused"] += 1
+        if error is not None and not same(found, before):
+            wrong.append("the model is changed")
+        # Without a checksum, a flipped bit in a number gives a valid number.
+        checked = not seal and kind in (".pth", ".keras")
+        if error is None and checked and not same(found, right):
+            wrong.append("other weights were loaded")
+        start_anew()
+        if taken > allowed:
+            # The first error in a library loads its error tables.
+            _, taken = attempt(load)
+            start_anew()
+        if taken > allowed:
+            wrong.append(f"takes {taken} bytes, {allowed} allowed")
+        result["wrong"] += [f"{number}: {what}" for what in wrong]
+    return result
+
+
+def weights_of(model) -> dict:
+    return {v.path: np.array(keras.ops.convert_to_numpy(v.value)) for v in model.weights}
+
+
+def same(one: dict, other: dict) -> bool:
+    return all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def main(folder: Path, count: int) -> None:
+    """Print one line per kind of file: its name, and the outcomes of its mutations."""
+    from conftest import make_tiny
+
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    # With which the names in archives are decoded.
+    codecs.lookup("cp437")
+    large = make_tiny(dim=512, depth=2, class_depth=1)
+    small = {"dim": 8, "depth": 1, "class_depth": 1, "num_heads": 2, "input_shape": (16, 16, 3)}
+    source, model = make_tiny(**small), make_tiny(**small)
+    watch = Watch()
+    for kind in WEIGHTS:
+        path = write_weights(kind, large, folder)
+        error, taken = attempt(partial(load_weights, large, path))
+        sound = {"error": error and repr(error), "memory": taken, "size": path.stat().st_size}
+        result = fuzz_weights(kind, source, model, folder, count, watch)
+        print(json.dumps([kind, {**result, "sound": sound}]), flush=True)
+    for kind in OTHERS:
+        if kind != "records" or importlib.util.find_spec("tensorflow"):
+            print(json.dumps([kind, fuzz(kind, folder, count)]), flush=True)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """The outcomes of the mutations of each kind of file, all from one process."""
+    pytest.importorskip("torch")
+    here = Path(__file__).resolve()
+    finished = subprocess.run(
+        [sys.executable, here, tmp_path_factory.mktemp("fuzz"), str(MUTATIONS)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(here.parents[2]), *sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    last = finished.stderr[-2000:]
+    return dict(json.loads(line) for line in finished.stdout.splitlines()), last
+
+
+@pytest.mark.parametrize("kind", [*WEIGHTS, *OTHERS])
+def test_a_damaged_file_is_read_or_is_one_clear_error(outcome, kind):
+    results, last = outcome
+    if kind == "records" and not importlib.util.find_spec("tensorflow"):
+        pytest.skip("needs TensorFlow")
+    assert kind in results, f"the process ended at {last}"
+    result = results[kind]
+    assert result["wrong"] == []
+    assert result["read"] + result["refused"] == MUTATIONS
+    assert result["refused"] > MUTATIONS / 10, "the mutations are too tame"
+    assert result["read"] or kind not in WEIGHTS, "the mutations are too wild"
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_sound_weights_are_read_one_array_at_a_time(outcome, kind):
+    sound = outcome[0][kind]["sound"]
+    assert sound["error"] is None
+    # The file's pages and a few copies of an array at a time; under JAX, new variables
+    # beside the old ones, too.
+    assert sound["size"] > 4 * SLACK and sound["memory"] <= 3 * sound["size"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
