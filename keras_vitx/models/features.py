@@ -8,10 +8,9 @@ import keras
 
 from keras_vitx.layers import Block, ClassBlock, PatchMap
 from keras_vitx.layers.base import register, serialize
-from keras_vitx.models.chain import Chain, ImageModel
-from keras_vitx.models.checks import is_count, patch_grid, scale_factor
+from keras_vitx.models.chain import Chain, ImageModel, grid_after
+from keras_vitx.models.checks import are_counts, patch_grid, scale_factor
 from keras_vitx.models.cut import as_chain
-from keras_vitx.models.grids import grid_after
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
@@ -62,23 +61,26 @@ def features(
             size, the norm does not fit the width of a block (PiT), or a scale is no power of
             two.
     """
-    chain = model if isinstance(model, Chain) else as_chain(model)
+    chain = as_chain(model)
     if not isinstance(chain, Chain):
         raise ValueError(
             "`model` must be a model of keras_vitx, or a line of layers cut from one. "
             f"Received: {type(model).__name__} {model.name!r}, which branches."
         )
-    if size is not None and _checked_size(chain, size) != chain.input_shape[1:3]:
-        chain = chain.at_size(tuple(size))
-    blocks = -1 if blocks is None else blocks
-    is_one = isinstance(blocks, (str, Integral))
-    names = _block_names(chain, [blocks] if is_one else blocks)
+    if size is not None:
+        if not are_counts(size, 2):
+            raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
+        size, stem = tuple(map(int, size)), chain.steps[0]
+        patch_grid(size, getattr(stem, "patch_size", 1), getattr(stem, "stride", None), "size")
+        if size != chain.input_shape[1:3]:
+            chain = chain.at_size(size)
+    is_one = blocks is None or isinstance(blocks, (str, Integral))
+    names = _block_names(chain, [-1 if blocks is None else blocks] if is_one else blocks)
     if scales is not None and len(names) == 1:
         names = names * len(scales)
     steps = [step.name for step in chain.steps]
-    last = max(map(steps.index, names))
     made = Features(
-        chain.steps[: last + 1],
+        chain.steps[: 1 + max(map(steps.index, names))],
         names,
         chain.input_shape[1:],
         norm=_last_norm(chain, names) if norm else None,
@@ -138,20 +140,20 @@ class Features(ImageModel):
                 f"`scales` must have one factor per map, {len(blocks)}. Received: {scales}."
             )
         images = keras.Input(tuple(input_shape), name="images")
-        tokens, grids, x, grid = {}, {}, images, None
+        dtype, tokens, grids, x, grid = layers[0].dtype_policy, {}, {}, images, None
         for layer in layers:
             x = layer(x)
             grid = grid_after(layer, grid)
             tokens[layer.name], grids[layer.name] = keras.tree.flatten(x)[0], grid
-        lines = [
-            [
+        lines, maps = [], []
+        for index, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
+            line = [
                 *([norm] if norm is not None else []),
-                PatchMap(grids[block], dtype=layers[0].dtype_policy, name=f"map_{index}"),
-                *_rescaling(scale, grids[block], layers[0].dtype_policy, f"map_{index}"),
+                PatchMap(grids[block], dtype=dtype, name=f"map_{index}"),
+                *_rescaling(scale, grids[block], dtype, f"map_{index}"),
             ]
-            for index, (block, scale) in enumerate(zip(blocks, scales, strict=True))
-        ]
-        maps = [_through(line, tokens[block]) for line, block in zip(lines, blocks, strict=True)]
+            lines.append(tuple(layer.name for layer in line))
+            maps.append(_through(line, tokens[block]))
         super().__init__(images, maps if as_list else maps[0], name=name, **kwargs)
         self.autocast = False
         self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
@@ -159,7 +161,7 @@ class Features(ImageModel):
         self.preprocessing = preprocessing
         # By name, because the layers are those of the functional model already.
         self._steps = tuple(layer.name for layer in layers)
-        self._lines = tuple(tuple(layer.name for layer in line) for line in lines)
+        self._lines = tuple(lines)
         self._norm = None if norm is None else norm.name
 
     @property
@@ -262,14 +264,3 @@ def _last_norm(chain, names):
                 "`norm=False`."
             )
     return norms[-1]
-
-
-def _checked_size(chain, size):
-    """Return `size` if its sides are multiples of the patch size."""
-    if not isinstance(size, (tuple, list)) or len(size) != 2 or not all(map(is_count, size)):
-        raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
-    embedding = chain.steps[0]
-    patch_grid(
-        size, getattr(embedding, "patch_size", 1), getattr(embedding, "stride", None), "size"
-    )
-    return tuple(map(int, size))

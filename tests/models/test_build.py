@@ -12,7 +12,7 @@ import keras_vitx as kv
 from keras_vitx.cli.list import _columns
 from keras_vitx.layers import MLP, Attention, PatchEmbedding, SharedAttention, TalkingHeadsAttention
 from keras_vitx.models import build
-from keras_vitx.models.network import Network, Similarity, connect_maps
+from keras_vitx.models.network import Network
 from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights import names, to_checkpoint
