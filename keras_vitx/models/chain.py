@@ -38,13 +38,29 @@ class Tokens(NamedTuple):
 class ImageModel(keras.Model):
     """A functional model of images that is made again from the arguments in its config.
 
-    Attributes:
-        scan: Whether training runs identical blocks as one loop where that is faster.
-        remat: Whether training keeps only the input of each layer and recomputes the rest.
+    The arguments after `outputs` are those of `Chain`. A subclass has `steps`, its list of layers.
     """
 
-    scan = True
-    remat = False
+    def __init__(
+        self,
+        inputs: Any,
+        outputs: Any,
+        family: str | None = None,
+        preprocessing: Preprocessing | dict[str, Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        scan: bool = True,
+        remat: bool = False,
+        **kwargs,
+    ):
+        super().__init__(inputs=inputs, outputs=outputs, **kwargs)
+        # Each layer casts its own inputs and variables; the loop over depth needs the
+        # variables in their storage dtype.
+        self.autocast = False
+        self.family = family
+        self.preprocessing = preprocessing
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.scan = scan
+        self.remat = remat
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -66,6 +82,20 @@ class ImageModel(keras.Model):
             # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)
         return x
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config from which `from_config` makes an equal model with new weights."""
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "layers": serialize(self.steps),
+            "input_shape": self.input_shape[1:],
+            "family": self.family,
+            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
+            "class_names": self.class_names and list(self.class_names),
+            "scan": self.scan,
+            "remat": self.remat,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None):
@@ -108,8 +138,8 @@ class Chain(TrainsHeads, ImageModel):
             rest in the backward pass, which saves memory at the cost of one more forward
             pass.
         input_tensor: A `keras.Input` to use instead of a new one.
-        name: Name of the model.
         dtype: Dtype policy of the model; the layers have their own.
+        **kwargs: As in `keras.Model`, such as `name`.
     """
 
     def __init__(
@@ -122,7 +152,6 @@ class Chain(TrainsHeads, ImageModel):
         scan: bool = True,
         remat: bool = False,
         input_tensor: Any = None,
-        name: str | None = None,
         dtype: Any = None,
         **kwargs,
     ):
@@ -130,17 +159,9 @@ class Chain(TrainsHeads, ImageModel):
         x = images
         for layer in layers:
             x = layer(x)
-        super().__init__(inputs=images, outputs=x, name=name, **kwargs)
+        super().__init__(images, x, family, preprocessing, class_names, scan, remat, **kwargs)
         if dtype is not None:
             self.dtype_policy = dtype
-        # Each layer casts its own inputs and variables; the loop over depth needs the
-        # variables in their storage dtype.
-        self.autocast = False
-        self.family = family
-        self.preprocessing = preprocessing
-        self.class_names = None if class_names is None else tuple(class_names)
-        self.scan = scan
-        self.remat = remat
 
     @property
     def steps(self) -> list[keras.layers.Layer]:
@@ -228,18 +249,7 @@ class Chain(TrainsHeads, ImageModel):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
-        return {
-            "name": self.name,
-            "trainable": self.trainable,
-            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            "layers": serialize(self.steps),
-            "input_shape": self.input_shape[1:],
-            "family": self.family,
-            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
-            "class_names": self.class_names and list(self.class_names),
-            "scan": self.scan,
-            "remat": self.remat,
-        }
+        return {**super().get_config(), "dtype": keras.dtype_policies.serialize(self.dtype_policy)}
 
 
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:

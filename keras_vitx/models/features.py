@@ -11,7 +11,6 @@ from keras_vitx.layers.base import register, serialize
 from keras_vitx.models.chain import Chain, ImageModel, grid_after
 from keras_vitx.models.checks import are_counts, patch_grid, scale_factor
 from keras_vitx.models.cut import as_chain
-from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
 
@@ -112,11 +111,7 @@ class Features(ImageModel):
         norm: A norm of the tokens before they become a map, or None.
         scales: Factor of the sides of each map; None is 1.
         as_list: Whether the output is a list if there is one map.
-        family: Name of the family that listed the layers.
-        preprocessing: Preprocessing of the images.
-        scan: As in `Chain`.
-        remat: As in `Chain`.
-        name: Name of the model.
+        **kwargs: As in `Chain`, such as `preprocessing`, `scan`, `remat` and `name`.
     """
 
     def __init__(
@@ -127,11 +122,6 @@ class Features(ImageModel):
         norm: keras.layers.Layer | None = None,
         scales: Sequence[float] | None = None,
         as_list: bool = True,
-        family: str | None = None,
-        preprocessing: Preprocessing | dict[str, Any] | None = None,
-        scan: bool = True,
-        remat: bool = False,
-        name: str | None = None,
         **kwargs,
     ):
         scales = (1,) * len(blocks) if scales is None else tuple(scales)
@@ -154,11 +144,8 @@ class Features(ImageModel):
             ]
             lines.append(tuple(layer.name for layer in line))
             maps.append(_through(line, tokens[block]))
-        super().__init__(images, maps if as_list else maps[0], name=name, **kwargs)
-        self.autocast = False
+        super().__init__(images, maps if as_list else maps[0], **kwargs)
         self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
-        self.family, self.scan, self.remat = family, scan, remat
-        self.preprocessing = preprocessing
         # By name, because the layers are those of the functional model already.
         self._steps = tuple(layer.name for layer in layers)
         self._lines = tuple(lines)
@@ -191,18 +178,11 @@ class Features(ImageModel):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         return {
-            "name": self.name,
-            "trainable": self.trainable,
-            "layers": serialize(self.steps),
+            **super().get_config(),
             "blocks": list(self.blocks),
-            "input_shape": self.input_shape[1:],
             "norm": self._norm and serialize(self.get_layer(self._norm)),
             "scales": list(self.scales),
             "as_list": self.as_list,
-            "family": self.family,
-            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
-            "scan": self.scan,
-            "remat": self.remat,
         }
 
 

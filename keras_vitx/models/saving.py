@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import numbers
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -40,24 +41,13 @@ from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
 from keras_vitx.weights.load import warn_not_finite
 from keras_vitx.weights.reading import open_checked_h5, open_weights
 
-# What a config may name in Keras, by module. Of layers, the kinds that only compute: others can run
-# code from their config, or open files named in it.
-_KINDS = {
-    "activations", "attention", "convolutional", "merging", "normalization", "pooling",
-    "regularization", "reshaping",
-}  # fmt: skip
-_ALLOWED = {
-    "keras": {"DTypePolicy", "FloatDTypePolicy"},
-    "keras.activations": {name for name, one in vars(keras.activations).items() if callable(one)},
-    "keras.layers": {"Dense", "EinsumDense", "Embedding", "Identity"},
-}
-for _name, _one in vars(keras.layers).items():
-    # Such as keras.src.layers.pooling.max_pooling2d.
-    if _KINDS.intersection(getattr(_one, "__module__", "").split(".")[3:4]):
-        _ALLOWED["keras.layers"].add(_name)
-for _name in ("constraints", "dtype_policies", "initializers", "quantizers", "regularizers"):
-    _classes = vars(getattr(keras, _name)).items()
-    _ALLOWED[f"keras.{_name}"] = {name for name, one in _classes if isinstance(one, type)}
+# What a config may name in Keras, by where it is defined. Of layers, the kinds that only compute:
+# others can run code from their config, or open files named in it.
+_PLAIN = re.compile(
+    r"keras\.src\.(?:activations\.activations|constraints|dtype_policies|initializers|quantizers"
+    r"|regularizers|layers\.(?:activations|attention|convolutional|merging|normalization|pooling"
+    r"|regularization|reshaping|core\.(?:dense|einsum_dense|embedding|identity)))\b"
+)
 
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
@@ -382,7 +372,17 @@ def _resolve(entry: dict) -> tuple[Any, Any, bool]:
     known = keras.saving.get_registered_object(registered)
     if known is not None:
         return name, registered, _is_ours(known)
-    return name, registered, isinstance(module, str) and name in _ALLOWED.get(module, ())
+    return name, registered, isinstance(module, str) and _is_plain(module, name)
+
+
+def _is_plain(module: str, name: str) -> bool:
+    """Return whether Keras's public `module` has a `name` that only computes."""
+    package, _, part = module.partition(".")
+    if package != "keras" or "." in part:
+        return False
+    known = getattr(getattr(keras, part, None) if part else keras, name, None)
+    is_kind = isinstance(known, type) or part == "activations"
+    return is_kind and _PLAIN.match(known.__module__) is not None
 
 
 def _is_ours(known: Any) -> bool:
