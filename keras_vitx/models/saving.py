@@ -381,8 +381,8 @@ def _is_plain(module: str, name: str) -> bool:
     if package != "keras" or "." in part:
         return False
     known = getattr(getattr(keras, part, None) if part else keras, name, None)
-    is_kind = isinstance(known, type) or part == "activations"
-    return is_kind and _PLAIN.match(known.__module__) is not None
+    is_kind = isinstance(known, type) or (part == "activations" and callable(known))
+    return is_kind and _PLAIN.match(getattr(known, "__module__", "")) is not None
 
 
 def _is_ours(known: Any) -> bool:
