@@ -234,7 +234,8 @@ def _model(family: Constructor, size: Constructor | None, arguments: dict[str, A
     checkpoints.load(model, checkpoint, identities)
     if tensor is None or is_input:
         return model
-    return keras.Model(sources, model(tensor), name=model.name)
+    inputs = sources[0] if len(sources) == 1 else sources
+    return keras.Model(inputs, model(tensor), name=model.name)
 
 
 def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | None:

@@ -215,19 +215,16 @@ def _block_names(chain, blocks):
         raise ValueError(
             f"`blocks` must be indices or names of blocks, at least one. Received: {blocks!r}."
         )
-    names = []
+    by_key = dict(zip(known, known, strict=True))
+    by_key |= dict(enumerate(known)) | dict(enumerate(known, -len(known)))
     for block in blocks:
-        is_index = isinstance(block, Integral) and not isinstance(block, bool)
-        if is_index and -len(known) <= block < len(known):
-            names.append(known[block])
-        elif isinstance(block, str) and block in known:
-            names.append(block)
-        else:
+        is_key = isinstance(block, (str, Integral)) and not isinstance(block, bool)
+        if not is_key or block not in by_key:
             hint = nearest(block, known) if isinstance(block, str) else f"It has {len(known)}."
             raise ValueError(
                 f"`blocks`: the model {chain.name!r} has no block {block!r} of patches. {hint}"
             )
-    return names
+    return [by_key[block] for block in blocks]
 
 
 def _last_norm(chain, names):

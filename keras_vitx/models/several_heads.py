@@ -1,15 +1,9 @@
-"""Training on several outputs or several labels, and MixToken.
+"""The training step of a `Chain`: several heads, several labels, and MixToken.
 
-A model whose head has several classifiers (`DistilledHead`, `DenseHead`) returns one prediction.
-In the steps of `fit`, it returns the outputs of all classifiers by name, and each is compared
-with its labels. The prediction of one classifier may be compared with several labels, too.
-
-MixToken (Jiang et al., 2021) exchanges the patches in a box with those of the batch in reverse
-order, after the patch embedding. The class is that of both images, by the share of the area;
-every patch keeps the label of its own image: its output is exchanged back before the loss.
-Unlike CutMix, no patch sees pixels of two images. The batches choose the box, and pass it with
-the labels (`keras_vitx.training.MixToken`), so that a step is a function of its batch alone, and
-inference and saved files are as without it.
+In a step of `fit`, the model returns the logits of every classifier of its head by name, each of
+which is compared with its labels; otherwise, one prediction. The box of MixToken, in which patches
+are exchanged, comes with the labels (`keras_vitx.training.MixToken`), so that a step is a function
+of its batch alone.
 """
 
 import contextlib
