@@ -55,7 +55,13 @@ def choose(wanted: str | None = None) -> None:
         ImportError: if no backend, or not the chosen one, is installed.
     """
     if "keras" in sys.modules:
-        _check_running(wanted)
+        import keras
+
+        running = keras.backend.backend()
+        if wanted and wanted != running:
+            raise ValueError(
+                f"Keras already runs on {running!r} in this process, not on {wanted!r}."
+            )
         return
     chosen = wanted or os.environ.get("KERAS_BACKEND")
     installed = [name for name in BACKENDS if _is_installed(name)]
@@ -66,15 +72,11 @@ def choose(wanted: str | None = None) -> None:
                 f"{', '.join(BACKENDS)}."
             )
         if chosen in BACKENDS and chosen not in installed:
-            raise ImportError(
-                needs_extra(f"The backend {chosen!r} is chosen but not installed", chosen)
-            )
+            what = f"The backend {chosen!r} is chosen but not installed"
+            raise ImportError(needs_extra(what, chosen))
     elif not installed:
-        raise ImportError(
-            needs_extra(
-                "keras_vitx needs JAX, PyTorch or TensorFlow, and none is installed", *BACKENDS
-            )
-        )
+        what = "keras_vitx needs JAX, PyTorch or TensorFlow, and none is installed"
+        raise ImportError(needs_extra(what, *BACKENDS))
     elif (in_file := _in_keras_file()) in installed:
         chosen = in_file
     else:
@@ -197,15 +199,6 @@ def keep_memory() -> bool:
 def return_memory() -> None:
     """Return the memory that the C library, glibc, keeps to the system."""
     ctypes.CDLL(None).malloc_trim(0)
-
-
-def _check_running(wanted: str | None) -> None:
-    import keras
-
-    if wanted and wanted != keras.backend.backend():
-        raise ValueError(
-            f"Keras already runs on {keras.backend.backend()!r} in this process, not on {wanted!r}."
-        )
 
 
 def _in_keras_file() -> str | None:

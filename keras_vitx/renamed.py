@@ -5,10 +5,12 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable)
 
 
-def renamed_arguments(**names: str) -> Callable[[Callable], Callable]:
+def renamed_arguments(**names: str) -> Callable[[Function], Function]:
     """Return a decorator of a function that still takes arguments by their old names, and warns.
 
     Args:

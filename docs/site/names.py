@@ -20,7 +20,7 @@ def documented(path: str) -> str:
     Python has them. For the others, mkdocstrings reads the source.
     """
     found = find(path)
-    if found in kv.models.FAMILIES.values():
+    if found in kv.models.build.FAMILIES.values():
         return family(found)
     place = path
     if inspect.isroutine(found) or inspect.isclass(found):

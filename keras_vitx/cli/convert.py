@@ -54,7 +54,7 @@ def main(
     if not output.name.endswith(KINDS):
         raise ValueError(f"`--output` should end in one of: {', '.join(KINDS)}; got {output}.")
     check_new(output, overwrite)
-    kv.models.constructor_of(model)
+    kv.models.build.constructor_of(model)
     tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))
     resolved = kv.weights.resolve(file, model, image_size, distillation_token=tokens)
     network = kv.models.create_model(model)

@@ -76,7 +76,7 @@ def _one(model: str, json: bool, csv: bool) -> None:
     network = open_model(model)
     values: dict[str, Any] = {"model": model}
     if is_size(model):
-        values |= kv.models.constructor_of(model).data
+        values |= kv.models.MODELS[model].data
     else:
         values["input_shape"] = network.input_shape[1:]
         values["output_shape"] = network.output_shape[1:]
@@ -109,7 +109,7 @@ def _sizes(patterns: Sequence[str]) -> Rows:
     return [
         {
             "size": name,
-            **_columns(kv.models.constructor_of(name)),
+            **_columns(kv.models.MODELS[name]),
             "checkpoints": len(kv.weights.checkpoints_of(name)),
         }
         for name in dict.fromkeys(itertools.chain(*matches.values()))
@@ -118,7 +118,7 @@ def _sizes(patterns: Sequence[str]) -> Rows:
 
 def _columns(constructor: Callable) -> dict[str, Any]:
     """Return the table entries of a size; a size in stages has one number per stage."""
-    arguments = inspect.signature(kv.models.FAMILIES[constructor.family]).parameters.values()
+    arguments = inspect.signature(kv.models.build.FAMILIES[constructor.family]).parameters.values()
     defaults = {each.name: each.default for each in arguments if each.default is not each.empty}
     data = {**defaults, **constructor.data}
     columns = {

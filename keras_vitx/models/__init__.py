@@ -1,8 +1,6 @@
 """The model class, the families and their sizes."""
 
-from keras_vitx.models.build import FAMILIES as FAMILIES
 from keras_vitx.models.build import MODELS as MODELS
-from keras_vitx.models.build import constructor_of as constructor_of
 from keras_vitx.models.build import create_model as create_model
 from keras_vitx.models.build import family as family
 from keras_vitx.models.build import list_models as list_models

@@ -8,7 +8,7 @@ outside of this package: see CONTRIBUTING.md.
 import fnmatch
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,23 @@ import keras
 
 from keras_vitx import weights as checkpoints
 from keras_vitx.models.chain import Chain
-from keras_vitx.models.checks import resolve_shape
+from keras_vitx.models.checks import are_counts
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.load import entry_of
 from keras_vitx.weights.names import Identity, Table, register
 
-FAMILIES: dict[str, Callable[..., keras.Model]] = {}
+Constructor = Callable[..., keras.Model]
+
+FAMILIES: dict[str, Constructor] = {}
 """The constructor of every family, by name."""
 
-MODELS: dict[str, Callable[..., keras.Model]] = {}
-"""The constructor of every size, by name."""
+MODELS: dict[str, Constructor] = {}
+"""The constructor of every size, by name.
+
+Each has the attributes `family`, its name, `preprocessing`, and `data`, its arguments.
+"""
 
 SHAPE = (224, 224, 3)
 """Default image shape."""
@@ -41,8 +46,9 @@ OF_SIZES = (
 )
 """The arguments in the signature of a size: those of keras.applications, in order."""
 
-ARGUMENTS = inspect.cleandoc(Network.__doc__).partition("Args:\n")[2]
-END_OF_DOC = """
+END_OF_DOC = (
+    inspect.cleandoc(Network.__doc__).partition("Args:\n")[2]
+    + """
 
 Returns:
     A `keras_vitx.models.Chain`, or, for an `input_tensor` that is not a `keras.Input`, a
@@ -51,11 +57,12 @@ Returns:
 Raises:
     ValueError: if an argument is out of range; the message names it.
 """
+)
 
 
 def family(
     preprocessing: Preprocessing = IMAGENET_DEFAULT, checkpoint: Table | None = None
-) -> Callable[[Callable[..., Layers]], Callable[..., keras.Model]]:
+) -> Callable[[Callable[..., Layers]], Constructor]:
     """Decorate a function that lists the layers of a network, making it a constructor.
 
     The function takes a `Network`, which holds the arguments that all families share,
@@ -63,21 +70,21 @@ def family(
     keyword arguments, the shared ones.
 
     Args:
-        preprocessing: The family's preprocessing of colour images.
+        preprocessing: The family's preprocessing of color images.
         checkpoint: The family's rename table for PyTorch checkpoints; None if the names
             are those of a plain ViT.
     """
 
-    def decorate(list_layers: Callable[..., Layers]) -> Callable[..., keras.Model]:
+    def decorate(list_layers: Callable[..., Layers]) -> Constructor:
         @functools.wraps(list_layers, assigned=("__module__", "__name__", "__qualname__"))
         def constructor(*args: Any, **arguments: Any) -> keras.Model:
-            return _make(constructor, _by_name(constructor, args, arguments))
+            return _model(constructor, None, _bound(constructor, args, arguments))
 
         own = list(inspect.signature(list_layers).parameters.values())[1:]
         constructor.__signature__ = inspect.Signature(
             [*own, *SHARED.values()], return_annotation=keras.Model
         )
-        constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{ARGUMENTS}{END_OF_DOC}"
+        constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{END_OF_DOC}"
         constructor.list_layers = list_layers
         constructor.preprocessing = preprocessing
         FAMILIES[constructor.__name__] = constructor
@@ -89,12 +96,12 @@ def family(
 
 def variant(
     name: str,
-    family: Callable[..., keras.Model],
+    family: Constructor,
     input_shape: tuple[int, int, int] = SHAPE,
     classes: int = 1000,
     crop_ratio: float | None = None,
     **data: Any,
-) -> Callable[..., keras.Model]:
+) -> Constructor:
     """Make and register the constructor of one size of a family.
 
     Args:
@@ -107,19 +114,15 @@ def variant(
     """
 
     def constructor(*args: Any, **arguments: Any) -> keras.Model:
-        given = _by_name(constructor, args, arguments)
-        return _make(family, {"classes": classes, **data, **given}, constructor)
+        given = _bound(constructor, args, arguments)
+        return _model(family, constructor, {"classes": classes, **data, **given})
 
-    parameters = [
-        SHARED[argument].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        for argument in OF_SIZES
-    ]
-    parameters[OF_SIZES.index("classes")] = parameters[OF_SIZES.index("classes")].replace(
-        default=classes
-    )
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = {argument: SHARED[argument].replace(kind=kind) for argument in OF_SIZES}
+    parameters["classes"] = parameters["classes"].replace(default=classes)
     overrides = inspect.Parameter("overrides", inspect.Parameter.VAR_KEYWORD, annotation=Any)
     constructor.__signature__ = inspect.Signature(
-        [*parameters, overrides], return_annotation=keras.Model
+        [*parameters.values(), overrides], return_annotation=keras.Model
     )
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__module__ = family.__module__
@@ -128,7 +131,7 @@ def variant(
         f"Return {family.__name__} with {described}.\n\n"
         f"Args:\n"
         f"    **overrides: Other arguments of `{family.__name__}`, which override the size's.\n"
-        f"{ARGUMENTS}{END_OF_DOC}"
+        f"{END_OF_DOC}"
     )
     constructor.family = family.__name__
     constructor.preprocessing = family.preprocessing
@@ -157,12 +160,8 @@ def create_model(name: str, **arguments: Any) -> keras.Model:
     return constructor_of(name)(**arguments)
 
 
-def constructor_of(name: str) -> Callable[..., keras.Model]:
-    """Return the constructor of the size `name`.
-
-    Raises:
-        ValueError: if no size has that name; the message suggests the nearest ones.
-    """
+def constructor_of(name: str) -> Constructor:
+    """Return the constructor of the size `name`, or raise a ValueError with the nearest names."""
     if name not in MODELS:
         raise ValueError(f"No model is named {name!r}. {nearest(name, MODELS)}")
     return MODELS[name]
@@ -190,15 +189,22 @@ def model_input(model: Any) -> Any:
     return ModelInput((None, side, side, 3), known[model].preprocessing)
 
 
-def _make(
-    family: Callable[..., keras.Model],
-    arguments: Mapping[str, Any],
-    size: Callable[..., keras.Model] | None = None,
-) -> keras.Model:
+def _bound(constructor: Constructor, args: tuple, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, with `**overrides` merged in."""
+    try:
+        given = inspect.signature(constructor).bind(*args, **arguments).arguments
+    except TypeError as error:
+        raise TypeError(f"{constructor.__name__}(): {error}") from None
+    overrides = given.pop("overrides", {})
+    return {**given, **overrides}
+
+
+def _model(family: Constructor, size: Constructor | None, arguments: dict[str, Any]) -> keras.Model:
     """Return a model of a family, or of one of its sizes, with the requested weights."""
-    shared, own = _split(arguments)
+    shared = {name: value for name, value in arguments.items() if name in SHARED}
+    own = {name: value for name, value in arguments.items() if name not in SHARED}
     weights, tensor = shared.get("weights"), shared.get("input_tensor")
-    shape = resolve_shape(shared.get("input_shape"), tensor)
+    shape = _image_shape(shared.get("input_shape"), tensor)
     wanted = {
         "constructor": size and size.__name__,
         "image_size": shape and shape[:2],
@@ -214,38 +220,46 @@ def _make(
     layers = family.list_layers(net, **own)
     checkpoint = checkpoints.resolve(weights, **wanted)
     named = size or family
-    images = _input_of(tensor)
+    sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
+    is_input = len(sources) == 1 and sources[0] is tensor
     model = Chain(
         layers,
         shape,
         family=family.__name__,
         preprocessing=named.preprocessing.for_channels(shape[-1]),
         remat=net.remat,
-        input_tensor=images,
+        input_tensor=tensor if is_input else None,
         name=net.name or named.__name__,
     )
     checkpoints.load(model, checkpoint, identities)
-    if tensor is None or images is not None:
+    if tensor is None or is_input:
         return model
-    return keras.Model(keras.utils.get_source_inputs(tensor), model(tensor), name=model.name)
+    inputs = sources[0] if len(sources) == 1 else sources
+    return keras.Model(inputs, model(tensor), name=model.name)
 
 
-def _by_name(
-    constructor: Callable[..., keras.Model], args: tuple, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name, with `**overrides` merged in."""
-    try:
-        given = inspect.signature(constructor).bind(*args, **arguments).arguments
-    except TypeError as error:
-        raise TypeError(f"{constructor.__name__}(): {error}") from None
-    overrides = given.pop("overrides", {})
-    return {**given, **overrides}
-
-
-def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split arguments into the shared ones and the family's own."""
-    shared = {name: value for name, value in arguments.items() if name in SHARED}
-    return shared, {name: value for name, value in arguments.items() if name not in SHARED}
+def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | None:
+    """Return the image shape given by either argument, or None."""
+    if input_tensor is not None:
+        if not keras.backend.is_keras_tensor(input_tensor):
+            raise ValueError(
+                "`input_tensor` must be a Keras tensor, e.g. `keras.Input((224, 224, 3))`. "
+                f"Received: {type(input_tensor).__name__}."
+            )
+        if input_shape is not None and tuple(input_shape) != tuple(input_tensor.shape[1:]):
+            raise ValueError(
+                "`input_shape` contradicts `input_tensor`. Received: "
+                f"input_shape={tuple(input_shape)}, a tensor of shape {input_tensor.shape}."
+            )
+        input_shape = input_tensor.shape[1:]
+    if input_shape is None:
+        return None
+    if not are_counts(input_shape, 3):
+        raise ValueError(
+            "`input_shape` must be (height, width, channels), three positive whole numbers. "
+            f"Received: input_shape={input_shape!r}."
+        )
+    return tuple(map(int, input_shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,21 +271,14 @@ class _Outline(Network):
 
 
 def identities(family: str) -> dict[str, Identity]:
-    """Return the identity of each size of a family, by name."""
+    """Return the depth and the width of each size of a family, by name."""
     found = {}
     for name, size in MODELS.items():
         if size.family == family:
-            shared, own = _split(size.data)
+            shared = {key: value for key, value in size.data.items() if key in SHARED}
+            own = {key: value for key, value in size.data.items() if key not in SHARED}
             layers = FAMILIES[family].list_layers(_Outline(**shared), **own)
             depth = sum(layer.name == "block" for layer in layers)
             widths = [layer.dim for layer in layers if hasattr(layer, "dim")]
             found[name] = Identity(family, depth, widths[-1] if widths else 0)
     return found
-
-
-def _input_of(tensor: Any) -> Any:
-    """Return `tensor` if it is a `keras.Input`, otherwise None."""
-    if tensor is None:
-        return None
-    sources = keras.utils.get_source_inputs(tensor)
-    return tensor if len(sources) == 1 and sources[0] is tensor else None

@@ -7,10 +7,13 @@ import keras
 from keras import ops
 
 from keras_vitx.layers.base import register, serialize
+from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
-from keras_vitx.models.grids import at_size, grid_after
 from keras_vitx.models.several_heads import TrainsHeads
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.weights.positions import resample
+
+Grid = tuple[int, int]
 
 
 class Tokens(NamedTuple):
@@ -27,7 +30,7 @@ class Tokens(NamedTuple):
     """
 
     name: str
-    grid: tuple[int, int] | None
+    grid: Grid | None
     num_prefix_tokens: int | None
     carries_maps: bool
 
@@ -35,13 +38,29 @@ class Tokens(NamedTuple):
 class ImageModel(keras.Model):
     """A functional model of images that is made again from the arguments in its config.
 
-    Attributes:
-        scan: Whether training runs identical blocks as one loop where that is faster.
-        remat: Whether training keeps only the input of each layer and recomputes the rest.
+    The arguments after `outputs` are those of `Chain`. A subclass has `steps`, its list of layers.
     """
 
-    scan = True
-    remat = False
+    def __init__(
+        self,
+        inputs: Any,
+        outputs: Any,
+        family: str | None = None,
+        preprocessing: Preprocessing | dict[str, Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        scan: bool = True,
+        remat: bool = False,
+        **kwargs,
+    ):
+        super().__init__(inputs=inputs, outputs=outputs, **kwargs)
+        # Each layer casts its own inputs and variables; the loop over depth needs the
+        # variables in their storage dtype.
+        self.autocast = False
+        self.family = family
+        self.preprocessing = preprocessing
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.scan = scan
+        self.remat = remat
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -58,23 +77,34 @@ class ImageModel(keras.Model):
 
     def run(self, layers: Sequence[keras.layers.Layer], x: Any, training: bool | None) -> Any:
         """Run layers of the model on images or on the output of the layer before."""
-        how = bool(training), self.scan, self.remat, self.compute_dtype
-        x, losses = depth.run(layers, x, *how)
+        x, losses = depth.run(layers, x, bool(training), self.scan, self.remat, self.compute_dtype)
         for loss in losses:
             # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)
         return x
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the config from which `from_config` makes an equal model with new weights."""
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "layers": serialize(self.steps),
+            "input_shape": self.input_shape[1:],
+            "family": self.family,
+            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
+            "class_names": self.class_names and list(self.class_names),
+            "scan": self.scan,
+            "remat": self.remat,
+        }
+
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None):
         """Make a model from its config."""
         with keras.saving.custom_object_scope(custom_objects or {}):
-            return cls(
-                **{
-                    name: keras.saving.deserialize_keras_object(value)
-                    for name, value in config.items()
-                }
-            )
+            arguments = {
+                name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
+            }
+        return cls(**arguments)
 
 
 @register
@@ -108,8 +138,8 @@ class Chain(TrainsHeads, ImageModel):
             rest in the backward pass, which saves memory at the cost of one more forward
             pass.
         input_tensor: A `keras.Input` to use instead of a new one.
-        name: Name of the model.
         dtype: Dtype policy of the model; the layers have their own.
+        **kwargs: As in `keras.Model`, such as `name`.
     """
 
     def __init__(
@@ -122,7 +152,6 @@ class Chain(TrainsHeads, ImageModel):
         scan: bool = True,
         remat: bool = False,
         input_tensor: Any = None,
-        name: str | None = None,
         dtype: Any = None,
         **kwargs,
     ):
@@ -130,17 +159,9 @@ class Chain(TrainsHeads, ImageModel):
         x = images
         for layer in layers:
             x = layer(x)
-        super().__init__(inputs=images, outputs=x, name=name, **kwargs)
+        super().__init__(images, x, family, preprocessing, class_names, scan, remat, **kwargs)
         if dtype is not None:
             self.dtype_policy = dtype
-        # Each layer casts its own inputs and variables; the loop over depth needs the
-        # variables in their storage dtype.
-        self.autocast = False
-        self.family = family
-        self.preprocessing = preprocessing
-        self.class_names = None if class_names is None else tuple(class_names)
-        self.scan = scan
-        self.remat = remat
 
     @property
     def steps(self) -> list[keras.layers.Layer]:
@@ -172,7 +193,7 @@ class Chain(TrainsHeads, ImageModel):
         return layout
 
     @property
-    def grid(self) -> tuple[int, int] | None:
+    def grid(self) -> Grid | None:
         """Rows and columns of patches after the last block; None for a network without tokens."""
         layout = self.token_layout
         return layout[-1].grid if layout else None
@@ -186,12 +207,35 @@ class Chain(TrainsHeads, ImageModel):
             ValueError: if the network does not fit that size, or has weights that depend on
                 it (Mixer's).
         """
-        return at_size(self, size)
+        shape = (*size, self.input_shape[-1])
+        config = self.get_config()
+        x, old_grid, new_grid, layers = keras.Input(shape), None, None, []
+        for step, described in zip(self.steps, config["layers"], strict=True):
+            layers.append(_with_grid(described, old_grid, new_grid))
+            layer = keras.saving.deserialize_keras_object(layers[-1])
+            x = layer(x)
+            old_grid, new_grid = grid_after(step, old_grid), grid_after(layer, new_grid)
+        resized = self.from_config({**config, "layers": layers, "input_shape": shape})
+        for old, new in zip(self.steps, resized.steps, strict=True):
+            for before, after in zip(old.weights, new.weights, strict=True):
+                values = ops.convert_to_numpy(before)
+                if values.shape != tuple(after.shape):
+                    if before.name != "embeddings" or not hasattr(old, "num_prefix_tokens"):
+                        raise ValueError(
+                            f"`size` can't be changed: the weight {before.path!r} depends on it. "
+                            f"Received a model for {values.shape}, and a size for {after.shape}."
+                        )
+                    values = resample(values, old.grid, new.grid, old.num_prefix_tokens)
+                after.assign(values)
+        return resized
 
     def call(self, inputs, training=None, mask=None, return_parts=None):
-        if training and (return_parts or isinstance(inputs, dict)):
-            return self.call_heads(inputs, return_parts)
-        return self.run(self.steps, self.as_images(inputs), training)
+        if training and self.in_step:
+            return self.logits_in_step(inputs)
+        x, (*body, head) = self.as_images(inputs), self.steps
+        if training and return_parts and isinstance(head, SeveralHeads):
+            return head(self.run(body, x, training), return_parts=True)
+        return self.run(self.steps, x, training)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the compile config, in a form that every backend can read."""
@@ -205,39 +249,40 @@ class Chain(TrainsHeads, ImageModel):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
-        return {
-            "name": self.name,
-            "trainable": self.trainable,
-            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            "layers": serialize(self.steps),
-            "input_shape": self.input_shape[1:],
-            "family": self.family,
-            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
-            "class_names": self.class_names and list(self.class_names),
-            "scan": self.scan,
-            "remat": self.remat,
-        }
+        return {**super().get_config(), "dtype": keras.dtype_policies.serialize(self.dtype_policy)}
 
 
-def _portable(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a compile config without its backend-specific settings.
-
-    Keras stores the resolved `jit_compile`, which is true under JAX but not under PyTorch.
-    """
-    config = _with_public_optimizers(config)
-    return {**config, "jit_compile": "auto"} if "jit_compile" in config else config
+def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
+    """Return the rows and columns of the patches that `layer` returns, given those before it."""
+    return getattr(layer, "new_grid", getattr(layer, "grid", grid))
 
 
-def _with_public_optimizers(config: Any) -> Any:
-    """Return a serialized config in which Keras's optimizers have their public names.
+def _with_grid(described: Any, old: Grid | None, new: Grid | None) -> Any:
+    """Return a serialized layer with the grid `new` wherever it has `old`."""
+    if isinstance(described, (list, tuple)):
+        return [_with_grid(each, old, new) for each in described]
+    if not isinstance(described, dict):
+        return described
+    changed = {key: _with_grid(value, old, new) for key, value in described.items()}
+    grid = described.get("grid")
+    if isinstance(grid, (list, tuple)) and tuple(grid) == old:
+        changed["grid"] = new
+    return changed
 
-    Under PyTorch, Keras serializes backend-specific subclasses, which other backends lack.
+
+def _portable(config: Any) -> Any:
+    """Return a compile config, or a part of it, without its backend-specific settings.
+
+    Keras stores the resolved `jit_compile`, which is true under JAX but not under PyTorch, and
+    under PyTorch its own subclasses of optimizers, which other backends lack.
     """
     if isinstance(config, (list, tuple)):
-        return [_with_public_optimizers(item) for item in config]
+        return [_portable(item) for item in config]
     if not isinstance(config, dict):
         return config
-    config = {key: _with_public_optimizers(value) for key, value in config.items()}
+    config = {key: _portable(value) for key, value in config.items()}
+    if "jit_compile" in config:
+        config["jit_compile"] = "auto"
     module = str(config.get("module"))
     if module.startswith("keras.") and ".torch.optimizers" in module:
         config.update(module="keras.optimizers", registered_name=None)

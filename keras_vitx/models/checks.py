@@ -1,12 +1,9 @@
-"""Validation of the arguments that all families share."""
+"""Validation of the arguments that families share."""
 
 import numbers
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
-from keras_vitx.layers import TokenPooling
 from keras_vitx.layers.tokens import nearest_sides
 
 
@@ -45,57 +42,10 @@ def patch_grid(
     return height // patch_size, width // patch_size
 
 
-def check_top(pooling: str | None, classes: int, classifier_activation: Any) -> None:
-    """Check the arguments of the classifier.
-
-    Raises:
-        ValueError: if one is invalid.
-    """
-    known = TokenPooling.poolings
-    if pooling is not None and pooling not in known:
-        raise ValueError(f"`pooling` must be None or one of {known}. Received: {pooling!r}.")
-    check_counts(classes=classes)
-    try:
-        keras.activations.get(classifier_activation)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            "`classifier_activation` must be None or an activation that Keras knows. "
-            f"Received: {classifier_activation!r}."
-        ) from error
-
-
-def resolve_shape(
-    input_shape: Sequence[int] | None, input_tensor: Any
-) -> tuple[int, int, int] | None:
-    """Return the image shape given by either argument, or None.
-
-    Raises:
-        ValueError: if an axis is missing, or the two arguments contradict each other.
-    """
-    if input_tensor is not None:
-        if not keras.backend.is_keras_tensor(input_tensor):
-            raise ValueError(
-                "`input_tensor` must be a Keras tensor, e.g. `keras.Input((224, 224, 3))`. "
-                f"Received: {type(input_tensor).__name__}."
-            )
-        if input_shape is not None and tuple(input_shape) != tuple(input_tensor.shape[1:]):
-            raise ValueError(
-                "`input_shape` contradicts `input_tensor`. Received: "
-                f"input_shape={tuple(input_shape)}, a tensor of shape {input_tensor.shape}."
-            )
-        input_shape = input_tensor.shape[1:]
-    if input_shape is None:
-        return None
-    if (
-        not isinstance(input_shape, (tuple, list))
-        or len(input_shape) != 3
-        or not all(map(is_count, input_shape))
-    ):
-        raise ValueError(
-            "`input_shape` must be (height, width, channels), three positive whole numbers. "
-            f"Received: input_shape={input_shape!r}."
-        )
-    return tuple(int(side) for side in input_shape)
+def are_counts(values: Any, length: int) -> bool:
+    """Return whether `values` is a tuple or a list of positive whole numbers."""
+    is_sequence = isinstance(values, (tuple, list)) and len(values) == length
+    return is_sequence and all(map(is_count, values))
 
 
 def is_count(number: Any, least: int = 1) -> bool:
@@ -105,11 +55,7 @@ def is_count(number: Any, least: int = 1) -> bool:
 
 
 def check_counts(least: int = 1, **counts: Any) -> None:
-    """Check that each of `counts` is an integer of at least `least`.
-
-    Raises:
-        ValueError: naming the first that is not.
-    """
+    """Raise a ValueError unless each of `counts` is an integer of at least `least`."""
     for name, count in counts.items():
         if not is_count(count, least):
             raise ValueError(
@@ -118,11 +64,7 @@ def check_counts(least: int = 1, **counts: Any) -> None:
 
 
 def check_heads(dim: int, num_heads: int) -> None:
-    """Check that `num_heads` divides `dim`.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Raise a ValueError unless `num_heads` divides `dim`."""
     check_counts(dim=dim, num_heads=num_heads)
     if dim % num_heads:
         raise ValueError(

@@ -35,16 +35,17 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
             f"keras.Model(base.input, outputs). Received: {type(model).__name__} {model.name!r}."
         )
     calls, inputs, outputs = _calls(model)
-    line, end = _line(calls, inputs, outputs)
-    is_whole = _same(end, outputs)
+    line = _line(calls, inputs, outputs)
     if not line:
         raise ValueError(
             "`model` must begin with a line of layers, in which each takes the output of the one "
             f"before. Received: {model.name!r}, which begins with something else."
         )
-    steps: list[keras.layers.Layer] = []
-    for layer in line:
-        steps += layer.steps if isinstance(layer, Chain) else [layer]
+    steps = [
+        step for layer in line for step in (layer.steps if isinstance(layer, Chain) else [layer])
+    ]
+    end = calls[len(line) - 1][2]
+    is_whole = _ids(end) == _ids(outputs)
     arguments = {}
     if like is not None:
         names = ("family", "preprocessing", "scan", "remat")
@@ -55,14 +56,15 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     chain = Chain(steps, model.input_shape[1:], name=name, **arguments)
     if is_whole:
         return chain
+    # The rest is called on the output of the chain.
     images = keras.Input(model.input_shape[1:])
-    known = dict(zip(map(id, end), keras.tree.flatten(chain(images)), strict=True))
-    for operation, taken, given in calls[len(line) :]:
-        args, kwargs = keras.tree.map_structure(lambda x: known.get(id(x), x), taken)
+    known = dict(zip(_ids(end), keras.tree.flatten(chain(images)), strict=True))
+    for operation, arguments, returned in calls[len(line) :]:
+        args, kwargs = keras.tree.map_structure(lambda x: known.get(id(x), x), arguments)
         made = keras.tree.flatten(operation(*args, **kwargs))
-        known.update(zip(map(id, given), made, strict=True))
-    made = [known[id(output)] for output in outputs]
-    return keras.Model(images, keras.tree.pack_sequence_as(model.output, made), name=model.name)
+        known.update(zip(_ids(returned), made, strict=True))
+    made = keras.tree.pack_sequence_as(model.output, [known[each] for each in _ids(outputs)])
+    return keras.Model(images, made, name=model.name)
 
 
 def _calls(model: keras.Model) -> tuple[list[tuple], list, list]:
@@ -88,31 +90,26 @@ def _calls(model: keras.Model) -> tuple[list[tuple], list, list]:
     return calls, again.inputs, again.outputs
 
 
-def _line(calls: list[tuple], tensors: list, outputs: list) -> tuple[list, list]:
-    """Return the line of layers that a model begins with, and the outputs of the last one."""
+def _line(calls: list[tuple], inputs: list, outputs: list) -> list[keras.layers.Layer]:
+    """Return the line of layers that a model begins with."""
     line: list[keras.layers.Layer] = []
-    for operation, (args, kwargs), given in calls:
-        users = [call for call in calls if _takes(call, tensors)]
+    last = _ids(inputs)
+    for operation, (args, kwargs), returned in calls:
+        users = [call for call in calls if set(last) & set(_ids(call[1]))]
         # Keras records the default `training=False`, and replaces it when the model runs.
         is_plain = len(args) == 1 and all(value in (None, False) for value in kwargs.values())
         if (
             len(users) != 1
-            or any(tensor is output for tensor in tensors for output in outputs)
-            or not (is_plain and _same(keras.tree.flatten(args), tensors))
+            or set(last) & set(_ids(outputs))
+            or not (is_plain and _ids(args) == last)
             or not isinstance(operation, keras.layers.Layer)
             or any(operation is layer for layer in line)
         ):
             break
         line.append(operation)
-        tensors = given
-    return line, tensors
+        last = _ids(returned)
+    return line
 
 
-def _takes(call: tuple, tensors: list) -> bool:
-    """Return whether one of the tensors is an argument of a call."""
-    ids = set(map(id, tensors))
-    return any(id(taken) in ids for taken in keras.tree.flatten(call[1]))
-
-
-def _same(tensors: list, others: list) -> bool:
-    return list(map(id, tensors)) == list(map(id, others))
+def _ids(tensors) -> list[int]:
+    return list(map(id, keras.tree.flatten(tensors)))

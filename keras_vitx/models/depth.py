@@ -43,108 +43,67 @@ def run(
         The output of the last layer, and the losses added by layers that ran in a
         stateless scope, which the caller has to add to the model.
     """
-    if training and (remat or _sharding() or (scan and layer_ops.gains_from_scan())):
-        return _run_in_training(layers, x, scan, remat)
-    for layer in layers:
-        x = layer_ops.call(layer, x, training, dtype)
-    return x, []
-
-
-def _run_in_training(layers, x, scan, remat):
+    loops = training and scan and layer_ops.gains_from_scan()
+    is_pure = training and (remat or _sharding() is not None)
+    signatures = [_signature(layer) for layer in layers] if loops else []
     losses: list[Any] = []
-    loops = scan and layer_ops.gains_from_scan()
-    rest = [(layer, _signature(layer) if loops else "") for layer in layers]
-    while rest:
-        units = _first_run(rest) if loops else [[rest[0][0]]]
+    start = 0
+    while start < len(layers):
+        units = _first_run(layers[start:], signatures[start:]) if loops else [[layers[start]]]
         if len(units) > 1:
             x, added = _run_scanned(units, x, remat)
-        elif remat or _sharding():
+            losses += added
+        elif is_pure:
             x, added = _run_pure(units[0], x, remat)
+            losses += added
         else:
-            x, added = _run_listed(units[0], x), []
-        losses += added
-        rest = rest[sum(map(len, units)) :]
+            x = layer_ops.call(layers[start], x, training, None if loops else dtype)
+        start += sum(map(len, units))
     return x, losses
 
 
-def _run_listed(unit, x):
-    for layer in unit:
-        x = layer_ops.call(layer, x, True)
-    return x
-
-
-def _first_run(layers: Sequence[tuple[keras.layers.Layer, str]]) -> list[Layers]:
+def _first_run(layers: Layers, signatures: Sequence[str]) -> list[Layers]:
     """Return the run at the start of the list: identical repeat units of one or two layers.
 
     A unit has two layers where blocks alternate: one computes maps, the next reuses them.
     A layer whose output differs in shape from its input, such as a class token, is a
     run of its own.
     """
-    counts = {period: _repeats([signature for _, signature in layers], period) for period in (1, 2)}
-    period = max(counts, key=lambda period: (counts[period] > 1) * counts[period] * period)
-    units = [
-        [layer for layer, _ in layers[start : start + period]]
-        for start in range(0, counts[period] * period, period)
-    ]
-    return units if len(units) > 1 and _keeps_form(units[0]) else [[layers[0][0]]]
-
-
-def _repeats(signatures, period):
-    """Count the consecutive repetitions of the first `period` entries."""
-    count = 1
-    while signatures[count * period : (count + 1) * period] == signatures[:period]:
-        count += 1
-    return count
-
-
-def _keeps_form(unit):
-    """Return whether the outputs of `unit` have the shapes and dtypes of its inputs."""
-    taken, given = (
+    units = [layers[:1]]
+    for period in (1, 2):
+        count = 1
+        while signatures[count * period : (count + 1) * period] == signatures[:period]:
+            count += 1
+        if count > 1 and count * period > len(units) * len(units[0]):
+            units = [layers[i * period : (i + 1) * period] for i in range(count)]
+    received, returned = (
         [(tensor.shape, tensor.dtype) for tensor in keras.tree.flatten(tensors)]
-        for tensors in (unit[0].input, unit[-1].output)
+        for tensors in (units[0][0].input, units[0][-1].output)
     )
-    return taken == given
+    return units if received == returned else [layers[:1]]
 
 
-def _variables(unit):
-    """Return the trainable and the non-trainable variables of a unit."""
-    trained = [variable for layer in unit for variable in layer.trainable_variables]
-    return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
+def _run_scanned(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list]:
+    """Run identical units as one loop over their stacked variables."""
+    values = [ops.stack(column) for column in zip(*map(_values, units), strict=True)]
+    attributes, numbers = _varying_numbers(units)
+
+    def step(x, slices):
+        values, numbers = slices
+        with _set(attributes, numbers):
+            y, states, losses = _pure(units[0], values, x)
+        return y, (states, losses)
+
+    step = keras.remat(step) if remat else layer_ops.save_products(step)
+    x, (states, losses) = ops.scan(step, x, (values, numbers))
+    for index, unit in enumerate(units):
+        for variable, state in zip(_variables(unit)[1], states, strict=True):
+            variable.assign(state[index])
+    return x, [ops.sum(loss) for loss in losses]
 
 
-def _sharding():
-    """Return the distribution if weights are sharded (`use_devices(..., shard_weights=True)`)."""
-    distribution = keras.distribution.distribution()
-    return distribution if hasattr(distribution, "gathered") else None
-
-
-def _pure(unit, values, x):
-    """Call `unit` as a pure function in training mode, with `values` for its variables.
-
-    Returns the output, the new values of the non-trainable variables, and the losses.
-    """
-    if sharding := _sharding():
-        values = [sharding.gathered(value) for value in values]
-        x = keras.tree.map_structure(sharding.by_image, x)
-    trained, kept = _variables(unit)
-    with keras.StatelessScope(
-        state_mapping=list(zip(trained + kept, values, strict=True)), collect_losses=True
-    ) as scope:
-        y = _run_listed(unit, x)
-        states = [scope.get_current_value(variable) for variable in kept]
-    return y, states, list(scope.losses)
-
-
-def _values(unit):
-    trained, kept = _variables(unit)
-    # States are copied, since under PyTorch they are updated in place before the
-    # backward pass reads them.
-    return [ops.convert_to_tensor(variable) for variable in trained] + [
-        ops.copy(variable) for variable in kept
-    ]
-
-
-def _run_pure(unit, x, remat):
+def _run_pure(unit: Layers, x: Any, remat: bool) -> tuple[Any, list]:
+    """Run a unit as a function of its input and its variables."""
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     count = len(keras.tree.flatten(x))
 
@@ -158,40 +117,53 @@ def _run_pure(unit, x, remat):
     return y, losses
 
 
-def _run_scanned(units, x, remat):
-    first = units[0]
-    values = [ops.stack(column) for column in zip(*map(_values, units), strict=True)]
-    attributes, numbers = _varying_numbers(units)
+def _pure(unit, values, x):
+    """Call `unit` as a pure function in training mode, with `values` for its variables.
 
-    def step(x, slices):
-        values, numbers = slices
-        with _set(attributes, numbers):
-            y, states, losses = _pure(first, values, x)
-        return y, (states, losses)
+    Returns the output, the new values of the non-trainable variables, and the losses.
+    """
+    if sharding := _sharding():
+        values = [sharding.gathered(value) for value in values]
+        x = keras.tree.map_structure(sharding.by_image, x)
+    trained, states = _variables(unit)
+    with keras.StatelessScope(
+        state_mapping=list(zip(trained + states, values, strict=True)), collect_losses=True
+    ) as scope:
+        for layer in unit:
+            x = layer_ops.call(layer, x, True)
+        return x, [scope.get_current_value(state) for state in states], list(scope.losses)
 
-    step = keras.remat(step) if remat else layer_ops.save_products(step)
-    x, (states, losses) = ops.scan(step, x, (values, numbers))
-    for index, unit in enumerate(units):
-        for variable, state in zip(_variables(unit)[1], states, strict=True):
-            variable.assign(state[index])
-    return x, [ops.sum(loss) for loss in losses]
+
+def _variables(unit):
+    """Return the trainable and the non-trainable variables of a unit."""
+    trained = [variable for layer in unit for variable in layer.trainable_variables]
+    return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
+
+
+def _values(unit):
+    trained, states = _variables(unit)
+    # States are copied, since under PyTorch they are updated in place before the
+    # backward pass reads them.
+    return [*map(ops.convert_to_tensor, trained), *map(ops.copy, states)]
+
+
+def _sharding():
+    """Return the distribution if weights are sharded (`use_devices(..., shard_weights=True)`)."""
+    distribution = keras.distribution.distribution()
+    return distribution if hasattr(distribution, "gathered") else None
 
 
 def _varying_numbers(units):
     """Return the attributes in which the units of a run differ, and their values per unit."""
     attributes, numbers = [], []
-    for same in zip(*map(_parts, units), strict=True):
+    parts = ([part for layer in unit for part in sublayers(layer)] for unit in units)
+    for same in zip(*parts, strict=True):
         for name in getattr(same[0], "varying", ()):
             column = [getattr(layer, name) for layer in same]
             if None not in column and len(set(column)) > 1:
                 attributes.append((same[0], name))
                 numbers.append(ops.convert_to_tensor(column, "float32"))
     return attributes, numbers
-
-
-def _parts(unit):
-    """Return all layers of a unit, including nested ones."""
-    return [part for layer in unit for part in sublayers(layer)]
 
 
 @contextlib.contextmanager

@@ -9,11 +9,9 @@ import keras
 from keras_vitx.layers import Block, ClassBlock
 from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.tokens import PatchMap
-from keras_vitx.models.chain import Chain, ImageModel
-from keras_vitx.models.checks import is_count, patch_grid, scale_factor
+from keras_vitx.models.chain import Chain, ImageModel, grid_after
+from keras_vitx.models.checks import are_counts, patch_grid, scale_factor
 from keras_vitx.models.cut import as_chain
-from keras_vitx.models.grids import grid_after
-from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
 
@@ -63,23 +61,26 @@ def features(
             size, the norm does not fit the width of a block (PiT), or a scale is no power of
             two.
     """
-    chain = model if isinstance(model, Chain) else as_chain(model)
+    chain = as_chain(model)
     if not isinstance(chain, Chain):
         raise ValueError(
             "`model` must be a model of keras_vitx, or a line of layers cut from one. "
             f"Received: {type(model).__name__} {model.name!r}, which branches."
         )
-    if size is not None and _checked_size(chain, size) != chain.input_shape[1:3]:
-        chain = chain.at_size(tuple(size))
-    blocks = -1 if blocks is None else blocks
-    is_one = isinstance(blocks, (str, Integral))
-    names = _block_names(chain, [blocks] if is_one else blocks)
+    if size is not None:
+        if not are_counts(size, 2):
+            raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
+        size, stem = tuple(map(int, size)), chain.steps[0]
+        patch_grid(size, getattr(stem, "patch_size", 1), getattr(stem, "stride", None), "size")
+        if size != chain.input_shape[1:3]:
+            chain = chain.at_size(size)
+    is_one = blocks is None or isinstance(blocks, (str, Integral))
+    names = _block_names(chain, [-1 if blocks is None else blocks] if is_one else blocks)
     if scales is not None and len(names) == 1:
         names = names * len(scales)
     steps = [step.name for step in chain.steps]
-    last = max(map(steps.index, names))
     made = Features(
-        chain.steps[: last + 1],
+        chain.steps[: 1 + max(map(steps.index, names))],
         names,
         chain.input_shape[1:],
         norm=_last_norm(chain, names) if norm else None,
@@ -111,11 +112,7 @@ class Features(ImageModel):
         norm: A norm of the tokens before they become a map, or None.
         scales: Factor of the sides of each map; None is 1.
         as_list: Whether the output is a list if there is one map.
-        family: Name of the family that listed the layers.
-        preprocessing: Preprocessing of the images.
-        scan: As in `Chain`.
-        remat: As in `Chain`.
-        name: Name of the model.
+        **kwargs: As in `Chain`, such as `preprocessing`, `scan`, `remat` and `name`.
     """
 
     def __init__(
@@ -126,11 +123,6 @@ class Features(ImageModel):
         norm: keras.layers.Layer | None = None,
         scales: Sequence[float] | None = None,
         as_list: bool = True,
-        family: str | None = None,
-        preprocessing: Preprocessing | dict[str, Any] | None = None,
-        scan: bool = True,
-        remat: bool = False,
-        name: str | None = None,
         **kwargs,
     ):
         scales = (1,) * len(blocks) if scales is None else tuple(scales)
@@ -139,28 +131,25 @@ class Features(ImageModel):
                 f"`scales` must have one factor per map, {len(blocks)}. Received: {scales}."
             )
         images = keras.Input(tuple(input_shape), name="images")
-        tokens, grids, x, grid = {}, {}, images, None
+        dtype, tokens, grids, x, grid = layers[0].dtype_policy, {}, {}, images, None
         for layer in layers:
             x = layer(x)
             grid = grid_after(layer, grid)
             tokens[layer.name], grids[layer.name] = keras.tree.flatten(x)[0], grid
-        lines = [
-            [
+        lines, maps = [], []
+        for index, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
+            line = [
                 *([norm] if norm is not None else []),
-                PatchMap(grids[block], dtype=layers[0].dtype_policy, name=f"map_{index}"),
-                *_rescaling(scale, grids[block], layers[0].dtype_policy, f"map_{index}"),
+                PatchMap(grids[block], dtype=dtype, name=f"map_{index}"),
+                *_rescaling(scale, grids[block], dtype, f"map_{index}"),
             ]
-            for index, (block, scale) in enumerate(zip(blocks, scales, strict=True))
-        ]
-        maps = [_through(line, tokens[block]) for line, block in zip(lines, blocks, strict=True)]
-        super().__init__(images, maps if as_list else maps[0], name=name, **kwargs)
-        self.autocast = False
+            lines.append(tuple(layer.name for layer in line))
+            maps.append(_through(line, tokens[block]))
+        super().__init__(images, maps if as_list else maps[0], **kwargs)
         self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
-        self.family, self.scan, self.remat = family, scan, remat
-        self.preprocessing = preprocessing
         # By name, because the layers are those of the functional model already.
         self._steps = tuple(layer.name for layer in layers)
-        self._lines = tuple(tuple(layer.name for layer in line) for line in lines)
+        self._lines = tuple(lines)
         self._norm = None if norm is None else norm.name
 
     @property
@@ -190,18 +179,11 @@ class Features(ImageModel):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         return {
-            "name": self.name,
-            "trainable": self.trainable,
-            "layers": serialize(self.steps),
+            **super().get_config(),
             "blocks": list(self.blocks),
-            "input_shape": self.input_shape[1:],
             "norm": self._norm and serialize(self.get_layer(self._norm)),
             "scales": list(self.scales),
             "as_list": self.as_list,
-            "family": self.family,
-            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
-            "scan": self.scan,
-            "remat": self.remat,
         }
 
 
@@ -234,19 +216,16 @@ def _block_names(chain, blocks):
         raise ValueError(
             f"`blocks` must be indices or names of blocks, at least one. Received: {blocks!r}."
         )
-    names = []
+    by_key = dict(zip(known, known, strict=True))
+    by_key |= dict(enumerate(known)) | dict(enumerate(known, -len(known)))
     for block in blocks:
-        is_index = isinstance(block, Integral) and not isinstance(block, bool)
-        if is_index and -len(known) <= block < len(known):
-            names.append(known[block])
-        elif isinstance(block, str) and block in known:
-            names.append(block)
-        else:
+        is_key = isinstance(block, (str, Integral)) and not isinstance(block, bool)
+        if not is_key or block not in by_key:
             hint = nearest(block, known) if isinstance(block, str) else f"It has {len(known)}."
             raise ValueError(
                 f"`blocks`: the model {chain.name!r} has no block {block!r} of patches. {hint}"
             )
-    return names
+    return [by_key[block] for block in blocks]
 
 
 def _last_norm(chain, names):
@@ -263,14 +242,3 @@ def _last_norm(chain, names):
                 "`norm=False`."
             )
     return norms[-1]
-
-
-def _checked_size(chain, size):
-    """Return `size` if its sides are multiples of the patch size."""
-    if not isinstance(size, (tuple, list)) or len(size) != 2 or not all(map(is_count, size)):
-        raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
-    embedding = chain.steps[0]
-    patch_grid(
-        size, getattr(embedding, "patch_size", 1), getattr(embedding, "stride", None), "size"
-    )
-    return tuple(map(int, size))

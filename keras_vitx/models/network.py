@@ -19,7 +19,7 @@ from keras_vitx.layers import (
 )
 from keras_vitx.layers.deepvit import check_similarity
 from keras_vitx.layers.initializers import initializers
-from keras_vitx.models.checks import check_counts, check_top, patch_grid
+from keras_vitx.models.checks import check_counts, patch_grid
 
 Layers = list[keras.layers.Layer]
 Factory = Callable[[int], keras.layers.Layer]
@@ -78,8 +78,8 @@ class Network:
     """The arguments that all families share; a family function receives them as `net`.
 
     The methods `grid`, `blocks` and `head` make the parts of a network that depend on them.
-    The fields, with their defaults, are the public arguments that `build.family` adds to
-    every family function.
+    The fields, with their defaults, are the public arguments that `family` adds to every
+    family function.
 
     Args:
         drop_path: Rate of stochastic depth. A single rate is that of the last block, and
@@ -128,7 +128,17 @@ class Network:
     residual_dtype: str | None = None
 
     def __post_init__(self):
-        check_top(self.pooling, self.classes, self.classifier_activation)
+        known = (None, *TokenPooling.poolings)
+        if self.pooling not in known:
+            raise ValueError(f"`pooling` must be one of {known}. Received: {self.pooling!r}.")
+        check_counts(classes=self.classes)
+        try:
+            keras.activations.get(self.classifier_activation)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                "`classifier_activation` must be None or an activation that Keras knows. "
+                f"Received: {self.classifier_activation!r}."
+            ) from error
 
     @property
     def pools_patches(self) -> bool:
@@ -146,11 +156,15 @@ class Network:
         depth: int,
         rising: bool = True,
         restarts: Collection[int] = (),
-        similarity: "Similarity | None" = None,
+        similarity: Similarity | None = None,
         names: Sequence[str] | None = None,
         **arguments: Any,
     ) -> Layers:
         """Return `depth` blocks.
+
+        A block whose attention reads the maps of the previous block (`SharedAttention`,
+        `AccumulatingAttention`), or whose maps the similarity loss compares with them, receives
+        them from it: both are a `CarryingBlock`.
 
         Args:
             attention: Returns the family's attention layer for the block of a given index.
@@ -158,34 +172,68 @@ class Network:
             depth: Number of blocks.
             rising: Whether a single rate of stochastic depth rises linearly over the
                 blocks; otherwise all blocks use the same rate.
-            restarts: See `connect_maps`.
-            similarity: See `connect_maps`.
+            restarts: Indices of blocks whose tokens differ from those of the previous block
+                (a class token is added, a stage begins). They receive no maps.
+            similarity: The similarity loss; None for no loss.
             names: One name per block; None means `blocks_0`, `blocks_1`, etc.
             **arguments: Further arguments of every block.
 
         Raises:
             ValueError: if a factory does not return a layer or returns the same layer twice,
-                if `drop_path` does not match the depth, or as in `connect_maps`.
+                `drop_path` does not match the depth, the first block or one of `restarts`
+                reads maps, or a block that receives or emits maps has no `Attention`.
         """
-        rates = self._rates(depth, rising)
-        attentions = _made("attention", self.attention or attention, depth)
-        mlps = _made("mlp", self.mlp or mlp, depth)
-        connections = connect_maps(attentions, restarts, similarity)
-        names = names or [f"blocks_{index}" for index in range(depth)]
-        return [
-            (CarryingBlock if connection else Block)(
+        check_counts(depth=depth)
+        rates = self.drop_path
+        if isinstance(rates, Real):
+            rates = np.linspace(0 if rising else rates, rates, depth).tolist()
+        if not isinstance(rates, (list, tuple)) or len(rates) != depth:
+            raise ValueError(
+                f"`drop_path` must be one rate, or a list of one rate per block, {depth}. "
+                f"Received: {rates!r}."
+            )
+        attentions = _layers_of_blocks("attention", self.attention or attention, depth)
+        mlps = _layers_of_blocks("mlp", self.mlp or mlp, depth)
+
+        compared = {}
+        weights = [0.0] * depth
+        if similarity is not None:
+            compared = {"similarity_over": similarity.over, "similarity_of": similarity.of}
+            weights = similarity.weights(depth)
+        receives = [
+            getattr(attention, "reads_maps", False) or weight > 0
+            for attention, weight in zip(attentions, weights, strict=True)
+        ]
+        emits = [*receives[1:], False]
+        blocks = []
+        for index in range(depth):
+            attention, carried = attentions[index], receives[index] or emits[index]
+            received = f"Received: {type(attention).__name__} for block {index}."
+            if receives[index] and (index == 0 or index in restarts):
+                raise ValueError(
+                    "`attention` must not read carried maps in the first block, whether of the "
+                    f"network, of a stage or after the class token: there are none. {received}"
+                )
+            if carried and not isinstance(attention, Attention):
+                raise ValueError(
+                    "`attention` must return an `Attention` for a block that takes or gives maps. "
+                    f"{received}"
+                )
+            maps = {}
+            if carried:
+                maps = {"takes_maps": receives[index], "gives_maps": emits[index], **compared}
+                maps["similarity"] = weights[index]
+            block = (CarryingBlock if carried else Block)(
                 attention,
-                mlp,
-                drop_path=rate,
+                mlps[index],
+                drop_path=float(rates[index]),
                 residual_dtype=self.residual_dtype,
-                name=name,
-                **connection,
+                name=names[index] if names else f"blocks_{index}",
+                **maps,
                 **arguments,
             )
-            for attention, mlp, rate, name, connection in zip(
-                attentions, mlps, rates, names, connections, strict=True
-            )
-        ]
+            blocks.append(block)
+        return blocks
 
     def head(
         self,
@@ -195,6 +243,8 @@ class Network:
         dim: int = 1,
     ) -> Layers:
         """Return the layers after the last norm: pooling, a classifier, both or none.
+
+        The classifier runs in float32 under every dtype policy.
 
         Args:
             num_class_tokens: Number of leading tokens that are not patches. With two,
@@ -225,103 +275,21 @@ class Network:
             pooling = self.pooling or ("token" if num_class_tokens else "avg")
             layers.append(TokenPooling(pooling, num_class_tokens, name="pool"))
         if self.include_top:
-            layers.append(classifier(classes, activation, **initializers(initialization, dim)))
+            starts = initializers(initialization, dim)
+            layers.append(
+                keras.layers.Dense(classes, activation, dtype="float32", name="head", **starts)
+            )
         return layers
 
-    def _rates(self, depth: int, rising: bool) -> list[float]:
-        """Return the rate of stochastic depth per block."""
-        check_counts(depth=depth)
-        if isinstance(self.drop_path, Real):
-            first = 0 if rising else self.drop_path
-            return [float(rate) for rate in np.linspace(first, self.drop_path, depth)]
-        if not isinstance(self.drop_path, (list, tuple)) or len(self.drop_path) != depth:
-            raise ValueError(
-                f"`drop_path` must be one rate, or a list of one rate per block, {depth}. "
-                f"Received: {self.drop_path!r}."
-            )
-        return [float(rate) for rate in self.drop_path]
 
-
-def connect_maps(
-    attentions: Layers, restarts: Collection[int] = (), similarity: Similarity | None = None
-) -> list[dict[str, Any]]:
-    """Return the `CarryingBlock` arguments that connect blocks by carried maps.
-
-    A block takes the maps of the previous block if its attention reads them
-    (`SharedAttention`, `AccumulatingAttention`), or if the similarity loss compares its own
-    maps with them.
-
-    Args:
-        attentions: The attention of each block.
-        restarts: Indices of blocks whose tokens differ from those of the previous block
-            (a class token is added, a stage begins). They take no maps.
-        similarity: The similarity loss; None for no loss.
-
-    Returns:
-        One dictionary per block, empty for a plain `Block`.
-
-    Raises:
-        ValueError: if the first block or one of `restarts` reads maps, or if a block that
-            takes or gives maps has no `Attention`.
-    """
-    depth = len(attentions)
-    weights = similarity.weights(depth) if similarity else [0.0] * depth
-    kind = (
-        {"similarity_over": similarity.over, "similarity_of": similarity.of} if similarity else {}
-    )
-    takes = [
-        getattr(attention, "reads_maps", False) or weight > 0
-        for attention, weight in zip(attentions, weights, strict=True)
-    ]
-    gives = [*takes[1:], False]
-    connections = []
-    for index, attention in enumerate(attentions):
-        name = type(attention).__name__
-        if takes[index] and (index == 0 or index in restarts):
-            raise ValueError(
-                "`attention` must not read carried maps in the first block, whether of the "
-                "network, of a stage or after the class token: there are none. "
-                f"Received: {name} for block {index}."
-            )
-        if not takes[index] and not gives[index]:
-            connections.append({})
-            continue
-        if not isinstance(attention, Attention):
-            raise ValueError(
-                "`attention` must return an `Attention` for a block that takes or gives maps. "
-                f"Received: {name} for block {index}."
-            )
-        connections.append(
-            {
-                "takes_maps": takes[index],
-                "gives_maps": gives[index],
-                "similarity": weights[index],
-                **kind,
-            }
-        )
-    return connections
-
-
-def classifier(
-    classes: int, activation: str | Callable | None, **arguments: Any
-) -> keras.layers.Dense:
-    """Return the classifier of one vector, which runs in float32 under every dtype policy."""
-    return keras.layers.Dense(
-        classes,
-        activation=activation,
-        dtype="float32",
-        name="head",
-        **arguments,
-    )
-
-
-def _made(argument: str, factory: Factory, depth: int) -> Layers:
+def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
     """Call a factory for every block and check the layers that it returns."""
     layers: Layers = []
     for index in range(depth):
-        makes = callable(factory) and not isinstance(factory, keras.layers.Layer)
-        layer = factory(index) if makes else factory
-        if not makes or not isinstance(layer, keras.layers.Layer):
+        # A layer is callable, but not a factory.
+        is_factory = callable(factory) and not isinstance(factory, keras.layers.Layer)
+        layer = factory(index) if is_factory else factory
+        if not is_factory or not isinstance(layer, keras.layers.Layer):
             raise ValueError(
                 f"`{argument}` must be a function that takes the index of a block and returns "
                 f"a layer. Received: {layer!r} for block {index}."

@@ -5,9 +5,10 @@ import importlib.metadata
 import json
 import numbers
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,37 +37,17 @@ from keras_vitx.weights.folder import (
     open_folder,
     read_config,
 )
-from keras_vitx.weights.hub import SCHEME, download, parse, upload
+from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
 from keras_vitx.weights.load import warn_not_finite
 from keras_vitx.weights.reading import open_checked_h5, open_weights
 
-# What a config may name in Keras, by module: layers of kinds that only compute. Others can run
-# code from their config, or open files named in it.
-_KINDS = {
-    "activations", "attention", "convolutional", "merging", "normalization", "pooling",
-    "regularization", "reshaping",
-}  # fmt: skip
-_ALLOWED = {
-    "keras": {"DTypePolicy", "FloatDTypePolicy"},
-    "keras.activations": {name for name, one in vars(keras.activations).items() if callable(one)},
-    "keras.layers": {"Dense", "EinsumDense", "Embedding", "Identity"}.union(
-        name
-        for name, one in vars(keras.layers).items()
-        if _KINDS.intersection(getattr(one, "__module__", "").split(".")[3:4])
-    ),
-    **{
-        f"keras.{module}": {
-            name for name, one in vars(getattr(keras, module)).items() if isinstance(one, type)
-        }
-        for module in (
-            "constraints",
-            "dtype_policies",
-            "initializers",
-            "quantizers",
-            "regularizers",
-        )
-    },
-}
+# What a config may name in Keras, by where it is defined. Of layers, the kinds that only compute:
+# others can run code from their config, or open files named in it.
+_PLAIN = re.compile(
+    r"keras\.src\.(?:activations\.activations|constraints|dtype_policies|initializers|quantizers"
+    r"|regularizers|layers\.(?:activations|attention|convolutional|merging|normalization|pooling"
+    r"|regularization|reshaping|core\.(?:dense|einsum_dense|embedding|identity)))\b"
+)
 
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
@@ -87,9 +68,8 @@ def save(
     The folder holds `config.json` (the model's layers, class names and preprocessing),
     `preprocessor_config.json` (the preprocessing, as Transformers' image processors spell it),
     `README.md` (a model card) and `model.safetensors`, the weights with the names of PyTorch
-    checkpoints. If a variable has no such name (LoRA,
-    quantized layers, layers of other families or custom layers), the weights are stored in
-    `model.weights.h5` instead. The folder is written atomically: a program that loads it
+    checkpoints. If a variable has no such name (LoRA, quantized layers, layers of other families
+    or custom layers), the weights are stored in `model.weights.h5` instead. The folder is written atomically: a program that loads it
     meanwhile sees the old model or the new one. `push` uploads it.
 
     Args:
@@ -121,18 +101,33 @@ def save(
             raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
         accuracy = float(accuracy)
     recipe = _as_data(recipe)
-    folder = _writable(folder, overwrite)
+    if os.fspath(folder).startswith(SCHEME):
+        raise ValueError(
+            "`folder` must be a folder, which `keras_vitx.push(folder, repository)` puts on the "
+            f"hub. Received: {folder!r}."
+        )
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"`folder` is a file: {folder}.")
+    if folder.is_dir() and not overwrite and any(folder.iterdir()):
+        raise FileExistsError(
+            f"`folder` already holds something, which stays as it is: {folder}. Give another, or "
+            "overwrite=True to replace the model in it."
+        )
 
     config = keras.saving.serialize_keras_object(model)
     # The layers build themselves, and the compile config is not saved.
     config = {key: config[key] for key in config if key not in ("build_config", "compile_config")}
     weights = SAFETENSORS if has_checkpoint_names(model) else KERAS_WEIGHTS
-    card = model_card(
-        model, weights, recipe, accuracy, dataset, license, sorted(foreign_objects(config))
-    )
+    custom_objects = sorted(foreign_objects(config))
+    card = model_card(model, weights, recipe, accuracy, dataset, license, custom_objects)
+    try:
+        version = importlib.metadata.version(LIBRARY)
+    except importlib.metadata.PackageNotFoundError:
+        version = None  # Imported from a checkout that isn't installed.
     about = {
         "library_name": LIBRARY,
-        "library_version": _version(),
+        "library_version": version,
         "keras_version": keras.__version__,
         "weights": weights,
         "recipe": recipe,
@@ -142,8 +137,12 @@ def save(
     remove_stale(folder)
     with atomic_write(folder) as temporary:
         if folder.exists():
-            # A copy, so that a failure leaves the folder unchanged.
-            shutil.copytree(folder, temporary, symlinks=True, ignore=_ignore_model(folder))
+            # A copy of the other files, so that a failure leaves the folder unchanged.
+            own = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
+            ignore = {os.fspath(folder): own}
+            shutil.copytree(
+                folder, temporary, symlinks=True, ignore=lambda here, _: ignore.get(str(here), ())
+            )
         else:
             temporary.mkdir()
         (temporary / CONFIG).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
@@ -180,14 +179,15 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
         OSError: if the source doesn't exist or can't be read.
     """
     source, custom_objects = os.fspath(source), dict(custom_objects or {})
-    if source.startswith(SCHEME):
-        return _load_from_hub(source, custom_objects)
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source.startswith(SCHEME) or path.is_dir():
         try:
-            with open_folder(path) as (config, name, weights):
-                model = _from_config(config, custom_objects)
-                _fill(model, name, weights)
+            if source.startswith(SCHEME):
+                model = _load_from_hub(parse(source), custom_objects)
+            else:
+                with open_folder(path) as (config, name, weights):
+                    model = _from_config(config, custom_objects)
+                    _fill(model, name, weights)
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from error
     elif path.suffix == ".keras":
@@ -205,8 +205,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     return model
 
 
-def _load_from_hub(source: str, custom_objects: dict) -> keras.Model:
-    address = parse(source)
+def _load_from_hub(address: Address, custom_objects: dict) -> keras.Model:
     for known in checkpoints_of(None):
         if known.source == SCHEME + address.repository:
             tokens = {"distillation_token": True} if known.distillation_token else {}
@@ -216,12 +215,9 @@ def _load_from_hub(source: str, custom_objects: dict) -> keras.Model:
     if path.parent.parent.name == "snapshots":
         # The same commit, should the branch move before the weights are downloaded.
         address = address._replace(revision=path.parent.name)
-    try:
-        config, name = read_config(path)
-        model = _from_config(config, custom_objects)
-        _fill(model, name, download(address._replace(file=name)))
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
+    config, name = read_config(path)
+    model = _from_config(config, custom_objects)
+    _fill(model, name, download(address._replace(file=name)))
     return model
 
 
@@ -321,29 +317,6 @@ def _reason(error: Exception) -> str:
     return (text or type(error).__name__).splitlines()[0][:300]
 
 
-def _writable(folder: str | os.PathLike, overwrite: bool) -> Path:
-    if os.fspath(folder).startswith(SCHEME):
-        raise ValueError(
-            "`folder` must be a folder, which `keras_vitx.push(folder, repository)` puts on the "
-            f"hub. Received: {folder!r}."
-        )
-    folder = Path(folder).expanduser().resolve()
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"`folder` is a file: {folder}.")
-    if folder.is_dir() and not overwrite and any(folder.iterdir()):
-        raise FileExistsError(
-            f"`folder` already holds something, which stays as it is: {folder}. Give another, or "
-            "overwrite=True to replace the model in it."
-        )
-    return folder
-
-
-def _ignore_model(folder: Path) -> Callable[[str, list[str]], Iterable[str]]:
-    """Return an `ignore` function for `copytree` that skips the files of the old model."""
-    own = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
-    return lambda here, names: own & set(names) if Path(here) == folder else ()
-
-
 def _as_data(recipe: Any) -> Any:
     if dataclasses.is_dataclass(recipe):
         recipe = dataclasses.asdict(recipe)
@@ -357,13 +330,6 @@ def _as_data(recipe: Any) -> Any:
     )
 
 
-def _version() -> str | None:
-    try:
-        return importlib.metadata.version(LIBRARY)
-    except importlib.metadata.PackageNotFoundError:
-        return None  # Imported from a checkout that isn't installed.
-
-
 def foreign_objects(config: Any) -> dict[str, str | None]:
     """Return the objects of a config that belong neither to this package nor to plain Keras.
 
@@ -373,30 +339,23 @@ def foreign_objects(config: Any) -> dict[str, str | None]:
     Returns:
         The defining module of each object according to the config, by registered name.
     """
-    found = {}
-    for part in _parts(config):
-        if isinstance(part, dict) and "class_name" in part:
-            name, registered, allowed = _resolve(part)
-            if not allowed:
-                module = part.get("module")
-                found[str(registered or name)] = module if isinstance(module, str) else None
+    found, parts = {}, [config]
+    for part in parts:
+        if isinstance(part, dict):
+            parts.extend(part.values())
+            if "class_name" in part:
+                name, registered, is_allowed = _resolve(part)
+                if not is_allowed:
+                    module = part.get("module")
+                    found[str(registered or name)] = module if isinstance(module, str) else None
+        elif isinstance(part, (list, tuple)):
+            parts.extend(part)
         elif isinstance(part, str) and ">" in part:
             # Keras replaces a registered name by the object anywhere in a config.
             known = keras.saving.get_registered_object(part)
             if known is not None and not _is_ours(known):
                 found.setdefault(part, getattr(known, "__module__", None))
     return found
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield a config and everything nested in it."""
-    yield value
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return
-    for item in value:
-        yield from _parts(item)
 
 
 def _resolve(entry: dict) -> tuple[Any, Any, bool]:
@@ -412,7 +371,17 @@ def _resolve(entry: dict) -> tuple[Any, Any, bool]:
     known = keras.saving.get_registered_object(registered)
     if known is not None:
         return name, registered, _is_ours(known)
-    return name, registered, isinstance(module, str) and name in _ALLOWED.get(module, ())
+    return name, registered, isinstance(module, str) and _is_plain(module, name)
+
+
+def _is_plain(module: str, name: str) -> bool:
+    """Return whether Keras's public `module` has a `name` that only computes."""
+    package, _, part = module.partition(".")
+    if package != "keras" or "." in part:
+        return False
+    known = getattr(getattr(keras, part, None) if part else keras, name, None)
+    is_kind = isinstance(known, type) or (part == "activations" and callable(known))
+    return is_kind and _PLAIN.match(getattr(known, "__module__", "")) is not None
 
 
 def _is_ours(known: Any) -> bool:

@@ -1,19 +1,13 @@
-"""Training on several outputs or several labels, and MixToken.
+"""The training step of a `Chain`: several heads, several labels, and MixToken.
 
-A model whose head has several classifiers (`DistilledHead`, `DenseHead`) returns one prediction.
-In the steps of `fit`, it returns the outputs of all classifiers by name, and each is compared
-with its labels. The prediction of one classifier may be compared with several labels, too.
-
-MixToken (Jiang et al., 2021) exchanges the patches in a box with those of the batch in reverse
-order, after the patch embedding. The class is that of both images, by the share of the area;
-every patch keeps the label of its own image: its output is exchanged back before the loss.
-Unlike CutMix, no patch sees pixels of two images. The batches choose the box, and pass it with
-the labels (`keras_vitx.training.MixToken`), so that a step is a function of its batch alone, and
-inference and saved files are as without it.
+In a step of `fit`, the model returns the logits of every classifier of its head by name, each of
+which is compared with its labels; otherwise, one prediction. The box of MixToken, in which patches
+are exchanged, comes with the labels (`keras_vitx.training.MixToken`), so that a step is a function
+of its batch alone.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -27,13 +21,16 @@ from keras_vitx.losses import FunctionLoss, PerHead, as_loss
 BOX = "mix_token"
 """Name of the box among the labels: bool `(batch, rows * columns)`, the same for all images."""
 
-Layers = list[keras.layers.Layer]
-
 
 class TrainsHeads:
     """The part of a model with `steps` that trains several heads; `Chain` inherits it."""
 
-    _after_forward = None
+    _step: contextlib.ExitStack | None = None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this is a step of `fit` or `train_on_batch`."""
+        return self._step is not None
 
     def compile(self, optimizer="rmsprop", loss=None, loss_weights=None, *args, **kwargs):
         """Compile as Keras does; losses and their weights may be dictionaries (`PerHead`).
@@ -54,14 +51,25 @@ class TrainsHeads:
             loss = PerHead({name: as_loss(each) for name, each in losses.items()}, loss_weights)
         super().compile(optimizer, loss, None, *args, **kwargs)
 
-    def call_heads(self, inputs: Any, return_parts: bool | None) -> Any:
-        """Run the layers in training; return the outputs of several heads by name.
+    def train_step(self, *args):
+        """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head."""
+        # The batch is the last argument; under JAX, the state comes before it.
+        *state, batch = args
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        if isinstance(y, dict) and BOX in y:
+            x = {self.inputs[0].name: keras.tree.flatten(x)[0], BOX: y[BOX]}
+        with contextlib.ExitStack() as step:
+            step.callback(setattr, self, "_step", None)
+            self._step = step
+            return super().train_step(*state, (x, y, sample_weight))
+
+    def logits_in_step(self, inputs: Any) -> dict[str, Any]:
+        """Run the layers in a step; return the logits of each head by name.
 
         Args:
-            inputs: Images; or a dictionary of them, as `train_step` makes it.
-            return_parts: Whether there is an output per head; None means in a dictionary only.
+            inputs: Images; or a dictionary of them and the box of MixToken.
         """
-        images, box = _unpack(inputs)
+        images, box = _images_and_box(inputs)
         x, (*body, head) = self.as_images(images), self.steps
         if box is not None:
             embedding = next((i for i, one in enumerate(body) if hasattr(one, "new_grid")), None)
@@ -69,32 +77,17 @@ class TrainsHeads:
                 raise ValueError("MixToken exchanges patches: the model has no patch embedding.")
             x = exchange(self.run(body[: embedding + 1], x, True), box)
             body = body[embedding + 1 :]
-        if return_parts is None:
-            return_parts = isinstance(inputs, dict)
         x = self.run(body, x, True)
-        with _without_activation(head) if self._takes_logits() else contextlib.nullcontext():
-            if return_parts and isinstance(head, SeveralHeads):
+        name, activation = _activation_of(head)
+        if name is not None:
+            setattr(head, name, keras.activations.linear)
+        try:
+            if isinstance(head, SeveralHeads):
                 return head(x, return_parts=True)
-            output = self.run([head], x, True)
-        return {"head": output} if self._takes_logits() else output
-
-    def train_step(self, *args):
-        """Run a step of `fit` or `train_on_batch`.
-
-        In it, the images come in a dictionary, with the box of MixToken if there is one; `call`
-        then returns one output per head: logits, if the loss has a form for them.
-        """
-        # The batch is the last argument; under JAX, the state comes before it.
-        *state, batch = args
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        box = {BOX: y[BOX]} if isinstance(y, dict) and BOX in y else {}
-        if box or isinstance(self.steps[-1], SeveralHeads) or self._loss_of_logits():
-            x = {self.inputs[0].name: keras.tree.flatten(x)[0], **box}
-        with contextlib.ExitStack() as self._after_forward:
-            try:
-                return super().train_step(*state, (x, y, sample_weight))
-            finally:
-                self._after_forward = None
+            return {"head": self.run([head], x, True)}
+        finally:
+            if name is not None:
+                setattr(head, name, activation)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         r"""Return the compiled loss; in training, the weighted sum of the losses of all heads.
@@ -116,20 +109,27 @@ class TrainsHeads:
         Raises:
             ValueError: if a dictionary of labels does not suit the heads or the loss.
         """
-        if self._after_forward is not None:
-            # For the rest of the step: the loss, the metrics and the optimizer.
-            self._after_forward.enter_context(layer_ops.numbers_on_device())
+        head, box = self.steps[-1], _images_and_box(x)[1]
         labels, weights = self._by_name(y), self._by_name(sample_weight)
-        box = _unpack(x)[1]
-        several = isinstance(y_pred, dict) or (training and (len(labels) > 1 or box is not None))
-        if not several or self.loss is None:
-            return super().compute_loss(x, labels["head"], y_pred, weights["head"], training)
-        loss = self._loss_of_logits() if self._takes_logits() else self.loss
-        loss = loss if isinstance(loss, PerHead) else PerHead({"head": as_loss(loss)})
-        if isinstance(y_pred, dict) and not isinstance(self.steps[-1], SeveralHeads):
-            y_pred = y_pred["head"]
-        outputs = y_pred
+        outputs, loss, of_logits = y_pred, self.loss, None
         if not isinstance(y_pred, dict):
+            outputs = {"head": y_pred}
+        elif self.in_step:
+            # For the rest of the step: the loss, the metrics and the optimizer.
+            self._step.enter_context(layer_ops.numbers_on_device())
+            activation = keras.activations.get(_activation_of(head)[1])
+            # Near 0 and 1, probabilities in float32 lose what their logits tell.
+            of_logits = _of_logits(loss, kind_of(activation))
+            if of_logits is None:
+                outputs = {name: activation(output) for name, output in y_pred.items()}
+        is_plain = len(outputs) == 1 and box is None and (len(labels) == 1 or not training)
+        if loss is None or (is_plain and of_logits is None):
+            return super().compute_loss(
+                x, labels["head"], outputs["head"], weights["head"], training
+            )
+        loss = of_logits or loss
+        loss = loss if isinstance(loss, PerHead) else PerHead({"head": as_loss(loss)})
+        if len(outputs) == 1:
             if not set(labels) <= set(loss.losses):
                 raise ValueError(
                     "`y` must have no names but those of the losses for a model with one "
@@ -137,10 +137,8 @@ class TrainsHeads:
                     f"`keras_vitx.losses.PerHead`. Received: labels {sorted(labels)}, and "
                     f"losses for {sorted(loss.losses)}."
                 )
-            outputs = dict.fromkeys(labels, y_pred)
-        elif box is not None and "aux_head" in y_pred:
-            outputs = {**y_pred, "aux_head": exchange(y_pred["aux_head"], box)}
-        factors = {**getattr(self.steps[-1], "loss_weights", {}), **loss.weights}
+            outputs = dict.fromkeys(labels, outputs["head"])
+        factors = {**getattr(head, "loss_weights", {}), **loss.weights}
         total = 0.0
         for name, output in outputs.items():
             compare = loss.losses.get(name, loss.losses["head"])
@@ -150,9 +148,11 @@ class TrainsHeads:
             )
             if weight is not None and len(weight.shape) == 1:
                 weight = _for_every_patch(weight, output)
-            # The patches keep the labels of their own images.
-            if box is None or name == "aux_head":
+            if box is None:
                 value = compare(label, output, weight)
+            elif name == "aux_head":
+                # The patches keep the labels of their own images.
+                value = compare(label, exchange(output, box), weight)
             else:
                 share = _share(box)
                 value = compare(label, output, _times(weight, 1 - share))
@@ -168,28 +168,15 @@ class TrainsHeads:
 
         With MixToken, the labels are those of the images that cover the larger part.
         """
-        label, box = self._by_name(y)["head"], _unpack(x)[1]
+        label, box = self._by_name(y)["head"], _images_and_box(x)[1]
         if box is not None:
             own = ops.expand_dims(_share(box) <= 0.5, list(range(1, len(label.shape))))
             label = ops.where(own, label, ops.flip(label, 0))
-        output = y_pred
         if isinstance(y_pred, dict):
-            output = y_pred["head"]
-            if self._loss_of_logits():
-                output = getattr(self.steps[-1], _activation_of(self.steps[-1]))(output)
-        return super().compute_metrics(x, label, output, self._by_name(sample_weight)["head"])
-
-    def _loss_of_logits(self) -> keras.losses.Loss | None:
-        """Return the compiled loss as one of logits, or None if the head or the loss has none.
-
-        Near 0 and 1, probabilities in float32 lose what their logits tell.
-        """
-        name = _activation_of(self.steps[-1])
-        return name and _of_logits(self.loss, kind_of(getattr(self.steps[-1], name)))
-
-    def _takes_logits(self) -> bool:
-        """Return whether this is a step of `fit` whose loss takes logits."""
-        return self._after_forward is not None and self._loss_of_logits() is not None
+            y_pred = y_pred["head"]
+            if self.in_step:
+                y_pred = keras.activations.get(_activation_of(self.steps[-1])[1])(y_pred)
+        return super().compute_metrics(x, label, y_pred, self._by_name(sample_weight)["head"])
 
     def _by_name(self, values: Any) -> dict[str, Any]:
         """Return labels or sample weights by name, without the box."""
@@ -221,31 +208,24 @@ def _of_logits(loss: Any, activation: str | None) -> keras.losses.Loss | None:
     if isinstance(loss, PerHead):
         losses = {name: _of_logits(each, activation) for name, each in loss.losses.items()}
         return None if None in losses.values() else PerHead(losses, loss.weights)
-    if activation is None or getattr(loss, "activation", None) != activation or loss.from_logits:
+    if getattr(loss, "activation", None) != activation or loss.from_logits:
         return None
     return type(loss).from_config({**loss.get_config(), "from_logits": True})
 
 
-def _activation_of(head: keras.layers.Layer) -> str | None:
-    """Return the name of the attribute of a head that is its activation."""
-    return next((name for name in ("act", "activation") if hasattr(head, name)), None)
+def _activation_of(head: keras.layers.Layer) -> tuple[str | None, Any]:
+    """Return the attribute of a head that is its softmax or sigmoid, and this; or None, linear."""
+    for name in ("act", "activation"):
+        activation = getattr(head, name, None)
+        if kind_of(activation) in ("softmax", "sigmoid"):
+            return name, activation
+    return None, keras.activations.linear
 
 
-@contextlib.contextmanager
-def _without_activation(head: keras.layers.Layer) -> Iterator[None]:
-    name = _activation_of(head)
-    activation = getattr(head, name)
-    setattr(head, name, keras.activations.linear)
-    try:
-        yield
-    finally:
-        setattr(head, name, activation)
-
-
-def _unpack(inputs: Any) -> tuple[Any, Any]:
+def _images_and_box(inputs: Any) -> tuple[Any, Any]:
     """Return the images of the inputs of a model, and MixToken's box or None."""
     if not isinstance(inputs, dict):
-        return keras.tree.flatten(inputs)[0], None
+        return inputs, None
     return next(value for name, value in inputs.items() if name != BOX), inputs.get(BOX)
 
 

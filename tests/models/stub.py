@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 
 import keras_vitx as kv
-from keras_vitx.models import FAMILIES, MODELS
+from keras_vitx.models.build import FAMILIES, MODELS
 
 PATH = Path(kv.models.__file__).with_name("sizes.pyi")
 HEAD = """# Written by tests/models/stub.py from the signatures at run time; a test compares them.

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vitx as kv
 from keras_vitx.cli.list import _columns
-from keras_vitx.layers import MLP, Attention, PatchEmbedding, SharedAttention, TalkingHeadsAttention
+from keras_vitx.layers import MLP, PatchEmbedding, TalkingHeadsAttention
 from keras_vitx.models import build
-from keras_vitx.models.network import Network, Similarity, connect_maps
+from keras_vitx.models.network import Network
 from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights import names, to_checkpoint
@@ -86,21 +86,6 @@ def test_released_preprocessing():
 def test_released_stochastic_depth():
     for name in kv.list_models("DeepViT_[!M]*") + [f"ViT_{depth}B" for depth in (16, 24, 32)]:
         assert kv.models.MODELS[name].data["drop_path"] == 0.2
-
-
-def test_connections():
-    plain, sharing = Attention(2), SharedAttention(2)
-    assert connect_maps([plain, plain]) == [{}, {}]
-    takes, gives = ([c.get(k, False) for c in connect_maps([plain, sharing, plain, sharing])]
-                    for k in ("takes_maps", "gives_maps"))  # fmt: skip
-    assert takes == [False, True, False, True]
-    assert gives == [True, False, True, False]
-    with pytest.raises(ValueError, match="for block 1"):
-        connect_maps([plain, sharing], restarts=[1])
-    compared = connect_maps([plain] * 4, similarity=Similarity(0.3, 2, "queries"))
-    assert [c.get("similarity") for c in compared] == [0.0, 0.15, 0.15, None]
-    with pytest.raises(ValueError, match="SharedAttention for block 0"):
-        connect_maps([sharing])
 
 
 @pytest.fixture

@@ -108,8 +108,3 @@ def test_files_of_before():
     assert type(model.optimizer.inner_optimizer) is type(keras.optimizers.AdamW())
     assert model.jit_compile == (BACKEND == "jax")
     assert np.isfinite(model.train_on_batch(IMAGES, LABELS)[0])
-
-
-def test_what_is_not_compiled():
-    model = FAMILIES["CaiT"]()
-    assert model.get_compile_config() == {}

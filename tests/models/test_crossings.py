@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from harness import BACKEND, FAMILIES, array, close, numbers, randomize
 
-from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -94,12 +93,6 @@ def test_crossings(case, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert [v.path for v in loaded.weights] == [v.path for v in model.weights]
     close(array(loaded(IMAGES)), array(model(IMAGES)), 1e-6)
-    plain = FAMILIES[family]()
-    assert {v.path for v in plain.weights} != {v.path for v in model.weights} or (
-        {type(part) for part in sublayers(plain)} != {type(part) for part in sublayers(model)}
-    )
-    images = array(model(IMAGES))
-    assert np.isfinite(images).all()
 
 
 def test_every_family_is_crossed():

@@ -23,7 +23,6 @@ from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import Block
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 families_here = pytest.mark.parametrize("family", FAMILIES_HERE)
@@ -261,33 +260,10 @@ def test_without_a_classifier(family):
         patches = y[:, -4:]
         expected = {"token": y[:, 0], "avg": patches.mean(1), "max": patches.max(1)}[pooling]
         close(array(pooled(IMAGES)), expected)
-
-
-@once
-@every_family
-def test_pooling_under_a_classifier(family):
-    for pooling in poolings(family):
-        model = FAMILIES[family](pooling=pooling, classifier_activation=None)
-        features = FAMILIES[family](include_top=False, pooling=pooling)
-        features.set_weights(model.get_weights()[:-2])
-        kernel, bias = model.get_weights()[-2:]
-        close(array(model(IMAGES)), array(features(IMAGES)) @ kernel + bias)
-
-
-@families_here
-def test_features_can_be_cut_out(family):
-    model = FAMILIES[family]()
-    # A pair for blocks with carried maps.
-    cut = keras.Model(model.input, [block.output for block in blocks(model)])
-    x = ops.convert_to_tensor(IMAGES)
-    outputs = []
-    for layer in model.steps:
-        x = layer(x)
-        if isinstance(layer, Block):
-            outputs.append(x)
-    found = keras.tree.flatten(cut(IMAGES))
-    for one, other in zip(found, keras.tree.flatten(outputs), strict=True):
-        close(array(one), array(other))
+        classifier = make(pooling=pooling, classifier_activation=None)
+        classifier.set_weights([*tokens.get_weights(), *classifier.get_weights()[-2:]])
+        kernel, bias = classifier.get_weights()[-2:]
+        close(array(classifier(IMAGES)), expected @ kernel + bias)
 
 
 @once

@@ -37,18 +37,6 @@ PEERS = {
         ("convit", "ConVit"),
         {"embed_dim": 16, "depth": 3, "num_heads": 6, "local_up_to_layer": 2},
     ),
-    "PiT": (
-        lambda **c: kv.PiT((48, 96), (2, 2), (2, 4), **COMMON, stride=8, **c),
-        ("pit", "PoolingVisionTransformer"),
-        {
-            "stride": 8,
-            "stem_type": "overlap",
-            "base_dims": [24, 24],
-            "depth": [2, 2],
-            "heads": [2, 4],
-            "mlp_ratio": 4,
-        },
-    ),
     "PiT/distilled": (
         lambda **c: kv.PiT(
             (48, 96), (2, 2), (2, 4), distillation_token=True, **COMMON, stride=8, **c

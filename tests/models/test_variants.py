@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array, blocks, close, numbers, randomize
+from harness import FAMILIES, array, blocks, close, numbers
 
 from keras_vitx.analysis import attention_scores
 from keras_vitx.keras_internals import sublayers
@@ -13,12 +13,9 @@ from keras_vitx.layers import (
     MLP,
     ClassBlock,
     ContextBroadcasting,
-    ConvStem,
-    DenseHead,
     DistilledHead,
     LayerScale,
     LocalMapConvolution,
-    PatchEmbedding,
     PositionalAttention,
     ReAttention,
     Refinement,
@@ -85,14 +82,6 @@ def test_dropout(family):
     for rate in (0.0, 0.25):
         model = FAMILIES[family](dropout=rate)
         assert {part.drop.rate for part in parts(model, MLP)} == {rate}
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "Mixer"])
-def test_hidden_width(family):
-    model = FAMILIES[family](mlp_ratio=2.5)
-    for block in blocks(model):
-        dim, hidden = block.mlp.fc1.kernel.shape
-        assert hidden == int(2.5 * dim)
 
 
 @pytest.mark.parametrize("family", ("CaiT", "ViT"))
@@ -186,12 +175,6 @@ def test_local_blocks_of_convit():
         assert [step.name for step in model.steps].index("cls_token") == 2 + depth
 
 
-def test_sums_of_logits_in_convit():
-    model = checked("ConViT", gated=False)
-    assert kinds(model) == ["PositionalAttention", "PositionalAttention", "Attention"]
-    assert not any("gating_param" in variable.path for variable in model.weights)
-
-
 def test_convolutional_start_of_convit():
     def start(**arguments):
         attention = blocks(checked("ConViT", **arguments))[0].attention
@@ -248,14 +231,6 @@ def test_depths_of_deepvit():
     assert depths(re_attention_depth=0, shared_depth=2) == ([1, 2], [1, 2])
 
 
-def test_shared_maps_of_deepvit():
-    model = FAMILIES["DeepViT"](re_attention_depth=0, shared_depth=1)
-    randomize(model)
-    first, second = (maps for _, maps in attention_scores(model, IMAGES))
-    re_attention = blocks(model)[1].attention.on_weights[0]
-    close(second, array(re_attention(first)))
-
-
 def total_loss(model):
     model(IMAGES, training=True)
     return sum(float(array(loss)) for loss in model.losses)
@@ -287,43 +262,6 @@ def test_similarity(family):
     assert abs(total_loss(over) - total_loss(model)) > 1e-5
 
 
-def test_map_scale_of_deepvit():
-    def scales(**arguments):
-        model = checked("DeepViT", **arguments)
-        return {part.map_scale for part in parts(model, ReAttention)}
-
-    assert scales() == {1.0}
-    assert scales(map_scale=0.25) == {0.25}
-    # Heads are 4 wide.
-    assert scales(map_scale="head") == {0.5}
-    assert scales(map_scale="head", shared_depth=1) == {0.5}
-
-
-@pytest.mark.parametrize(
-    ("family", "channels"), [("DeepViT", (64, 64)), ("RefinedViT", (32, 64, 128))]
-)
-def test_stems(family, channels):
-    stem = checked(family, conv_stem=True).get_layer("patch_embed")
-    assert isinstance(stem, ConvStem)
-    assert stem.channels == channels
-    assert isinstance(checked(family, conv_stem=False).get_layer("patch_embed"), PatchEmbedding)
-
-
-@pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
-def test_residual_scale(family):
-    model = checked(family, residual_scale=0.25, drop_path=0.0)
-    block = blocks(model)[0]
-    assert [block.residual_scale for block in blocks(model)] == [0.25] * len(blocks(model))
-    block.gives_maps = False
-    for part in (block.attention.proj, block.mlp.fc2):
-        part.kernel.assign(np.zeros(part.kernel.shape))
-    for scale in parts(block, LayerScale):
-        scale.gamma.assign(np.ones(8))
-    block.attention.proj.bias.assign(np.ones(8))
-    x = numbers((1, 5, 8))
-    close(array(block(x)) - x, np.full((1, 5, 8), 4.0))
-
-
 def test_refiners():
     def found(refiner, **arguments):
         model = checked("RefinedViT", refiner=refiner, **arguments)
@@ -336,22 +274,6 @@ def test_refiners():
     assert found(None, shared_depth=0) == ([own] * 3, [], [])
     assert found(None, shared_depth=2) == ([own, shared, shared], [], [])
     assert found("released", shared_depth=2) == ([own, shared, shared], [1, 2], [])
-
-
-def test_shared_maps_of_refined_vit():
-    model = FAMILIES["RefinedViT"](refiner=None, shared_depth=2)
-    randomize(model)
-    first, *others = (maps for _, maps in attention_scores(model, IMAGES))
-    for maps in others:
-        np.testing.assert_array_equal(maps, first)
-
-
-def test_inside_of_the_released_refiner():
-    (refinement,) = parts(checked("RefinedViT", expansion=4, kernel_size=5), ResidualRefinement)
-    assert tuple(refinement.conv_exp.kernel.shape) == (8, 2)
-    assert tuple(refinement.depth_sep_conv.kernel.shape) == (8, 1, 5, 5)
-    assert tuple(refinement.conv_pro.kernel.shape) == (2, 8)
-    assert refinement.map_scale == 0.5
 
 
 def test_inside_of_the_papers_refiner():
@@ -367,20 +289,6 @@ def test_inside_of_the_papers_refiner():
         model = checked("RefinedViT", constraint=constraint, **paper)
         local = parts(model, LocalMapConvolution)[0]
         assert (local.constraint, tuple(local.kernel.shape)) == (constraint, shape)
-
-
-def test_dense_head_of_refined_vit():
-    model = checked("RefinedViT", dense_head=True)
-    assert isinstance(model.steps[-1], DenseHead)
-    assert model.steps[-2].name == "norm"
-    assert FAMILIES["RefinedViT"](dense_head=True, include_top=False).steps[-1].name == "norm"
-
-
-def test_scale_of_channels_in_refined_vit():
-    scales = parts(checked("RefinedViT", layer_scale=0.5), LayerScale)
-    assert len(scales) == 3
-    assert all((array(scale.gamma) == 0.5).all() for scale in scales)
-    assert not parts(checked("RefinedViT", layer_scale=None), LayerScale)
 
 
 def test_places_of_context_broadcasting():
@@ -437,13 +345,6 @@ def test_stages_of_pit():
         "transformers_2_blocks_0",
         "transformers_2_blocks_1",
     ]
-
-
-def test_widths_of_mixer():
-    model = checked("Mixer", mlp_ratio=(1.5, 3.0))
-    block = blocks(model)[0]
-    assert tuple(block.attention.mlp.fc1.kernel.shape) == (4, 12)
-    assert tuple(block.mlp.fc1.kernel.shape) == (8, 24)
 
 
 # Layers given by the caller.
