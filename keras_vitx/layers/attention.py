@@ -227,7 +227,7 @@ def check_shared_maps(tokens: tuple, maps: tuple, num_heads: int) -> None:
         for found, wanted in zip(maps[1:], expected, strict=True)
     ):
         raise ValueError(
-            "The shared maps must have the shape (batch, heads, tokens, tokens) of the "
+            "The carried maps must have the shape (batch, heads, tokens, tokens) of the "
             f"attention that receives them, (None, {', '.join(map(str, expected))}). "
             f"Received: maps of shape {tuple(maps)}."
         )

@@ -47,7 +47,7 @@ class NormalizedBlock(Layer):
         )
         self.norm = keras.layers.BatchNormalization(momentum=0.5, dtype=dtype, name="norm")
         self.drop = keras.layers.Dropout(dropout, dtype=dtype, name="drop")
-        self.fc2 = self.dense(6, "fc2", fan_in=6)
+        self.fc2 = keras.layers.Dense(6, dtype=dtype, name="fc2")
         self.branch = DropPath(drop_path, dtype=dtype, name="branch")
 
     def build(self, input_shape):
