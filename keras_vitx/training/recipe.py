@@ -18,11 +18,11 @@ from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.text import nearest
 
 # Numbers and the interval in which they must be.
-Count = Annotated[int, "[1, inf)"]
-CountOrZero = Annotated[int, "[0, inf)"]
-Positive = Annotated[float, "(0, inf)"]
-NotNegative = Annotated[float, "[0, inf)"]
-Rate = Annotated[float, "[0, 1)"]
+PositiveInt = Annotated[int, "[1, inf)"]
+NonNegativeInt = Annotated[int, "[0, inf)"]
+PositiveFloat = Annotated[float, "(0, inf)"]
+NonNegativeFloat = Annotated[float, "[0, inf)"]
+Fraction = Annotated[float, "[0, 1)"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
 
@@ -96,45 +96,45 @@ class Recipe:
     """
 
     name: str
-    epochs: Count = 10
-    batch_size: Count = 64
-    learning_rate: Positive = 5e-4
-    base_batch_size: Count | None = None
-    warmup_epochs: NotNegative = 1.0
-    warmup_learning_rate: NotNegative = 0.0
+    epochs: PositiveInt = 10
+    batch_size: PositiveInt = 64
+    learning_rate: PositiveFloat = 5e-4
+    base_batch_size: PositiveInt | None = None
+    warmup_epochs: NonNegativeFloat = 1.0
+    warmup_learning_rate: NonNegativeFloat = 0.0
     decay: Literal["cosine", "constant"] = "cosine"
-    final_learning_rate: NotNegative = 1e-6
-    cooldown_epochs: CountOrZero = 0
-    steps_per_epoch: Count | None = None
-    min_updates: Count | None = None
-    freeze_epochs: CountOrZero = 0
-    patience: Count | None = None
+    final_learning_rate: NonNegativeFloat = 1e-6
+    cooldown_epochs: NonNegativeInt = 0
+    steps_per_epoch: PositiveInt | None = None
+    min_updates: PositiveInt | None = None
+    freeze_epochs: NonNegativeInt = 0
+    patience: PositiveInt | None = None
 
     algorithm: Literal["adamw", "muon"] = "adamw"
-    weight_decay: NotNegative = 0.05
-    beta_1: Rate = 0.9
-    beta_2: Rate = 0.999
-    epsilon: Positive = 1e-8
-    clip_norm: Positive | None = None
+    weight_decay: NonNegativeFloat = 0.05
+    beta_1: Fraction = 0.9
+    beta_2: Fraction = 0.999
+    epsilon: PositiveFloat = 1e-8
+    clip_norm: PositiveFloat | None = None
     layer_decay: Annotated[float, "(0, 1]"] | None = None
     ema: Annotated[float, "(0, 1)"] | None = None
-    accumulate_steps: Count = 1
+    accumulate_steps: PositiveInt = 1
 
     augmentation: Augmentation | None = field(default_factory=Augmentation)
     mixing: Mixing | None = None
 
-    drop_path: Rate | None = None
+    drop_path: Fraction | None = None
     drop_path_rises: bool = True
-    similarity: NotNegative | None = None
-    similarity_depth: Count | None = None
+    similarity: NonNegativeFloat | None = None
+    similarity_depth: PositiveInt | None = None
     remat: bool | None = None
-    crop_ratio: Positive | None = None
+    crop_ratio: PositiveFloat | None = None
     precision: Precision | None = None
 
-    label_smoothing: Rate = 0.1
+    label_smoothing: Fraction = 0.1
     mix_token: bool = False
     distillation: Literal["hard", "soft"] | None = None
-    temperature: Positive = 3.0
+    temperature: PositiveFloat = 3.0
     distillation_weight: Annotated[float, "[0, 1]"] | None = None
 
     result: Literal["last", "best"] = "best"
