@@ -56,18 +56,6 @@ def test_a_size_is_named(file_of):
         kv.CaiT_XXS24(weights=path)
 
 
-@pytest.mark.parametrize("widths", [(408, 420), (420, 408)])
-def test_both_widths_of_deepvit_l_are_said(file_of, widths):
-    def make(dim, **arguments):
-        return kv.DeepViT_L(dim=dim, depth=2, re_attention_depth=1, **arguments)
-
-    in_file, in_model = widths
-    path = file_of(make(in_file))
-    with pytest.raises(ValueError, match=f"2 blocks, {in_file} wide.*408.*420.*give `dim`"):
-        make(in_model, weights=path)
-    make(in_file, weights=path)
-
-
 def test_the_argument_for_a_head_is_said(file_of):
     for family, argument in (("ViT", "distillation_token"), ("RefinedViT", "dense_head")):
         for given in (True, False):

@@ -267,21 +267,6 @@ def test_a_killed_download_leaves_no_file(online, tmp_path):
     assert path.read_bytes() == online.content
 
 
-def test_a_damaged_file_is_downloaded_again_once(online):
-    path = hub.download("hf://someone/cait")
-    damage(path.resolve())
-    assert hub.download("hf://someone/cait") == path
-    assert path.read_bytes() == online.content
-    assert online.ranges == [None, None]
-    with pytest.raises(ValueError, match=f"{sha256(online.content)}.*{'0' * 64}.*Delete"):
-        hub.download("hf://someone/cait", "0" * 64)
-    assert online.ranges == [None] * 3
-    found = sha256(damage(path.resolve()))
-    online.gone = True
-    with pytest.raises(ValueError, match=f"{found}.*{sha256(online.content)}.*Delete"):
-        hub.download("hf://someone/cait")
-
-
 @pytest.mark.parametrize("status", [403, 404, 429, 500])
 def test_the_status_and_the_endpoint_are_said(online, monkeypatch, status):
     from huggingface_hub import file_download
