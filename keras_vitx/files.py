@@ -8,16 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_vitx.renamed import renamed_names
-
 try:
     import fcntl
 except ImportError:  # Windows, where no folder is locked, nor removed if it is left.
     fcntl = None
-
-__getattr__ = renamed_names(
-    __name__, written_whole="atomic_write", remove_unfinished="remove_stale"
-)
 
 
 @contextlib.contextmanager
@@ -77,22 +71,19 @@ def move(temporary: Path, path: Path) -> None:
             raise
 
 
-def stale_temporaries(path: Path) -> list[Path]:
-    """Return the paths of `temporary_beside(path)` that killed processes have left."""
-    found = path.parent.iterdir() if path.parent.is_dir() else ()
-    return [each / path.name for each in found if each.name.rpartition("-")[0] == _hidden(path)]
-
-
 def remove_stale(path: Path) -> None:
     """Remove what killed processes have left of `path`; other processes may be writing it."""
-    for temporary in stale_temporaries(path):
-        with _locked(temporary.parent) as is_free:
-            if not is_free:
-                continue
-            old = _old(temporary)
-            if old.exists() and not os.path.lexists(path):
-                old.rename(path)
-            shutil.rmtree(temporary.parent, ignore_errors=True)
+    if not path.parent.is_dir():
+        return
+    for folder in path.parent.iterdir():
+        if folder.name.rpartition("-")[0] != _hidden(path):
+            continue
+        with _locked(folder) as is_free:
+            if is_free:
+                old = _old(folder / path.name)
+                if old.exists() and not os.path.lexists(path):
+                    old.rename(path)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -114,15 +105,15 @@ def _locked(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _hidden(path):
+def _hidden(path: Path) -> str:
     return f".unfinished-{path.name}"
 
 
-def _old(temporary):
+def _old(temporary: Path) -> Path:
     return temporary.with_name(f"{temporary.name}.old")
 
 
-def _exchange(path, other):
+def _exchange(path: Path, other: Path) -> bool:
     """Exchange two paths in one step, and return whether the system can (Linux)."""
     rename = None if os.name == "nt" else getattr(ctypes.CDLL(None), "renameat2", None)
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE

@@ -1,9 +1,8 @@
 """Strict conversion between the arrays of a file and the variables of a model."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -14,7 +13,6 @@ from keras_vitx.weights.names import (
     Sizes,
     checkpoint_name,
     from_keras,
-    identify,
     is_head,
     looks_like,
     shape_in_checkpoint,
@@ -35,37 +33,27 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """Checked arrays for the variables of a model, read lazily, one at a time.
+    """The variables of a model and their checked arrays, which iterating reads one at a time."""
 
-    Attributes:
-        pairs: Pairs of a variable and a function that returns its array (float32, of the
-            variable's shape).
-        head: Whether the classifier is included.
-        classes: Number of classes in the file; None if it has no classifier.
-    """
-
-    pairs: list[tuple[Any, Callable[[], np.ndarray]]]
-    head: bool
-    classes: int | None
+    tensors: Tensors
+    entries: "list[tuple[_Entry, Grid | None]]"
+    head: bool  # Whether the classifier is included.
+    classes: int | None  # In the file; None if it has no classifier.
 
     def __iter__(self) -> Iterator[tuple[Any, np.ndarray]]:
-        for variable, read in self.pairs:
-            yield variable, read()
+        for entry, grid in self.entries:
+            yield entry.variable, _read(entry, grid, self.tensors)
 
 
 class _Entry(NamedTuple):
-    """A variable, and the name, layout and shape of its array in a file.
-
-    `positions` is the layer of position embeddings; `on_image`, whether it is the kernel of the
-    convolution on the image.
-    """
+    """A variable, and the name, layout and shape of its array in a file."""
 
     variable: Any
     name: str
     layout: str
     shape: tuple[int, ...]
-    positions: Any
-    on_image: bool
+    positions: Any  # The layer, of position embeddings.
+    on_image: bool  # Whether it is the kernel of the convolution on the image.
 
 
 def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
@@ -74,15 +62,7 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
     Names and axes follow the family's rename table. Position embeddings are resampled
     to the model's grid, and the kernel of the first convolution is adapted to the
     model's image channels. The classifier is skipped if its number of classes differs
-    or if the model has none. Any other difference is an error.
-
-    Args:
-        tensors: An opened file.
-        model: A built model.
-        sizes: The identity of each known size, used to name one in errors.
-
-    Returns:
-        A `Conversion`. Arrays are read only when it is iterated over.
+    or if the model has none. Any other difference is an error, which uses `sizes` to name one.
 
     Raises:
         ValueError: if arrays are missing, unexpected or of another shape; the message
@@ -100,7 +80,7 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
     missing = [entry.name for entry in entries if entry.name not in shapes]
     extra = sorted(set(shapes) - {entry.name for entry in entries})
     wrong: dict[str, str] = {}
-    pairs = []
+    found = []
     for entry in entries:
         if entry.name not in shapes:
             continue
@@ -111,10 +91,10 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
         elif grid is None and shape != entry.shape and not _reads_rgb(entry, shape):
             wrong[entry.name] = f"{shape} in the file, {entry.shape} in the model"
         else:
-            pairs.append((entry.variable, partial(_read, entry, grid, tensors)))
+            found.append((entry, grid))
     if missing or extra or wrong:
         raise ValueError(_complaint(missing, extra, wrong, len(entries), tensors, model, sizes))
-    return Conversion(pairs, head=bool(heads) and same, classes=classes)
+    return Conversion(tensors, found, head=bool(heads) and same, classes=classes)
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:
@@ -214,14 +194,8 @@ def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
 
     For one channel the kernel is summed over its input channels, which equals a gray image
     repeated in all three. For other counts the input channels are repeated cyclically and
-    scaled by 3 / channels, so that the magnitude of the outputs is kept.
-
-    Args:
-        kernel: (height, width, 3, outputs).
-        channels: Number of image channels.
-
-    Returns:
-        (height, width, channels, outputs).
+    scaled by 3 / channels, so that the magnitude of the outputs is kept. Shapes are
+    (height, width, 3, outputs) and (height, width, channels, outputs).
     """
     rgb = kernel.shape[-2]
     if channels == rgb:
@@ -238,10 +212,6 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes
         said.append(f"It says it was saved from {tensors.description.model!r}.")
     if len(missing) + len(wrong) > count / 2:
         said.append(f"It looks like {looks_like(tensors.shapes, sizes)}.")
-        own = {variable.path: tuple(variable.shape) for variable in model.weights}
-        widths = {found.dim for found in (identify(tensors.shapes), identify(own)) if found}
-        if model.family == "DeepViT" and widths == {408, 420}:
-            said.append("DeepViT-L is 408 wide in its paper's text, 420 in Table 7: give `dim`.")
     if missing and all(is_head(name) for name in missing):
         said.append("It has no classifier: build the model with include_top=False.")
     for argument, mark in OPTIONS.items():

@@ -22,20 +22,13 @@ class Refused(ValueError):
 class Description:
     """What a saved model is, which can't be read off its tensors.
 
-    Attributes:
-        model: The model's name.
-        family: Its family, such as "CaiT", or None.
-        grid: (rows, columns) of its patches, or None if it has no positions.
-        class_names: One name per class, or None.
-        preprocessing: Preprocessing of its images, or None.
-
     Raises:
-        ValueError: if a value is malformed; the message names the attribute.
+        ValueError: if a value is malformed; the message names it.
     """
 
-    model: str
+    model: str  # The model's name.
     family: str | None
-    grid: Grid | None
+    grid: Grid | None  # (rows, columns) of its patches, if it has positions.
     class_names: tuple[str, ...] | None
     preprocessing: Preprocessing | None
 
@@ -67,11 +60,7 @@ class Description:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str] | None) -> "Description | None":
-        """Read a description from safetensors metadata; None unless `save_safetensors` wrote it.
-
-        Raises:
-            ValueError: if an entry is missing or malformed.
-        """
+        """Read a description from safetensors metadata; None unless `save_safetensors` wrote it."""
         if not metadata or metadata.get("library") != LIBRARY:
             return None
         with _about("metadata"):
@@ -82,14 +71,7 @@ class Description:
 
     @classmethod
     def from_config(cls, config: Any) -> "Description":
-        """Read a description from the config of a saved `Chain`, without building the model.
-
-        Args:
-            config: The result of `keras.saving.serialize_keras_object`, from JSON.
-
-        Raises:
-            ValueError: if an entry is missing or malformed.
-        """
+        """Read a description from the config of a saved `Chain`, without building the model."""
         with _about(CONFIG):
             config = config.get("config") if isinstance(config, dict) else None
             if not isinstance(config, dict):

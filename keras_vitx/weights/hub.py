@@ -1,6 +1,5 @@
 """Files on the Hugging Face hub, and files that ship with the project."""
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -8,22 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from keras_vitx.weights.description import Refused
+
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Address(NamedTuple):
-    """A file on the hub.
+    """A file on the hub."""
 
-    Attributes:
-        repository: "owner/repo".
-        file: Path of the file in the repository.
-        revision: Branch, tag or commit; None for the main branch.
-    """
-
-    repository: str
+    repository: str  # "owner/repo"
     file: str = "model.safetensors"
-    revision: str | None = None
+    revision: str | None = None  # Branch, tag or commit.
 
     def __str__(self):
         revision = f"@{quote(self.revision, safe='')}" if self.revision else ""
@@ -63,12 +58,7 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if necessary.
 
     A copy in the hub's cache is used without contacting the hub. It is checked against `sha256`,
-    or else against the hash in its name in the cache. If the hash differs, the file is downloaded
-    again, once.
-
-    Args:
-        address: As in `parse`.
-        sha256: SHA-256 of the file, or a prefix of it; None if unknown.
+    or a prefix of it, or else against the hash in its name in the cache.
 
     Raises:
         ValueError: if the address is malformed, the hash of the file is wrong, or the hub
@@ -79,22 +69,14 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     where = parse(address) if isinstance(address, str) else address
-
-    def get(**options) -> Path:
-        if "local_files_only" not in options:
-            _check_names(where)
-        return Path(
-            hf_hub_download(where.repository, where.file, revision=where.revision, **options)
-        )
-
-    cached = True
+    file = {"repo_id": where.repository, "filename": where.file, "revision": where.revision}
     try:
         try:
-            path = get(local_files_only=True)
+            path = hf_hub_download(**file, local_files_only=True)
         except LocalEntryNotFoundError:
-            cached = False
-            path = get()
-    except (HFValidationError, _NotHexadecimal) as error:
+            _check_names(where)
+            path = hf_hub_download(**file)
+    except (HFValidationError, Refused) as error:
         raise ValueError(f"weights='{where}': the hub's names can't be used. {error}") from error
     except Exception as error:  # Network libraries raise their own types.
         revision = quote(where.revision or "main", safe="")
@@ -107,35 +89,19 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
             f"The cause: {_network_cause(error)}."
         ) from error
     # The hub's cache names large files by their hash.
-    name = path.resolve().name
-    sha256 = sha256 or (name if SHA256.fullmatch(name) else None)
+    blob = Path(path).resolve()
+    known = sha256 or (blob.name if SHA256.fullmatch(blob.name) else None)
     try:
-        try:
-            return verified(path, sha256)
-        except ValueError:
-            if not cached or constants.HF_HUB_OFFLINE:
-                raise
-            # Without a network, the error is still about the cached file.
-            with contextlib.suppress(Exception):
-                path = get(force_download=True)
-            return verified(path, sha256)
+        return verified(Path(path), known)
     except ValueError as error:
         raise ValueError(
-            f"weights='{where}': {error} Delete {path.resolve()} from the hub's cache to have it "
-            "downloaded again."
+            f"weights='{where}': {error} Delete {blob} from the hub's cache to have it downloaded "
+            "again."
         ) from error
 
 
-class _NotHexadecimal(ValueError):
-    """The hub names a file or a commit by something else than a hash."""
-
-
 def _check_names(where: Address) -> None:
-    """Ask the hub for the hashes of a file, which become the names of a file and a folder.
-
-    Raises:
-        _NotHexadecimal: if they are not hexadecimal: such names could lead out of the cache.
-    """
+    """Check the hub's hashes of a file, which become names in the cache, and could lead out."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     found = get_hf_file_metadata(
@@ -143,7 +109,7 @@ def _check_names(where: Address) -> None:
     )
     for header, value in (("ETag", found.etag), ("X-Repo-Commit", found.commit_hash)):
         if not re.fullmatch("[0-9a-f]+", value or ""):
-            raise _NotHexadecimal(f"{header} must be hexadecimal. Received: {value!r:.100}.")
+            raise Refused(f"{header} must be hexadecimal. Received: {value!r:.100}.")
 
 
 def _network_cause(error: BaseException) -> str:
@@ -214,11 +180,7 @@ def upload(folder: Path, repository: str, names: Sequence[str], private: bool = 
 
 
 def shipped(file: str) -> Path:
-    """Return the path of a weights file that ships with the project.
-
-    Raises:
-        OSError: if it is neither in the package nor in a source checkout.
-    """
+    """Return the path of a weights file that ships with the package or a source checkout."""
     here = Path(__file__).resolve().parent
     packaged, checkout = here / "files" / file, here.parents[1] / "weights" / file
     for path in (packaged, checkout):

@@ -23,19 +23,12 @@ logger = logging.getLogger("keras_vitx")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A weights file on this machine.
+    """A weights file on this machine."""
 
-    Attributes:
-        weights: The argument that the user passed, for errors.
-        path: The file.
-        checkpoint: Its catalog entry, if any.
-        in_folder: Whether the file is in a folder that `kv.save` wrote.
-    """
-
-    weights: str
+    weights: str  # The argument of the user, for errors.
     path: Path
-    checkpoint: Checkpoint | None = None
-    in_folder: bool = False
+    checkpoint: Checkpoint | None = None  # Its catalog entry.
+    in_folder: bool = False  # Whether it is in a folder that `kv.save` wrote.
 
 
 def entry_of(
@@ -73,21 +66,8 @@ def resolve(
 ) -> Resolved | None:
     """Find the file that `weights` refers to, downloading it if necessary.
 
-    Called before the model is built, so that a wrong name fails fast.
-
-    Args:
-        weights: None, "imagenet", the name of a checkpoint, "hf://owner/repo" or
-            "hf://owner/repo/file" (with "@revision" after the repository to pin a
-            branch, tag or commit), the path of a file (`.safetensors`, `.pth`, `.pt`,
-            `.bin`, `.pth.tar`, `.weights.h5` or `.keras`), or a folder that `kv.save` wrote.
-        constructor: Name of the constructor of the model, such as "CaiT_XXS24", whose
-            checkpoint names are accepted; None for any.
-        image_size: Side or (height, width) of the model's images, in pixels; "imagenet"
-            selects the checkpoint with the nearest resolution.
-        distillation_token: Whether the model has DeiT's distillation token.
-
-    Returns:
-        The file, to be passed to `load`; None for None.
+    Called before the model is built, so that a wrong name fails fast. `weights` is as in
+    `load_weights`; the other arguments are those of `find`, which looks up its name.
 
     Raises:
         ValueError: if the name or the file format is unknown.
@@ -127,11 +107,6 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
     unchanged. If the number of classes differs, the classifier keeps its current weights
     and a warning is logged. A catalog entry, or a file written by this package, also sets
     `model.preprocessing` and, if the classifier is loaded, `model.class_names`.
-
-    Args:
-        model: A built model.
-        resolved: The result of `resolve`; None does nothing.
-        sizes: The identity of each known size, used to name one in errors.
 
     Raises:
         ValueError: if the file is damaged or doesn't fit the model.
@@ -201,10 +176,15 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
 
     Args:
         model: A built model of this package.
-        weights: As in `resolve`, except "imagenet", which needs a constructor.
+        weights: None, the name of a checkpoint, "hf://owner/repo" or "hf://owner/repo/file"
+            (with "@revision" after the repository to pin a branch, tag or commit), the path of
+            a file (`.safetensors`, `.pth`, `.pt`, `.bin`, `.pth.tar`, `.weights.h5` or
+            `.keras`), or a folder that `kv.save` wrote.
 
     Raises:
-        ValueError, OSError, ImportError: as `resolve` and `load`.
+        ValueError: if the name is unknown, or the file is damaged or doesn't fit the model.
+        OSError: if the file doesn't exist or can't be downloaded.
+        ImportError: if a PyTorch file is given and PyTorch isn't installed.
     """
     load(model, resolve(weights, None, tuple(model.input_shape[1:3])))
 

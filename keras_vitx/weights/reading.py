@@ -45,21 +45,12 @@ OLD_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 @dataclass(frozen=True)
 class Tensors:
-    """The arrays of an opened file.
-
-    Attributes:
-        shapes: Shape of every array, by name.
-        dtypes: Data type of every array, by name, as the file's format spells it.
-        read: A function from a name to its array, as float32.
-        native: Whether names and layouts are those of Keras variables rather than
-            those of a PyTorch checkpoint.
-        description: The description of the model in the file, if any.
-    """
+    """The arrays of an opened file, by name."""
 
     shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, str]
-    read: Callable[[str], np.ndarray]
-    native: bool = False
+    dtypes: dict[str, str]  # As the file's format spells them.
+    read: Callable[[str], np.ndarray]  # Returns float32.
+    native: bool = False  # Whether names and layouts are those of Keras, not of PyTorch.
     description: Description | None = None
 
     def is_floating(self, name: str) -> bool:
@@ -76,15 +67,10 @@ def suffix_of(path: Path) -> str | None:
 def open_weights(
     path: Path, model, description: Description | None = None, kind: str | None = None
 ) -> Iterator[Tensors]:
-    """Open a weights file for a model.
+    """Open a weights file for a built model.
 
-    All errors in the file are detected here, so that `Tensors.read` succeeds.
-
-    Args:
-        path: The file.
-        model: The built model that the weights are for.
-        description: Description of the file's model, which overrides the one in the file.
-        kind: One of `KINDS`; None for the suffix of the path.
+    All errors in the file are detected here, so that `Tensors.read` succeeds. `description`
+    overrides the one in the file, and `kind`, one of `KINDS`, the suffix of the path.
 
     Raises:
         ValueError: if the file is damaged, is not in the format of its suffix, or holds
@@ -191,11 +177,7 @@ def _read_torch(path: Path, model) -> Iterator[Tensors]:
 
 
 def _check_pickles(path: Path) -> bool:
-    """Check a PyTorch file before it is unpickled, and return whether it is a zip.
-
-    Raises:
-        Exception: of any kind, when something is wrong with the file.
-    """
+    """Check a PyTorch file before it is unpickled, and return whether it is a zip."""
     with path.open("rb") as file, contextlib.ExitStack() as stack:
         start = file.read(len(OLD_MAGIC))
         if start == OLD_MAGIC:
@@ -364,13 +346,7 @@ def check_archive(path: str | os.PathLike) -> dict[str, Any]:
 
     Keras accepts archives that expand to a hundred times their size and weights files that
     expand to a thousand times theirs. A file that passes this check takes memory in
-    proportion to its size.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The config in the archive.
+    proportion to its size. Returns the config in the archive.
 
     Raises:
         ValueError: if the file is damaged, is not a `.keras` file, or expands to more than

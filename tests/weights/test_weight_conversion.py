@@ -1,29 +1,42 @@
 """Loading a file's arrays into a model: the golden case, allowed differences and errors."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from harness import FAMILIES, GOLDEN, array, close
+from safetensors.numpy import load_file, save_file
 
+import keras_vitx as kv
 from keras_vitx.weights import load_weights, resample, save_safetensors, to_checkpoint
 from keras_vitx.weights.convert import abbreviated
+from keras_vitx.weights.names import TABLES, Identity, identify
 
 
-def relative_error(found, expected):
-    return np.abs(np.asarray(found) - expected).max() / np.abs(expected).max()
+@pytest.fixture
+def file_of(tmp_path):
+    """Write tensors, or a model's weights under the public names, and nothing about the model."""
+
+    def write(tensors, **more):
+        if not isinstance(tensors, dict):
+            tensors = to_checkpoint(tensors)
+        path = tmp_path / "plain.safetensors"
+        save_file(tensors | more, path)
+        return path
+
+    return write
 
 
 def test_golden_logits(golden_model, golden_case):
-    logits = golden_model.predict(golden_case["input"], verbose=0)
-    assert relative_error(logits, golden_case["logits"]) < 1e-5
+    close(golden_model.predict(golden_case["input"], verbose=0), golden_case["logits"], 1e-5)
 
 
 def test_to_checkpoint_is_the_file(golden_model, golden_tensors):
     tensors = to_checkpoint(golden_model)
     assert tensors.keys() == golden_tensors.keys()
-    for name, array in tensors.items():
-        np.testing.assert_array_equal(array, golden_tensors[name], err_msg=name)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor, golden_tensors[name], err_msg=name)
 
 
 def test_weights_in_a_model_that_stands(tiny, golden_file, golden_model, same_weights):
@@ -32,16 +45,14 @@ def test_weights_in_a_model_that_stands(tiny, golden_file, golden_model, same_we
     same_weights(model, golden_model)
 
 
-def test_other_number_of_classes(tiny, golden_file, golden_model, same_weights, caplog):
+def test_other_heads(tiny, golden_file, golden_model, same_weights, caplog):
     with caplog.at_level(logging.INFO, logger="keras_vitx"):
         model = tiny(classes=7, weights=golden_file)
     (record,) = caplog.records
     assert "head" in record.getMessage() and "10 classes" in record.getMessage()
     same_weights(model, golden_model, but=["head"])
     assert tuple(model.get_layer("head").kernel.shape) == (24, 7)
-
-
-def test_without_head(tiny, golden_file, golden_model, same_weights, caplog):
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="keras_vitx"):
         model = tiny(include_top=False, weights=golden_file)
     assert not caplog.records
@@ -55,13 +66,13 @@ def test_positions_follow_the_grid(tiny, golden_file, golden_tensors, weights_of
     np.testing.assert_array_equal(weights_of(model)["pos_embed/embeddings"], expected)
 
 
-def test_rectangular_positions_without_a_word_about_the_grid(tiny, tmp_path, same_weights):
+def test_rectangular_positions_without_a_word_about_the_grid(tiny, file_of, same_weights):
     # 6 x 8 entries are not a square, so they must be on the model's own grid.
     model = tiny(input_shape=(48, 64, 3))
-    save_file(to_checkpoint(model), tmp_path / "plain.safetensors")
-    same_weights(model, tiny(input_shape=(48, 64, 3), weights=tmp_path / "plain.safetensors"))
+    path = file_of(model)
+    same_weights(model, tiny(input_shape=(48, 64, 3), weights=path))
     with pytest.raises(ValueError, match="pos_embed"):
-        tiny(input_shape=(64, 64, 3), weights=tmp_path / "plain.safetensors")
+        tiny(input_shape=(64, 64, 3), weights=path)
 
 
 def test_rectangular_positions_with_a_word_about_the_grid(tiny, tmp_path, weights_of):
@@ -75,7 +86,35 @@ def test_rectangular_positions_with_a_word_about_the_grid(tiny, tmp_path, weight
     )
 
 
-def test_all_that_does_not_fit_is_listed(tiny, golden_tensors, tmp_path, weights_of):
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("old", "new", "prefix"),
+    [
+        ((14, 14), (24, 24), 0),
+        ((24, 24), (14, 14), 0),
+        ((14, 14), (16, 12), 0),
+        ((16, 12), (7, 30), 0),
+        ((7, 28), (14, 14), 0),
+        ((14, 14), (5, 9), 2),
+        ((2, 2), (1, 5), 1),
+        ((3, 4), (3, 4), 0),
+    ],
+)
+def test_positions_are_resampled_as_in_timm(old, new, prefix, timm):
+    import torch
+
+    entries = np.random.default_rng(0).normal(size=(1, prefix + old[0] * old[1], 5))
+    entries = entries.astype("float32")
+    expected = timm.layers.resample_abs_pos_embed(
+        torch.tensor(entries), list(new), list(old), num_prefix_tokens=prefix
+    ).numpy()
+    found = resample(entries, old, new, prefix)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0 if old == new else 1e-5)
+    np.testing.assert_array_equal(found[:, :prefix], entries[:, :prefix])
+
+
+def test_all_that_does_not_fit_is_listed(tiny, golden_tensors, file_of, weights_of):
     missing = ["norm.bias", "blocks.1.gamma_1", "cls_token"]
     for name in missing:
         del golden_tensors[name]
@@ -84,11 +123,10 @@ def test_all_that_does_not_fit_is_listed(tiny, golden_tensors, tmp_path, weights
     golden_tensors["norm.weight"] = np.zeros(23, "float32")
     golden_tensors["blocks.0.mlp.fc1.weight"] = np.zeros((24, 96), "float32")
     golden_tensors["blocks.0.norm1.bias"] = np.zeros(24, "int32")
-    save_file(golden_tensors, tmp_path / "odd.safetensors")
     model = tiny()
     before = weights_of(model)
-    with pytest.raises(ValueError, match=r"odd\.safetensors.*doesn't fit") as caught:
-        load_weights(model, tmp_path / "odd.safetensors")
+    with pytest.raises(ValueError, match=r"plain\.safetensors.*doesn't fit") as caught:
+        load_weights(model, file_of(golden_tensors))
     first, *lines = str(caught.value).splitlines()
     assert "another" not in first
     assert lines[0].startswith("- 3 missing") and all(name in lines[0] for name in missing)
@@ -116,28 +154,96 @@ def test_other_models_are_told(tiny, golden_file, changes, words):
         tiny(weights=golden_file, **changes)
 
 
-def test_another_architecture_is_told(tiny, tmp_path):
+def test_another_architecture_is_told(tiny, file_of):
     tensors = {f"layer{i}.conv.weight": np.zeros((3, 3), "float32") for i in range(40)}
-    save_file(tensors, tmp_path / "convnet.safetensors")
-    with pytest.raises(ValueError, match="another architecture") as caught:
-        tiny(weights=tmp_path / "convnet.safetensors")
-    assert all(f"layer{i}.conv.weight" in str(caught.value) for i in range(40))
+    with pytest.raises(ValueError, match=r"another architecture.*\n.*\n.*layer39\.conv\.weight"):
+        tiny(weights=file_of(tensors))
 
 
-def test_a_file_without_classifier_says_how_to_use_it(tiny, golden_tensors, tmp_path):
+@pytest.mark.backend_free
+def test_a_size_is_named(file_of):
+    path = file_of(kv.ViT_Ti())
+    for size in (kv.ViT_S, kv.CaiT_XXS24):
+        with pytest.raises(ValueError, match=rf"model '{size.__name__}'\. It looks like ViT_Ti\."):
+            size(weights=path)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("native", (True, False))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_are_told_apart(family, native):
+    model = FAMILIES[family]()
+    # Families without a mark, such as CBViT, have the variables of a ViT.
+    looks = family if getattr(TABLES.get(family), "mark", None) else "ViT"
+    depth = sum(bool(re.search(r"blocks_\d+$", step.name)) for step in model.steps)
+    (dim,) = model.get_layer("norm").gamma.shape
+    shapes = {variable.path: tuple(variable.shape) for variable in model.weights}
+    if not native:
+        shapes = {name: array.shape for name, array in to_checkpoint(model).items()}
+    assert identify(shapes) == Identity(looks, depth, dim)
+
+
+@pytest.mark.parametrize(
+    ("family", "argument"),
+    [("ViT", "distillation_token"), ("RefinedViT", "dense_head"), ("DeepViT", "normalize_maps")],
+)
+@pytest.mark.parametrize("value", [True, False])
+def test_the_argument_that_is_missing_is_said(file_of, family, argument, value):
+    path = file_of(FAMILIES[family](**{argument: value}))
+    with pytest.raises(ValueError, match=f"Build the model with {argument}={value}"):
+        FAMILIES[family](weights=path, **{argument: not value})
+
+
+def test_a_file_without_classifier_says_how_to_use_it(tiny, golden_tensors, file_of):
     for name in ("head.weight", "head.bias"):
         del golden_tensors[name]
-    save_file(golden_tensors, tmp_path / "trunk.safetensors")
     with pytest.raises(ValueError, match="include_top=False"):
-        tiny(weights=tmp_path / "trunk.safetensors")
-    tiny(weights=tmp_path / "trunk.safetensors", include_top=False)
+        tiny(weights=file_of(golden_tensors))
+    tiny(weights=file_of(golden_tensors), include_top=False)
 
 
-def test_a_lone_classifier_bias_of_other_length_is_an_error(tiny, golden_tensors, tmp_path):
-    golden_tensors["head.bias"] = np.zeros(7, "float32")
-    save_file(golden_tensors, tmp_path / "odd.safetensors")
+def test_a_lone_classifier_bias_of_other_length_is_an_error(tiny, golden_tensors, file_of):
     with pytest.raises(ValueError, match=r"head\.bias is \(7,\)"):
-        tiny(weights=tmp_path / "odd.safetensors")
+        tiny(weights=file_of(golden_tensors | {"head.bias": np.zeros(7, "float32")}))
+
+
+def test_buffers_that_no_model_needs_are_left(file_of):
+    buffers = {
+        "blocks.0.attn.reatten_norm.num_batches_tracked": np.array(3),
+        "blocks.0.attn.rel_indices": np.zeros((1, 4, 4, 3), "float32"),
+    }
+    make = FAMILIES["DeepViT"]
+    model = make()
+    loaded = make(weights=file_of(model, **buffers))
+    for one, other in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(array(one.value), array(other.value))
+    with pytest.raises(ValueError, match="rel_table"):
+        make(weights=file_of(model, rel_table=np.zeros(3, "float32")))
+
+
+def test_deepvit_without_normalization_of_maps(file_of, tmp_path):
+    size = {
+        **{"dim": 24, "depth": 3, "num_heads": 4, "patch_size": 8, "input_shape": (32, 32, 3)},
+        **{"classes": 10, "classifier_activation": None},
+    }
+    state = load_file(GOLDEN / "deepvit_pure.safetensors")
+    # The same network with normalizations that change nothing.
+    values = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1 - 1e-5}
+    identity = {
+        name: np.full_like(tensor, values.get(name.rpartition(".")[2], 0))
+        for name, tensor in state.items()
+        if "var_norm" in name
+    }
+    images = np.load(GOLDEN / "deepvit_pure.npz")["input"]
+    expected = array(kv.DeepViT(**size, weights=file_of(state | identity))(images))
+    stripped = {name: state[name] for name in state.keys() - identity.keys()}
+    model = kv.DeepViT(**size, normalize_maps=False, weights=file_of(stripped))
+    for training in (False, True):
+        close(array(model(images, training=training)), expected)
+    shared = kv.DeepViT(**size, normalize_maps=False, shared_depth=1)
+    assert not any("var_norm" in variable.path for variable in (*model.weights, *shared.weights))
+    model.save(tmp_path / "m.keras")
+    close(array(kv.load(tmp_path / "m.keras")(images)), expected)
 
 
 def test_abbreviated():
