@@ -14,16 +14,8 @@ from keras_vitx import backend
 PACKAGE = ROOT / "keras_vitx"
 
 # The parts of the package, and the parts that each of them may import.
-LEAVES = {
-    "files",
-    "text",
-    "renamed",
-    "backend",
-    "keras_internals",
-    "classifier",
-    "losses",
-    "preprocessing",
-}
+LEAVES = {"files", "text", "renamed", "backend", "keras_internals", "classifier", "losses"}
+LEAVES |= {"preprocessing"}
 ALL = {"layers", "weights", "models", "data", "training", "export", "analysis", "robustness"}
 ALL |= {"segmentation"}
 ARROWS = {
@@ -38,14 +30,7 @@ ARROWS = {
     "segmentation": {"models", "data", "training"},
     "cli": ALL,
     "api": ALL,
-    "files": set(),
-    "text": set(),
-    "renamed": set(),
-    "backend": set(),
-    "keras_internals": set(),
-    "classifier": set(),
-    "losses": set(),
-    "preprocessing": set(),
+    **dict.fromkeys(LEAVES, set()),
 }
 
 

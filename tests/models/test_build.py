@@ -3,7 +3,6 @@
 import inspect
 
 import keras
-import numpy as np
 import pytest
 from harness import FAMILIES, array, close, numbers, randomize
 from safetensors.numpy import load_file, save_file
@@ -147,11 +146,3 @@ def test_files_of_a_family_from_outside_are_recognised(foreign, tmp_path):
     save_file(to_checkpoint(kv.create_model("Talker_8", layers=3)), path)
     with pytest.raises(ValueError, match=r"It looks like a Talker of 3 blocks, 8 wide\."):
         kv.ViT_Ti(weights=str(path))
-
-
-def test_what_sizes_look_like():
-    # Families in stages and with class blocks, by the counts in a file.
-    assert build.identities("PiT")["CBPiT_B"] == ("PiT", 13, 1024)
-    assert build.identities("CaiT")["CaiT_Mini"] == ("CaiT", 4, 96)
-    assert build.identities("none") == {}
-    assert np.size(list(build.identities("ViT"))) == 10

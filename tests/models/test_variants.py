@@ -318,20 +318,6 @@ def test_places_of_context_broadcasting():
     assert places(blocks=[]) == set()
 
 
-def test_kinds_of_context_broadcasting():
-    for context in ("mean", "max", "class", "class_product", "class_and_mean"):
-        layers = parts(checked("CBViT", context=context), ContextBroadcasting)
-        assert [layer.context for layer in layers] == [context] * 2
-        assert not any(layer.weights for layer in layers)
-    layers = parts(checked("CBViT", scaled=True, scale=0.5), ContextBroadcasting)
-    assert [tuple(layer.scaling.shape) for layer in layers] == [(8,)] * 2
-    assert all((array(layer.scaling) == 0.5).all() for layer in layers)
-    (layer,) = parts(
-        checked("CBViT", scaled=True, blocks=[0], position="middle"), ContextBroadcasting
-    )
-    assert tuple(layer.scaling.shape) == (32,)
-
-
 def test_stages_of_pit():
     model = checked(
         "PiT", input_shape=(26, 16, 3), dims=(8, 8, 16), depths=(1, 1, 2), num_heads=(1, 2, 4)
