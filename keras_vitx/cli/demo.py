@@ -57,7 +57,7 @@ def main(
 
     picture = _draw(finetuned, source, output / "class_attention.png")
     saved = output / "saved_model"
-    exported = kv.export.saved_model(finetuned, saved)
+    exported = kv.export(finetuned, saved)
     say(
         "SavedModel opened with TensorFlow alone: "
         f"its outputs are within {exported.difference:.1e}.\n\n"

@@ -12,7 +12,6 @@ import keras_vitx as kv
 from keras_vitx.cli._models import is_size, open_model
 from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
 from keras_vitx.cli._output import say
-from keras_vitx.files import check_writable
 
 FORMATS = Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"]
 PRECISIONS = Literal["float16", "bfloat16", "int8", "int8-static", "int4"]
@@ -95,12 +94,11 @@ def main(
 ) -> None:
     """Write a model for TensorFlow, ONNX, OpenVINO, LiteRT, PyTorch or StableHLO."""
     from keras_vitx.export.formats import format_named, format_of, require
-    from keras_vitx.export.write import check_free
+    from keras_vitx.export.write import check_destination
 
     kind = format_named(format) if format else format_of(output)
     require(kind)
-    check_writable(output)
-    check_free(output, kind, overwrite)
+    check_destination(output, kind, overwrite)
     sizes = [_size(text, "--image-size") for text in image_size or ()]
     if pixels and not preprocessing:
         raise ValueError("`--pixels` needs `--preprocessing`.")

@@ -7,21 +7,15 @@ import sys
 import types
 
 from keras_vitx.export.compare import verify
-from keras_vitx.export.export import export, saved_model
-from keras_vitx.export.formats import FORMATS, format_of
+from keras_vitx.export.export import export
+from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import Predictor, predictor
 from keras_vitx.export.write import Exported
+from keras_vitx.renamed import renamed_names
 
-__all__ = [
-    "Exported",
-    "Predictor",
-    "export",
-    "fuse",
-    "predictor",
-    "saved_model",
-    "verify",
-]
+__all__ = ["Exported", "Predictor", "export", "fuse", "predictor", "verify"]
+__getattr__ = renamed_names(__name__, saved_model="export")
 
 
 class _CallableModule(types.ModuleType):

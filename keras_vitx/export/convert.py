@@ -1,20 +1,17 @@
-"""Writing a model in a format, and running what was written: at most one second process.
+"""Writing a graph under the backend of its format, and running the file: one second process.
 
-Run as `python -m keras_vitx.export.convert REQUEST.json PATH` to write the model beside
-REQUEST.json under the backend of its format, and to run the file there.
+Run as `python -m keras_vitx.export.convert FOLDER PATH` to write to PATH what FOLDER holds.
 """
 
 import importlib
 import json
-import operator
 import os
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -23,12 +20,10 @@ from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.formats.base import Format, Graph, in_arithmetic
 
-INPUTS, OUTPUTS, CALIBRATION = "inputs.npz", "outputs.npz", "calibration.npy"
+REQUEST, CALIBRATION = "request.json", "calibration.npy"
+INPUTS, OUTPUTS = "inputs.npz", "outputs.npz"
 KNOWN = {"keras", "keras_vitx", "builtins"}
 """Packages whose classes and functions every process can find."""
-
-Outputs = Mapping[str, np.ndarray]
-"""Outputs by `<batch>.<name>`, and `metadata`."""
 
 
 def convert(
@@ -37,7 +32,7 @@ def convert(
     path: Path,
     imports: Sequence[str] = (),
     batches: Mapping[str, np.ndarray] | None = None,
-) -> Outputs | None:
+) -> dict[str, np.ndarray]:
     """Write a graph under the format's backend, and run the file on batches of images.
 
     Args:
@@ -48,7 +43,7 @@ def convert(
         batches: Images by name; None does not run the file.
 
     Returns:
-        The outputs of `run_file`, or None.
+        The outputs of `run_file`.
 
     Raises:
         ValueError: if a second process could not find a custom class.
@@ -57,32 +52,29 @@ def convert(
     if keras.backend.backend() == format.backend:
         with in_arithmetic(graph, format):
             format.write(graph, path)
-        return None if batches is None else run_file(path, format, batches)
+        return {} if batches is None else run_file(path, format, batches)
+    names = ("outputs", "precision", "compute_dtype", "classes", "top")
     request = {
         "format": format.name,
-        "imports": list(imports),
-        "custom": custom_objects(graph.model, imports),
-        "models": list(graph.models),
-        "graph": {
-            name: getattr(graph, name)
-            for name in ("outputs", "precision", "compute_dtype", "classes", "top")
-        },
+        "imports": [*imports, *custom_modules(graph.model, imports)],
+        "graph": {name: getattr(graph, name) for name in names},
     }
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         folder = Path(folder)
-        (folder / "request.json").write_text(json.dumps(request))
+        (folder / REQUEST).write_text(json.dumps(request))
         for name, model in graph.models.items():
             model.save(folder / f"{name}.keras")
         if graph.calibration is not None:
             np.save(folder / CALIBRATION, graph.calibration)
         if batches is not None:
             np.savez(folder / INPUTS, **batches)
-        module = "keras_vitx.export.convert"
-        run_python("-m", module, folder / "request.json", path, backend=format.backend)
-        return None if batches is None else dict(np.load(folder / OUTPUTS))
+        run_python("-m", "keras_vitx.export.convert", folder, path, backend=format.backend)
+        return {} if batches is None else dict(np.load(folder / OUTPUTS))
 
 
-def run_file(path: Path, format: Format, batches: Mapping[str, np.ndarray]) -> Outputs:
+def run_file(
+    path: Path, format: Format, batches: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Run a file in its own runtime, in a process without Keras.
 
     Args:
@@ -91,8 +83,7 @@ def run_file(path: Path, format: Format, batches: Mapping[str, np.ndarray]) -> O
         batches: Images by name. The latency is measured on the first image.
 
     Returns:
-        The outputs, as arrays by `<batch>.<name>`, and `metadata`, the latency and the versions
-        as JSON.
+        The outputs, as arrays by `<batch>.<name>`, and `latency_ms` and `version`.
 
     Raises:
         ChildProcessError: if the runtime fails.
@@ -104,8 +95,8 @@ def run_file(path: Path, format: Format, batches: Mapping[str, np.ndarray]) -> O
         return dict(np.load(outputs))
 
 
-def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the modules and names of the custom classes and functions of a model, by their key.
+def custom_modules(model: keras.Model, imports: Sequence[str] = ()) -> list[str]:
+    """Return the modules that define the custom classes and functions of a model.
 
     Only of those that exist in this process: what else the config of a file names is not imported.
 
@@ -113,41 +104,38 @@ def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str,
         ValueError: if one was defined in a script, a notebook, an interactive session or
             inside a function, and `imports` is empty.
     """
-    objects = {}
-    for key, found in _custom(keras.saving.serialize_keras_object(model)):
-        module, name = found.__module__, found.__qualname__
-        if module != "__main__" and "<locals>" not in name:
-            objects[key] = [module, name]
+    modules, configs = set(), [keras.saving.serialize_keras_object(model)]
+    while configs:
+        config = configs.pop()
+        if isinstance(config, (list, tuple)):
+            configs += config
+        if not isinstance(config, dict):
+            continue
+        # An export does not need the compile config.
+        configs += [value for name, value in config.items() if name != "compile_config"]
+        key = config.get("registered_name") or config.get("class_name")
+        if config.get("class_name") == "function":
+            key = config.get("config")
+        if not isinstance(key, str):
+            continue
+        found = keras.saving.get_registered_object(key)
+        if found is None:
+            defining = sys.modules.get(str(config.get("module")))
+            found = getattr(defining, key.rpartition(">")[2], None)
+        module = getattr(found, "__module__", "builtins")
+        if module.partition(".")[0] in KNOWN:
+            continue
+        if module != "__main__" and "<locals>" not in found.__qualname__:
+            modules.add(module)
         elif not imports:
             where = "a script or a session" if module == "__main__" else "a function"
             raise ValueError(
                 f"`model` must use classes and functions that a module defines. Received: "
-                f"{name!r}, defined in {where}, where the second process can't find it. Move it to "
-                "the top level of a module and import it from there, or pass "
+                f"{found.__qualname__!r}, defined in {where}, where the second process can't find "
+                "it. Move it to the top level of a module and import it from there, or pass "
                 'imports=("my_module",), the module that registers it.'
             )
-    return objects
-
-
-def _custom(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the classes and functions of a config that are neither Keras's nor this package's."""
-    if isinstance(config, (list, tuple)):
-        for value in config:
-            yield from _custom(value)
-    if not isinstance(config, dict):
-        return
-    key = config.get("registered_name") or config.get("class_name")
-    if config.get("class_name") == "function":
-        key = config.get("config")
-    if isinstance(key, str):
-        module = sys.modules.get(str(config.get("module")))
-        found = keras.saving.get_registered_object(key)
-        found = found or getattr(module, key.rpartition(">")[2], None)
-        if getattr(found, "__module__", "builtins").partition(".")[0] not in KNOWN:
-            yield key, found
-    for name, value in config.items():
-        if name != "compile_config":  # Not needed for an export.
-            yield from _custom(value)
+    return sorted(modules)
 
 
 def run_python(*arguments: str | os.PathLike, backend: str) -> None:
@@ -190,32 +178,28 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
         raise error
 
 
-def main(request_file: str, path: str) -> None:
-    """Write the model that a request describes to `path`, and run it if there are inputs."""
-    folder = Path(request_file).parent
-    request = json.loads(Path(request_file).read_text())
-    for module in (*request["imports"], *(module for module, _ in request["custom"].values())):
+def main(folder: str, path: str) -> None:
+    """Write the graph that `convert` has put into a folder, and run it if there are inputs."""
+    folder = Path(folder)
+    # The folder of the temporary file, which has this one inside.
+    runtimes.end_with_parent(folder.parent)
+    request = json.loads((folder / REQUEST).read_text())
+    for module in request["imports"]:
         importlib.import_module(module)
-    custom = {
-        key: keras.saving.get_registered_object(key)
-        or operator.attrgetter(name)(sys.modules[module])
-        for key, (module, name) in request["custom"].items()
-    }
-
-    # Not compiled, since an export does not need the compile config.
-    models = {
-        name: keras.saving.load_model(folder / f"{name}.keras", custom, compile=False)
-        for name in request["models"]
-    }
     calibration, format = folder / CALIBRATION, FORMATS[request["format"]]
-    images = np.load(calibration) if calibration.exists() else None
-    graph = Graph(models, calibration=images, **request["graph"])
+    graph = Graph(
+        {file.stem: keras.saving.load_model(file, compile=False) for file in _models(folder)},
+        calibration=np.load(calibration) if calibration.exists() else None,
+        **request["graph"],
+    )
     convert(graph, format, Path(path))
     if (folder / INPUTS).exists():
         runtimes.main(format.name, path, folder / INPUTS, folder / OUTPUTS)
 
 
+def _models(folder):
+    return sorted(folder.glob("*.keras"))
+
+
 if __name__ == "__main__":
-    # The folder of the temporary file, which has that of the request inside.
-    runtimes.end_with_parent(Path(sys.argv[1]).parent.parent)
     main(*sys.argv[1:])

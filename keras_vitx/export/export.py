@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import itertools
 import os
 import sys
 import time
@@ -14,29 +13,24 @@ from typing import Any
 import keras
 
 from keras_vitx.export.compare import (
-    Comparison,
     check_difference,
-    check_model,
     check_tolerance,
     compare,
     named_batches,
-    tolerance_for,
 )
 from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, require
-from keras_vitx.export.formats.base import INPUT, Format, Graph
-from keras_vitx.export.prepare import (
-    Prepared,
-    calibration_images,
-    check_arguments,
-    check_precision,
-    check_size,
-    classes_of,
-    fused,
-    prepare,
+from keras_vitx.export.formats.base import INPUT, Format
+from keras_vitx.export.fuse import fused
+from keras_vitx.export.prepare import calibration_images, check_calibration, prepare
+from keras_vitx.export.runtimes import PACKAGES
+from keras_vitx.export.write import (
+    Exported,
+    check_destination,
+    size_of,
+    write_record,
+    writing_at,
 )
-from keras_vitx.export.write import Exported, check_free, size_of, write_record, writing_at
-from keras_vitx.files import check_writable
 
 COMPARED = 32
 """Number of calibration images that the file is compared with."""
@@ -138,124 +132,70 @@ def export(
             process fails (`ChildProcessError`).
     """
     kind = format_named(format)
-    check_model(model)
-    check_tolerance(tolerance)
-    check_arguments(kind, preprocessing, outputs, serving, data_format, imports)
-    if serving is not False:
-        preprocessing, outputs = preprocessing or True, "probabilities"
-    check_precision(precision, kind, calibration, compute_dtype)
     path = Path(path).expanduser()
-    _check_suffix(path, kind)
-    parts = prepare(model, preprocessing, outputs, kind.any_size, data_format)
-    classes = classes_of(model, parts)
-    require(kind)
-    check_writable(path)
-    check_free(path, kind, overwrite)
-    ranges = None if calibration is None else calibration_images(parts, calibration)
-    if images is None and ranges is not None and len(ranges) > 1:
-        # The ranges are not meant for other images.
-        images = ranges[:COMPARED]
-    models = {"serve": parts, **_at_sizes(parts, image_sizes, kind)}
-    batches = {}
-    if verify:
-        own = {"serve": images}
-        batches = {name: named_batches(each, own.get(name), name) for name, each in models.items()}
-    seconds: dict[str, float] = {}
+    check_tolerance(tolerance)
+    if isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
+        raise ValueError(f'imports should be module names such as ("my_module",), not {imports!r}.')
+    check_calibration(precision, calibration)
+    if serving is not False:
+        preprocessing, outputs = preprocessing or True, outputs or "probabilities"
+    options = {
+        "preprocessing": preprocessing,
+        "outputs": outputs,
+        "serving": serving,
+        "precision": precision,
+        "compute_dtype": compute_dtype,
+        "data_format": data_format,
+        "image_sizes": [list(size) if isinstance(size, tuple) else size for size in image_sizes],
+    }
+    graph = prepare(model, kind, **options)
+    require(kind, precision)
+    check_destination(path, kind, overwrite)
+    if calibration is not None:
+        graph = replace(graph, calibration=calibration_images(graph, calibration))
+        if images is None and len(graph.calibration) > 1:
+            # The ranges are not meant for other images.
+            images = graph.calibration[:COMPARED]
+    batches = named_batches(graph, images) if verify else None
 
-    written, not_fused = models, None
+    seconds: dict[str, float] = {}
+    written, not_fused = graph, None
     if fuse:
         with _stage("fusing", seconds, verbose):
-            pairs = {name: fused(each) for name, each in models.items()}
-        written, not_fused = {name: each for name, (each, _) in pairs.items()}, pairs["serve"][1]
-
-    graph = Graph(
-        {name: each.joined() for name, each in written.items()},
-        parts.outputs,
-        precision=precision or compute_dtype,
-        compute_dtype=compute_dtype,
-        classes=() if serving is False else classes,
-        top=len(classes) if serving is True else min(serving, len(classes)),
-        calibration=ranges,
-    )
+            written, not_fused = fused(graph)
     with writing_at(path, kind) as temporary:
-        given = dict(itertools.chain(*map(dict.items, batches.values()))) if verify else None
         with _stage("converting and running" if verify else "converting", seconds, verbose):
-            found = convert(graph, kind, temporary, imports, given)
-        comparison = Comparison(None)
+            found = convert(written, kind, temporary, imports, batches)
+        versions = _versions(kind)
+        difference = top1 = latency = None
         if verify:
             with _stage("comparing", seconds, verbose):
-                comparisons = {name: compare(found, models[name], batches[name]) for name in models}
-            comparison = comparisons["serve"]
-            limit = tolerance
-            if limit is None:
-                limit = tolerance_for(model, precision, compute_dtype)
-            for name, each in comparisons.items():
-                signature = "" if each is comparison else f" (signature {name})"
-                check_difference(each.difference, limit, path, model, signature)
+                difference, top1 = compare(found, graph, batches)
+            check_difference(difference, tolerance, graph, path)
+            latency = float(found["latency_ms"])
+            versions[PACKAGES[format]] = str(found["version"])
         exported = Exported(
             path=path,
-            difference=comparison.difference,
+            difference=difference,
             format=format,
-            inputs=_described(parts.joined()),
-            outputs=parts.outputs,
-            classes=classes,
-            options={
-                "preprocessing": preprocessing,
-                "outputs": outputs,
-                "serving": serving,
-                "precision": precision,
-                "compute_dtype": compute_dtype,
-                "data_format": data_format,
-                "image_sizes": [list(size) for size in image_sizes],
+            inputs={
+                INPUT: {
+                    "shape": list(graph.model.inputs[0].shape),
+                    "dtype": keras.backend.standardize_dtype(graph.model.inputs[0].dtype),
+                }
             },
+            outputs=graph.outputs,
+            classes=graph.classes,
+            options=options,
             not_fused=not_fused,
-            top1=comparison.top1,
-            latency_ms=comparison.latency_ms,
+            top1=top1,
+            latency_ms=latency,
             size=size_of(temporary, kind),
             seconds=seconds,
-            versions={**_versions(kind), **comparison.versions},
+            versions=versions,
         )
         write_record(exported, temporary, kind)
     return exported
-
-
-def saved_model(model: keras.Model, path: str | os.PathLike, **options: Any) -> Exported:
-    """Export a model to a TensorFlow SavedModel: `export(model, path, "saved_model", ...)`."""
-    return export(model, path, "saved_model", **options)
-
-
-def _at_sizes(
-    parts: Prepared, sizes: Sequence[tuple[int, int]], format: Format
-) -> dict[str, Prepared]:
-    """Return the model for other image sizes, by the names of their signatures.
-
-    Raises:
-        ValueError: if the format has no signatures, the preprocessing resizes images already,
-            or the network can't be had at a size.
-    """
-    if not sizes:
-        return {}
-    if format.name != "saved_model" or parts.before is not None:
-        raise ValueError(
-            "image_sizes should be empty except for a SavedModel without preprocessing, which "
-            f"has a signature per size; received {sizes!r} for the format {format.name!r}."
-        )
-    for size in sizes:
-        check_size(size, "image_sizes should be (height, width) pairs")
-    if not hasattr(parts.network, "at_size"):
-        raise ValueError(f"image_sizes needs a model of keras_vitx, not {parts.network.name!r}.")
-    return {
-        f"serve_{height}x{width}": replace(parts, network=parts.network.at_size((height, width)))
-        for height, width in sizes
-    }
-
-
-def _check_suffix(path: Path, format: Format) -> None:
-    """Check that the path of a file ends in the format's suffix, which its runtime asks for."""
-    if format.suffix and path.suffix.lower() != format.suffix:
-        raise ValueError(
-            f"path should end in {format.suffix} for the format {format.name!r}, not {str(path)!r}."
-        )
 
 
 @contextlib.contextmanager
@@ -270,12 +210,6 @@ def _stage(name: str, seconds: dict[str, float], verbose: bool) -> Iterator[None
         seconds[name] = round(time.perf_counter() - start, 2)
         if verbose:
             print(f"{seconds[name]:.1f} s", file=sys.stderr, flush=True)
-
-
-def _described(model: keras.Model) -> dict[str, Any]:
-    (images,) = model.inputs
-    dtype = keras.backend.standardize_dtype(images.dtype)
-    return {INPUT: {"shape": list(images.shape), "dtype": dtype}}
 
 
 def _versions(format: Format) -> dict[str, str]:

@@ -2,22 +2,49 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
-from keras_vitx.export.folding import (
-    Values,
-    array,
-    fold_images,
-    fold_norms,
-    fold_scales,
-    merge_lora,
-    without_lora,
-)
+from keras_vitx.export.formats.base import Graph
 from keras_vitx.keras_internals import children, sublayers
+from keras_vitx.layers import (
+    MLP,
+    AccumulatingAttention,
+    Attention,
+    Block,
+    CarryingBlock,
+    ClassAttention,
+    ClassBlock,
+    ContextBroadcasting,
+    ConvStem,
+    GatedPositionalAttention,
+    HeadMixing,
+    ImagePreprocessing,
+    LayerScale,
+    LocalMapConvolution,
+    PatchEmbedding,
+    PositionalAttention,
+    SharedAttention,
+)
+from keras_vitx.layers.maps import fold
 
 RATES = ("drop_path", "dropout", "proj_dropout")
+LEVELS = 255.0
+BLOCKS = (Block, ClassBlock, CarryingBlock)
+ATTENTION = (
+    Attention,
+    ClassAttention,
+    SharedAttention,
+    AccumulatingAttention,
+    PositionalAttention,
+    GatedPositionalAttention,
+)
+LAST = {MLP: "fc2", **dict.fromkeys(ATTENTION, "proj")}
+"""The last `Dense` of each layer that may be a branch of a block."""
 
 
 def fuse(model: keras.Model) -> keras.Model:
@@ -47,21 +74,64 @@ def fuse(model: keras.Model) -> keras.Model:
             can't be told apart or placed.
     """
     _check(model)
-    values = Values.of(model)
-    config = without_lora(model.get_config())
-    merge_lora(model, values)
+    values = Values({variable.path: variable for variable in model.weights})
+    config = _without_lora(model.get_config())
+    _merge_lora(model, values)
     for layer, arguments in list(_pairs(model.steps, config["layers"])):
-        fold_norms(layer, arguments, values)
-        _take_inference_form(layer, arguments, values)
-        fold_scales(layer, arguments, values)
+        _fold_norms(layer, arguments, values)
+        if hasattr(layer, "inference_form"):
+            form = layer.inference_form()
+            arguments.update(form.arguments)
+            for name in form.dropped:
+                values.drop(f"{layer.path}/{name}")
+            for name, value in form.weights.items():
+                values[f"{layer.path}/{name}"] = _array(value)
+        _fold_scales(layer, arguments, values)
         arguments.update({name: 0.0 for name in RATES if name in arguments})
-    steps = list(zip(model.steps, config["layers"], strict=True))
-    for (layer, described), (following, _) in itertools.pairwise(steps):
-        fold_images(layer, described["config"], following, values)
+    for index, (layer, following) in enumerate(itertools.pairwise(model.steps)):
+        _fold_images(layer, config["layers"][index]["config"], following, values)
     classes = {keras.saving.get_registered_name(type(one)): type(one) for one in sublayers(model)}
-    fused = type(model).from_config(config, custom_objects=classes)
-    _place(values, model, fused)
-    return fused
+    result = type(model).from_config(config, custom_objects=classes)
+    _place(values, model, result)
+    return result
+
+
+def fused(graph: Graph) -> tuple[Graph, str | None]:
+    """Return a graph fused, or as it is and the reason why it can't be fused.
+
+    The normalization of the preprocessing before the networks is folded into them, too.
+    """
+    try:
+        networks = {name: fuse(network) for name, network in graph.networks.items()}
+    except ValueError as error:
+        return graph, str(error)
+    before = graph.before
+    if before is not None:
+        network, arguments = networks["serve"], before.get_config()
+        values = Values({variable.path: variable for variable in network.weights})
+        _fold_images(before, arguments, network.steps[0], values)
+        for variable in network.weights:
+            if values[variable.path] is not variable:
+                variable.assign(values[variable.path])
+        before = type(before).from_config(arguments)
+    return replace(graph, networks=networks, before=before), None
+
+
+class Values(dict):
+    """Values by the paths of the variables: a variable of the original model, or a new array."""
+
+    def read(self, path: str) -> np.ndarray:
+        """Return a value as a float32 array."""
+        return _array(self[path])
+
+    def drop(self, prefix: str) -> None:
+        """Drop the variable of this path, or those of the layer of this path."""
+        for path in [path for path in self if path == prefix or path.startswith(f"{prefix}/")]:
+            del self[path]
+
+
+def _array(value: Any) -> np.ndarray:
+    return ops.convert_to_numpy(ops.stop_gradient(ops.cast(value, "float32")))
 
 
 def _check(model: keras.Model) -> None:
@@ -93,31 +163,155 @@ def _pairs(layers: Any, described: Any) -> Iterator[tuple[keras.layers.Layer, di
             yield from _pairs(layer, inner)
 
 
-def _take_inference_form(layer, arguments, values) -> None:
-    if not hasattr(layer, "inference_form"):
+# Each function below changes the serialized arguments of a layer, and the values.
+
+
+def _merge_lora(model: keras.Model, values: Values) -> None:
+    r"""Replace each kernel $W$ with an update by $W + \frac{\alpha}{r} A B$."""
+    for layer in sublayers(model):
+        if getattr(layer, "lora_enabled", False):
+            name = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
+            paths = {variable.name: variable.path for variable in layer.weights}
+            values[paths[name]] = _array(getattr(layer, name))
+            values.drop(paths[f"lora_{name}_a"])
+            values.drop(paths[f"lora_{name}_b"])
+
+
+def _without_lora(described: Any) -> Any:
+    """Return a serialized model without the arguments of LoRA."""
+    if isinstance(described, (list, tuple)):
+        return [_without_lora(item) for item in described]
+    if not isinstance(described, dict):
+        return described
+    # `Layer.get_config` lists there what was adapted after construction.
+    result = {name: _without_lora(value) for name, value in described.items() if name != "adapted"}
+    if str(described.get("module")).startswith("keras."):
+        for name in ("lora_rank", "lora_alpha"):
+            result["config"].pop(name, None)
+    return result
+
+
+def _fold_norms(layer: keras.layers.Layer, arguments: dict[str, Any], values: Values) -> None:
+    """Simplify the layers over maps of an attention.
+
+    - A normalization over heads is folded into the mix or the convolution before it.
+    - The bias of a mix right before the softmax is dropped: it is constant over the keys.
+    """
+    if type(layer) not in ATTENTION:
         return
-    form = layer.inference_form()
-    arguments.update(form.arguments)
-    for name in form.dropped:
-        values.drop(f"{layer.path}/{name}")
-    values.update({f"{layer.path}/{name}": array(value) for name, value in form.weights.items()})
+    for name in ("on_logits", "on_weights"):
+        kept: list[tuple[keras.layers.Layer, dict[str, Any]]] = []
+        for part, described in zip(getattr(layer, name), arguments[name], strict=True):
+            is_norm = type(part) is keras.layers.BatchNormalization and part.axis in (1, -3)
+            if not (is_norm and kept and _is_linear(kept[-1][0])):
+                kept.append((part, described))
+                continue
+            before, its_description = kept[-1]
+            kernel, bias = f"{before.path}/kernel", f"{before.path}/bias"
+            old = values.read(bias) if bias in values else None
+            values[kernel], values[bias] = map(_array, fold(part, values.read(kernel), old))
+            values.drop(part.path)
+            its_description["config"]["use_bias"] = True
+        arguments[name] = [described for _, described in kept]
+        if name == "on_logits" and kept and type(kept[-1][0]) is HeadMixing:
+            last, described = kept[-1]
+            values.drop(f"{last.path}/bias")
+            described["config"]["use_bias"] = False
 
 
-def _place(values: Values, model: keras.Model, fused: keras.Model) -> None:
-    """Assign the values to the variables of `fused`, of the same paths.
+def _is_linear(layer: keras.layers.Layer) -> bool:
+    # A spatial convolution leaves the entries of the class token out.
+    is_convolution = type(layer) is LocalMapConvolution and layer.constraint != "spatial"
+    return type(layer) is HeadMixing or is_convolution
+
+
+def _fold_scales(layer: keras.layers.Layer, arguments: dict[str, Any], values: Values) -> None:
+    r"""Fold the scales of a block, or of the layers after a projection, into that projection.
+
+    $\gamma \odot (x W + b) = x (W \gamma) + b \odot \gamma$. With a residual scale $s$,
+    $f(\mathrm{norm}(s x)) / s$ is the same with $W / s$, $b / s$ and an epsilon of the norm
+    divided by $s^2$.
+    """
+    if type(layer) in BLOCKS and _takes_scale(layer.attention) and _takes_scale(layer.mlp):
+        for branch, scale in ((layer.attention, layer.ls1), (layer.mlp, layer.ls2)):
+            if scale is not None:
+                _multiply(values, branch, values.read(scale.gamma.path))
+                values.drop(scale.gamma.path)
+            if layer.residual_scale != 1:
+                _multiply(values, branch, 1 / layer.residual_scale)
+        epsilon = layer.epsilon / layer.residual_scale**2
+        arguments.update(layer_scale=None, residual_scale=1.0, epsilon=epsilon)
+    elif _takes_scale(layer):
+        pairs = list(zip(layer.on_output, arguments["on_output"], strict=True))
+        for part, _ in pairs:
+            if type(part) is LayerScale:
+                _multiply(values, layer, values.read(part.gamma.path))
+                values.drop(part.gamma.path)
+        arguments["on_output"] = [inner for part, inner in pairs if type(part) is not LayerScale]
+
+
+def _takes_scale(branch: keras.layers.Layer) -> bool:
+    """Return whether a scale of the output of `branch` folds into its last projection."""
+    return type(branch) in LAST and all(map(_commutes, branch.on_output))
+
+
+def _commutes(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer after a projection commutes with a scale per channel."""
+    is_linear = type(layer) is ContextBroadcasting and layer.context in ("mean", "class")
+    return type(layer) is LayerScale or is_linear
+
+
+def _multiply(values: Values, branch: keras.layers.Layer, scale: Any) -> None:
+    """Multiply the last projection of `branch` by `scale`, per output channel."""
+    for variable in getattr(branch, LAST[type(branch)]).weights:
+        if variable.path in values:
+            values[variable.path] = values.read(variable.path) * scale
+
+
+def _fold_images(
+    preprocessing: keras.layers.Layer,
+    arguments: dict[str, Any],
+    embedding: keras.layers.Layer,
+    values: Values,
+) -> None:
+    r"""Fold the mean and the standard deviation of an `ImagePreprocessing` into an embedding.
+
+    With pixels $x$ in 0..255, $W (x / 255 - \mu) / \sigma + b = W' x + b'$ with
+    $W' = W / (255 \sigma)$ and $b' = b - \sum W \mu / \sigma$. A `ConvStem` pads the
+    normalized image with zeros, which are pixels of value $255 \mu$ before; so the mean is
+    still subtracted there, and only $255 \sigma$ is folded.
+    """
+    if type(preprocessing) is not ImagePreprocessing or preprocessing.normalize is not True:
+        return
+    mean, std = (np.array(each, "float32") for each in (preprocessing.mean, preprocessing.std))
+    if type(embedding) is PatchEmbedding:
+        kernel, bias = f"{embedding.proj.path}/kernel", f"{embedding.proj.path}/bias"
+        shift = np.einsum("ijcf,c->f", values.read(kernel), mean / std)
+        values[bias] = values.read(bias) - shift
+        arguments["normalize"] = False
+    elif type(embedding) is ConvStem and embedding.convolutions:
+        kernel = f"{embedding.convolutions[0].path}/kernel"
+        arguments["normalize"] = "mean"
+    else:
+        return
+    values[kernel] = values.read(kernel) / (LEVELS * std[:, None])
+
+
+def _place(values: Values, model: keras.Model, result: keras.Model) -> None:
+    """Assign the values to the variables of `result`, of the same paths.
 
     In custom layers and nested models, by order: the names of their unnamed children and the
     paths of nested models differ between instances.
     """
     paths = {}
-    for old, new in zip(_foreign_layers(model), _foreign_layers(fused), strict=True):
+    for old, new in zip(_foreign_layers(model), _foreign_layers(result), strict=True):
         kept = [variable for variable in old.weights if variable.path in values]
         if [(v.name, v.shape) for v in kept] == [(v.name, v.shape) for v in new.weights]:
             paths.update({b.path: a.path for a, b in zip(kept, new.weights, strict=True)})
-    found = [paths.get(variable.path, variable.path) for variable in fused.weights]
+    found = [paths.get(variable.path, variable.path) for variable in result.weights]
     if sorted(found) != sorted(values):
         raise ValueError(f"`model` has variables that can't be placed: {model.name!r}.")
-    for variable, path in zip(fused.weights, found, strict=True):
+    for variable, path in zip(result.weights, found, strict=True):
         variable.assign(values.pop(path))
 
 

@@ -1,5 +1,6 @@
 """`keras_vitx.predictor(model)`: images in, class names out, from several threads."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -16,7 +17,8 @@ from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import class_names
 from keras_vitx.data.preprocessing import normalize
 from keras_vitx.export import runtimes
-from keras_vitx.export.formats import check_trusted, format_of, require
+from keras_vitx.export.formats import existing_format, format_of
+from keras_vitx.export.prepare import in_layout, input_dtype
 from keras_vitx.export.write import read_record
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import ModelInput, Preprocessing
@@ -80,40 +82,33 @@ class Predictor:
 
     def probabilities(self, batch: np.ndarray) -> np.ndarray:
         """Return the probabilities, `(n, classes)`, of a batch that is already preprocessed."""
-        batch, found = self._cast(batch), []
-        while len(batch):
-            part, batch = np.split(batch, [self.batch_sizes[-1]])
+        if "int" in self._dtype:
+            batch = np.rint(batch).astype(self._dtype)
+        found = []
+        for start in range(0, len(batch), self.batch_sizes[-1]):
+            part = batch[start : start + self.batch_sizes[-1]]
             size = next(size for size in self.batch_sizes if size >= len(part))
             padding = [(0, size - len(part))] + [(0, 0)] * (part.ndim - 1)
-            found.append(self._run_one(np.pad(part, padding))[: len(part)])
+            padded = np.pad(part, padding)
+            # Keras traces in one thread at a time.
+            with contextlib.nullcontext() if padded.shape in self._compiled else self._lock:
+                found.append(self._run(padded)[: len(part)])
+            self._compiled.add(padded.shape)
         return np.concatenate(found)
 
     def batches(self, paths: Sequence[Path], batch_size: int) -> Iterator[data.FileBatch]:
         """Yield batches of image files, decoded and preprocessed for `probabilities`."""
-        if None in self.input.input_shape[1:]:
-            # Images of any size: each is a batch of its own.
-            yield from map(self._file, paths)
-        else:
+        if None not in self.input.input_shape[1:]:
             yield from data.batches_of_files(paths, self.input, batch_size)
-
-    def _file(self, path: Path) -> data.FileBatch:
-        try:
-            image = data.decode_image(path, self.input.channels)[None]
-        except OSError as error:
-            return data.FileBatch([], np.empty(0), {path: error})
-        return data.FileBatch([path], normalize(image, self.input.preprocessing), {})
-
-    def _run_one(self, batch):
-        if batch.shape in self._compiled:
-            return self._run(batch)
-        # Keras traces in one thread at a time.
-        with self._lock:
-            found = self._run(batch)
-            self._compiled.add(batch.shape)
-        return found
-
-    def _cast(self, images):
-        return np.rint(images).astype(self._dtype) if "int" in self._dtype else images
+            return
+        # Images of any size: each is a batch of its own.
+        for path in paths:
+            try:
+                image = data.decode_image(path, self.input.channels)[None]
+            except OSError as error:
+                yield data.FileBatch([], np.empty(0), {path: error})
+            else:
+                yield data.FileBatch([path], normalize(image, self.input.preprocessing), {})
 
 
 def predictor(
@@ -161,8 +156,8 @@ def predictor(
     # One sigmoid output is the probability of the second of two classes.
     is_binary = outputs.kind == "sigmoid" and outputs.classes == 1
     names = class_names(model, 2 if is_binary else outputs.classes)
-    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
-    return Predictor(run, ModelInput(shape, preprocessing), dtype, names, batch_sizes)
+    images = ModelInput(shape, preprocessing)
+    return Predictor(run, images, input_dtype(model), names, batch_sizes)
 
 
 def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
@@ -203,9 +198,7 @@ def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _of_file(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
-    format = format_of(path)
-    if not path.exists() or not format.is_one(path):
-        raise FileNotFoundError(f"{str(path)!r} is not an exported file or folder.")
+    format = existing_format(path, trust)
     record = read_record(path, format)
     options = record.get("options", {})
     has_names = record.get("classes") and record.get("outputs") == ["probabilities"]
@@ -214,26 +207,17 @@ def _of_file(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
             f"{path} must have been exported with preprocessing inside, return probabilities, "
             "and have its record beside it."
         )
-    check_trusted(path, format, trust)
-    require(format)
     run = runtimes.load(format.name, path)
     shape, dtype = (record["inputs"]["images"][key] for key in ("shape", "dtype"))
-    is_first = options.get("data_format") == "channels_first"
-    if is_first:
+    data_format = options.get("data_format", "channels_last")
+    if data_format == "channels_first":
         shape = [shape[0], *shape[2:], shape[1]]
+    images = ModelInput(tuple(shape), pixels(shape[-1]))
 
-    def probabilities(images):
-        if is_first:
-            images = np.ascontiguousarray(np.moveaxis(images, -1, 1))
-        return run(images)["probabilities"]
+    def probabilities(batch):
+        return run(in_layout(batch, data_format))["probabilities"]
 
-    return Predictor(
-        probabilities,
-        ModelInput(tuple(shape), pixels(shape[-1])),
-        dtype,
-        record["classes"],
-        batch_sizes,
-    )
+    return Predictor(probabilities, images, dtype, record["classes"], batch_sizes)
 
 
 def is_exported(path: str | os.PathLike) -> bool:

@@ -1,8 +1,7 @@
-"""The model that is written, made from the one that is given, and the options of that."""
+"""The options of an export, and the graph that is written with them."""
 
-import importlib.util
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx import data
+from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import class_names
 from keras_vitx.data.preprocessing import (
     decode_image,
@@ -20,108 +20,100 @@ from keras_vitx.data.preprocessing import (
     with_channels,
 )
 from keras_vitx.data.sources.folders import image_files
-from keras_vitx.export.folding import fold_before
 from keras_vitx.export.formats import FORMATS, table
-from keras_vitx.export.formats.base import Format
-from keras_vitx.export.fuse import fuse
+from keras_vitx.export.formats.base import Format, Graph
 from keras_vitx.layers import ImagePreprocessing
-from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import needs_extra
 
 KINDS = ("probabilities", "logits")
+STATIC = "int8-static"
 
-
-@dataclass(frozen=True)
-class Prepared:
-    """The parts of what is written: preprocessing, then the network.
-
-    Attributes:
-        network: The network, with the wanted outputs.
-        before: The layer before it that takes pixels, if any.
-        size: Height and width of the pixels.
-        outputs: Names of the outputs.
-        data_format: `"channels_last"`, or `"channels_first"` if images are transposed first.
-    """
-
-    network: keras.Model
-    before: keras.layers.Layer | None
-    size: tuple[int | None, int | None]
-    outputs: tuple[str, ...]
-    data_format: str = "channels_last"
-
-    def joined(self) -> keras.Model:
-        """Return one model of the parts."""
-        network, before, layers = self.network, self.before, []
-        (spec,) = network.inputs
-        shape, dtype = spec.shape, spec.dtype
-        if before is not None:
-            shape, dtype = (None, *self.size, len(before.mean)), "uint8"
-            layers.append(before)
-        if self.data_format == "channels_first":
-            shape = (shape[0], shape[3], *shape[1:3])
-            layers.insert(0, keras.layers.Permute((2, 3, 1)))
-        if not layers:
-            return network
-        x = images = keras.Input(batch_shape=shape, dtype=dtype, name="images")
-        for layer in (*layers, network):
-            x = layer(x)
-        return keras.Model(images, x, name=network.name)
+CALIBRATION_IMAGES = 256
+"""Number of images taken from a folder or a source, evenly spaced."""
 
 
 def prepare(
     model: keras.Model,
-    preprocessing: bool | tuple[int, int],
-    outputs: str | None,
-    any_size: bool,
+    format: Format,
+    preprocessing: bool | tuple[int, int] = False,
+    outputs: str | None = None,
+    serving: bool | int = False,
+    precision: str | None = None,
+    compute_dtype: str | None = None,
     data_format: str = "channels_last",
-) -> Prepared:
-    """Return the parts of the model that is to be written.
-
-    Args:
-        model: A built model of one batch of images.
-        preprocessing: Whether the file takes pixels; `(height, width)` gives their size.
-        outputs: `"probabilities"`, `"logits"` or None, the outputs as they are.
-        any_size: Whether pixels of any size can be taken if none is given.
-        data_format: Order of the file's input, `"channels_last"` or `"channels_first"`.
+    image_sizes: Sequence[tuple[int, int]] = (),
+) -> Graph:
+    """Return the graph that is to be written, not fused, by the arguments of `export`.
 
     Raises:
-        ValueError: if the outputs can't be changed, or the model's preprocessing is unknown.
+        ValueError: if an argument is invalid, or does not fit the model, the format or the others.
     """
+    check_model(model)
+    _check_options(format, preprocessing, outputs, serving, data_format, image_sizes)
+    _check_precision(format, precision, compute_dtype)
+    network = with_outputs(model, outputs)
+    names = output_names(network)
+    classes = ()
+    if len(names) == 1 and names[0] in KINDS:
+        classes = class_names(model, network.output_shape[-1])
+    before, size = None, (None, None)
+    if preprocessing is not False:
+        before = ImagePreprocessing.of(model)
+        if preprocessing is not True:
+            size = tuple(preprocessing)
+        elif not format.any_size:
+            size = _uncropped(before)
+    networks = {"serve": network}
+    for height, width in image_sizes:
+        if not hasattr(network, "at_size"):
+            raise ValueError(f"image_sizes needs a model of keras_vitx, not {network.name!r}.")
+        networks[f"serve_{height}x{width}"] = network.at_size((height, width))
+    return Graph(
+        networks,
+        names,
+        before,
+        size,
+        data_format,
+        precision or compute_dtype,
+        compute_dtype,
+        classes,
+        top=len(classes) if serving is True else min(int(serving), len(classes)),
+    )
+
+
+def check_model(model: keras.Model) -> None:
+    """Check that `model` takes one batch of images.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if not isinstance(model, keras.Model) or not model.built:
+        raise ValueError(f"model should be a built Keras model, not {model!r}.")
+    shapes = [tuple(tensor.shape) for tensor in getattr(model, "inputs", None) or []]
+    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][3] is None:
+        raise ValueError(
+            "model should take one batch of images, (batch, height, width, channels); "
+            f"its inputs are {shapes or 'unknown'}."
+        )
+
+
+def _check_options(format, preprocessing, outputs, serving, data_format, image_sizes):
     if data_format not in ("channels_last", "channels_first"):
         raise ValueError(
             f"`data_format` must be 'channels_last' or 'channels_first'. Received: {data_format!r}."
         )
-    network = with_outputs(model, outputs)
-    names = output_names(network)
-    if preprocessing is False:
-        return Prepared(network, None, (None, None), names, data_format)
-    before = ImagePreprocessing.of(model)
-    size = preprocessing
-    if preprocessing is True:
-        sides = (round(side / before.crop_ratio) for side in before.size)
-        size = (None, None) if any_size else tuple(sides)
-    return Prepared(network, before, size, names, data_format)
-
-
-def check_arguments(
-    format: Format,
-    preprocessing: Any,
-    outputs: str | None,
-    serving: Any,
-    data_format: str,
-    imports: Any,
-) -> None:
-    """Check the arguments of `export` that need no model.
-
-    Raises:
-        ValueError: if one is invalid, or does not fit the others.
-    """
-    if not isinstance(preprocessing, bool):
-        expected = "True, False, or the (height, width) of the pixels"
-        check_size(preprocessing, f"preprocessing should be {expected}")
-    if isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
-        raise ValueError(f'imports should be module names such as ("my_module",), not {imports!r}.')
+    if not isinstance(preprocessing, bool) and not _is_size(preprocessing):
+        raise ValueError(
+            "preprocessing should be True, False, or the (height, width) of the pixels, "
+            f"not {preprocessing!r}."
+        )
+    if image_sizes and (format.name != "saved_model" or preprocessing):
+        raise ValueError(
+            "image_sizes should be empty except for a SavedModel without preprocessing, which "
+            f"has a signature per size; received {image_sizes!r} for the format {format.name!r}."
+        )
+    if not all(map(_is_size, image_sizes)):
+        raise ValueError(f"image_sizes should be (height, width) pairs, not {image_sizes!r}.")
     if serving is False:
         return
     if serving is not True and not (isinstance(serving, int) and serving > 0):
@@ -130,31 +122,36 @@ def check_arguments(
         )
     if format.name != "saved_model":
         raise ValueError(f"serving needs format='saved_model', not {format.name!r}.")
-    if outputs not in (None, "probabilities"):
-        raise ValueError(f"serving returns probabilities; outputs={outputs!r} contradicts that.")
-    if data_format != "channels_last":
+    if outputs not in (None, "probabilities") or data_format != "channels_last":
         raise ValueError(
-            f"serving takes image files; data_format={data_format!r} contradicts that."
+            "serving returns probabilities and takes image files. Received: "
+            f"outputs={outputs!r}, data_format={data_format!r}."
         )
 
 
-def check_size(size: Any, expected: str) -> None:
-    """Check that a size is a height and a width; if not, the error begins with `expected`."""
+def _is_size(size):
     is_pair = isinstance(size, (tuple, list)) and len(size) == 2
-    if not is_pair or not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(f"{expected}, not {size!r}.")
+    return is_pair and all(isinstance(side, int) and side > 0 for side in size)
 
 
-def fused(parts: Prepared) -> tuple[Prepared, str | None]:
-    """Return the parts fused, or as they are and the reason why they can't be fused."""
-    try:
-        network = fuse(parts.network)
-    except ValueError as error:
-        return parts, str(error)
-    before = parts.before
-    if before is not None:
-        before = fold_before(before, network)
-    return replace(parts, network=network, before=before), None
+def _check_precision(format, precision, compute_dtype):
+    if precision is not None and precision not in format.precisions:
+        raise ValueError(
+            f"precision: {precision!r} is not available for the format {format.name!r}. "
+            f"The precisions are:\n{table()}\n"
+            'A model that `model.quantize("int8")` has rounded is written as it is.'
+        )
+    if compute_dtype is not None and compute_dtype not in format.computes:
+        known = {each.name: each.computes for each in FORMATS.values() if each.computes}
+        raise ValueError(
+            f"`compute_dtype` must be None or, by format, one of {known}. Received: "
+            f"{compute_dtype!r} for the format {format.name!r}."
+        )
+    if compute_dtype and precision not in (None, compute_dtype):
+        raise ValueError(
+            f"`precision` must be None or {compute_dtype!r} with compute_dtype={compute_dtype!r}. "
+            f"Received: {precision!r}."
+        )
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
@@ -177,25 +174,18 @@ def output_names(model: keras.Model) -> tuple[str, ...]:
     )
 
 
-def _last(model: keras.Model) -> keras.Operation:
-    """Return the layer or the operation that returns the output of `model`."""
-    return keras.Model(model.inputs, model.outputs).operations[-1]
-
-
-def _kind(model: keras.Model) -> str:
-    last = _last(model)
-    if isinstance(last, keras.Model) and getattr(last, "outputs", None):
-        return _kind(last)
-    if isinstance(last, keras.layers.Softmax) or type(last).__name__ in ("Softmax", "Sigmoid"):
+def _kind(model):
+    """Return "probabilities" or "logits" for a classifier, "features" for another model."""
+    if type(_last(model)).__name__ in ("Softmax", "Sigmoid"):
         return "probabilities"
-    activation = getattr(last, "activation", None)
-    if isinstance(last, (keras.layers.Dense, SeveralHeads, keras.layers.Activation)):
-        activation = keras.activations.get(activation)
-        if activation in (keras.activations.softmax, keras.activations.sigmoid):
-            return "probabilities"
-        is_head = not isinstance(last, keras.layers.Activation)
-        return "logits" if is_head and activation is keras.activations.linear else "features"
-    return "features"
+    try:
+        return "logits" if outputs_of(model).from_logits else "probabilities"
+    except ValueError:
+        return "features"
+
+
+def _last(model):
+    return (getattr(model, "operations", None) or model.layers)[-1]
 
 
 def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
@@ -212,73 +202,35 @@ def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
     if kind == outputs:
         return model
     activation = "softmax" if outputs == "probabilities" else "linear"
-    head = model.steps[-1] if hasattr(model, "steps") else _last(model)
-    if kind not in KINDS or not hasattr(head, "activation"):
+    steps = getattr(model, "steps", None)
+    head = steps[-1] if steps else _last(model)
+    if kind == "features" or not hasattr(head, "activation"):
         raise ValueError(
             f"outputs={outputs!r} needs a model that ends in a classifier; {model.name!r} ends in "
             f"{getattr(head, 'name', head)!r}."
         )
-    if hasattr(model, "steps"):
-        return _with_activation(model, activation)
-    changed = _copied(head, activation)
-    result = keras.models.clone_model(
-        keras.Model(model.inputs, model.outputs, name=model.name),
-        clone_function=lambda layer: changed if layer is head else layer,
-    )
-    _assign(changed.weights, head.weights)
+    if steps:
+        config = model.get_config()
+        config["layers"][-1]["config"]["activation"] = activation
+        result = changed = type(model).from_config(config)
+        head = model
+    else:
+        changed = type(head).from_config({**head.get_config(), "activation": activation})
+        result = keras.models.clone_model(
+            keras.Model(model.inputs, model.outputs, name=model.name),
+            clone_function=lambda layer: changed if layer is head else layer,
+        )
+    for target, source in zip(changed.weights, head.weights, strict=True):
+        target.assign(ops.convert_to_numpy(source))
     return result
 
 
-def _copied(head, activation):
-    return type(head).from_config({**head.get_config(), "activation": activation})
-
-
-def _with_activation(model, activation):
-    """Return a `Chain` with the same weights and another activation of its head."""
-    config = model.get_config()
-    config["layers"][-1]["config"]["activation"] = activation
-    changed = type(model).from_config(config)
-    _assign(changed.weights, model.weights)
-    return changed
-
-
-def _assign(targets, sources):
-    for target, source in zip(targets, sources, strict=True):
-        target.assign(ops.convert_to_numpy(source))
-
-
-STATIC = "int8-static"
-
-
-def check_precision(
-    precision: str | None,
-    format: Format,
-    calibration: Any = None,
-    compute_dtype: str | None = None,
-) -> None:
-    """Check that a format is written in a precision, and that it gets images if it needs them.
+def check_calibration(precision: str | None, calibration: Any) -> None:
+    """Check that there are images to calibrate with, if and only if the precision needs them.
 
     Raises:
-        ValueError: if not; the message has the table of all formats.
-        ImportError: if the package that quantizes the format's files is not installed.
+        ValueError: if not.
     """
-    if precision is not None and precision not in format.precisions:
-        raise ValueError(
-            f"precision: {precision!r} is not available for the format {format.name!r}. "
-            f"The precisions are:\n{table()}\n"
-            'A model that `model.quantize("int8")` has rounded is written as it is.'
-        )
-    if compute_dtype is not None and compute_dtype not in format.computes:
-        known = {each.name: each.computes for each in FORMATS.values() if each.computes}
-        raise ValueError(
-            f"`compute_dtype` must be None or, by format, one of {known}. Received: "
-            f"{compute_dtype!r} for the format {format.name!r}."
-        )
-    if compute_dtype and precision not in (None, compute_dtype):
-        raise ValueError(
-            f"`precision` must be None or {compute_dtype!r} with compute_dtype={compute_dtype!r}. "
-            f"Received: {precision!r}."
-        )
     if precision == STATIC and calibration is None:
         raise ValueError(
             f"precision={STATIC!r} needs calibration, a folder of images like those that the "
@@ -286,28 +238,13 @@ def check_precision(
         )
     if precision != STATIC and calibration is not None:
         raise ValueError(f"calibration is for precision={STATIC!r}, not {precision!r}.")
-    package = format.quantizer
-    if precision and "int" in precision and package and not importlib.util.find_spec(package):
-        what = f"{format.title} in {precision} needs {package}, which is not installed"
-        raise ImportError(needs_extra(what, package))
 
 
-def classes_of(model: keras.Model, parts: Prepared) -> tuple[str, ...]:
-    """Return the names of a classifier's classes, and none for another model."""
-    if len(parts.outputs) != 1 or parts.outputs[0] not in KINDS:
-        return ()
-    return class_names(model, parts.network.output_shape[-1])
-
-
-CALIBRATION_IMAGES = 256
-"""Number of images taken from a folder or a source, evenly spaced."""
-
-
-def calibration_images(parts: Prepared, source: Any) -> np.ndarray:
+def calibration_images(graph: Graph, source: Any) -> np.ndarray:
     """Return images as the input of the file that is written.
 
     Args:
-        parts: The model that is written.
+        graph: What is written.
         source: A folder of images, in sub-folders or not, the path of an .npz file with
             `x_train`, or another name that `data.load_dataset` takes: 256 of its (training) images,
             preprocessed for the model. Or an array, as the file takes it.
@@ -317,29 +254,37 @@ def calibration_images(parts: Prepared, source: Any) -> np.ndarray:
         OSError: if an image can't be decoded.
     """
     if not isinstance(source, (str, os.PathLike)):
-        return as_input(source, parts.joined(), "calibration should be a folder or an array")
+        return as_input(source, graph.model, "calibration should be a folder or an array")
     folder = Path(source).expanduser()
     images = image_files(folder) if folder.is_dir() else data.load_dataset(source).train.images
     if not len(images):
         raise ValueError(f"calibration: there is no image in {str(source)!r}.")
     chosen = np.unique(np.linspace(0, len(images) - 1, CALIBRATION_IMAGES).astype(int))
-    spec = ModelInput.of(parts.network)
-    pixels = np.stack([_fitted(images[index], parts, spec) for index in chosen])
-    is_first = parts.data_format == "channels_first"
-    return np.ascontiguousarray(np.moveaxis(pixels, -1, 1)) if is_first else pixels
+    spec = ModelInput.of(graph.networks["serve"])
+    pixels = np.stack([_fitted(images[index], graph, spec) for index in chosen])
+    return in_layout(pixels, graph.data_format)
 
 
-def _fitted(image, parts, spec):
+def _fitted(image, graph, spec):
+    """Return an image preprocessed for the network, or as pixels that the file preprocesses."""
     if isinstance(image, Path):
         image = decode_image(image)
-    if parts.before is None:
-        return normalize(
-            fit_to_model(image, spec, spec.preprocessing.crop_ratio), spec.preprocessing
-        )
-    # The file takes pixels; where of any size, of the size that needs the least resizing.
-    sides = (round(side / parts.before.crop_ratio) for side in parts.before.size)
-    size = tuple(parts.size) if None not in parts.size else tuple(sides)
+    if graph.before is None:
+        ready = fit_to_model(image, spec, spec.preprocessing.crop_ratio)
+        return normalize(ready, spec.preprocessing)
+    size = _uncropped(graph.before) if None in graph.size else graph.size
     return resize_and_crop(with_channels(image, spec.channels), size)
+
+
+def _uncropped(before):
+    """Return the size of the images that are cropped without being resized."""
+    return tuple(round(side / before.crop_ratio) for side in before.size)
+
+
+def in_layout(images: np.ndarray, data_format: str) -> np.ndarray:
+    """Return images `(batch, height, width, channels)` in the data format of a file."""
+    is_first = data_format == "channels_first"
+    return np.ascontiguousarray(np.moveaxis(images, -1, 1)) if is_first else images
 
 
 def as_input(
@@ -359,9 +304,8 @@ def as_input(
     """
     images = ops.convert_to_numpy(images)
     _, *shape = model.inputs[0].shape
-    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
     # NumPy has no bfloat16; both sides cast float32 to it.
-    dtype = "float32" if "float" in dtype else dtype
+    dtype = input_dtype(model)
     fits = images.ndim == 4 and all(
         side in (None, given) for side, given in zip(shape, images.shape[1:], strict=True)
     )
@@ -374,3 +318,9 @@ def as_input(
             f"{expected.split()[0]} should hold values of {dtype}, the dtype that the model takes."
         )
     return images.astype(dtype)
+
+
+def input_dtype(model: keras.Model) -> str:
+    """Return the dtype of arrays for a model: that of its input, float32 for half precision."""
+    dtype = keras.backend.standardize_dtype(model.inputs[0].dtype)
+    return "float32" if "float" in dtype else dtype

@@ -6,7 +6,6 @@ them fails. This file imports neither.
 """
 
 import importlib.metadata
-import json
 import os
 import shutil
 import statistics
@@ -136,7 +135,7 @@ def _stablehlo(path):
 
 
 def main(format, path, inputs, outputs):
-    """Write the outputs of each batch as `<batch>.<name>`, and `metadata`, a JSON text."""
+    """Write the outputs of each batch as `<batch>.<name>`, and `latency_ms` and `version`."""
     # Submodules, too: what Python has imported before, it does not look for in their parents.
     loaded = [name for name in sys.modules if name.split(".")[0] in ("keras", "keras_vitx")]
     sys.modules.update(dict.fromkeys(["keras", "keras_vitx", *loaded]))
@@ -146,11 +145,9 @@ def main(format, path, inputs, outputs):
     for name, images in batches.items():
         for output, value in run(images).items():
             results[f"{name}.{output}"] = value
-    metadata = {
-        "latency_ms": _latency(run, next(iter(batches.values()))[:1]),
-        "versions": {PACKAGES[format]: importlib.metadata.version(PACKAGES[format])},
-    }
-    np.savez(outputs, metadata=np.array(json.dumps(metadata)), **results)
+    latency = _latency(run, next(iter(batches.values()))[:1])
+    version = importlib.metadata.version(PACKAGES[format])
+    np.savez(outputs, latency_ms=latency, version=version, **results)
 
 
 def _latency(run, images):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vitx.export.formats.base import Format
-from keras_vitx.files import move, remove_stale, temporary_beside
+from keras_vitx.files import check_writable, move, remove_stale, temporary_beside
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def write_record(exported: Exported, path: Path, format: Format) -> None:
     The hash covers the files, weights included, and the record itself, such as the classes.
     `Exported.path` is left out, since the file may be moved.
     """
-    described = {**asdict(exported), "sha256": _sha256(path)}
+    described = asdict(exported)
     del described["path"]
     described["digest"] = _digest(path, format, described)
     record_of(path, format).write_text(json.dumps(described, indent=1) + "\n")
@@ -68,21 +68,11 @@ def write_record(exported: Exported, path: Path, format: Format) -> None:
 def read_record(path: Path, format: Format) -> dict[str, Any]:
     """Return the record of a file, or an empty one if there is none of it that can be read."""
     try:
-        found = json.loads(record_of(path, format).read_text())
-        digest = found.pop("digest", None)
-        is_its_own = found["sha256"] == _sha256(path)
-        # Files of earlier versions have no digest.
-        if digest is not None:
-            is_its_own = is_its_own and digest == _digest(path, format, found)
+        described = json.loads(record_of(path, format).read_text())
+        is_its_own = described.pop("digest") == _digest(path, format, described)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    return found if is_its_own else {}
-
-
-def _sha256(path: Path) -> str:
-    """Return the hash of a file, or of the graph in the folder of a SavedModel."""
-    with (path / "saved_model.pb" if path.is_dir() else path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return described if is_its_own else {}
 
 
 def _digest(path: Path, format: Format, described: dict[str, Any]) -> str:
@@ -103,19 +93,29 @@ def _files(path: Path, format: Format) -> list[Path]:
     return sorted(each for each in path.rglob("*") if each.is_file() and each != record)
 
 
+def _companions(path: Path, format: Format) -> list[Path]:
+    return [path.with_suffix(suffix) for suffix in format.companions]
+
+
 def size_of(path: Path, format: Format) -> int:
     """Return the bytes of a file with its companions, or of all files in a folder."""
     return sum(each.stat().st_size for each in _files(path, format))
 
 
-def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
+def check_destination(path: Path, format: Format, overwrite: bool = False) -> None:
     """Check that a file of the format may be written to `path`.
 
     Raises:
+        ValueError: if `path` does not end in the format's suffix, which its runtime asks for.
         FileExistsError: if `path` exists and is not of this format, or is and `overwrite` is
             False; or if a file that belongs to it exists alone.
+        OSError: if `path` can't be written.
     """
-    thing = format.title
+    if format.suffix and path.suffix.lower() != format.suffix:
+        raise ValueError(
+            f"path should end in {format.suffix} for the format {format.name!r}, not {str(path)!r}."
+        )
+    check_writable(path)
     remove_stale(path)
     if not path.exists() and not path.is_symlink():
         # A killed export leaves the files that belong to a graph with its record.
@@ -123,18 +123,18 @@ def check_free(path: Path, format: Format, overwrite: bool = False) -> None:
         for companion in _companions(path, format):
             if companion.exists() and not is_ours:
                 raise FileExistsError(
-                    f"path: {str(companion)!r} exists, where a file of {thing} would be written."
+                    f"path: {str(companion)!r} exists, where {format.title} would be written."
                 )
         return
     is_file = path.is_file() if format.suffix else path.is_dir()
     if path.is_symlink() or not is_file or not format.is_one(path):
         raise FileExistsError(
-            f"path: {str(path)!r} exists and holds other things than {_article(thing)}; "
+            f"path: {str(path)!r} exists and holds other things than {format.title}; "
             "choose a new path."
         )
     if not overwrite:
         raise FileExistsError(
-            f"path: {str(path)!r} already holds {_article(thing)}; overwrite=True replaces it."
+            f"path: {str(path)!r} already holds {format.title}; overwrite=True replaces it."
         )
 
 
@@ -156,11 +156,3 @@ def writing_at(path: Path, format: Format) -> Iterator[Path]:
         for companion in companions:
             companion.replace(path.with_suffix(companion.suffix))
         move(temporary, path)
-
-
-def _companions(path: Path, format: Format) -> list[Path]:
-    return [path.with_suffix(suffix) for suffix in format.companions]
-
-
-def _article(title: str) -> str:
-    return f"a{title[1:]}" if title.startswith("A ") else f"{title} data"

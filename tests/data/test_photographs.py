@@ -158,7 +158,7 @@ def test_exported_with_a_model_for_images_of_any_size(photographs, tmp_path):
     _, in_front = head(ImagePreprocessing((32, 24), MEAN, STD, 1.13))
     whole = in_front(keras.Input((None, None, 3), dtype="uint8"))
     images = [np.stack([image, image[::-1]]) for image in map(pixels, photographs[:2])]
-    assert kv.export.saved_model(whole, tmp_path / "saved", images=images).difference <= 1e-5
+    assert kv.export(whole, tmp_path / "saved", images=images).difference <= 1e-5
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="other backends trace one graph per size")

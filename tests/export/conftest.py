@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 
 import keras_vitx as kv
-from keras_vitx.export import saved_model
 from keras_vitx.losses import SmoothedCrossentropy
 
 
@@ -49,25 +48,13 @@ def trained():
     return model
 
 
-def values_of(model):
-    variables = [*model.variables, *model.optimizer.variables]
-    return [keras.ops.convert_to_numpy(variable) for variable in variables]
-
-
-@pytest.fixture
+@pytest.fixture(scope="session")
 def values():
+    def values_of(model):
+        variables = [*model.variables, *model.optimizer.variables]
+        return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
     return values_of
-
-
-@pytest.fixture(scope="session")
-def values_before(trained):
-    return values_of(trained)
-
-
-@pytest.fixture(scope="session")
-def exported(trained, values_before, tmp_path_factory):
-    """The result of exporting the trained model."""
-    return saved_model(trained, tmp_path_factory.mktemp("export") / "trained")
 
 
 @pytest.fixture
@@ -76,21 +63,3 @@ def images():
         return np.random.default_rng(seed).standard_normal((batch, 32, 16, 3), "float32")
 
     return make
-
-
-@pytest.fixture
-def old_saved_model(tmp_path):
-    """A folder like a SavedModel, and a function that returns whether it is unchanged."""
-    folder = tmp_path / "model"
-    (folder / "variables").mkdir(parents=True)
-    (folder / "saved_model.pb").write_bytes(b"old")
-
-    def is_intact():
-        names = sorted(part.name for part in folder.iterdir())
-        return (
-            names == ["saved_model.pb", "variables"]
-            and (folder / "saved_model.pb").read_bytes() == b"old"
-            and [part.name for part in folder.parent.iterdir()] == ["model"]
-        )
-
-    return folder, is_intact

@@ -1,6 +1,5 @@
 """Exports in lower precisions, from the backend of this run, opened in their own runtimes."""
 
-import importlib
 import importlib.util
 
 import numpy as np
@@ -9,12 +8,8 @@ from harness import BACKEND, randomize
 from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.export.formats import FORMATS, table
-from keras_vitx.export.prepare import (
-    calibration_images,
-    check_precision,
-    prepare,
-)
+from keras_vitx.export.formats import FORMATS
+from keras_vitx.export.prepare import calibration_images, prepare
 
 CONVERTED = [
     (name, precision)
@@ -75,15 +70,15 @@ def test_calibration_images_of_a_folder_are_preprocessed(unused, tmp_path):
         file = tmp_path / f"class_{index}" / "image.png"
         file.parent.mkdir()
         Image.fromarray(image).save(file)
-    found = calibration_images(prepare(unused, False, None, True), tmp_path)
+    found = calibration_images(prepare(unused, FORMATS["onnx"]), tmp_path)
     np.testing.assert_array_equal(found, kv.preprocess_input(pixels, unused))
-    found = calibration_images(prepare(unused, (20, 24), None, True), tmp_path)
+    found = calibration_images(prepare(unused, FORMATS["onnx"], (20, 24)), tmp_path)
     assert found.shape == (3, 20, 24, 3) and found.dtype == np.uint8
 
 
 @pytest.mark.backend_free
 def test_calibration_errors(unused, tmp_path):
-    parts = prepare(unused, False, None, True)
+    parts = prepare(unused, FORMATS["onnx"])
     with pytest.raises(ValueError, match=r"calibration: there is no image in"):
         calibration_images(parts, tmp_path)
     for shape in [(2, 16, 32, 3), (0, 32, 16, 3), (32, 16, 3)]:
@@ -92,17 +87,3 @@ def test_calibration_errors(unused, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     with pytest.raises(OSError, match="broken"):
         calibration_images(parts, tmp_path)
-
-
-@pytest.mark.backend_free
-def test_wrong_precisions_are_named(unused, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"'int8-static' needs calibration"):
-        kv.export(unused, tmp_path / "m.onnx", "onnx", precision="int8-static")
-    with pytest.raises(ValueError, match=r"calibration is for precision='int8-static'"):
-        kv.export(unused, tmp_path / "m.onnx", "onnx", precision="int8", calibration=tmp_path)
-    with pytest.raises(ValueError, match="'int3' is not available") as error:
-        kv.export(unused, tmp_path / "m", precision="int3")
-    assert table() in str(error.value)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"OpenVINO in int8 needs nncf.*\[nncf\]"):
-        check_precision("int8", FORMATS["openvino"])

@@ -105,26 +105,6 @@ def test_a_file_of_too_many_pixels_is_not_decoded(served, format):
         signature(image_bytes=tf.constant([header(format, 30_000, 30_000)]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"serving": 0}, "serving should be True, False, or the number"),
-        ({"serving": "all"}, "serving should be True, False, or the number"),
-        ({"serving": 3, "format": "onnx"}, "serving needs format='saved_model'"),
-        ({"serving": True, "outputs": "logits"}, "serving returns probabilities"),
-    ],
-)
-def test_wrong_arguments_are_named(unused, tmp_path, arguments, said):
-    with pytest.raises(ValueError, match=said):
-        kv.export(unused, tmp_path / "model", **arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_serving_needs_a_classifier(tiny, tmp_path):
-    with pytest.raises(ValueError, match="ends in a classifier"):
-        kv.export(tiny(include_top=False), tmp_path / "model", serving=3)
-
-
 def test_a_name_for_each_class():
     from keras_vitx.data.predictions import class_names
 

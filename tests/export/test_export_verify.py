@@ -138,7 +138,7 @@ def test_a_file_that_can_do_more_than_compute_must_be_trusted(unused, tmp_path):
 
 
 def test_no_saved_model(unused, tmp_path):
-    with pytest.raises(FileNotFoundError, match="not the folder of a SavedModel"):
+    with pytest.raises(FileNotFoundError, match="is not a SavedModel"):
         verify(tmp_path, unused)
 
 

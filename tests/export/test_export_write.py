@@ -1,19 +1,32 @@
-"""New files in the place of old ones, with a kill between any two steps."""
+"""New files in the place of old ones, with failures and kills on the way."""
 
 import contextlib
+import importlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from harness import BACKEND, ROOT, run_python
 
+import keras_vitx as kv
 import keras_vitx.files as files
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.write import Exported, check_free, read_record, write_record, writing_at
-
-pytestmark = pytest.mark.backend_free
+from keras_vitx.export.write import (
+    Exported,
+    check_destination,
+    read_record,
+    write_record,
+    writing_at,
+)
 
 OPENVINO, SAVED_MODEL = FORMATS["openvino"], FORMATS["saved_model"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 class Killed(BaseException):
@@ -27,7 +40,7 @@ def write(path, text):
 
 
 def export(path, format, fill):
-    check_free(path, format, overwrite=True)
+    check_destination(path, format, overwrite=True)
     with writing_at(path, format) as temporary:
         fill(temporary)
         write_record(Exported(path, 0.0), temporary, format)
@@ -58,6 +71,7 @@ def killed_at(step, monkeypatch, run):
     return False
 
 
+@pytest.mark.backend_free
 def test_a_pair_is_never_of_two_models(tmp_path, monkeypatch):
     path, step, seen = tmp_path / "model.xml", 1, []
     names = {"model.xml", "model.bin", "model.xml.json"}
@@ -78,6 +92,7 @@ def test_a_pair_is_never_of_two_models(tmp_path, monkeypatch):
     assert path.read_text() == "<?xml new" and path.with_suffix(".bin").read_text() == "new"
 
 
+@pytest.mark.backend_free
 def test_weights_without_a_graph_are_those_of_a_killed_export(tmp_path, monkeypatch):
     path = tmp_path / "model.xml"
     assert killed_at(3, monkeypatch, lambda: export(path, OPENVINO, lambda p: write(p, "new")))
@@ -86,52 +101,192 @@ def test_weights_without_a_graph_are_those_of_a_killed_export(tmp_path, monkeypa
     assert path.read_text() == "<?xml more"
     path.unlink()
     path.with_name("model.xml.json").unlink()
-    with pytest.raises(FileExistsError, match="exists, where a file of OpenVINO"):
-        check_free(path, OPENVINO)
+    with pytest.raises(FileExistsError, match="exists, where OpenVINO data would"):
+        check_destination(path, OPENVINO)
 
 
+def saved(folder, content=b"old"):
+    """Write a folder like a SavedModel."""
+    folder.mkdir()
+    (folder / "saved_model.pb").write_bytes(content)
+    (folder / "variables").mkdir()
+    (folder / "variables" / "data").write_bytes(b"weights")
+
+
+@pytest.mark.backend_free
 def test_a_folder_is_replaced_whole(tmp_path):
     path, other = tmp_path / "model", tmp_path / ".unfinished-model-2-abc"
     other.mkdir()  # Of the path "model-2".
-
-    def fill(content):
-        def make(folder):
-            folder.mkdir()
-            (folder / "saved_model.pb").write_bytes(content)
-
-        return make
-
-    export(path, SAVED_MODEL, fill(b"old"))
-    export(path, SAVED_MODEL, fill(b"new"))
+    for content in (b"old", b"new"):
+        export(path, SAVED_MODEL, lambda folder, content=content: saved(folder, content))
     assert (path / "saved_model.pb").read_bytes() == b"new"
     assert sorted(each.name for each in tmp_path.iterdir()) == [other.name, "model"]
 
 
-def test_the_record_of_another_file_is_not_read(tmp_path):
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"\x08new")
-    write_record(Exported(path, 0.5), path, FORMATS["onnx"])
-    assert read_record(path, FORMATS["onnx"])["difference"] == 0.5
-    path.write_bytes(b"\x08old")
-    assert json.loads(path.with_name("model.onnx.json").read_text())["difference"] == 0.5
-    assert read_record(path, FORMATS["onnx"]) == {}
-
-
-@pytest.mark.parametrize("change", ["weights", "classes", "none"])
-def test_the_record_covers_the_weights_and_the_classes(tmp_path, change):
+@pytest.mark.backend_free
+@pytest.mark.parametrize("change", ["graph", "weights", "classes", None])
+def test_the_record_covers_the_file_and_the_classes(tmp_path, change):
     path = tmp_path / "model"
-    (path / "variables").mkdir(parents=True)
-    (path / "saved_model.pb").write_bytes(b"graph")
-    (path / "variables" / "data").write_bytes(b"weights")
+    saved(path)
     write_record(Exported(path, 0.5, classes=("cat", "dog")), path, SAVED_MODEL)
     assert read_record(path, SAVED_MODEL)["classes"] == ["cat", "dog"]
     record = path / "export.json"
-    if change == "weights":
+    if change == "graph":
+        (path / "saved_model.pb").write_bytes(b"another")
+    elif change == "weights":
         (path / "variables" / "data").write_bytes(b"others!")
     elif change == "classes":
         record.write_text(record.read_text().replace("cat", "hen"))
-    else:  # A record of an earlier version.
-        found = json.loads(record.read_text())
-        del found["digest"]
-        record.write_text(json.dumps(found))
-    assert bool(read_record(path, SAVED_MODEL)) == (change == "none")
+    assert json.loads(record.read_text())["difference"] == 0.5
+    assert bool(read_record(path, SAVED_MODEL)) == (change is None)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("failure", ["writing", "differing"])
+def test_a_failure_leaves_what_was_there(old, failure, unused, tmp_path, monkeypatch):
+    module = importlib.import_module("keras_vitx.export.export")
+    folder = tmp_path / "model"
+    if old:
+        saved(folder)
+
+    def convert(graph, format, path, imports, batches):
+        assert [len(batch) for batch in batches.values()] == [1, 8]
+        saved(path, b"half")
+        if failure == "writing":
+            raise ChildProcessError("no space")
+
+    monkeypatch.setattr(module, "convert", convert)
+    monkeypatch.setattr(module, "compare", lambda *arguments: (0.75, None))
+    said = {"writing": "no space", "differing": r"by 0\.75 .* tolerance is 0\.5"}[failure]
+    with pytest.raises((ChildProcessError, ValueError), match=said):
+        kv.export(unused, folder, overwrite=True, tolerance=0.5, verbose=False)
+    assert [each.name for each in tmp_path.iterdir()] == ["model"] * old
+    assert not old or (folder / "saved_model.pb").read_bytes() == b"old"
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("kind", ["notes beside it", "file", "other folder", "link"])
+def test_nothing_of_the_user_is_replaced(unused, tmp_path, kind):
+    path = tmp_path / "model"
+    if kind in ("notes beside it", "link"):
+        saved(path)
+        (path / "notes.txt").write_text("mine")
+    if kind == "link":
+        path = tmp_path / "link"
+        path.symlink_to(tmp_path / "model")
+    elif kind == "file":
+        path.write_text("mine")
+    elif kind == "other folder":
+        path.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FileExistsError, match="other things than a SavedModel"):
+        kv.export(unused, path, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.backend_free
+def test_a_file_is_replaced_if_it_is_of_the_format(unused, tmp_path):
+    path = tmp_path / "notes.onnx"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match="holds other things than ONNX data"):
+        kv.export(unused, path, "onnx", overwrite=True)
+    (tmp_path / "model.pt2").write_bytes(b"PK old")
+    with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
+        kv.export(unused, tmp_path / "model.pt2", "torch")
+    assert path.read_text() == "mine"
+
+
+MODEL = "kv.ViT(24, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5)"
+
+
+@pytest.mark.backend_free
+def test_a_full_disk_is_one_error(tmp_path):
+    """A limit of the file size stands for a full disk: a write fails halfway."""
+    code = (
+        "import resource, signal, sys, keras_vitx as kv\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"model = {MODEL}\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "try:\n"
+        "    kv.export(model, sys.argv[1], 'torch', verify=False)\n"
+        "except OSError as error:\n"
+        "    print('said', error)\n"
+    )
+    done = run_python(code, tmp_path / "model.pt2")
+    assert done.stdout.startswith("said"), done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = f"""
+import importlib, sys, time
+import keras_vitx as kv
+
+module = importlib.import_module("keras_vitx.export.export")
+
+def write(graph, format, path, imports, batches):
+    path.write_bytes(b"PK half")
+    print("writing", flush=True)
+    time.sleep(60)
+
+module.convert = write
+kv.export({MODEL}, sys.argv[1], "torch", overwrite=True, verify=False)
+"""
+
+
+@pytest.mark.backend_free
+def test_a_killed_export_leaves_the_old_file(tmp_path):
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"PK old")
+    command = [sys.executable, "-c", KILLED, str(path)]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(signal.SIGKILL)
+    assert path.read_bytes() == b"PK old" and not (tmp_path / "model.pt2.json").exists()
+
+
+SCRIPT = f"""
+import sys
+import keras_vitx as kv
+kv.export({MODEL}, sys.argv[1], sys.argv[2], overwrite=True, verify=False)
+"""
+
+
+def processes_of(folder):
+    """The processes with a folder in their command line."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.fsencode(str(folder)) in Path("/proc", entry, "cmdline").read_bytes():
+                found.append(int(entry))
+    return found
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
+def test_a_killed_conversion_leaves_no_process_and_no_copy_of_the_model(tmp_path):
+    # Written by a second process.
+    format, name = ("torch", "model.pt2") if BACKEND != "torch" else ("litert", "model.tflite")
+    folder, temporary = tmp_path / "out", tmp_path / "tmp"
+    folder.mkdir()
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder / name), format],
+        env={**ENVIRONMENT, "TMPDIR": str(temporary)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: len(processes_of(folder)) > 1 or process.poll() is not None)
+        assert process.poll() is None, "the export ended before it could be killed"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wait_for(lambda: not processes_of(folder))
+    # PyTorch keeps a cache of its own there.
+    assert list(folder.iterdir()) == [] and not list(temporary.rglob("*.keras"))

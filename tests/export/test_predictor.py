@@ -96,5 +96,5 @@ def test_an_exported_file_is_the_same_object(model, pictures, tmp_path):
 def test_what_is_no_classifier_of_images(tmp_path):
     with pytest.raises(ValueError, match="must end in a classifier"):
         kv.predictor(FAMILIES["ViT"](include_top=False, pooling="avg"))
-    with pytest.raises(FileNotFoundError, match="is not an exported file"):
+    with pytest.raises(FileNotFoundError, match="is not ONNX data, an exported file"):
         kv.predictor(tmp_path / "model.onnx")

@@ -46,30 +46,39 @@ def table() -> str:
     )
 
 
-def require(format: Format) -> None:
+def require(format: Format, precision: str | None = None) -> None:
     """Check that the packages which write and run a format are installed, without importing them.
 
     Raises:
         ImportError: if one is not; the message names the extra.
     """
-    for package in format.needs:
+    needs = [(package, format.extra, "") for package in format.needs]
+    if format.quantizer and precision and "int" in precision:
+        needs.append((format.quantizer, format.quantizer, f" in {precision}"))
+    for package, extra, detail in needs:
         if not _is_installed(package):
-            raise ImportError(
-                needs_extra(f"{format.title} needs {package}, which is not installed", format.extra)
-            )
+            what = f"The format {format.name!r}{detail} needs {package}, which is not installed"
+            raise ImportError(needs_extra(what, extra))
 
 
-def check_trusted(path: str | os.PathLike, format: Format, trust: bool) -> None:
-    """Check that a file whose format can do more than compute is one that the user trusts.
+def existing_format(path: Path, trust: bool) -> Format:
+    """Return the format of an exported file that may be opened.
 
     Raises:
-        ValueError: if it is not.
+        FileNotFoundError: if there is no such file.
+        ValueError: if its format can do more than compute, and the user does not trust it.
+        ImportError: if its runtime is not installed.
     """
+    format = format_of(path)
+    if not path.exists() or not format.is_one(path):
+        raise FileNotFoundError(f"path: {str(path)!r} is not {format.title}, an exported file.")
     if format.risk and not trust:
         raise ValueError(
             f"{str(path)!r} must be a file that you trust to be opened: {format.title} can do more "
             f"than compute ({format.risk}). If it is yours, pass trust=True, or --trust."
         )
+    require(format)
+    return format
 
 
 def _is_installed(package: str) -> bool:

@@ -1,6 +1,7 @@
 """What a format is, and what its writer is given."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,26 +21,37 @@ HALF_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 @dataclass(frozen=True)
 class Graph:
-    """A model as a writer gets it.
+    """What is written: a transposition and preprocessing, if asked for, then the network.
 
     Attributes:
-        models: The model, whose one input is a batch of images, as "serve"; and the same network
-            for other image sizes, by the name of their signatures.
+        networks: The network as "serve", and the same for other image sizes, by the names of
+            their signatures.
         outputs: Names of its outputs, in order.
+        before: The layer before it that takes pixels, if any.
+        size: Height and width of the pixels.
+        data_format: `"channels_first"` if images are transposed first.
         precision: Precision of the stored weights, one of `Format.precisions`, or None.
         compute_dtype: `"float16"` or `"bfloat16"` if the layers compute in half precision.
-        classes: Names of the classes, if the file is to have the signature of a server.
-        top: Number of classes that this signature returns.
+        classes: Names of the classes, empty without a classifier.
+        top: Number of classes that the signature of a server returns; 0 for none.
         calibration: Images of the file's input, from which ranges of activations are taken.
     """
 
-    models: Mapping[str, keras.Model]
+    networks: Mapping[str, keras.Model]
     outputs: tuple[str, ...]
+    before: keras.layers.Layer | None = None
+    size: tuple[int | None, int | None] = (None, None)
+    data_format: str = "channels_last"
     precision: str | None = None
     compute_dtype: str | None = None
     classes: tuple[str, ...] = ()
     top: int = 0
     calibration: np.ndarray | None = None
+
+    @functools.cached_property
+    def models(self) -> dict[str, keras.Model]:
+        """One model, from the file's input to its outputs, for each signature."""
+        return {name: self._joined(network) for name, network in self.networks.items()}
 
     @property
     def model(self) -> keras.Model:
@@ -49,6 +61,22 @@ class Graph:
     def named(self, outputs) -> dict:
         """Return the outputs of the model by name."""
         return dict(zip(self.outputs, keras.tree.flatten(outputs), strict=True))
+
+    def _joined(self, network):
+        (spec,) = network.inputs
+        shape, dtype, layers = spec.shape, spec.dtype, [network]
+        if self.before is not None:
+            shape, dtype = (None, *self.size, len(self.before.mean)), "uint8"
+            layers.insert(0, self.before)
+        if self.data_format == "channels_first":
+            shape = (shape[0], shape[3], *shape[1:3])
+            layers.insert(0, keras.layers.Permute((2, 3, 1)))
+        if layers == [network]:
+            return network
+        x = images = keras.Input(batch_shape=shape, dtype=dtype, name=INPUT)
+        for layer in layers:
+            x = layer(x)
+        return keras.Model(images, x, name=network.name)
 
 
 @dataclass(frozen=True)
@@ -114,8 +142,7 @@ def halves(model: keras.Model, precision: str | None) -> dict[int, np.ndarray]:
     if precision not in HALF_DTYPES:
         return found
     for variable in model.variables:
-        is_float32 = keras.backend.standardize_dtype(variable.dtype) == "float32"
-        if not is_float32 or len(variable.shape) < 2:
+        if variable.dtype != "float32" or len(variable.shape) < 2:
             continue
         with np.errstate(over="ignore"):
             values = ops.convert_to_numpy(variable).astype(HALF_DTYPES[precision])
@@ -134,30 +161,23 @@ def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
     - `graph.compute_dtype`: all layers but the classifier compute in half precision.
     """
     models = graph.models.values()
-    layers = [layer for model in models for layer in sublayers(model)]
-    policies = {}
-    if graph.compute_dtype:
-        kept = {id(layer) for model in models for layer in _in_float32(model)}
-        wanted = f"mixed_{graph.compute_dtype}"
-        policies = {layer: wanted for layer in layers if id(layer) not in kept}
-    elif format.float32:
-        half = [layer for layer in layers if layer.compute_dtype in HALF_DTYPES]
-        policies = {layer: "float32" for layer in half if layer.quantization_mode is None}
-    products = [
-        layer
-        for layer in layers
-        if format.int8_weights
-        and isinstance(layer, keras.layers.Dense)
-        and layer.quantization_mode == "int8"
-        and not layer.lora_enabled
-    ]
-    before = {layer: layer.dtype_policy for layer in policies}
+    before, products = {}, []
+    kept = {id(layer) for model in models for layer in _in_float32(model)}
     try:
-        for layer, policy in policies.items():
-            layer.dtype_policy = policy
-        for layer in products:
-            # An attribute of the instance hides the method of the class.
-            layer.quantized_call = _product(layer)
+        for layer in (layer for model in models for layer in sublayers(model)):
+            policy = None
+            if graph.compute_dtype:
+                policy = None if id(layer) in kept else f"mixed_{graph.compute_dtype}"
+            elif format.float32 and layer.compute_dtype in HALF_DTYPES:
+                policy = None if layer.quantization_mode else "float32"
+            if policy:
+                before[layer] = layer.dtype_policy
+                layer.dtype_policy = policy
+            is_dense = isinstance(layer, keras.layers.Dense) and not layer.lora_enabled
+            if format.int8_weights and is_dense and layer.quantization_mode == "int8":
+                # An attribute of the instance hides the method of the class.
+                layer.quantized_call = functools.partial(_product, layer)
+                products.append(layer)
         yield
     finally:
         for layer, policy in before.items():
@@ -176,12 +196,9 @@ def _in_float32(model):
         yield from (last, *sublayers(last))
 
 
-def _product(layer):
-    def call(inputs, training=None):
-        kernel = ops.cast(layer.kernel, "float32") / ops.cast(layer.kernel_scale, "float32")
-        y = ops.matmul(ops.cast(inputs, "float32"), kernel)
-        if layer.bias is not None:
-            y = y + ops.cast(layer.bias, "float32")
-        return ops.cast(layer.activation(y), layer.compute_dtype)
-
-    return call
+def _product(layer, inputs, training=None):
+    kernel = ops.cast(layer.kernel, "float32") / ops.cast(layer.kernel_scale, "float32")
+    y = ops.matmul(ops.cast(inputs, "float32"), kernel)
+    if layer.bias is not None:
+        y = y + ops.cast(layer.bias, "float32")
+    return ops.cast(layer.activation(y), layer.compute_dtype)

@@ -51,7 +51,7 @@ def _static(converter, images) -> bytes:
 
 FORMAT = Format(
     name="litert",
-    title="LiteRT",
+    title="LiteRT data",
     suffix=".tflite",
     backend="tensorflow",
     needs=("tensorflow", "ai_edge_litert"),

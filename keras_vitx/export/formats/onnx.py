@@ -29,17 +29,10 @@ def write(graph: Graph, path: Path) -> None:
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program, example = program_of(graph, in_half=bool(graph.compute_dtype))
-        exported = torch.onnx.export(
-            program,
-            (example,),
-            dynamo=True,
-            input_names=[INPUT],
-            output_names=list(graph.outputs),
-            opset_version=OPSET,
-            verbose=False,
-            optimize=False,
-        )
+        try:
+            exported = _exported(graph, decompose=False)
+        except torch.onnx.OnnxExporterError:
+            exported = _exported(graph, decompose=True)
     _simplify(exported.model)
     model = exported.model_proto
     if graph.compute_dtype:
@@ -50,6 +43,38 @@ def write(graph: Graph, path: Path) -> None:
         model = _quantized(model, graph.calibration)
     onnx.checker.check_model(model)
     onnx.save(model, path)
+
+
+def _exported(graph: Graph, decompose: bool):
+    """Return the model by PyTorch's exporter.
+
+    Without decomposing the program, which traces it a second time: 2.7 in place of 11.6 s for
+    CaiT_XXS24. An operation that ONNX lacks is then an error.
+    """
+    import torch
+
+    program, example = program_of(graph, in_half=bool(graph.compute_dtype))
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    # Operations in place have to be decomposed.
+    if not decompose and not any("_." in str(node.target) for node in nodes):
+        aten = torch.ops.aten
+        for node in nodes:
+            # In ONNX, one is unknown, and the other an Einsum.
+            if node.target is aten.numpy_T.default:
+                node.target = aten.t.default
+            elif node.target is aten.mT.default:
+                node.target, node.args = aten.transpose.int, (*node.args, -2, -1)
+        program.run_decompositions = lambda table: program
+    return torch.onnx.export(
+        program,
+        (example,),
+        dynamo=True,
+        input_names=[INPUT],
+        output_names=list(graph.outputs),
+        opset_version=OPSET,
+        verbose=False,
+        optimize=False,
+    )
 
 
 def _simplify(model) -> None:
@@ -146,7 +171,7 @@ def _round(constant, dtype, name) -> bool:
 
 FORMAT = Format(
     name="onnx",
-    title="ONNX",
+    title="ONNX data",
     suffix=".onnx",
     backend="torch",
     needs=("torch", "onnxscript", "onnx", "onnxruntime"),

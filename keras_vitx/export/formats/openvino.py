@@ -49,7 +49,7 @@ def _quantized(model, graph: Graph):
 
 FORMAT = Format(
     name="openvino",
-    title="OpenVINO",
+    title="OpenVINO data",
     suffix=".xml",
     backend="tensorflow",
     needs=("tensorflow", "openvino"),

@@ -27,7 +27,7 @@ least significant byte is first."""
 def write(graph: Graph, folder: Path) -> None:
     """Write the endpoint `serve`, and the signatures `serve` and `serving_default`.
 
-    With `graph.classes`, `serving_default` is that of a server.
+    With `graph.top`, `serving_default` is that of a server.
 
     Not by `model.export`: it names no outputs, stores each weight twice, and knows one image
     size and one precision.
@@ -47,7 +47,7 @@ def write(graph: Graph, folder: Path) -> None:
             autograph=False,
         )
     default = signatures["serve"]
-    if graph.classes:
+    if graph.top:
         *_, before, network = graph.model.layers
         predict = _stateless(network, _store(network, graph.precision, stored))
         default = _server(before, predict, graph.classes, graph.top)
@@ -168,7 +168,7 @@ def is_one(path: Path) -> bool:
 
 FORMAT = Format(
     name="saved_model",
-    title="A SavedModel",
+    title="a SavedModel",
     suffix="",
     backend="tensorflow",
     needs=("tensorflow",),

@@ -50,7 +50,7 @@ def is_one(path: Path) -> bool:
 
 FORMAT = Format(
     name="stablehlo",
-    title="StableHLO",
+    title="StableHLO data",
     suffix=".stablehlo",
     backend="jax",
     needs=("jax",),

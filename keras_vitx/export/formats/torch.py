@@ -104,7 +104,7 @@ def _served(graph, in_half):
 
 FORMAT = Format(
     name="torch",
-    title="A program of torch.export",
+    title="a program of torch.export",
     suffix=".pt2",
     backend="torch",
     needs=("torch",),
