@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from keras_vitx.data.preprocessing import as_uint8, decode_image, open_image
+from keras_vitx.data.sources.dataset import split_of
 from keras_vitx.data.sources.folders import image_files, sub_folders
-from keras_vitx.data.sources.splits import split_of
 from keras_vitx.data.sources.tfds import builder_of
 
 IGNORED = 255
