@@ -53,7 +53,7 @@ def preprocess_input(images, model) -> np.ndarray:
     if not len(images):
         raise ValueError("`images` must be at least one image. Received: none.")
     resized = [
-        fit_to_model(_pixels(image), spec, spec.preprocessing.crop_ratio) for image in images
+        fit_to_model(pixels_of(image), spec, spec.preprocessing.crop_ratio) for image in images
     ]
     return normalize(np.stack(resized), spec.preprocessing)
 
@@ -196,7 +196,7 @@ def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
     return picture if picture.mode == mode else picture.convert(mode)
 
 
-def _pixels(image) -> np.ndarray:
+def pixels_of(image) -> np.ndarray:
     """Convert one image, of any type that `preprocess_input` takes, to uint8 (h, w, c)."""
     if isinstance(image, (str, os.PathLike)):
         return decode_image(image)
