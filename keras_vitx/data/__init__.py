@@ -5,9 +5,9 @@ import importlib
 from keras_vitx.backend import is_worker
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.data.files import FileBatch, batches_of_files
 from keras_vitx.data.predictions import decode_predictions
-from keras_vitx.data.preprocessing import decode_image, preprocess_input
+from keras_vitx.data.preprocessing import FileBatch as FileBatch
+from keras_vitx.data.preprocessing import batches_of_files, decode_image, preprocess_input
 from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
 from keras_vitx.renamed import renamed_names
 
@@ -38,7 +38,6 @@ def _same(split: Split) -> Split:
 __all__ = [
     "Augmentation",
     "Dataset",
-    "FileBatch",
     "Mixing",
     "Pipelines",
     "Split",

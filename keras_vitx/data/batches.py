@@ -12,22 +12,19 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vitx.backend import WORKER
-from keras_vitx.data.device import erase_on_device, has_accelerator, normalize_on_device
-from keras_vitx.data.sources.splits import Split
-from keras_vitx.data.worker import (
-    IN_MEMORY_BYTES,
-    Batch,
-    EvaluationMaker,
-    Maker,
-    TrainingMaker,
-    batch_of_step,
-)
+from keras_vitx.data.augmentation.erasing import noise
+from keras_vitx.data.sources.dataset import Split
+from keras_vitx.data.worker import Batch, EvaluationMaker, Maker, TrainingMaker, batch_of_step
+from keras_vitx.preprocessing import Preprocessing
 
 log = logging.getLogger(__name__)
 # Threads that make batches; with more, Python's lock leaves little to gain.
 MAX_THREADS = 8
+IN_MEMORY_BYTES = 512 * 2**20
+"""Decoded images of a split are kept in memory up to this size."""
 
 
 class Batches(keras.utils.PyDataset):
@@ -83,20 +80,19 @@ class Batches(keras.utils.PyDataset):
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
-            key = self.epoch, index, share
+            key = self.epoch * len(self) + index, share
             if key not in self._recent:
+                batch = self.finish(self._read(*key))
                 # Keras asks for the first two batches once before it begins.
-                self._recent = dict([*self._recent.items()][-1:])
-                self._recent[key] = self.finish(self._read(*key))
+                self._recent = {**dict([*self._recent.items()][-1:]), key: batch}
             return self._recent[key]
 
-    def _read(self, epoch: int, index: int, share: tuple[int, ...]) -> Any:
-        step = epoch * len(self) + index
+    def _read(self, step: int, share: tuple[int, ...]) -> Any:
+        """Return the batch of a step: the next one of the iterator, if steps follow each other."""
         follows, self._next = self._next == (step, share), (step + 1, share)
         if not follows:
             self._close()
-            if self.processes:  # They take seconds to start: not for one batch.
-                return self.make(epoch, index, *share)
+            return batch_of_step(self.make, len(self), share, step)
         try:
             if self._iterator is None:
                 self._iterator = iter(self.dataset(step, *share))
@@ -110,7 +106,7 @@ class Batches(keras.utils.PyDataset):
         except BaseException:
             self._close()
             raise
-        if not self.endless and index + 1 == len(self):
+        if not self.endless and (step + 1) % len(self) == 0:
             self._close()
         return batch
 
@@ -124,6 +120,7 @@ class Batches(keras.utils.PyDataset):
             start: The first step.
             *share: Further arguments of `make`.
         """
+        from absl import flags
         from absl import logging as absl_logging
 
         # Without JAX, Grain logs as it is imported that its profiler is missing.
@@ -135,8 +132,6 @@ class Batches(keras.utils.PyDataset):
         steps = grain.MapDataset.range(start, stop).map(make)
         if not self.processes:
             return steps.to_iter_dataset(grain.ReadOptions(self.threads, self.threads))
-        from absl import flags
-
         if not flags.FLAGS.is_parsed():  # Grain's processes read them.
             flags.FLAGS.mark_as_parsed()
         options = grain.MultiprocessingOptions(self.processes, per_worker_buffer_size=2)
@@ -169,6 +164,10 @@ def _without_keras() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(WORKER, None)
+
+
+def _no_profiler(record: logging.LogRecord) -> bool:
+    return "jax profiler" not in record.getMessage()
 
 
 class ImageBatches(Batches):
@@ -208,9 +207,7 @@ class ImageBatches(Batches):
                 self.unreadable[name] = error
                 log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
         if images.dtype == np.uint8:
-            images = normalize_on_device(images, self.make.spec.preprocessing)
-            if boxes is not None:
-                images = erase_on_device(images, boxes)
+            images = on_device(images, boxes, self.make.spec.preprocessing)
         return (images, labels) if weights is None else (images, labels, weights)
 
 
@@ -220,9 +217,6 @@ class TrainingBatches(ImageBatches):
     Batch i of epoch e is the i-th slice of a permutation seeded by (seed, e), augmented and
     mixed with random numbers seeded by (seed, e, i): on any number of workers, and on every
     backend.
-
-    An image that can't be decoded is replaced by another one of its batch, and a warning is
-    logged; with `strict`, it raises.
 
     Args:
         split: The images and their labels.
@@ -244,8 +238,8 @@ class TrainingBatches(ImageBatches):
     """
 
     def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
-        options = {"budget": IN_MEMORY_BYTES // max(workers, 1), **options}
-        make = TrainingMaker(*arguments, on_device=has_accelerator(), **options)
+        budget = IN_MEMORY_BYTES // max(workers, 1)
+        make = TrainingMaker(*arguments, on_device=has_accelerator(), budget=budget, **options)
         super().__init__(make, workers, endless=True)
         if make.keras_cv is not None:
             self.threads = 1
@@ -270,9 +264,47 @@ class EvaluationBatches(ImageBatches):
     """
 
     def __init__(self, *arguments: Any, **options: Any):
-        options = {"budget": IN_MEMORY_BYTES, **options}
-        super().__init__(EvaluationMaker(*arguments, on_device=has_accelerator(), **options))
+        options |= {"on_device": has_accelerator(), "budget": IN_MEMORY_BYTES}
+        super().__init__(EvaluationMaker(*arguments, **options))
 
 
-def _no_profiler(record: logging.LogRecord) -> bool:
-    return "jax profiler" not in record.getMessage()
+def has_accelerator() -> bool:
+    """Return whether Keras computes on a GPU or TPU to which batches can be sent as uint8.
+
+    `fit` passes batches through `tf.data` under TensorFlow, and `keras.distribution` splits them.
+    """
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    if keras.backend.backend() == "jax" and keras.distribution.distribution() is None:
+        import jax
+
+        return jax.default_backend() != "cpu"
+    return False
+
+
+def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Preprocessing) -> Any:
+    """Return a tensor of images as `Maker.normalized` returns them, computed on the device.
+
+    Args:
+        images: uint8 (batch, height, width, channels).
+        boxes: int32 (batch, 5), of `erasing.draw_erasing`, or None.
+        preprocessing: The mean and the std.
+    """
+    _, height, width, channels = images.shape
+    mean, std = (
+        ops.convert_to_tensor(values, "float32")
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    images = (ops.cast(ops.convert_to_tensor(images), "float32") / 255.0 - mean) / std
+    if boxes is None:
+        return images
+    boxes = ops.convert_to_tensor(boxes)[:, :, None]
+    rows, columns = ops.arange(height), ops.arange(width)
+    inside_rows = (rows >= boxes[:, 0]) & (rows < boxes[:, 0] + boxes[:, 2])
+    inside_columns = (columns >= boxes[:, 1]) & (columns < boxes[:, 1] + boxes[:, 3])
+    inside = ops.logical_and(inside_rows[:, :, None], inside_columns[:, None])
+    count = height * width * channels
+    found = ops.take(ops.convert_to_tensor(noise(count)), boxes[:, 4] + ops.arange(count))
+    return ops.where(inside[..., None], ops.reshape(found, images.shape), images)

@@ -14,7 +14,7 @@ from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
 from keras_vitx.data.sources import load_dataset
-from keras_vitx.data.sources.splits import Dataset, fraction_of
+from keras_vitx.data.sources.dataset import Dataset, fraction_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest
 
@@ -130,27 +130,25 @@ def pipelines(
             classes than the model has outputs.
         OSError: if a file can't be read.
     """
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
-    augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
+    for name, value, minimum in (
+        ("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)
+    ):  # fmt: skip
+        if not isinstance(value, (int, np.integer)) or value < minimum:
+            raise ValueError(
+                f"`{name}` must be an integer, at least {minimum}. Received: {value!r}."
+            )
     if not isinstance(fraction, Real) or not 0 < fraction <= 1:
         raise ValueError(f"`fraction` must be a number in (0, 1]. Received: {fraction!r}.")
-    if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"`seed` must be an integer, at least 0. Received: {seed!r}.")
-    if not isinstance(workers, (int, np.integer)) or workers < 0:
-        raise ValueError(f"`workers` must be an integer, at least 0. Received: {workers!r}.")
-    spec = ModelInput.of(model)
+    augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
+    spec, classes = ModelInput.of(model), model.output_shape[-1]
     if not isinstance(source, Dataset):
         source = load_dataset(source, validation_split=validation_split, strict=strict, seed=seed)
-    _check_classes(source, model)
-
-    classes = model.output_shape[-1]
-    weights = _weights(sampling, source)
+    _check_classes(source, classes)
+    weights = None if sampling is None else _weights(sampling, source)
     if weights is not None and fraction != 1:
         raise ValueError("`sampling` must be None where `fraction` is not 1.")
-    train = fraction_of(source.train, fraction, seed)
-    batches = TrainingBatches(
-        train,
+    train = TrainingBatches(
+        fraction_of(source.train, fraction, seed),
         spec,
         batch_size,
         augmentation,
@@ -162,40 +160,34 @@ def pipelines(
         weights=weights,
         workers=workers,
     )
-    options = {"pad": pad, "soft": None if mixing is None else classes, "strict": strict}
+    soft = None if mixing is None else classes
     validation, test = (
-        None if split is None else EvaluationBatches(split, spec, batch_size, **options)
+        split and EvaluationBatches(split, spec, batch_size, pad, soft, strict=strict)
         for split in (source.validation, source.test)
     )
-    return Pipelines(batches, validation, source.class_names, source.skipped, test)
+    return Pipelines(train, validation, source.class_names, source.skipped, test)
 
 
-def _weights(sampling: Sampling, source: Dataset) -> np.ndarray | None:
-    """Return the relative frequency of each training image, or None."""
-    if sampling is None:
-        return None
-    labels, names = source.train.labels, source.class_names
+def _weights(sampling: Sampling, source: Dataset) -> np.ndarray:
+    """Return the relative frequency of each training image."""
+    labels, names = source.train.labels, source.class_names or ()
     if isinstance(sampling, (str, Mapping)):
         if labels.ndim != 1 or labels.dtype.kind == "f":
             raise ValueError(
                 "`sampling` must be one number per image where images do not have one class each. "
                 f"Received: {sampling!r}."
             )
-        if isinstance(sampling, Mapping):
-            known = {str(name): i for i, name in enumerate(names or ())}
-            for name in sampling:
-                if str(name) not in known:
-                    raise ValueError(f"`sampling` has no class {name!r}. {nearest(name, known)}")
-            per_class = np.ones(len(known))
-            for name, weight in sampling.items():
-                per_class[known[str(name)]] = weight
-        elif sampling == "balanced":
-            per_class = 1 / np.maximum(np.bincount(labels), 1)
-        else:
+        if isinstance(sampling, str) and sampling != "balanced":
             raise ValueError(
                 f'`sampling` must be "balanced", a mapping or an array. Received: {sampling!r}.'
             )
-        weights = per_class[labels]
+        if isinstance(sampling, Mapping):
+            given = {str(name): weight for name, weight in sampling.items()}
+            for name in given.keys() - set(names):
+                raise ValueError(f"`sampling` has no class {name!r}. {nearest(name, names)}")
+            weights = np.array([given.get(name, 1.0) for name in names])[labels]
+        else:
+            weights = 1 / np.bincount(labels)[labels]
     else:
         weights = np.asarray(sampling, "float64")
     good = weights.shape == labels.shape[:1] and np.isfinite(weights).all()
@@ -207,8 +199,7 @@ def _weights(sampling: Sampling, source: Dataset) -> np.ndarray | None:
     return weights
 
 
-def _check_classes(source: Dataset, model) -> None:
-    outputs = model.output_shape[-1]
+def _check_classes(source: Dataset, outputs: int) -> None:
     # A single output may be binary classification or regression.
     if source.class_names is None or outputs == 1:
         return
@@ -219,6 +210,5 @@ def _check_classes(source: Dataset, model) -> None:
             f"{source.name} has {classes} classes. Make the model with classes={classes}."
         )
     if classes < outputs:
-        log.warning(
-            "The source %s has %d classes, the model %d outputs.", source.name, classes, outputs
-        )
+        text = "The source %s has %d classes, the model %d outputs."
+        log.warning(text, source.name, classes, outputs)

@@ -1,10 +1,12 @@
-"""The evaluation transform, from files and arrays to the input of a model."""
+"""Images, from files and arrays to the input of a model: the evaluation transform."""
 
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -43,14 +45,71 @@ def preprocess_input(images, model) -> np.ndarray:
             pixels; the message names it.
     """
     spec = ModelInput.of(model)
-    if not isinstance(images, (list, tuple)):
-        images = [images] if _is_file_or_picture(images) else _as_batch(images)
+    if isinstance(images, (str, os.PathLike, Image.Image)):
+        images = [images]
+    elif not isinstance(images, (list, tuple)):
+        images = np.asarray(images)
+        images = images if images.ndim == 4 else images[None]
     if not len(images):
         raise ValueError("`images` must be at least one image. Received: none.")
     resized = [
-        fit_to_model(_pixels(image), spec, spec.preprocessing.crop_ratio) for image in images
+        fit_to_model(pixels_of(image), spec, spec.preprocessing.crop_ratio) for image in images
     ]
     return normalize(np.stack(resized), spec.preprocessing)
+
+
+class FileBatch(NamedTuple):
+    """The images of up to `batch_size` files, as `batches_of_files` returns them."""
+
+    paths: list[Path]
+    images: np.ndarray
+    errors: dict[Path, OSError]
+
+
+def batches_of_files(
+    paths: Sequence[str | os.PathLike], model, batch_size: int = 32
+) -> Iterator[FileBatch]:
+    """Decode and preprocess image files as `preprocess_input` does, batch by batch.
+
+    At any time, one batch at the model's input size and one original image per core are
+    in memory. A file that can't be decoded does not raise; its error is in the batch.
+
+    Args:
+        paths: Image files.
+        model: A model of keras_vitx.
+        batch_size: Number of files per batch; the last batch may be smaller.
+
+    Returns:
+        An iterator of named tuples of `paths`, the decoded files; `images`, float32
+        (len(paths), height, width, channels), the input of the model; and `errors`, the error of
+        each other file, which names it.
+
+    Raises:
+        ValueError: if `batch_size` is not a positive integer, or if the model lacks
+            the attributes that `preprocess_input` needs.
+    """
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
+    return _batches([Path(path) for path in paths], ModelInput.of(model), batch_size)
+
+
+def _batches(paths: list[Path], spec: ModelInput, batch_size: int) -> Iterator[FileBatch]:
+    def image_or_error(path: Path) -> np.ndarray | OSError:
+        try:
+            image = fit_to_model(decode_image(path), spec, spec.preprocessing.crop_ratio)
+        except OSError as error:
+            return error
+        return normalize(image, spec.preprocessing)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), batch_size):
+            batch = paths[start : start + batch_size]
+            found = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
+            errors = {path: found.pop(path) for path in batch if isinstance(found[path], OSError)}
+            images = np.empty((len(found), *spec.size, spec.channels), "float32")
+            for row, image in zip(images, found.values(), strict=True):
+                row[:] = image
+            yield FileBatch(list(found), images, errors)
 
 
 @contextlib.contextmanager
@@ -96,25 +155,20 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        OSError: if the file can't be read or fully decoded, or is too large (`open_image`);
-            the message names it.
+        OSError: if the file can't be read or fully decoded, or has too many pixels
+            (`PIL.Image.MAX_IMAGE_PIXELS`); the message names it.
         ValueError: if `channels` is neither 1 nor 3.
     """
     if channels not in (1, 3):
         raise ValueError(f"`channels` must be 1 or 3. Received: {channels!r}.")
-    return np.array(read_image(path, channels))
+    pixels = np.array(read_picture(path, "RGB" if channels == 3 else "L"))
+    return pixels.reshape(*pixels.shape[:2], channels)
 
 
-def read_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
-    """Return what `decode_image` returns, possibly read-only, without another copy."""
+def read_picture(path: str | os.PathLike, mode: str = "RGB") -> Image.Image:
+    """Return what `decode_image` returns, as a picture of Pillow of the mode "RGB" or "L"."""
     with open_image(path) as image:
-        return _picture_pixels(image, channels)
-
-
-def read_picture(path: str | os.PathLike) -> Image.Image:
-    """Return what `decode_image` returns for three channels, as a picture of Pillow."""
-    with open_image(path) as image:
-        picture = _as_mode(image, "RGB")
+        picture = _as_mode(image, mode)
         picture.load()
         return picture
 
@@ -127,7 +181,84 @@ def check_image(path: str | os.PathLike) -> None:
     """
     with open_image(path) as image:
         image.draft("RGB", (1, 1))  # a JPEG is fully read, but decoded at an eighth of its size
-        _picture_pixels(image, 3)
+        _as_mode(image, "RGB").load()
+
+
+def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
+    """Return an upright picture of the mode "RGB" or "L"."""
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # It copies others, too.
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I;16"):
+        # Pillow would clip levels above 255 instead of scaling.
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype("uint8"))
+    if picture.mode in ("I", "F"):
+        raise ValueError(f"pixels of Pillow mode {picture.mode!r} have no known range")
+    return picture if picture.mode == mode else picture.convert(mode)
+
+
+def pixels_of(image) -> np.ndarray:
+    """Convert one image, of any type that `preprocess_input` takes, to uint8 (h, w, c)."""
+    if isinstance(image, (str, os.PathLike)):
+        return decode_image(image)
+    if isinstance(image, Image.Image):
+        if not all(image.size):
+            raise ValueError(
+                f"`images` must have pixels. Received: the size of a PIL image is {image.size}."
+            )
+        return np.asarray(_as_mode(image, "RGB"))
+    image = np.asarray(image)
+    if image.ndim == 2:
+        image = image[..., None]
+    if image.ndim != 3 or 0 in image.shape:
+        raise ValueError(
+            "`images` must be arrays (height, width), (height, width, channels) or one array "
+            f"(n, height, width, channels). Received: shape {image.shape}."
+        )
+    return as_uint8(image, "`images`")
+
+
+def as_uint8(images, what: str) -> np.ndarray:
+    """Convert an array, uint8 in 0..255 or floats in 0..1, to uint8.
+
+    Raises:
+        ValueError: if the array has another dtype or range.
+    """
+    images = np.asarray(images)
+    if images.dtype == np.uint8:
+        return images
+    expected = f"{what} must be uint8 in 0..255 or floats in 0..1. Received: {images.dtype}"
+    if images.dtype.kind != "f" or not images.size:
+        raise ValueError(f"{expected} of shape {images.shape}.")
+    low, high = images.min(), images.max()
+    if not (low >= 0 and high <= 1):  # also rejects NaN
+        raise ValueError(
+            f"{expected} in {low:g}..{high:g}. "
+            'Floats in 0..255 become uint8 with `.astype("uint8")`.'
+        )
+    return np.rint(images * 255).astype("uint8")
+
+
+def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
+    """Convert between gray and color, and drop transparency, as `channels` requires."""
+    given = image.shape[-1]
+    if given == channels:
+        return image
+    if given == 4 and channels in (1, 3):
+        return with_channels(image[..., :3], channels)
+    if given == 1 and channels == 3:
+        return np.repeat(image, 3, axis=-1)
+    if given == 3 and channels == 1:
+        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
+    raise ValueError(
+        f"`images`: an image of shape {image.shape} can't be converted to {channels} channels; "
+        "channels are the last axis."
+    )
+
+
+def fit_to_model(image: np.ndarray, spec: ModelInput, crop_ratio: float) -> np.ndarray:
+    """Convert a uint8 image (h, w, c) to the size and channels of a model's input."""
+    image = with_channels(image, spec.channels)
+    return resize_and_crop(image, spec.size, crop_ratio, spec.preprocessing.interpolation)
 
 
 def resize_and_crop(
@@ -169,9 +300,31 @@ def resize_and_crop(
         )
     if 0 in image.shape:
         raise ValueError(f"`image` must have at least one pixel. Received: shape {image.shape}.")
-    image = _without_ends(image, size, crop_ratio)
-    scaled = _scaled_size(image.shape[:2], size, crop_ratio)
-    return _center_crop(resize(image, scaled, filters[interpolation]), size)
+    # Cut off the ends of a long image, the same number of pixels at either, so that the center
+    # stays; `step` is the number of pixels per pixel of the crop.
+    step = min(side / target for side, target in zip(image.shape, size, strict=False))
+    longest = [math.ceil(LONG * target * step * max(crop_ratio, 1)) for target in size]
+    top, left = (max(side - most, 0) // 2 for side, most in zip(image.shape, longest, strict=False))
+    image = image[top : len(image) - top, left : image.shape[1] - left]
+    image = resize(image, _scaled_size(image.shape[:2], size, crop_ratio), filters[interpolation])
+    border = [max(target - side, 0) for side, target in zip(image.shape, size, strict=False)]
+    if any(border):
+        image = np.pad(image, [(each // 2, each - each // 2) for each in border] + [(0, 0)])
+    top, left = (round((a - b) / 2) for a, b in zip(image.shape, size, strict=False))
+    return image[top : top + size[0], left : left + size[1]]
+
+
+def _scaled_size(
+    image_size: tuple[int, int], size: tuple[int, int], crop_ratio: float
+) -> tuple[int, int]:
+    """Return the size to which an image is resized before the crop."""
+    height, width = image_size
+    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
+    if target_height == target_width:
+        shorter = min(height, width)
+        return int(target_height * height / shorter), int(target_height * width / shorter)
+    ratio = min(height / target_height, width / target_width)
+    return round(height / ratio), round(width / ratio)
 
 
 def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
@@ -203,131 +356,3 @@ def normalize(
     rows -= np.tile(np.float32(preprocessing.mean), width)
     rows /= np.tile(np.float32(preprocessing.std), width)
     return out
-
-
-def as_uint8(images, what: str) -> np.ndarray:
-    """Convert an array, uint8 in 0..255 or floats in 0..1, to uint8.
-
-    Raises:
-        ValueError: if the array has another dtype or range.
-    """
-    images = np.asarray(images)
-    if images.dtype == np.uint8:
-        return images
-    if images.dtype.kind != "f" or not images.size:
-        raise ValueError(
-            f"{what} must be uint8 in 0..255 or floats in 0..1. Received: {images.dtype} of shape "
-            f"{images.shape}."
-        )
-    low, high = images.min(), images.max()
-    if not (low >= 0 and high <= 1):  # also rejects NaN
-        raise ValueError(
-            f"{what} must be uint8 in 0..255 or floats in 0..1. Received: {images.dtype} in "
-            f'{low:g}..{high:g}. Floats in 0..255 become uint8 with `.astype("uint8")`.'
-        )
-    return np.rint(images * 255).astype("uint8")
-
-
-def fit_to_model(image: np.ndarray, spec: ModelInput, crop_ratio: float) -> np.ndarray:
-    """Convert a uint8 image (h, w, c) to the size and channels of a model's input."""
-    image = with_channels(image, spec.channels)
-    return resize_and_crop(image, spec.size, crop_ratio, spec.preprocessing.interpolation)
-
-
-def _is_file_or_picture(value) -> bool:
-    return isinstance(value, (str, os.PathLike, Image.Image))
-
-
-def _as_batch(array) -> np.ndarray:
-    array = np.asarray(array)
-    return array if array.ndim == 4 else array[None]
-
-
-def _pixels(image) -> np.ndarray:
-    """Convert one image, of any type that `preprocess_input` takes, to uint8 (h, w, c)."""
-    if isinstance(image, Image.Image):
-        if not all(image.size):
-            raise ValueError(
-                f"`images` must have pixels. Received: the size of a PIL image is {image.size}."
-            )
-        return _picture_pixels(image, 3)
-    if _is_file_or_picture(image):
-        return decode_image(Path(image))
-    image = np.asarray(image)
-    if image.ndim == 2:
-        image = image[..., None]
-    if image.ndim != 3 or 0 in image.shape:
-        raise ValueError(
-            "`images` must be arrays (height, width), (height, width, channels) or one array "
-            f"(n, height, width, channels). Received: shape {image.shape}."
-        )
-    return as_uint8(image, "`images`")
-
-
-def _picture_pixels(picture: Image.Image, channels: int) -> np.ndarray:
-    pixels = np.asarray(_as_mode(picture, "RGB" if channels == 3 else "L"))
-    return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
-    """Return an upright picture of the mode "RGB" or "L"."""
-    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # It copies others, too.
-        picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I;16"):
-        # Pillow would clip levels above 255 instead of scaling.
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype("uint8"))
-    if picture.mode in ("I", "F"):
-        raise ValueError(f"pixels of Pillow mode {picture.mode!r} have no known range")
-    return picture if picture.mode == mode else picture.convert(mode)
-
-
-def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
-    """Convert between gray and color, and drop transparency, as `channels` requires."""
-    given = image.shape[-1]
-    if given == channels:
-        return image
-    if given == 4 and channels in (1, 3):
-        return with_channels(image[..., :3], channels)
-    if given == 1 and channels == 3:
-        return np.repeat(image, 3, axis=-1)
-    if given == 3 and channels == 1:
-        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
-    raise ValueError(
-        f"images: an image of shape {image.shape} can't be converted to {channels} channels; "
-        "channels are the last axis."
-    )
-
-
-def _without_ends(image: np.ndarray, size: tuple[int, int], crop_ratio: float) -> np.ndarray:
-    """Cut off the ends of a long image, which a center crop does not show."""
-    sides = image.shape[:2]
-    # Source pixels per pixel of the crop.
-    step = min(side / target for side, target in zip(sides, size, strict=True))
-    longest = (math.ceil(LONG * target * step * max(crop_ratio, 1)) for target in size)
-    # The same number of pixels at either end, so that the center stays.
-    ends = [max(side - most, 0) // 2 for side, most in zip(sides, longest, strict=True)]
-    return image[tuple(slice(end, side - end) for end, side in zip(ends, sides, strict=True))]
-
-
-def _scaled_size(
-    image_size: tuple[int, int], size: tuple[int, int], crop_ratio: float
-) -> tuple[int, int]:
-    height, width = image_size
-    target_height, target_width = (math.floor(side / crop_ratio) for side in size)
-    if target_height == target_width:
-        shorter = min(height, width)
-        return int(target_height * height / shorter), int(target_height * width / shorter)
-    ratio = min(height / target_height, width / target_width)
-    return round(height / ratio), round(width / ratio)
-
-
-def _center_crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    borders = [max(target - side, 0) for side, target in zip(image.shape[:2], size, strict=True)]
-    if any(borders):
-        image = np.pad(
-            image, [(border // 2, border - border // 2) for border in borders] + [(0, 0)]
-        )
-    top, left = (
-        round((side - target) / 2) for side, target in zip(image.shape[:2], size, strict=True)
-    )
-    return image[top : top + size[0], left : left + size[1]]

@@ -4,6 +4,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,8 @@ from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.mixing import Mixing, check_mixable, soft_labels
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
-from keras_vitx.data.sources.splits import Split
+from keras_vitx.data.sources.dataset import Split
 from keras_vitx.preprocessing import ModelInput
-
-IN_MEMORY_BYTES = 512 * 2**20
-"""Decoded images of a split are kept in memory up to this size."""
 
 
 class Batch(NamedTuple):
@@ -38,10 +36,11 @@ class Batch(NamedTuple):
     errors: tuple[tuple[Any, str], ...] = ()
 
 
+@dataclass(eq=False)
 class Maker:
-    """A function of an epoch and an index that returns a batch of a split.
+    """A function of an epoch and an index that returns a `Batch` of a split.
 
-    Args:
+    Attributes:
         split: The images and their labels.
         spec: Size, channels and preprocessing of the model's input.
         batch_size: Number of images per batch.
@@ -50,31 +49,23 @@ class Maker:
         budget: Bytes of decoded images to keep in memory.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        spec: ModelInput,
-        batch_size: int,
-        strict: bool = False,
-        on_device: bool = False,
-        budget: int = IN_MEMORY_BYTES,
-    ):
-        self.split, self.spec, self.batch_size = split, spec, batch_size
-        self.strict, self.on_device, self.budget = strict, on_device, budget
+    split: Split
+    spec: ModelInput
+    batch_size: int
+    _: KW_ONLY
+    strict: bool = False
+    on_device: bool = False
+    budget: int = 0
 
-    def __len__(self) -> int:
-        """Return the number of batches per epoch."""
-        raise NotImplementedError
-
-    def __call__(self, epoch: int, index: int) -> Batch:
-        raise NotImplementedError
+    def decoded(self, position: int) -> Any:
+        """Return an image with the evaluation transform, uint8, at the size of the input."""
+        ratio = self.spec.preprocessing.crop_ratio
+        return fit_to_model(self.split.images[position], self.spec, ratio)
 
     @functools.cached_property
-    def images(self) -> "Cached":
-        """The images with the evaluation transform, at the size of the model's input."""
-        crop_ratio = self.spec.preprocessing.crop_ratio
-        transform = functools.partial(fit_to_model, spec=self.spec, crop_ratio=crop_ratio)
-        return Cached(self.split.images, transform, self.budget)
+    def images(self) -> "Kept":
+        """The decoded images."""
+        return Kept(self.decoded, self.budget)
 
     def read(self, positions: Sequence[int]) -> tuple[list, tuple[tuple[Any, str], ...]]:
         """Return the images at positions, None for those that can't be decoded, and the errors.
@@ -91,7 +82,7 @@ class Maker:
                     raise
                 images.append(None)
                 errors[self.split.id(position)] = str(error)
-        if len(errors) and all(image is None for image in images):
+        if errors and all(image is None for image in images):
             raise OSError(f"no image of a batch can be decoded: {next(iter(errors.values()))}")
         return images, tuple(errors.items())
 
@@ -109,43 +100,38 @@ class Maker:
         return {k: v for k, v in vars(self).items() if k not in ("images", "keras_cv")}
 
 
+@dataclass(eq=False)
 class TrainingMaker(Maker):
     """Shuffled, augmented and mixed images, in full batches only; see `TrainingBatches`."""
 
-    def __init__(
-        self,
-        split: Split,
-        spec: ModelInput,
-        batch_size: int,
-        augmentation: Augmentation | None = None,
-        mixing: Mixing | None = None,
-        seed: int = 0,
-        *,
-        classes: int | None = None,
-        targets: Callable[[Any, Window], np.ndarray] | None = None,
-        weights: np.ndarray | None = None,
-        **options: Any,
-    ):
-        super().__init__(split, spec, min(batch_size, split.size), **options)
-        self.augmentation, self.mixing = augmentation, Mixing.of(mixing)
-        self.seed, self.classes, self.targets, self.weights = seed, classes, targets, weights
-        if augmentation is not None:
-            augmentation.check_channels(spec.channels)
-            if augmentation.by == "keras_cv":
-                if targets is not None:
-                    raise ValueError('`by` must be "pillow" where there are targets.')
-                self.on_device = False
-                _ = self.keras_cv  # A missing package is an error here.
+    augmentation: Augmentation | None = None
+    mixing: Mixing | None = None
+    seed: int = 0
+    _: KW_ONLY
+    classes: int | None = None
+    targets: Callable[[Any, Window], np.ndarray] | None = None
+    weights: np.ndarray | None = None
+
+    def __post_init__(self):
+        self.batch_size = min(self.batch_size, self.split.size)
+        self.mixing = Mixing.of(self.mixing)
+        if self.augmentation is not None:
+            self.augmentation.check_channels(self.spec.channels)
+        if self.keras_cv is not None:  # A missing package is an error here.
+            self.on_device = False
+            if self.targets is not None:
+                raise ValueError('`by` must be "pillow" where there are targets.')
         if self.mixing is not None:
-            check_mixable(split.labels, classes)
+            check_mixable(self.split.labels, self.classes)
             self.mixing.check_batch(self.batch_size)
-            if targets is not None and self.mixing.cutmix:
+            if self.targets is not None and self.mixing.cutmix:
                 raise ValueError(
                     "`cutmix` must be 0 where targets follow the window of an image, which CutMix "
                     f"can't mix. Received: {self.mixing.cutmix}."
                 )
 
     def __len__(self) -> int:
+        """Return the number of batches per epoch."""
         return self.split.size // self.batch_size
 
     @functools.cached_property
@@ -157,20 +143,17 @@ class TrainingMaker(Maker):
 
         return KerasCV(self.augmentation, self.spec.size)
 
-    @functools.cached_property
-    def images(self) -> "Cached":
-        """The images before augmentation, at the input size unless a window is cropped."""
+    def decoded(self, position: int) -> Any:
+        """Return an image before augmentation, at the input size unless a window is cropped."""
         crop = self.augmentation and self.augmentation.crop
         if crop is None:
-            return super().images
+            return super().decoded(position)
+        images = self.split.images
         if crop == "shift":
-            transform = functools.partial(fit_to_model, spec=self.spec, crop_ratio=1.0)
-        else:
-            pictures = getattr(self.split.images, "picture", None)
-            if pictures and self.spec.channels == 3 and self.keras_cv is None:
-                return Cached(self.split.images, None, self.budget, pictures)
-            transform = functools.partial(with_channels, channels=self.spec.channels)
-        return Cached(self.split.images, transform, self.budget)
+            return fit_to_model(images[position], self.spec, 1.0)
+        if hasattr(images, "picture") and self.spec.channels == 3 and self.keras_cv is None:
+            return images.picture(position)
+        return with_channels(images[position], self.spec.channels)
 
     def positions(self, epoch: int, index: int) -> np.ndarray:
         """Return the positions in the split of the images of a batch, (batch,)."""
@@ -188,22 +171,14 @@ class TrainingMaker(Maker):
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
         seeds = random.integers(2**63, size=len(positions))
-        if shares > 1:
-            own = share_of_batch(len(positions), share, shares)
-            positions, seeds = positions[own], seeds[own]
+        own = share_of_batch(len(positions), share, shares)
+        positions, seeds = positions[own], seeds[own]
         images, errors = self.read(positions)
         if errors:  # Another image takes the place.
             read = [i for i, image in enumerate(images) if image is not None]
             taken = [i if images[i] is not None else read[i % len(read)] for i in range(len(seeds))]
             images, positions, seeds = [images[i] for i in taken], positions[taken], seeds[taken]
-        if self.keras_cv is not None:
-            self.keras_cv.start(int(seeds[0] % 2**31))
-        augmented = [
-            self._augmented(image, np.random.default_rng(seed))
-            for image, seed in zip(images, seeds, strict=True)
-        ]
-        images, windows, boxes = zip(*augmented, strict=True)
-        images = np.stack(images)
+        images, windows, boxes = self.augmented(images, seeds)
 
         labels: Any = self.split.labels[positions]
         if self.mixing is not None:
@@ -214,43 +189,45 @@ class TrainingMaker(Maker):
             labels = {"head": labels, "aux_head": np.stack(targets)}
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, share, shares)
-        erased = self.augmentation and self.augmentation.erasing and self.keras_cv is None
-        boxes = np.array(boxes, "int32") if erased else None
-        if self.keras_cv is not None:
-            batch = self.normalized(images)
-            return Batch(np.stack([self.keras_cv.erase(image) for image in batch]), labels,
-                         errors=errors)  # fmt: skip
         if not self.on_device:
             images, boxes = self.normalized(images, boxes), None
+        if self.keras_cv is not None:
+            images = self.keras_cv.erase(images)
         return Batch(images, labels, boxes=boxes, errors=errors)
 
-    def _augmented(self, image: Any, random: np.random.Generator) -> tuple:
-        """Return an augmented uint8 image, its window, and the box to erase."""
+    def augmented(
+        self, images: Sequence[Any], seeds: np.ndarray
+    ) -> tuple[np.ndarray, Sequence[Window], np.ndarray | None]:
+        """Return augmented uint8 images, their windows, and the boxes to erase."""
         augmentation, size = self.augmentation, self.spec.size
+        windows = [Window()] * len(images)
         if augmentation is None:
-            return image, Window(), None
+            return np.stack(images), windows, None
         if self.keras_cv is not None:
-            return self.keras_cv.pixels(image), Window(), None
-        image, window = augmentation.pixels(image, size, random, self.spec.preprocessing.mean)
-        return image, window, draw_erasing(*size, augmentation.erasing, random)
+            return self.keras_cv.pixels(images, int(seeds[0] % 2**31)), windows, None
+        randoms = [np.random.default_rng(seed) for seed in seeds]
+        mean = self.spec.preprocessing.mean
+        pairs = [
+            augmentation.pixels(image, size, random, mean)
+            for image, random in zip(images, randoms, strict=True)
+        ]
+        boxes = None
+        if augmentation.erasing:
+            boxes = [draw_erasing(*size, augmentation.erasing, random) for random in randoms]
+            boxes = np.array(boxes, "int32")
+        images, windows = zip(*pairs, strict=True)
+        return np.stack(images), windows, boxes
 
 
+@dataclass(eq=False)
 class EvaluationMaker(Maker):
     """Images in order, with the evaluation transform; see `EvaluationBatches`."""
 
-    def __init__(
-        self,
-        split: Split,
-        spec: ModelInput,
-        batch_size: int,
-        pad: bool = False,
-        soft: int | None = None,
-        **options: Any,
-    ):
-        super().__init__(split, spec, batch_size, **options)
-        self.pad, self.soft = pad, soft
+    pad: bool = False
+    soft: int | None = None
 
     def __len__(self) -> int:
+        """Return the number of batches per epoch."""
         return -(-self.split.size // self.batch_size)
 
     def __call__(self, epoch: int, index: int) -> Batch:
@@ -271,40 +248,24 @@ class EvaluationMaker(Maker):
         return Batch(images, labels, weights, errors=errors)
 
 
-class Cached:
-    """Images transformed when they are used, and kept up to `budget` bytes in total.
+class Kept:
+    """What `read(index)` returns, kept in memory up to `budget` bytes in total."""
 
-    Args:
-        images: The images.
-        transform: A function of an image, or None.
-        budget: Bytes to keep; transformed images of an array are not kept if they are the same.
-        read: A function of an index that returns the image, in place of `images[index]`.
-    """
-
-    def __init__(
-        self,
-        images: Sequence[np.ndarray],
-        transform: Callable[[np.ndarray], np.ndarray] | None,
-        budget: int,
-        read: Callable[[int], Any] | None = None,
-    ):
-        self.images, self.transform, self.left = images, transform, budget
-        self.read = read or images.__getitem__
-        self.kept: dict[int, Any] = {}
+    def __init__(self, read: Callable[[int], Any], budget: int):
+        self.read, self.left = read, budget
+        self.images: dict[int, Any] = {}
         self.lock = threading.Lock()
 
     def __getitem__(self, index: int) -> Any:
-        image = self.kept.get(index)
+        image = self.images.get(index)
         if image is None:
-            original = self.read(index)
-            image = self.transform(original) if self.transform else original
-            in_memory = isinstance(self.images, np.ndarray) and np.shares_memory(image, original)
+            image = self.read(index)
             # Pillow keeps four bytes per pixel.
             size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
             with self.lock:
-                if not in_memory and size <= self.left and index not in self.kept:
+                if size <= self.left and index not in self.images:
                     self.left -= size
-                    self.kept[index] = image
+                    self.images[index] = image
         return image
 
 

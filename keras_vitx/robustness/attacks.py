@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_vitx.backend import input_gradient
 from keras_vitx.classifier import outputs_of
-from keras_vitx.robustness.pixels import Perturbation, check_strength
+from keras_vitx.robustness.corruptions import Perturbation, check_strength
 
 LEAST = 1e-37
 """Smallest probability whose logarithm is taken."""

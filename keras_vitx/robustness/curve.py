@@ -22,9 +22,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 """The perturbations by name; each takes a model and a strength."""
 
-RANDOM = ("pgd", "noise", "shot_noise")
-"""Those that take a seed."""
-
+RANDOM = ("pgd", "noise", "shot_noise")  # take a seed
 # 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -79,15 +77,8 @@ def curve(
                 f"Received: {measure!r}."
             )
         values = [found[measure] for found in measures]
-        rows.append(
-            {
-                "kind": kind,
-                "strength": strength,
-                measure: statistics.fmean(values),
-                "interval": interval(values),
-                "images": measures[0]["images"],
-            }
-        )
+        row = {"kind": kind, "strength": strength, measure: statistics.fmean(values)}
+        rows.append({**row, "interval": interval(values), "images": measures[0]["images"]})
     return rows
 
 

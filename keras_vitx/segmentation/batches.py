@@ -5,38 +5,67 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation import jittered
 from keras_vitx.data.batches import Batches
 from keras_vitx.data.preprocessing import normalize, resize, with_channels
 from keras_vitx.data.worker import order
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.segmentation.sources import IGNORED, MaskedImages
+from keras_vitx.segmentation.evaluate import to_model
+from keras_vitx.segmentation.masks import IGNORED, MaskedImages, load_dataset, resize_mask
 
 MAXIMUM_SHARE = 0.75
 """Share of the labeled pixels of a crop above which one class is too common."""
 TRIES = 10
 
 
-class TrainingCrops(Batches):
-    """Shuffled random crops of rescaled and mirrored images, in full batches only.
+def pipelines(
+    source: Any,
+    model: Any,
+    batch_size: int = 16,
+    *,
+    scales: tuple[float, float] = (0.5, 2.0),
+    flip: bool = True,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> Pipelines:
+    """Return the training and validation batches of images with masks, for `fit`.
 
-    As in the public training of UperNet: each image is resized, with its aspect ratio, so that
-    its shorter side is that of the crop times a random factor; of ten random crops, the first
-    is taken in which no class has more than 75 % of the labeled pixels. Smaller images are
-    padded, with the mean color and ignored labels. Masks are never interpolated.
+    Training images are shuffled random crops, in full batches only, as in the public training of
+    UperNet: each image is resized, with its aspect ratio, so that its shorter side is that of the
+    crop times a random factor; of ten random crops, the first is taken in which no class has more
+    than 75 % of the labeled pixels. Smaller images are padded, with the mean color and ignored
+    labels. Masks are never interpolated. Batch i of epoch e is a function of (seed, e, i) alone.
 
-    Batch i of epoch e is a function of (seed, e, i) alone.
+    Validation images and masks come in order, both resized to the model's size.
+    `keras_vitx.segmentation.evaluate` compares with the masks at their own size instead.
 
     Args:
-        masked: The images and their masks.
-        model: The model, or any object with its `input_shape` and `preprocessing`.
-        classes: Number of classes.
-        batch_size: Images per batch; with fewer images, it is their number.
+        source: As in `load_dataset`.
+        model: A model with logits `(batch, height, width, classes)` and `preprocessing`.
+        batch_size: Images per batch; of training, at most their number.
         scales: Range of the random factor.
-        flip: Whether half of the images are mirrored.
+        flip: Whether half of the training images are mirrored.
         jitter: Largest random change of brightness, contrast and saturation, as a factor.
         seed: Seed of the order and of the augmentation.
+
+    Returns:
+        A `keras_vitx.data.Pipelines` of float32 images (batch, height, width, channels) and int32
+        masks (batch, height, width).
+
+    Raises:
+        ValueError: if an argument is out of range, or the source is wrong.
     """
+    dataset, classes = load_dataset(source), model.output_shape[-1]
+    train = TrainingCrops(dataset.train, model, classes, batch_size, scales, flip, jitter, seed)
+    validation = dataset.validation and EvaluationPairs(
+        dataset.validation, model, classes, batch_size
+    )
+    return Pipelines(train, validation, dataset.class_names)
+
+
+class TrainingCrops(Batches):
+    """The training batches of `pipelines`, of masked images with `classes` classes."""
 
     def __init__(
         self,
@@ -94,28 +123,16 @@ class TrainingCrops(Batches):
         image, mask = image[window], mask[window]
         if self.flip and random.random() < 0.5:
             image, mask = image[:, ::-1], mask[:, ::-1]
+        image = np.ascontiguousarray(image)
         if self.jitter:
-            image = jittered(np.ascontiguousarray(image), self.jitter, random)
-        pixels = normalize(np.ascontiguousarray(image), self.spec.preprocessing)
+            image = jittered(image, self.jitter, random)
         border = [(0, height - mask.shape[0]), (0, width - mask.shape[1])]
-        return (
-            np.pad(pixels, [*border, (0, 0)]),
-            np.pad(mask, border, constant_values=IGNORED),
-        )
+        pixels = np.pad(normalize(image, self.spec.preprocessing), [*border, (0, 0)])
+        return pixels, np.pad(mask, border, constant_values=IGNORED)
 
 
 class EvaluationPairs(Batches):
-    """Images and masks in order, both resized to the model's size; masks to the nearest pixel.
-
-    For `validation_data` of plain `fit`. `keras_vitx.segmentation.evaluate` compares with the
-    masks at their own size instead.
-
-    Args:
-        masked: The images and their masks.
-        model: The model, or any object with its `input_shape` and `preprocessing`.
-        classes: Number of classes.
-        batch_size: Images per batch; the last one may be smaller.
-    """
+    """The validation batches of `pipelines`, of masked images with `classes` classes."""
 
     def __init__(self, masked: MaskedImages, model: Any, classes: int, batch_size: int = 16):
         super().__init__(self._batch)
@@ -127,22 +144,7 @@ class EvaluationPairs(Batches):
 
     def _batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         positions = range(self.masked.size)[index * self.batch_size :][: self.batch_size]
-        pairs = [self.masked.pair(position, self.classes) for position in positions]
+        images, masks = zip(*(self.masked.pair(i, self.classes) for i in positions), strict=True)
         size = self.spec.size
-        images = [to_model(image, self.spec, size) for image, _ in pairs]
-        return np.stack(images), np.stack([resize_mask(mask, size) for _, mask in pairs])
-
-
-def to_model(image: np.ndarray, spec: ModelInput, size: tuple[int, int]) -> np.ndarray:
-    """Return a uint8 image (height, width, channels) resized to `size` and normalized."""
-    image = resize(with_channels(image, spec.channels), tuple(size), Image.Resampling.BILINEAR)
-    return normalize(image, spec.preprocessing)
-
-
-def resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize a mask (height, width) to the nearest pixels, so that no label is made up."""
-    rows, columns = (
-        np.minimum(((np.arange(new) + 0.5) * old / new).astype(int), old - 1)
-        for old, new in zip(mask.shape, size, strict=True)
-    )
-    return mask[rows[:, None], columns]
+        images = [to_model(image, self.spec, size) for image in images]
+        return np.stack(images), np.stack([resize_mask(mask, size) for mask in masks])

@@ -44,7 +44,7 @@ def test_predict_opens_a_batch_at_a_time(run, tiny_file, monkeypatch):
     for name in "abcde":
         Image.fromarray(np.zeros((20, 30, 3), "uint8")).save(f"{name}.png")
     events = []
-    files = sys.modules["keras_vitx.data.files"]
+    files = sys.modules["keras_vitx.data.preprocessing"]
     decode = files.decode_image
     monkeypatch.setattr(files, "decode_image", lambda path: events.append(1) or decode(path))
     predict = kv.export.Predictor.probabilities

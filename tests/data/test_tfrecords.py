@@ -135,7 +135,7 @@ def test_files_that_are_not_tfrecords_are_named(tmp_path, images):
         path.write_bytes(data)
         with pytest.raises(OSError, match=f"bad.tfrecord .*{message}"):
             load_dataset(path)
-    with pytest.raises(ValueError, match="has no training shards, only test"):
+    with pytest.raises(ValueError, match="has no training images, only test"):
         load_dataset(write(tmp_path / "x" / "a-test.tfrecord", [record]))
     with pytest.raises(ValueError, match=r"does not exist\. Expected .*TFRecord shards"):
         load_dataset(f"{tmp_path}/none-*.tfrecord")

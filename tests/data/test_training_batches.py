@@ -6,7 +6,7 @@ import pytest
 
 from keras_vitx.data import Augmentation, Mixing, load_dataset, pipelines
 from keras_vitx.data.batches import TrainingBatches
-from keras_vitx.data.sources.splits import Split, fraction_of
+from keras_vitx.data.sources.dataset import Split, fraction_of
 from keras_vitx.preprocessing import ModelInput
 
 backend_free = pytest.mark.backend_free

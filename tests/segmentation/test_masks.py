@@ -9,8 +9,8 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx import segmentation as seg
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
-from keras_vitx.segmentation.batches import resize_mask
-from keras_vitx.segmentation.predict import resize_logits
+from keras_vitx.segmentation.evaluate import Counts, resize_logits
+from keras_vitx.segmentation.masks import resize_mask
 
 SPEC = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
 
@@ -162,7 +162,7 @@ def test_logits_at_another_size():
 
 @pytest.mark.backend_free
 def test_mean_intersection_over_union():
-    counts = seg.Counts(4)
+    counts = Counts(4)
     mask = np.array([[0, 0, 1], [1, 255, 2]])
     counts.add(mask, np.array([[0, 1, 1], [1, 3, 0]]))
     found = counts.measures()
@@ -171,7 +171,7 @@ def test_mean_intersection_over_union():
     assert abs(found["mean_iou"] - 1 / 3) < 1e-9
     assert (found["accuracy"], found["mean_accuracy"]) == (3 / 5, 0.5)
     with pytest.raises(ValueError, match="no pixel"):
-        seg.Counts(2).measures()
+        Counts(2).measures()
 
 
 @pytest.mark.backend_free
@@ -188,7 +188,7 @@ def test_evaluation_at_the_size_of_the_masks():
 
     found = seg.evaluate(model, source, perturb=perturb)
     assert seen == [((1, 16, 24, 3), None, 0), ((1, 16, 24, 3), None, 1)]
-    counts = seg.Counts(4)
+    counts = Counts(4)
     for image, mask in pairs:
         counts.add(mask, seg.predict(model, image).argmax(-1))
     assert found["mean_iou"] == counts.measures()["mean_iou"] and found["images"] == 2
@@ -203,9 +203,8 @@ def test_training_resumes(tmp_path):
 
     def fit(output, **options):
         model = small()
-        train = seg.TrainingCrops(dataset.train, model, 4, batch_size=2, seed=3)
-        seg.compile(model, 2 * len(train), learning_rate=1e-2, weight_decay=0.0)
-        batches = kv.data.Pipelines(train, seg.EvaluationPairs(dataset.validation, model, 4))
+        batches = seg.pipelines(dataset, model, batch_size=2, seed=3)
+        seg.compile(model, 2 * len(batches.train), learning_rate=1e-2, weight_decay=0.0)
         settings = dict(epochs=2, warmup_epochs=0, output=tmp_path / output, verbose=0)
         return model, kv.fit(model, batches, **settings, **options)
 
@@ -247,8 +246,8 @@ def test_pictures():
 def test_bad_input(tmp_path):
     image, mask = scene(0)
     write(tmp_path / "sizes", [(image, mask[:-1])])
-    with pytest.raises(ValueError, match=r"the size \(30, 19\), its image \(30, 20\)"):
-        seg.load_dataset(tmp_path / "sizes")
+    with pytest.raises(ValueError, match=r"size \(19, 30\), the image \(20, 30\)"):
+        seg.load_dataset(tmp_path / "sizes").train.pair(0, 4)
     write(tmp_path / "labels", [(image, mask)])
     with pytest.raises(ValueError, match=r"0.png: the mask has the label 3. Expected 0..2"):
         seg.evaluate(small(3), tmp_path / "labels")

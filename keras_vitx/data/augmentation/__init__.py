@@ -1,14 +1,12 @@
 """Data augmentation of single images, in NumPy and Pillow.
 
-Every step is a pure function of an image and a random generator, so that a batch depends
-only on the seed, the epoch and its index.
-
-Keras 3.15 has no random resized crop (`RandomCrop` does not resize), and its layers work on
-batches of images of one size; `rand_augment.py` and `erasing.py` say how those two differ.
-`Augmentation(by="keras_cv")` builds the same from the layers of keras-cv.
+Every step is a pure function of an image and a random generator. Keras 3.15 has no random resized
+crop (`RandomCrop` does not resize), and its layers work on batches of images of one size;
+`rand_augment.py` and `erasing.py` say how those two differ.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -21,9 +19,11 @@ from keras_vitx.data.augmentation.rand_augment import RandAugment
 from keras_vitx.data.augmentation.windows import FILTERS, Window, random_resized, shifted
 from keras_vitx.text import nearest
 
-Crop = Literal["random_resized", "shift"]
-CROPS = ("random_resized", "shift", None)
-BY = ("pillow", "keras_cv")
+CHOICES = {
+    "crop": ("random_resized", "shift", None),
+    "train_interpolation": tuple(FILTERS),
+    "by": ("pillow", "keras_cv"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Augmentation:
         ValueError: if a value is out of range; the message names the field.
     """
 
-    crop: Crop | None = "random_resized"
+    crop: Literal["random_resized", "shift"] | None = "random_resized"
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     train_interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
@@ -69,16 +69,12 @@ class Augmentation:
     by: Literal["pillow", "keras_cv"] = "pillow"
 
     def __post_init__(self):
-        if self.crop not in CROPS:
-            raise ValueError(f"`crop` must be one of {CROPS}. Received: {self.crop!r}.")
-        if self.by not in BY:
-            raise ValueError(f"`by` must be one of {BY}. Received: {self.by!r}.")
-        if self.train_interpolation not in FILTERS:
-            raise ValueError(
-                f"`train_interpolation` must be one of {tuple(FILTERS)}. "
-                f"Received: {self.train_interpolation!r}."
-            )
-        for name, highest in (("scale", 1.0), ("ratio", float("inf"))):
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"`{name}` must be one of {choices}. Received: {getattr(self, name)!r}."
+                )
+        for name, highest in (("scale", 1.0), ("ratio", math.inf)):
             object.__setattr__(self, name, _interval(name, getattr(self, name), highest))
         for name in ("flip", "color_jitter", "erasing"):
             check_fraction(name, getattr(self, name))
@@ -106,7 +102,7 @@ class Augmentation:
         if value is None or isinstance(value, cls):
             return value
         if isinstance(value, Mapping):
-            return cls(**checked_fields(cls, value))
+            return from_fields(cls, value)
         if value not in PRESETS:
             raise ValueError(f"`augmentation` {value!r} is unknown. {nearest(value, PRESETS)}")
         return PRESETS[value]
@@ -181,17 +177,13 @@ def check_fraction(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be a number in [0, 1]. Received: {value!r}.")
 
 
-def checked_fields(cls: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `values` if each is named as a field of the dataclass `cls`.
-
-    Raises:
-        ValueError: if one is not; the message suggests the nearest fields.
-    """
+def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass from its fields; an unknown one is a ValueError with the nearest."""
     known = {field.name for field in dataclasses.fields(cls)}
     for name in values:
         if name not in known:
             raise ValueError(f"{cls.__name__} has no {name!r}. {nearest(name, known)}")
-    return values
+    return cls(**values)
 
 
 def _interval(name: str, values: Any, highest: float) -> tuple[float, float]:
@@ -200,7 +192,7 @@ def _interval(name: str, values: Any, highest: float) -> tuple[float, float]:
     except (TypeError, ValueError):
         low, high = 0.0, 0.0
     if not 0 < low <= high <= highest:
-        bound = "above 0" if highest == float("inf") else f"above 0 and at most {highest:g}"
+        bound = "above 0" if highest == math.inf else f"above 0 and at most {highest:g}"
         raise ValueError(
             f"`{name}` must be a minimum and a maximum, {bound}. Received: {values!r}."
         )

@@ -21,38 +21,25 @@ RATIO = (0.3, 1 / 0.3)
 NOISE = 2**20
 
 
-def erasing_box(
-    height: int, width: int, random: np.random.Generator
-) -> tuple[int, int, int, int] | None:
-    """Return a random box (top, left, height, width) in pixels, smaller than the image.
-
-    Its area is uniform in `AREA`, its aspect ratio log-uniform in `RATIO`, its position uniform.
-    None if ten boxes all exceed the image.
-    """
-    for _ in range(ATTEMPTS):
-        area = random.uniform(*AREA) * height * width
-        ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
-        rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if rows < height and columns < width:
-            top, left = random.integers((height - rows + 1, width - columns + 1)).tolist()
-            return top, left, rows, columns
-    return None
-
-
 def draw_erasing(
     height: int, width: int, probability: float, random: np.random.Generator
 ) -> tuple[int, int, int, int, int]:
     """Return a box to erase (top, left, height, width) and the offset of its noise.
 
-    The box is empty, of height 0, where nothing is erased.
-
-    Args:
-        height, width: Size of the image.
-        probability: Probability that a box is erased.
-        random: Source of the box and of the offset.
+    The box is smaller than the image; its area is uniform in `AREA`, its aspect ratio log-uniform
+    in `RATIO`, its position uniform. All are 0, with 1 - `probability` or if ten boxes exceed
+    the image, where nothing is erased.
     """
-    box = erasing_box(height, width, random) if random.random() < probability else None
-    return (0, 0, 0, 0, 0) if box is None else (*box, int(random.integers(NOISE)))
+    if random.random() >= probability:
+        return 0, 0, 0, 0, 0
+    for _ in range(ATTEMPTS):
+        area = random.uniform(*AREA) * height * width
+        ratio = math.exp(random.uniform(*map(math.log, RATIO)))
+        rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if rows < height and columns < width:
+            top, left = random.integers((height - rows + 1, width - columns + 1)).tolist()
+            return top, left, rows, columns, int(random.integers(NOISE))
+    return 0, 0, 0, 0, 0
 
 
 @functools.lru_cache(maxsize=4)
@@ -67,17 +54,16 @@ def noise(count: int) -> np.ndarray:
 
 
 def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
-    """Replace a box of an image by standard normal noise, in place.
+    """Replace a box of a normalized image by standard normal noise, in place.
 
     Args:
         image: float32 (height, width, channels), normalized.
         box: Of `draw_erasing`.
     """
     top, left, rows, columns, offset = box
-    if rows:
-        numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
-        window = slice(top, top + rows), slice(left, left + columns)
-        image[window] = numbers[window]
+    numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
+    window = slice(top, top + rows), slice(left, left + columns)
+    image[window] = numbers[window]
 
 
 def erase(image: np.ndarray, probability: float, random: np.random.Generator) -> None:

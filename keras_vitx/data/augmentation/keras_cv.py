@@ -15,6 +15,7 @@ moved to Keras.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class KerasCV:
     """The layers of keras-cv for an augmentation.
 
     Their random state is partly TensorFlow's own, and global: it is set per batch, of which the
-    images have to come one after the other.
+    images come one after the other.
 
     Args:
         augmentation: The settings.
@@ -46,7 +47,7 @@ class KerasCV:
             import tensorflow as tf
         except ImportError as error:
             raise ImportError(
-                needs_extra('augmentation: by="keras_cv" needs keras-cv', "keras-cv")
+                needs_extra('`augmentation` by="keras_cv" needs keras-cv', "keras-cv")
             ) from error
         # Layers without a seed share the global generator.
         self.set_seed, self.generator = tf.random.set_seed, tf.random.Generator.from_seed(0)
@@ -66,24 +67,20 @@ class KerasCV:
                         image = layer(image)
                     return image
 
-            return run
+            return lambda images: np.stack([run(image).numpy() for image in images])
 
-        self._pixels, self._erase = in_turn(layers), in_turn(erasing)
+        self._pixels, self.erase = in_turn(layers), in_turn(erasing)
 
-    def start(self, seed: int) -> None:
-        """Start a batch. The images that follow depend on its seed and on their order."""
+    def pixels(self, images: Sequence[np.ndarray], seed: int) -> np.ndarray:
+        """Return the augmented images of a batch, uint8 (n, *size, channels).
+
+        `erase` then replaces a random box of each normalized image by noise.
+        """
         self.generator.reset_from_seed(seed)
         # TensorFlow prepares its functions anew after it, which takes about a second.
         self.set_seed(seed)
-
-    def pixels(self, image: np.ndarray) -> np.ndarray:
-        """Return the augmented image, uint8 (*size, channels), before the normalization."""
-        found = self._pixels(image.astype("float32")).numpy()
+        found = self._pixels([image.astype("float32") for image in images])
         return np.rint(np.clip(found, 0, 255)).astype("uint8")
-
-    def erase(self, image: np.ndarray) -> np.ndarray:
-        """Return a normalized image with a random box replaced by noise."""
-        return self._erase(image).numpy()
 
 
 def _layers(layers, augmentation: Augmentation, size: tuple[int, int]) -> list:
@@ -105,20 +102,10 @@ def _layers(layers, augmentation: Augmentation, size: tuple[int, int]) -> list:
                 rate=settings.probability,
             )
         )
-    if augmentation.color_jitter:
-        x = augmentation.color_jitter
-        found.append(
-            layers.RandomColorJitter(
-                value_range=(0, 255),
-                brightness_factor=x,
-                contrast_factor=x,
-                saturation_factor=(
-                    (1 - x) / (2 - x),
-                    (1 + x) / (2 + x),
-                ),  # f / (1 - f) in 1 - x..1 + x
-                hue_factor=0.0,
-            )
-        )
+    if x := augmentation.color_jitter:
+        # A saturation f / (1 - f) in 1 - x..1 + x.
+        saturation = (1 - x) / (2 - x), (1 + x) / (2 + x)
+        found.append(layers.RandomColorJitter((0, 255), x, x, saturation, hue_factor=0.0))
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.augmentation import check_fraction, checked_fields
+from keras_vitx.data.augmentation import check_fraction, from_fields
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Mixing:
             ValueError: if `value` is nothing of these.
         """
         if isinstance(value, Mapping):
-            value = cls(**checked_fields(cls, value))
+            value = from_fields(cls, value)
         if value is not None and not isinstance(value, cls):
             raise ValueError(f"`mixing` must be a Mixing or None. Received: {value!r}.")
         return value if value is not None and value.on else None
@@ -115,35 +115,30 @@ class Mixing:
         """Return the mixed images and labels.
 
         Args:
-            images: (n, height, width, channels), float32, or uint8, which are rounded. Changed in
-                place.
-            labels: float32 (n, ...), such as `soft_labels` makes them, or a dictionary of such
-                arrays.
+            images: (n, height, width, channels), float32, or uint8, which are rounded; in place.
+            labels: float32 (n, ...), as of `soft_labels`, or a dictionary of such arrays.
             random: Source of the coefficients and the boxes.
-            share, shares: The images are this share of a batch, as of `batches.share_of_batch`.
+            share, shares: The images are this share of a batch, as of `worker.share_of_batch`.
         """
         count = len(images)
         pairs = (count + 1) // 2
         per_group = (self.group_size or count * shares) // 2 or 1
-        first = share * pairs  # Pair i of the whole batch has the images i and n - 1 - i.
         groups = -(-count * shares // (2 * per_group))
         drawn = [self.draw(images.shape[1:3], random) for _ in range(groups)]
-        several = isinstance(labels, dict)
-        labels = {k: v.copy() for k, v in labels.items()} if several else labels.copy()
-        arrays = labels.values() if several else [labels]
-        for group, (coefficient, box) in enumerate(drawn):
-            low = max(group * per_group - first, 0)
-            high = min((group + 1) * per_group - first, pairs) if group < groups - 1 else pairs
-            for i in range(low, high):
-                pair = [i, count - 1 - i]
-                if box is not None:
-                    rows, columns = box
-                    images[pair, rows, columns] = images[pair[::-1], rows, columns]
-                elif coefficient < 1:
-                    images[pair] = mixed(images[pair], coefficient)
-            rows = np.r_[low : max(high, low), count - max(high, low) : count - low]
-            for array in arrays:
-                array[rows] = mixed(array[rows], coefficient)
+        labels = (
+            {k: v.copy() for k, v in labels.items()} if isinstance(labels, dict) else labels.copy()
+        )
+        for i in range(pairs):
+            # Pair i of the whole batch has the images i and n - 1 - i.
+            coefficient, box = drawn[min((share * pairs + i) // per_group, groups - 1)]
+            pair = [i, count - 1 - i]
+            if box is not None:
+                rows, columns = box
+                images[pair, rows, columns] = images[pair[::-1], rows, columns]
+            elif coefficient < 1:
+                images[pair] = mixed(images[pair], coefficient)
+            for array in labels.values() if isinstance(labels, dict) else [labels]:
+                array[pair] = mixed(array[pair], coefficient)
         return images, labels
 
 

@@ -119,17 +119,13 @@ class RandAugment:
                 '`rand_augment` must be a name such as "m9-mstd0.5-inc1", of m (magnitude), mstd, '
                 f"n, p and inc1. Received: {name!r}."
             )
-        number = given.get("n", 2)
-        for key, value, low, high in (
-            ("m", given["m"], 0, MAXIMUM),
-            ("n", number, 1, 100),
-            ("p", given.get("p", 0.5), 0, 1),
-        ):
-            if not low <= value <= high:
+        given = {"mstd": 0.0, "n": 2, "p": 0.5, **given}
+        for key, low, high in (("m", 0, MAXIMUM), ("n", 1, 100), ("p", 0, 1)):
+            if not low <= given[key] <= high:
                 raise ValueError(
                     f"`rand_augment` must have {key} in {low}..{high}. Received: {name!r}."
                 )
-        return cls(given["m"], given.get("mstd", 0.0), int(number), given.get("p", 0.5))
+        return cls(given["m"], given["mstd"], int(given["n"]), given["p"])
 
     def draw(self, random: np.random.Generator) -> list[tuple[str, float]]:
         """Return the operations to apply to an image, with their strengths x."""
@@ -150,10 +146,10 @@ class RandAugment:
         fill: Fill,
         interpolation: str = "bicubic",
     ) -> np.ndarray:
-        """Return the augmented image.
+        """Return the augmented image, uint8 (height, width, channels), of one or three channels.
 
         Args:
-            image: uint8 (height, width, channels), of one or three channels.
+            image: The image.
             random: Source of the operations.
             fill: Level per channel of pixels from beyond the image, in 0..255.
             interpolation: As in `Augmentation.train_interpolation`; drawn for each operation.

@@ -45,7 +45,7 @@ def random_resized(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     interpolation: str = "bicubic",
 ) -> tuple[np.ndarray, Window]:
-    """Crop a random box and resize it, with antialiasing.
+    """Crop a random box and resize it to `size`, with antialiasing.
 
     Args:
         image: uint8 (height, width, channels), of any size; or an RGB picture of Pillow.
@@ -90,8 +90,8 @@ def random_box(
     """
     for _ in range(ATTEMPTS):
         area = random.uniform(*scale) * height * width
-        stretch = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        rows, columns = round(math.sqrt(area / stretch)), round(math.sqrt(area * stretch))
+        aspect = math.exp(random.uniform(*map(math.log, ratio)))
+        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < rows <= height and 0 < columns <= width:
             top, left = random.integers((height - rows + 1, width - columns + 1)).tolist()
             return top, left, rows, columns
@@ -101,22 +101,14 @@ def random_box(
 
 
 def shifted(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
-    """Shift an image by up to an eighth of its size in each direction.
+    """Shift a uint8 image (height, width, channels) by up to an eighth in each direction.
 
-    The image is padded with a black border of an eighth of its size on each side, and a
-    random window of the original size is cropped.
-
-    Args:
-        image: uint8 (height, width, channels).
-        random: Source of the shift.
-
-    Returns:
-        uint8 of the same shape, and the window.
+    It is padded with a black border of an eighth of its size on each side, and a random window
+    of the original size is cropped.
     """
-    height, width, channels = image.shape
-    border = height // 8, width // 8
-    padded = np.zeros((height + 2 * border[0], width + 2 * border[1], channels), "uint8")
-    padded[border[0] : border[0] + height, border[1] : border[1] + width] = image
-    top, left = random.integers((2 * border[0] + 1, 2 * border[1] + 1)).tolist()
-    window = Window((top - border[0]) / height, (left - border[1]) / width)
+    height, width = image.shape[:2]
+    rows, columns = height // 8, width // 8
+    padded = np.pad(image, [(rows, rows), (columns, columns), (0, 0)])
+    top, left = random.integers((2 * rows + 1, 2 * columns + 1)).tolist()
+    window = Window((top - rows) / height, (left - columns) / width)
     return padded[top : top + height, left : left + width], window

@@ -6,10 +6,10 @@ from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 
-from keras_vitx.data.sources.arrays import load_arrays, load_fashion_mnist, load_npz
+from keras_vitx.data.sources.arrays import FASHION_MNIST, load_arrays, load_npz
+from keras_vitx.data.sources.dataset import Dataset, Split, hold_out
 from keras_vitx.data.sources.folders import load_folder
 from keras_vitx.data.sources.real import load_real
-from keras_vitx.data.sources.splits import Dataset, Split, hold_out
 from keras_vitx.data.sources.tables import load_table
 from keras_vitx.data.sources.tfds import load_tfds
 from keras_vitx.data.sources.tfrecords import load_tfrecords, shards_of
@@ -77,9 +77,9 @@ def load_dataset(
         OSError: if a file can't be read.
         ImportError: if tensorflow-datasets or TensorFlow is required but not installed.
     """
-    split = validation_split
-    names = isinstance(split, Iterable) and not isinstance(split, (str, bytes))
-    if not names and not (isinstance(split, Real) and 0 <= split < 1):
+    is_names = isinstance(validation_split, Iterable) and not isinstance(validation_split, str)
+    is_fraction = isinstance(validation_split, Real) and 0 <= validation_split < 1
+    if not is_names and not is_fraction:
         raise ValueError(
             "`validation_split` must be a number from 0 to less than 1, or names of images. "
             f"Received: {validation_split!r}."
@@ -98,18 +98,16 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
         raise ValueError(
             f"`source` must be of a known kind. Received: {type(source).__name__}. {KINDS}"
         )
-    if source == "fashion_mnist":
-        return load_fashion_mnist()
-    if str(source).startswith("tfds:"):
-        return load_tfds(str(source)[len("tfds:") :], data_dir)
-    path = Path(source).expanduser()
-    if path.suffix not in (".npz", ".csv") and (shards := shards_of(source)):
-        return load_tfrecords(shards, str(source))
+    name, path = str(source), Path(source).expanduser()
+    if name == "fashion_mnist":
+        return load_npz(FASHION_MNIST, name)
+    if name.startswith("tfds:"):
+        return load_tfds(name.removeprefix("tfds:"), data_dir)
+    if path.suffix in (".npz", ".csv") and path.is_file():
+        return load_npz(path, name) if path.suffix == ".npz" else load_table(path)
+    if shards := shards_of(path):
+        return load_tfrecords(shards, name)
     if path.is_dir():
         return load_folder(path, strict, splits)
-    if path.is_file() and path.suffix == ".npz":
-        return load_npz(path)
-    if path.is_file() and path.suffix == ".csv":
-        return load_table(path)
     found = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
-    raise ValueError(f"`source` {str(source)!r} {found}. {KINDS}")
+    raise ValueError(f"`source` {name!r} {found}. {KINDS}")

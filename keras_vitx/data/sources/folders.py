@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-from PIL import Image, features
+from PIL import Image
 
 from keras_vitx.data.preprocessing import check_image
-from keras_vitx.data.sources.encoded import ImageFiles
-from keras_vitx.data.sources.splits import Dataset, Split, split_of
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of, split_of
 
 LAYOUT = (
     "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
@@ -43,39 +41,32 @@ def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
     """
     folders = _folders_of_splits(folder, splits)
     train = folders["train"]
-    names = sorted(path.name for path in sub_folders(train))
+    names = [path.name for path in sub_folders(train)]
     if len(names) < 2:
-        raise ValueError(f"source: {len(names)} class folders in {train}. {LAYOUT}")
-    for split in folders.values():
-        unknown = sorted({path.name for path in sub_folders(split)} - set(names))
-        if unknown:
-            raise ValueError(
-                f"source: {split} holds classes that {train} lacks: {', '.join(unknown)}."
-            )
-
+        raise ValueError(f"`source` has {len(names)} class folders in {train}. {LAYOUT}")
     skipped: list[Path] = []
     loaded = {}
     for split, path in folders.items():
-        found = [
-            (file, label)
-            for label, name in enumerate(names)
-            for file in image_files(path / name, skipped)
-        ]
-        labels = np.array([label for _, label in found], "int32")
-        loaded[split] = Split(ImageFiles([file for file, _ in found], folder), labels)
+        if unknown := sorted({each.name for each in sub_folders(path)} - set(names)):
+            raise ValueError(
+                f"`source`: {path} has classes that {train} lacks: {', '.join(unknown)}."
+            )
+        by_class = [image_files(path / name, skipped) for name in names]
+        if split == "train" and [] in by_class:
+            empty = train / names[by_class.index([])]
+            raise ValueError(f"`source` has no readable image in {empty}. {LAYOUT}")
+        files = [(file, label) for label, found in enumerate(by_class) for file in found]
+        loaded[split] = (
+            ImageFiles([file for file, _ in files], folder),
+            [label for _, label in files],
+        )
     if skipped:
         kinds = ", ".join(sorted({path.suffix.lower() for path in skipped}))
         message = f"{len(skipped)} images are of a kind that Pillow can't read here ({kinds})"
         if strict:
             raise OSError(f"{message}, such as {skipped[0]}.")
         log.warning("%s, and are skipped, such as %s.", message, skipped[0])
-    for label, name in enumerate(names):
-        if label not in loaded["train"].labels:
-            raise ValueError(f"source: no readable image in {train / name}. {LAYOUT}")
-    for split, images in loaded.items():
-        if not images.size:
-            raise ValueError(f"source: no readable image in {folders[split]}. {LAYOUT}")
-    return Dataset(str(folder), tuple(names), **loaded, skipped=tuple(skipped))
+    return dataset_of(str(folder), loaded, names, skipped)
 
 
 def sub_folders(folder: Path) -> list[Path]:
@@ -93,27 +84,27 @@ def _folders_of_splits(folder: Path, splits: bool | None) -> dict[str, Path]:
     others = found.pop("", [])
     if not found or splits is False:
         return {"train": folder}
-    # Of classes, a folder holds images itself.
-    nested = any(sub_folders(path) for paths in found.values() for path in paths)
     if splits is None:
         others = [path for path in others if next(_files(path), None) is not None]
+        # Of classes, a folder holds images itself.
+        nested = any(sub_folders(path) for paths in found.values() for path in paths)
         if others and not nested:
             return {"train": folder}  # such as the classes "test" and "cat"
         if others or not nested or "train" not in found:
-            named = ", ".join(f"{p.name}/" for paths in found.values() for p in paths)
-            beside = f" beside {', '.join(f'{p.name}/' for p in others[:3])}" if others else ""
+            splits_found = [path for paths in found.values() for path in paths]
+            named = ", ".join(f"{path.name}/" for path in splits_found + others[:3])
             reason = "" if "train" in found else " There is no train/."
             raise ValueError(
-                f"source: {named}{beside} in {folder} could be splits or classes.{reason} Give "
+                f"`source`: {named} in {folder} could be splits or classes.{reason} Give "
                 "`kv.data.load_dataset(folder, splits=True)`, or splits=False for classes, or the "
                 f"path of the folder that holds the classes. {LAYOUT}"
             )
     if "train" not in found:
-        raise ValueError(f"source: there is no train/ in {folder}. {LAYOUT}")
+        raise ValueError(f"`source`: there is no train/ in {folder}. {LAYOUT}")
     for paths in found.values():
         if len(paths) > 1:
             both = " or ".join(f"{path.name}/" for path in paths)
-            raise ValueError(f"source: expected either {both} in {folder}, got both.")
+            raise ValueError(f"`source` must have either {both} in {folder}. Received: both.")
     return {split: paths[0] for split, paths in found.items()}
 
 
@@ -121,10 +112,7 @@ def _folders_of_splits(folder: Path, splits: bool | None) -> dict[str, Path]:
 def readable_suffixes() -> frozenset[str]:
     """Return the `IMAGE_SUFFIXES` that Pillow reads here."""
     kinds = Image.registered_extensions()
-    found = {suffix for suffix in IMAGE_SUFFIXES if kinds.get(suffix) in Image.OPEN}
-    missing = [kind for kind, part in (("JPEG2000", "jpg_2000"), ("AVIF", "avif"))
-               if not features.check(part)]  # fmt: skip
-    return frozenset(suffix for suffix in found if kinds[suffix] not in missing)
+    return frozenset(suffix for suffix in IMAGE_SUFFIXES if kinds.get(suffix) in Image.OPEN)
 
 
 def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
@@ -134,12 +122,9 @@ def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
         folder: The folder.
         skipped: Image files of a kind that Pillow can't read are added to it.
     """
-    readable = []
+    readable, others = [], [] if skipped is None else skipped
     for path in _files(folder):
-        if path.suffix.lower() in readable_suffixes():
-            readable.append(path)
-        elif skipped is not None:
-            skipped.append(path)
+        (readable if path.suffix.lower() in readable_suffixes() else others).append(path)
     return sorted(readable)
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.encoded import ImageFiles
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split
 from keras_vitx.data.sources.folders import image_files
-from keras_vitx.data.sources.splits import Dataset, Split
 
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
@@ -36,35 +35,30 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
         OSError: if the file can't be read.
     """
     folder, path = Path(folder).expanduser(), Path(labels).expanduser()
-    classes = len(imagenet_classes())
+    names = tuple(synset for synset, _ in imagenet_classes())
     try:
         listed = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"labels: {path} is not JSON: {error}.") from error
-    if not isinstance(listed, list) or not all(
-        isinstance(entry, list) and all(isinstance(c, int) and 0 <= c < classes for c in entry)
-        for entry in listed
-    ):
-        raise ValueError(
-            f"labels: expected a list of lists of integers in 0..{classes - 1} in {path}."
-        )
+        raise ValueError(f"`labels`: {path} is not JSON: {error}.") from error
+    if not isinstance(listed, list) or not all(map(_is_entry, listed)):
+        raise ValueError(f"`labels` must be lists of integers in 0..999. Received: {path}.")
     files, rows = [], []
     for file in image_files(folder):
         number = NUMBER.match(file.name)
-        if number is None:
-            continue
-        index = int(number[1]) - 1
-        if not 0 <= index < len(listed):
-            raise ValueError(f"labels: {path} has {len(listed)} entries, none for {file.name}.")
-        if listed[index]:
-            row = np.zeros(classes, "float32")
-            row[listed[index]] = 1 / len(set(listed[index]))
+        index = int(number[1]) - 1 if number else None
+        if index is not None and not 0 <= index < len(listed):
+            raise ValueError(f"`labels`: {path} has {len(listed)} entries, none for {file.name}.")
+        if index is not None and listed[index]:
+            right = np.isin(np.arange(len(names)), listed[index])
             files.append(file)
-            rows.append(row)
+            rows.append(np.float32(right / right.sum()))
     if not files:
         raise ValueError(
-            f"source: {folder} has no image with labels named ILSVRC2012_val_00000001.JPEG, ..."
+            f"`folder` {folder} has no image with labels named ILSVRC2012_val_00000001.JPEG, ..."
         )
     split = Split(ImageFiles(files), np.stack(rows))
-    names = tuple(synset for synset, _ in imagenet_classes())
     return Dataset(str(folder), names, train=split, test=split, any_of=True)
+
+
+def _is_entry(entry) -> bool:
+    return isinstance(entry, list) and all(isinstance(c, int) and 0 <= c < 1000 for c in entry)

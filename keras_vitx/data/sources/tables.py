@@ -3,11 +3,12 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.encoded import ImageFiles
-from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, split_of
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of, split_of
+from keras_vitx.text import shortened
 
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
 LABEL = ("label", "labels", "class", "target", "category", "tags")
@@ -26,7 +27,7 @@ def load_table(path: Path) -> Dataset:
       empty label is then no class. Numbers with a decimal point in each row are regression
       targets.
     - Without it, each other column is a class, and holds 1 for the images that show it, else 0.
-    - `split` (or `subset`, ...): `train`, `val` or `test`, or another name of `splits.SPLITS`;
+    - `split` (or `subset`, ...): `train`, `val` or `test`, or another name of `dataset.SPLITS`;
       without it, all images are training images.
 
     Raises:
@@ -40,8 +41,8 @@ def load_table(path: Path) -> Dataset:
     classes = [name for name in columns if name not in (file_column, split)]
     if file_column is None or not rows or not (label or classes):
         raise ValueError(
-            f"source: expected a column `file`, and a column `label` or one per class, in {path}. "
-            f"Received: the columns {', '.join(columns) or 'none'} and {len(rows)} rows."
+            f"`source` must have a column `file`, and a column `label` or one per class, in {path}."
+            f" Received: the columns {', '.join(columns) or 'none'} and {len(rows)} rows."
         )
     files = [path.parent / row[file_column] for row in rows]
     if missing := [file for file in files if not file.is_file()]:
@@ -49,33 +50,27 @@ def load_table(path: Path) -> Dataset:
     if label is not None:
         names, labels = _labels([(row[label] or "").strip() for row in rows])
     else:
-        names, labels = tuple(classes), _numbers(rows, classes, path)
-    if names is not None and len(names) < 2:
-        raise ValueError(f"source: expected at least two classes in {path}, found {len(names)}.")
-    labels = checked_labels(labels, len(rows), names and len(names), f"Labels of {path}")
-
-    splits = [split_of((row[split] or "train").strip()) if split else "train" for row in rows]
-    if None in splits:
-        value = rows[splits.index(None)][split]
-        raise ValueError(
-            f"source: {path} has the unknown split {value!r}. Expected train, val, test."
-        )
-    if "train" not in splits:
-        raise ValueError(f"source: {path} has no training images, only {', '.join(set(splits))}.")
-    every = Split(ImageFiles(files, path.parent), labels)
-    loaded = {
-        name: every.take(np.flatnonzero([entry == name for entry in splits]))
-        for name in ("train", "validation", "test")
-        if name in splits
+        names, labels = classes, _numbers(rows, classes, path)
+    found: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        name = split_of((row[split] or "train").strip()) if split else "train"
+        if name is None:
+            raise ValueError(
+                f"`source` {path} has the unknown split {row[split]!r}. Expected train, val, test."
+            )
+        found.setdefault(name, []).append(i)
+    splits = {
+        name: (ImageFiles([files[i] for i in indices], path.parent), labels[indices])
+        for name, indices in found.items()
     }
-    return Dataset(str(path), names, **loaded)
+    return dataset_of(str(path), splits, names)
 
 
 def _column(columns: Sequence[str], names: Sequence[str]) -> str | None:
     return next((column for column in columns if column.strip().lower() in names), None)
 
 
-def _labels(texts: list[str]) -> tuple[tuple[str, ...] | None, np.ndarray]:
+def _labels(texts: list[str]) -> tuple[list[str] | None, np.ndarray]:
     """Return the class names and the labels; no names for numbers."""
     if all("." in text for text in texts):
         try:
@@ -83,30 +78,25 @@ def _labels(texts: list[str]) -> tuple[tuple[str, ...] | None, np.ndarray]:
         except ValueError:
             pass  # names with a point
     separator = next((mark for mark in SEVERAL if any(mark in text for text in texts)), None)
-    several = [
-        [name.strip() for name in (text.split(separator) if separator else [text])]
-        for text in texts
-    ]
-    if separator is None and "" in texts:
-        raise ValueError(f"source: row {texts.index('') + 2} of the table has no label.")
-    names = sorted({name for row in several for name in row if name})
-    index = {name: i for i, name in enumerate(names)}
     if separator is None:
-        return tuple(names), np.array([index[row[0]] for row in several])
-    labels = np.zeros((len(texts), len(names)), "float32")
-    for i, row in enumerate(several):
-        labels[i, [index[name] for name in row if name]] = 1
-    return tuple(names), labels
+        if "" in texts:
+            raise ValueError(f"`source`: row {texts.index('') + 2} of the table has no label.")
+        names, labels = np.unique(texts, return_inverse=True)
+        return names.tolist(), labels
+    several = [[name.strip() for name in text.split(separator)] for text in texts]
+    names = sorted({name for row in several for name in row if name})
+    return names, np.array([[name in row for name in names] for row in several], "float32")
 
 
-def _numbers(rows: list[dict[str, str]], classes: Sequence[str], path: Path) -> np.ndarray:
+def _numbers(rows: list[dict[str, Any]], classes: Sequence[str], path: Path) -> np.ndarray:
+    """Return the numbers in the columns of the classes."""
     try:
         labels = np.array([[float(row[name]) for name in classes] for row in rows])
     except (TypeError, ValueError):
         labels = np.full((1, 1), np.nan)
     if not ((labels >= 0) & (labels <= 1)).all():
         raise ValueError(
-            f"source: expected a column `label`, or numbers in 0..1 in the columns "
-            f"{', '.join(classes[:5])} of {path}."
+            "`source` must have a column `label`, or numbers in 0..1 in the columns "
+            f"{shortened(classes, 5)} of {path}."
         )
     return labels

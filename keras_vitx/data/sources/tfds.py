@@ -10,36 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.encoded import EncodedImages
-from keras_vitx.data.sources.splits import Dataset, Split, checked_labels, split_of
+from keras_vitx.data.sources.dataset import Dataset, EncodedImages, dataset_of, split_of
 from keras_vitx.text import nearest, needs_extra
 
 log = logging.getLogger(__name__)
 
 
 class TfdsImages(EncodedImages):
-    """Images of a split; their keys are indices.
+    """Images of a split; their keys are indices of `examples`, whose `image` is encoded."""
 
-    Args:
-        examples: Examples of tensorflow-datasets, whose `image` is an encoded file.
-        name: Name of the split in errors.
-    """
-
-    def __init__(self, examples: Sequence[Mapping[str, Any]], name: str):
+    def __init__(self, examples: Sequence[Mapping[str, Any]], split: str):
         super().__init__(range(len(examples)))
-        self.examples, self.split = examples, name
+        self.examples, self.split = examples, split
+
+    def open(self, key: int) -> io.BytesIO:
+        return io.BytesIO(self.examples[key]["image"])
 
     def id(self, index: int) -> str:
-        """Return the name of the split and the index of an image."""
         return f"{self.split}, example {self.keys[index]}"
 
     def name(self, index: int) -> str:
-        """Return the index of an image in its split."""
         return str(self.keys[index])
-
-    def open(self, key: int) -> io.BytesIO:
-        """Return the bytes of an image as a file."""
-        return io.BytesIO(self.examples[key]["image"])
 
 
 def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
@@ -56,25 +47,21 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     builder = builder_of(name, data_dir, ("image", "label"))
     import tensorflow_datasets as tfds
 
-    features = builder.info.features
-    if not (
-        isinstance(features["image"], tfds.features.Image)
-        and isinstance(features["label"], tfds.features.ClassLabel)
-    ):
+    label = builder.info.features["label"]
+    is_image = isinstance(builder.info.features["image"], tfds.features.Image)
+    if not is_image or not isinstance(label, tfds.features.ClassLabel):
         raise ValueError(
-            f'source: "tfds:{name}" is not a set of images with a class label each: expected the '
-            f"features image and label, got {features!r}."
+            f'`source` "tfds:{name}" must have images with a class label each, the features '
+            f"image and label. Received: {builder.info.features!r}."
         )
+    loaded = {}
     # `tfds.testing.mock_data` has no splits.
-    splits = {split_of(split): split for split in list(builder.info.splits) or ["train"]}
-    if "train" not in splits:
-        raise ValueError(
-            f'source: "tfds:{name}" has no split "train", only {", ".join(builder.info.splits)}.'
-        )
-    classes = features["label"].num_classes
-    names = tuple(features["label"].names or map(str, range(classes)))
-    loaded = {key: _read(builder, split, classes) for key, split in splits.items() if key}
-    return Dataset(f"tfds:{name}", names, **loaded)
+    for split in list(builder.info.splits) or ["train"]:
+        key = split_of(split)
+        if key and (found := _read(builder, split)) is not None:
+            loaded[key] = found
+    names = label.names or map(str, range(label.num_classes))
+    return dataset_of(f"tfds:{name}", loaded, list(names))
 
 
 def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence[str]) -> Any:
@@ -94,7 +81,7 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence
 
         create = tfds.builder  # The library only logs a failed import of its own modules.
     except (ImportError, AttributeError) as error:
-        message = f'source: "tfds:{name}" needs tensorflow-datasets, which can\'t be imported'
+        message = f'`source` "tfds:{name}" needs tensorflow-datasets, which can\'t be imported'
         raise ImportError(needs_extra(message, "data")) from error
     try:
         builder = create(name, data_dir=data_dir)
@@ -103,12 +90,12 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence
     except tfds.core.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         raise ValueError(
-            f"source: tensorflow-datasets has no {name!r}. {nearest(name, known)}"
+            f"`source`: tensorflow-datasets has no {name!r}. {nearest(name, known)}"
         ) from error
     found = builder.info.features
     if not isinstance(found, tfds.features.FeaturesDict) or not set(features) <= found.keys():
         raise ValueError(
-            f'source: "tfds:{name}" must have the features {" and ".join(features)}. '
+            f'`source` "tfds:{name}" must have the features {" and ".join(features)}. '
             f"Received: {found!r}."
         )
     if not builder.is_prepared():
@@ -117,7 +104,7 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence
     return builder
 
 
-def _read(builder, split: str, classes: int) -> Split | None:
+def _read(builder, split: str) -> tuple[TfdsImages, np.ndarray] | None:
     """Return the images and labels of a split; None for a split without labels."""
     import tensorflow_datasets as tfds
 
@@ -128,16 +115,14 @@ def _read(builder, split: str, classes: int) -> Split | None:
             examples = builder.as_data_source(split=split, decoders=encoded)
         except NotImplementedError:  # a format without random access
             keep_tensorflow_off_the_gpu()
-            dataset = builder.as_dataset(split=split, decoders=encoded)
-            examples = list(tfds.as_numpy(dataset))
+            examples = list(tfds.as_numpy(builder.as_dataset(split=split, decoders=encoded)))
         labels = np.array([int(examples[i]["label"]) for i in range(len(examples))])
     except Exception as error:  # each format raises its own types
         raise OSError(f"{name} can't be read from {builder.data_dir}: {error}") from error
     if len(labels) and labels.max() < 0:
         log.warning("%s has no labels and is skipped.", name)
         return None
-    labels = checked_labels(labels, len(labels), classes, f"Labels of {name}")
-    return Split(TfdsImages(examples, name), labels)
+    return TfdsImages(examples, name), labels
 
 
 def keep_tensorflow_off_the_gpu() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vitx.data.sources.encoded import EncodedImages
-from keras_vitx.data.sources.splits import SPLITS, Dataset, Split, checked_labels, split_of
+from keras_vitx.data.sources.dataset import SPLITS, Dataset, EncodedImages, dataset_of, split_of
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
 from keras_vitx.text import needs_extra
 
@@ -23,32 +22,29 @@ class RecordImages(EncodedImages):
     """Images within records; their keys are (shard, offset in bytes, length)."""
 
     def open(self, key: tuple[Path, int, int]) -> io.BytesIO:
-        """Return the bytes of an image as a file."""
         shard, offset, length = key
         with shard.open("rb") as file:
             file.seek(offset)
             return io.BytesIO(file.read(length))
 
     def id(self, index: int) -> str:
-        """Return the file of an image and its offset."""
         shard, offset, _ = self.keys[index]
         return f"{shard}, byte {offset}"
 
 
-def shards_of(source: str) -> list[Path]:
+def shards_of(source: Path) -> list[Path]:
     """Return the shards that a source names; an empty list if there are none.
 
     Args:
         source: A file or a folder of files with ".tfrecord" in their names, or a pattern of
             files, such as "imagenet/train-*".
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        found = path.glob("*.tfrecord*")
-    elif path.is_file():
-        found = [path] if ".tfrecord" in path.name else []
+    if source.is_dir():
+        found = source.glob("*.tfrecord*")
+    elif source.is_file():
+        found = [source] if ".tfrecord" in source.name else []
     else:
-        found = map(Path, glob.glob(str(path)))
+        found = map(Path, glob.glob(str(source)))
     return sorted(file for file in found if file.is_file())
 
 
@@ -74,26 +70,19 @@ def load_tfrecords(shards: Sequence[Path], name: str) -> Dataset:
         found = SPLIT.findall(shard.name)
         split = split_of(found[-1]) if found else "train"
         splits.setdefault(split, []).extend(_examples(shard))
-    if "train" not in splits:
-        raise ValueError(f"source: {name} has no training shards, only {', '.join(splits)}.")
-    for split, examples in splits.items():
-        if not examples:
-            raise ValueError(f"source: there are no images of the split {split} in {name}.")
     examples = [example for found in splits.values() for example in found]
-    from_one = min(label for _, label, _ in examples) == 1
-    from_one &= {feature for _, _, feature in examples} == {FEATURES[0][1]}
+    of_imagenet = {feature for *_, feature in examples} == {FEATURES[0][1]}
+    first = int(of_imagenet and min(label for _, label, _ in examples) == 1)
+    loaded = {
+        split: (
+            RecordImages([key for key, _, _ in found]),
+            np.array([label for _, label, _ in found]) - first,
+        )
+        for split, found in splits.items()
+    }
     files = [shards[0].parent / file for file in NAMES_FILES]
     names = next((f.read_text("utf-8").splitlines() for f in files if f.is_file()), None)
-    loaded = {}
-    for split, found in splits.items():
-        labels = np.array([label for _, label, _ in found]) - from_one
-        labels = checked_labels(labels, len(found), names and len(names), f"Labels of {name}")
-        loaded[split] = Split(RecordImages([key for key, _, _ in found]), labels)
-    if len(np.unique(loaded["train"].labels)) < 2:
-        raise ValueError(f"source: expected at least two classes in {name}, found one.")
-    if names is None:
-        names = map(str, range(1 + max(int(split.labels.max()) for split in loaded.values())))
-    return Dataset(name, tuple(names), **loaded)
+    return dataset_of(name, loaded, names)
 
 
 def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
@@ -103,7 +92,7 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
         import tensorflow as tf
         from google.protobuf.message import DecodeError
     except ImportError as error:
-        message = f"source: {shard} needs TensorFlow, which reads TFRecords"
+        message = f"`source` {shard} needs TensorFlow, which reads TFRecords"
         raise ImportError(needs_extra(message, "data")) from error
     start = 12  # A record is behind its length and a checksum, before another one.
     try:
@@ -125,7 +114,7 @@ def _image_and_label(features, shard: Path) -> tuple[bytes, int, str]:
             if len(images) == len(labels) == 1:
                 return images[0], labels[0], label_name
     raise ValueError(
-        f'source: expected one image and one integer label per example in {shard}, as "image" and '
-        '"label" or "image/encoded" and "image/class/label". Found the features '
+        f'`source` must have one image and one integer label per example in {shard}, as "image" '
+        'and "label" or "image/encoded" and "image/class/label". Found the features '
         f"{', '.join(sorted(features)) or 'of no example'}."
     )

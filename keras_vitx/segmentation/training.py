@@ -1,11 +1,50 @@
 """Loss, metric and optimizer of the recipe of Context Broadcasting's Table 7."""
 
-import keras
+import dataclasses
+from typing import Any
 
-from keras_vitx.segmentation.predict import check_segmenter
-from keras_vitx.segmentation.schedule import WarmupPolynomial
-from keras_vitx.segmentation.sources import IGNORED
+import keras
+from keras import ops
+
+from keras_vitx.segmentation.evaluate import check_segmenter
+from keras_vitx.segmentation.masks import IGNORED
 from keras_vitx.training import AdamW
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+@dataclasses.dataclass(eq=False)
+class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
+    r"""Polynomial decay to zero, times a linear warm-up, of the learning rate.
+
+    At step $s$ of $S$, with $W$ steps of warm-up,
+
+    $$\eta(s) = \eta\,(1 - s / S)^p\, \min(1, (s + 1) / W),$$
+
+    and 0 from step $S$ on. (Keras's `PolynomialDecay` has no warm-up.)
+
+    Args:
+        learning_rate: $\eta$.
+        steps: $S$.
+        warmup_steps: $W$; 0 for no warm-up.
+        power: $p$; 1 is a straight line.
+    """
+
+    learning_rate: float
+    steps: int
+    warmup_steps: int = 0
+    power: float = 1.0
+
+    def __call__(self, step):
+        now = ops.cast(step, "float32")
+        left = ops.maximum(1 - now / self.steps, 0.0)
+        rate = self.learning_rate * left**self.power
+        if not self.warmup_steps:
+            return rate
+        return rate * ops.minimum((now + 1) / self.warmup_steps, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config from which `from_config` makes an equal schedule."""
+        return dataclasses.asdict(self)
 
 
 def compile(

@@ -1,4 +1,4 @@
-"""Images with masks: folders, ADE20K's and Pascal VOC's layouts, tensorflow-datasets, arrays."""
+"""Images with masks, from folders, tensorflow-datasets or arrays; masks drawn and written."""
 
 import functools
 import logging
@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from keras_vitx.data.preprocessing import as_uint8, decode_image, open_image
+from keras_vitx.data.sources.dataset import split_of
 from keras_vitx.data.sources.folders import image_files, sub_folders
-from keras_vitx.data.sources.splits import split_of
 from keras_vitx.data.sources.tfds import builder_of
+from keras_vitx.files import atomic_write
 
 IGNORED = 255
 """The label of pixels that count neither in the loss nor in a measure."""
@@ -109,7 +111,8 @@ def load_dataset(
 ) -> MaskDataset:
     """Load a set of images with masks.
 
-    Files are decoded lazily. The label 255 means that a pixel is ignored.
+    Loading reads the names of files only; they are decoded when they are used. The label 255
+    means that a pixel is ignored.
 
     Args:
         source: One of
@@ -128,9 +131,13 @@ def load_dataset(
             `class_names.txt` with one name per line.
         data_dir: The folder where tensorflow-datasets stores its files.
 
+    Returns:
+        A record with the attributes `name`, `train`, `validation` (or None) and `class_names`.
+        `train.pair(i, classes)` returns image i and its mask, of whose pixels each is in
+        0..classes - 1 or 255.
+
     Raises:
-        ValueError: if the source has no supported layout, a mask has no image, or a mask has
-            another size than its image.
+        ValueError: if the source has no supported layout, or a mask has no image.
         OSError: if a file can't be read.
         ImportError: if tensorflow-datasets is required but not installed.
     """
@@ -149,7 +156,7 @@ def load_dataset(
             raise ValueError(f"`source` must be a folder. Received: {str(source)!r}. {LAYOUT}")
         splits, names = _folder(folder, first_label), names or _names(folder)
     if "train" not in splits:
-        raise ValueError(f"source: {source} has no training split. {LAYOUT}")
+        raise ValueError(f"`source` {source} has no training split. {LAYOUT}")
     return MaskDataset(str(source), splits["train"], splits.get("validation"), names)
 
 
@@ -166,7 +173,7 @@ def _only(folder: Path, names: Sequence[str]) -> Path:
     found = [folder / name for name in names if (folder / name).is_dir()]
     if len(found) != 1:
         raise ValueError(
-            f"source: {folder} has {len(found)} of the folders {', '.join(names)}. {LAYOUT}"
+            f"`source` {folder} has {len(found)} of the folders {', '.join(names)}. {LAYOUT}"
         )
     return found[0]
 
@@ -176,27 +183,14 @@ def _pairs(images: Path, masks: Path, first_label: int) -> MaskedImages:
     files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
     paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
     if not paths:
-        raise ValueError(f"source: no masks in {masks}. {LAYOUT}")
-    for name, path in paths.items():
-        if name not in files:
-            raise ValueError(f"source: the mask {path} has no image in {images}.")
-        image, mask = _size(files[name]), _size(path)
-        if image != mask:
-            raise ValueError(
-                f"source: the mask {path} has the size {mask}, its image {image} (width, height)."
-            )
+        raise ValueError(f"`source`: no masks in {masks}. {LAYOUT}")
+    if lone := paths.keys() - files.keys():
+        raise ValueError(f"`source`: the mask {paths[min(lone)]} has no image in {images}.")
     if len(files) > len(paths):
         log.warning("%d images of %s have no mask.", len(files) - len(paths), images)
     found = [files[name] for name in paths]
     read = functools.partial(_read_mask, first_label=first_label)
     return MaskedImages(Lazy(found, decode_image), Lazy(list(paths.values()), read), found)
-
-
-def _size(path: Path) -> tuple[int, int]:
-    with open_image(path) as picture:
-        # The orientation of a photograph, which `decode_image` applies.
-        turned = picture.getexif().get(0x0112, 1) >= 5
-        return picture.size[::-1] if turned else picture.size
 
 
 def _read_mask(path: Path, first_label: int) -> np.ndarray:
@@ -269,13 +263,77 @@ def _tfds(name: str, first_label: int, data_dir: Any) -> dict[str | None, Masked
     return splits
 
 
-def image_of(image: Any) -> np.ndarray:
-    """Return an image, given as a path or as an array, as uint8 (height, width, channels)."""
-    if isinstance(image, (str, os.PathLike)):
-        return decode_image(image)
-    image = as_uint8(image, "image")
-    if image.ndim != 3:
+def resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize a mask (height, width) to the nearest pixels, so that no label is made up."""
+    rows, columns = (
+        np.minimum(((np.arange(new) + 0.5) * old / new).astype(int), old - 1)
+        for old, new in zip(mask.shape, size, strict=True)
+    )
+    return mask[rows[:, None], columns]
+
+
+def palette(classes: int) -> np.ndarray:
+    """Return uint8 (classes, 3), the colors of Pascal VOC: class 0 is black.
+
+    The bits of the class number, three at a time, are the highest bits of red, green and blue.
+    """
+    numbers = np.arange(classes)[:, None] >> np.arange(3)
+    bits = [(numbers >> 3 * bit & 1) << (7 - bit) for bit in range(8)]
+    return np.sum(bits, axis=0).astype("uint8")
+
+
+def overlay(
+    image: np.ndarray, mask: np.ndarray, colors: np.ndarray | None = None, opacity: float = 0.6
+) -> np.ndarray:
+    """Return an image with a mask drawn over it.
+
+    Args:
+        image: uint8 (height, width, channels), one or three channels.
+        mask: Integers (height, width). Ignored pixels and class 0, mostly the background,
+            keep the color of the image.
+        colors: uint8 (classes, 3); None is the colors of Pascal VOC.
+        opacity: Opacity of the mask, 0 to 1.
+
+    Returns:
+        uint8 (height, width, 3).
+
+    Raises:
+        ValueError: if the sizes differ, or `opacity` is out of range.
+    """
+    image, mask = np.asarray(image), np.asarray(mask)
+    if image.shape[:2] != mask.shape:
         raise ValueError(
-            f"`image` must be a path or (height, width, channels). Received: {image.shape}."
+            f"`mask` must have the image's size {image.shape[:2]}. Received: {mask.shape}."
         )
-    return image
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"`opacity` must be in 0..1. Received: {opacity!r}.")
+    colors = palette(IGNORED + 1) if colors is None else colors
+    drawn = (mask != 0) & (mask != IGNORED)
+    pixels = np.broadcast_to(image, (*mask.shape, 3)).astype("float32")
+    pixels[drawn] = (1 - opacity) * pixels[drawn] + opacity * colors[mask[drawn]]
+    return np.rint(pixels).astype("uint8")
+
+
+def save_mask(mask: np.ndarray, path: str | os.PathLike) -> None:
+    """Write a mask as a file for `load_dataset`: the classes, shown in the colors of Pascal VOC.
+
+    Args:
+        mask: Integers (height, width), 0 to 255.
+        path: The file to write, .png.
+
+    Raises:
+        ValueError: if `path` is not a .png, or the mask has another shape or other labels.
+        OSError: if the file can't be written.
+    """
+    mask = np.asarray(mask)
+    if mask.ndim != 2 or mask.dtype.kind not in "iu" or mask.min() < 0 or mask.max() > 255:
+        raise ValueError(
+            "`mask` must have integers 0..255, (height, width). Received: "
+            f"{mask.dtype} {mask.shape}."
+        )
+    if os.path.splitext(path)[1].lower() != ".png":
+        raise ValueError(f"`path` must end in .png, which loses no label. Received: {path}.")
+    picture = Image.fromarray(mask.astype("uint8"))
+    picture.putpalette(palette(256).tobytes())
+    with atomic_write(path) as temporary:
+        picture.save(temporary)

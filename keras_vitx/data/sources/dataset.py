@@ -1,0 +1,367 @@
+"""Labelled sets of images, and their training, validation and test splits."""
+
+import copy
+import io
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from keras_vitx.data.preprocessing import read_picture
+from keras_vitx.text import shortened
+
+# No dataset has more classes: a larger label is an error.
+MAX_CLASSES = 1_000_000
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation", "dev", "eval"),
+    "test": ("test", "testing"),
+}
+"""The names that folders, files and columns have for each split, in lower case."""
+log = logging.getLogger(__name__)
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a folder or a shard of this name holds; None for another name."""
+    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+class EncodedImages(Sequence):
+    """Encoded images, decoded to uint8 (height, width, 3) when they are used.
+
+    Args:
+        keys: What identifies each image: a path, an index, ...
+    """
+
+    def __init__(self, keys: Sequence[Any]):
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.asarray(self.picture(index))
+
+    def picture(self, index: int) -> Image.Image:
+        """Return an RGB picture, of which a window can be cropped at less cost than of an array.
+
+        Raises:
+            OSError: if the image can't be decoded; the message names it.
+        """
+        file = self.open(self.keys[index])
+        try:
+            return read_picture(file)
+        except OSError as error:
+            if isinstance(file, Path):  # The message names it.
+                raise
+            raise OSError(f"{self.id(index)}: {error}") from error
+
+    def take(self, indices: np.ndarray) -> "EncodedImages":
+        """Return the images at `indices`."""
+        taken = copy.copy(self)
+        taken.keys = [self.keys[index] for index in indices]
+        return taken
+
+    def open(self, key: Any) -> Path | io.BytesIO:
+        """Return the path of an encoded image, or a binary file."""
+        raise NotImplementedError
+
+    def id(self, index: int) -> Any:
+        """Return what names an image in messages."""
+        return self.keys[index]
+
+    def name(self, index: int) -> str:
+        """Return what names an image in a list of held-out images."""
+        return str(self.id(index))
+
+
+class ImageFiles(EncodedImages):
+    """Image files, in a list of held-out images relative to `root`, so that it may move."""
+
+    def __init__(self, paths: Iterable[Path], root: Path | None = None):
+        super().__init__(list(paths))
+        self.root = root
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return self.keys
+
+    def open(self, key: Path) -> Path:
+        return key
+
+    def name(self, index: int) -> str:
+        path = self.keys[index]
+        return path.relative_to(self.root).as_posix() if self.root else str(path)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and their labels, in the same order; a random-access data source of Grain.
+
+    `split[i]` is the pair of image i and its label.
+
+    Attributes:
+        images: A sequence of uint8 arrays (height, width, channels): an array
+            (n, height, width, channels), or an object that decodes image i on access
+            to `images[i]`.
+        labels: One of
+            int32 (n,): the class of each image;
+            float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
+            float32 (n,) or (n, targets): regression targets.
+        ids: The id of each image of an array, (n,): its index in the source. None for
+            0, 1, 2, ..., and for images with a method `id` of their own.
+    """
+
+    images: Sequence[np.ndarray]
+    labels: np.ndarray
+    ids: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.images[index], self.labels[index]
+
+    @property
+    def size(self) -> int:
+        """The number of images."""
+        return len(self.labels)
+
+    def take(self, indices: np.ndarray) -> "Split":
+        """Return the images and labels at `indices`."""
+        if isinstance(self.images, EncodedImages):
+            return Split(self.images.take(indices), self.labels[indices])
+        ids = np.arange(self.size) if self.ids is None else self.ids
+        return Split(self.images[indices], self.labels[indices], ids[indices])
+
+    def id(self, index: int) -> Any:
+        """Return what names an image in messages: its path, or its index in the source."""
+        if isinstance(self.images, EncodedImages):
+            return self.images.id(index)
+        return int(index if self.ids is None else self.ids[index])
+
+    def names(self) -> list[str]:
+        """Return what names each image in a list of held-out images.
+
+        The path relative to the folder of the source, so that the folder may move; else the id.
+        """
+        name = getattr(self.images, "name", self.id)
+        return [str(name(index)) for index in range(self.size)]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A labelled set of images, checked.
+
+    Attributes:
+        name: Name of the source, for messages.
+        class_names: Label i means `class_names[i]`; None for regression targets.
+        train: The training images.
+        validation: The images that select the best epoch: the validation split of the
+            source, or else images held out from its training split; None with
+            `validation_split=0`.
+        test: The test split of the source, which training never uses, or None.
+        skipped: Image files of a kind that Pillow can't read here, such as HEIC without
+            pillow-heif.
+        any_of: Whether labels (n, classes) hold several right classes per image, of which a
+            prediction needs to be one (ImageNet-ReaL).
+    """
+
+    name: str
+    class_names: tuple[str, ...] | None
+    train: Split
+    validation: Split | None = None
+    test: Split | None = None
+    skipped: tuple[Path, ...] = ()
+    any_of: bool = False
+
+
+def dataset_of(
+    name: str,
+    splits: Mapping[str, tuple[Sequence[np.ndarray], Any]],
+    class_names: Sequence[str] | None = None,
+    skipped: Sequence[Path] = (),
+) -> Dataset:
+    """Return a dataset of the images and labels of each split, with labels as in `Split.labels`.
+
+    Without class names, they are the integers up to the largest label.
+
+    Raises:
+        ValueError: if there are no training images, the labels are wrong (`checked_labels`) or
+            of another form in one split than in another, or there are fewer than two classes.
+    """
+    if "train" not in splits:
+        raise ValueError(f"`source` {name} has no training images, only {', '.join(splits)}.")
+    known = None if class_names is None else len(class_names)
+    loaded = {}
+    for split, (images, labels) in splits.items():
+        if not len(images):
+            raise ValueError(f"`source`: there are no images of the split {split} in {name}.")
+        labels = checked_labels(labels, len(images), known, f"Labels of the {split} split")
+        loaded[split] = Split(images, labels)
+    labels = [split.labels for split in loaded.values()]
+    if len({(each.dtype.kind, each.shape[1:]) for each in labels}) > 1:
+        forms = ", ".join(f"{each.dtype} {each.shape}" for each in labels)
+        raise ValueError(f"Labels must have one form in all splits. Received: {forms}.")
+    of_training = loaded["train"].labels
+    is_one = of_training.dtype.kind == "i" and (of_training == of_training[0]).all()
+    if is_one or known == 1:
+        found = f"every label is {of_training[0]}" if is_one else f"only {class_names[0]!r}"
+        raise ValueError(f"`source` {name} must have at least two classes. Received: {found}.")
+    if class_names is None and (count := number_of_classes(labels)) is not None:
+        class_names = map(str, range(count))
+    return Dataset(name, class_names and tuple(class_names), **loaded, skipped=tuple(skipped))
+
+
+def checked_labels(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
+    """Return `labels` in one of the forms of `Split.labels`.
+
+    Args:
+        labels: Integers (count,) or (count, 1); numbers in [0, 1], (count, classes); or
+            floats, (count,) or (count, targets), for regression. Floats (count,) are classes
+            if they are all 0 or 1, or if `classes` is known.
+        count: Number of images.
+        classes: Number of classes, or None if unknown.
+        what: Name of the labels in errors.
+
+    Raises:
+        ValueError: if the number or the shape of the labels is wrong, if one is NaN or
+            infinite, or if an integer is outside 0..classes-1.
+    """
+
+    def error(expected: str, received: str) -> ValueError:
+        return ValueError(f"{what} must be {expected}. Received: {received}.")
+
+    labels = np.asarray(labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim not in (1, 2):
+        raise error("integers (n,) or numbers (n, classes)", f"shape {labels.shape}")
+    if len(labels) != count:
+        raise error("one per image", f"{len(labels)} labels for {count} images")
+    if labels.dtype.kind not in "iufb":
+        raise error("integers or floats", f"{_some(labels)} ({labels.dtype})")
+    if not np.isfinite(labels).all():
+        raise error("finite", _some(labels[~np.isfinite(labels)]))
+    if labels.ndim == 2:
+        if classes not in (None, labels.shape[1]):
+            raise error(f"(n, {classes}), one per class name", f"shape {labels.shape}")
+        return labels.astype("float32")
+    # Ages are numbers, also where all of them are whole.
+    if classes is None and labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all():
+        return labels.astype("float32")
+    bound = (classes or MAX_CLASSES) - 1
+    wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels > bound)]
+    if len(wrong):
+        raise error(f"integers in 0..{bound}", _some(wrong))
+    return labels.astype("int32")
+
+
+def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
+    """Return the number of classes in the checked labels of all splits; None for regression."""
+    if labels[0].ndim == 2:
+        in_range = all(((each >= 0) & (each <= 1)).all() for each in labels)
+        return labels[0].shape[1] if in_range else None
+    if labels[0].dtype.kind == "f":
+        return None
+    return 1 + max(int(each.max()) for each in labels)
+
+
+def hold_out(
+    split: Split, validation_split: float | Iterable[str | int], seed: int
+) -> tuple[Split, Split | None]:
+    """Split training images into (train, validation), stratified by class.
+
+    A class of two or more images is in both splits. The only image of a class stays in the
+    training split, and a warning is logged. Labels (n, classes) are stratified by their
+    largest entry; regression targets are not stratified.
+
+    Args:
+        split: The images.
+        validation_split: Fraction of each class used for validation, in [0, 1); with 0,
+            validation is None. Or the `Split.names` of the images to hold out; names that are no
+            longer there are logged.
+        seed: Seed of the split.
+
+    Raises:
+        ValueError: if no class has two images, or no image has one of the names.
+    """
+    if not isinstance(validation_split, Real):
+        held_out = _named(split, set(map(str, validation_split)))
+    elif not validation_split:
+        return split, None
+    else:
+        held_out = _drawn(split, validation_split, seed)
+    return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
+
+
+def _named(split: Split, names: set[str]) -> np.ndarray:
+    """Return whether each image has one of the names, (n,)."""
+    present = split.names()
+    held_out = np.array([name in names for name in present])
+    if not held_out.any():
+        raise ValueError(
+            "`validation_split` must name images of the source. Received: "
+            f"{shortened(sorted(names))}; the source has {shortened(present)}."
+        )
+    if missing := sorted(names - set(present)):
+        text = "%d held-out images are no longer in the source: %s"
+        log.warning(text, len(missing), shortened(missing))
+    return held_out
+
+
+def _drawn(split: Split, fraction: float, seed: int) -> np.ndarray:
+    """Return whether each image is drawn for validation, (n,)."""
+    random = np.random.RandomState(seed)
+    held_out = np.zeros(split.size, bool)
+    lone = []
+    for group, indices in _groups(split.labels).items():
+        share = min(max(round(len(indices) * fraction), 1), len(indices) - 1)
+        held_out[random.permutation(indices)[:share]] = True
+        if not share:
+            lone.append(str(group))
+    if not held_out.any():
+        raise ValueError(
+            "`validation_split`: no class has two images, so there are none for validation. "
+            "Pass validation_split=0 to train without validation."
+        )
+    if lone:
+        log.warning(
+            "Classes with a single image are used for training and missing from validation: %s.",
+            shortened(lone, 10),
+        )
+    return held_out
+
+
+def fraction_of(split: Split, fraction: float, seed: int) -> Split:
+    """Return a random fraction of each class, at least one image, in the original order.
+
+    A larger fraction includes the images of a smaller one. Regression targets are one class.
+    """
+    if fraction == 1:
+        return split
+    random = np.random.default_rng(seed)
+    kept = [
+        random.permutation(indices)[: max(round(len(indices) * fraction), 1)]
+        for indices in _groups(split.labels).values()
+    ]
+    return split.take(np.sort(np.concatenate(kept)))
+
+
+def _groups(labels: np.ndarray) -> dict[int, np.ndarray]:
+    """Return the indices of the images of each class."""
+    if labels.dtype.kind == "f" and number_of_classes([labels]) is None:
+        return {0: np.arange(len(labels))}
+    classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
+    return {int(each): np.flatnonzero(classes == each) for each in np.unique(classes)}
+
+
+def _some(values: np.ndarray) -> str:
+    """Return the first few distinct values, for an error."""
+    return shortened(map(repr, np.unique(values).tolist()), 5)
