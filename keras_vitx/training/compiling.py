@@ -86,27 +86,22 @@ def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Call
 def class_weights(
     weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
 ) -> dict[int, float] | None:
-    """Return the weights of classes by label.
-
-    Args:
-        weights: By label, or by the name of the class. Others weigh 1.
-        class_names: Names of the classes; None if they have none.
-        classes: Number of classes.
+    """Return the weights of classes by label, from those by label or name. Others weigh 1.
 
     Raises:
         ValueError: if there is no such class.
     """
     if weights is None:
         return None
+    labels = range(max(classes, 2))
     names = {name: label for label, name in enumerate(class_names or ())}
     found = {}
     for key, weight in weights.items():
         label = names.get(key, key)
-        if isinstance(label, bool) or label not in range(max(classes, 2)):
-            known = list(names) or [f"0..{max(classes, 2) - 1}"]
+        if isinstance(label, bool) or label not in labels:
             raise ValueError(
                 f"`class_weight` must have labels or names of classes as keys. Received: {key!r}. "
-                f"{nearest(str(key), known)}"
+                f"{nearest(str(key), list(names) or [f'0..{labels[-1]}'])}"
             )
         found[int(label)] = float(weight)
     return found

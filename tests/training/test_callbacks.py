@@ -8,7 +8,8 @@ import pytest
 from harness import array
 
 from keras_vitx import training
-from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
+from keras_vitx.training.callbacks import KeepBest, StopAtNonFinite, Validate
+from keras_vitx.training.resume import CountEpochs
 
 
 def model():

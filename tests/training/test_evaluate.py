@@ -4,6 +4,7 @@ import pytest
 from test_fit import TEST, TRAIN, VALIDATION, Batched, best_of, crossentropy, ready, small
 
 import keras_vitx as kv
+from keras_vitx.training.scores import per_class
 
 NAMES = ("left", "right", "up", "down", "near", "far", "on", "off")
 
@@ -155,13 +156,9 @@ def test_confusion(tmp_path):
     np.testing.assert_array_equal(found["confusion"][:2], expected[np.ix_([0, 2], order)])
     assert not found["confusion"][2].any()
 
-    rows = kv.training.per_class(found["confusion"], found["class_names"])
+    rows = found["per_class"]
     assert [(row["class"], row["images"]) for row in rows] == [("left", 10), ("up", 10)]
     assert rows[0]["accuracy"] == expected[0, 0] / 10
-    kv.training.write_per_class(found["confusion"], found["class_names"], tmp_path / "rows.csv")
-    lines = (tmp_path / "rows.csv").read_text().splitlines()
-    assert lines[0] == "class,images,accuracy,precision,taken for"
-    assert lines[1].startswith("left,10,")
     with pytest.raises(ValueError, match="one class per image"):
         kv.evaluate(small(1, None), (images, labels / 7), confusion=True)
 
@@ -253,7 +250,7 @@ def test_held_out_images_are_those_of_the_run(tmp_path):
 @pytest.mark.backend_free
 def test_rows_per_class():
     matrix = np.array([[3, 1, 0], [0, 0, 0], [0, 0, 2]])
-    assert kv.training.per_class(matrix, ("a", "b", "c")) == [
+    assert per_class(matrix, ("a", "b", "c")) == [
         {"class": "a", "images": 4, "accuracy": 0.75, "precision": 1.0, "taken for": "b"},
         {"class": "c", "images": 2, "accuracy": 1.0, "precision": 1.0, "taken for": None},
     ]
