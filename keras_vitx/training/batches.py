@@ -32,22 +32,8 @@ def load_batches(
 ) -> tuple[Recipe, data.Pipelines]:
     """Return the recipe for as many images as a source has, and the batches of the source.
 
-    The user's own batches are returned unchanged.
-
-    Args:
-        source: Any source that `data.pipelines` accepts; `data.Pipelines`; or batches: a
-            `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly, such
-            as a `tf.data.Dataset` or a PyTorch `DataLoader`.
-        model: The model that the images are prepared for.
-        recipe: The recipe.
-        fixed: Names of settings that the user has chosen, which do not follow the images.
-        seed, targets: As in `data.pipelines`.
-        **arguments: Further arguments of `data.pipelines`.
-
-    Raises:
-        ValueError: if the number of classes of the source is not that of the model's outputs, or
-            one of the arguments is given with the user's own batches; or if the devices do not
-            divide a batch.
+    Settings that the user has chosen, `fixed`, do not follow the images. The user's own batches are
+    returned as they are. `seed`, `targets` and the arguments are those of `data.pipelines`.
     """
     _check_repeats(source)
     if isinstance(source, data.Pipelines) or is_batches(source):
@@ -113,17 +99,7 @@ def evaluation_split(
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names.
 
-    Args:
-        source: As in `load_batches`.
-        model: The model that the images are prepared for.
-        split: Name of the split; None is the first of test, validation and train that
-            the source has. The user's own batches have no splits.
-        batch_size: Images per batch of a source.
-        crop_ratio: Replaces that of the model's preprocessing.
-        **arguments: Further arguments of `data.load_dataset`.
-
-    Raises:
-        ValueError: if the source does not have that split, or batches can't be cropped.
+    The arguments are those of `evaluate`; the further ones, of `data.load_dataset`.
     """
     _check_repeats(source)
     if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
@@ -212,11 +188,7 @@ def labels_of(batches: Any) -> np.ndarray:
 
 
 def steps_of(batches: Any) -> int:
-    """Return the number of batches in an epoch.
-
-    Raises:
-        ValueError: if it is unknown, as for infinite batches.
-    """
+    """Return the number of batches in an epoch; a ValueError, if it is unknown."""
     try:
         steps = getattr(batches, "num_batches", None) or len(batches)
     except TypeError as error:

@@ -180,7 +180,7 @@ class KeepBest(keras.callbacks.Callback):
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Return the best epoch, its weights and the history, for a checkpoint."""
+        """Return what a checkpoint holds."""
         return {"epoch": self.epoch, "logs": self.logs, "values": self.values, "rows": self.rows}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -213,12 +213,8 @@ class KeepBest(keras.callbacks.Callback):
 class Clock(keras.callbacks.Callback):
     """Measure the training steps of each epoch, without validation.
 
-    Args:
-        batch_size: Images per step.
-
-    Attributes:
-        row: Of the last epoch, the learning rate of its last update, its seconds and its images
-            per second.
+    `row` holds, of the last epoch, the learning rate of its last update, its seconds and its
+    images per second.
     """
 
     # Keras may call it from another thread, so that steps do not wait for their losses.
@@ -253,7 +249,7 @@ class Clock(keras.callbacks.Callback):
         return (self.steps - step) * self.batch_size / max(time.perf_counter() - start, 1e-9)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the seconds of the running epoch, for a checkpoint."""
+        """Return what a checkpoint holds: the seconds of the running epoch."""
         return {"seconds": self.seconds_before + time.perf_counter() - self.start}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -262,12 +258,9 @@ class Clock(keras.callbacks.Callback):
 
 
 class Progress(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar, which shows the time left in an epoch, with two more numbers.
+    """Keras's progress bar with the images per second, and the time left before each epoch.
 
-    They are the images per second, and before each epoch the time left in the training.
-
-    Args:
-        clock: The clock, which comes before it in the list of callbacks.
+    The clock comes before it in the list of callbacks.
     """
 
     async_safe = True
@@ -294,10 +287,7 @@ class Progress(keras.callbacks.ProgbarLogger):
 
 
 def verbosity(verbose: str | int) -> int:
-    """Return `verbose` of Keras as a number: `"auto"` is one line per epoch in a pipe.
-
-    Of several processes, the chief prints.
-    """
+    """Return `verbose` of Keras as a number: one line per epoch in a pipe, 0 but for the chief."""
     if not is_chief():
         return 0
     if verbose != "auto":

@@ -273,12 +273,7 @@ def _names(
 
 
 def one_of(labels: Any, outputs: Any) -> Any:
-    """Return, per image, whether the most probable class is one of its labels.
-
-    Args:
-        labels: (batch, classes), above 0 for the right classes.
-        outputs: (batch, classes).
-    """
+    """Return, per image, whether the most probable class is one of its labels (above 0)."""
     best = keras.ops.argmax(outputs, axis=-1)[:, None]
     return keras.ops.cast(keras.ops.take_along_axis(labels, best, axis=-1)[:, 0] > 0, "float32")
 

@@ -66,12 +66,8 @@ def resumable_fit(
     `keras_vitx.data`, and on a GPU for kernels that are deterministic. A finished training
     continues if `epochs` is larger.
 
-    Keras's own callbacks fall short of it: `BackupAndRestore` and `ModelCheckpoint`
-    overwrite a file in place, begin the interrupted epoch anew, and leave out the
-    metrics, the random states of the backend and the best weights; `OrbaxCheckpoint`
-    needs JAX's Orbax. `CSVLogger`, `TensorBoard` and `SwapEMAWeights` can be given as
-    callbacks. A callback continues where it was if it has `get_state()`, which returns
-    JSON values and arrays, and `set_state(state)`; others begin anew.
+    A callback continues where it was if it has `get_state()`, which returns JSON values and
+    arrays, and `set_state(state)`; others begin anew.
 
     At SIGTERM and at Ctrl-C, the step is finished and the state saved; then `SystemExit`
     with code 143, or `KeyboardInterrupt`, is raised.
@@ -88,8 +84,7 @@ def resumable_fit(
         resume: Whether to continue from the last checkpoint in `folder`, if there is one.
         callbacks: As in `fit`. They see the numbers of the whole epoch's steps.
         steps_per_epoch: As in `fit`.
-        class_weight: As in `fit`.
-        verbose: As in `fit`.
+        class_weight, verbose: As in `fit`.
         config: Settings, as JSON values, that a continued training must have in common
             with the one before, such as a recipe.
 
@@ -142,13 +137,10 @@ def resumable_fit(
         while epoch < epochs and not model.stop_training:
             # The rest of an epoch is a call of its own.
             saving.first_step, until = step, epoch + 1 if step else epochs
-            rest, count = batches, steps_per_epoch
-            if steps_per_epoch and epoch * steps + step:
-                # With `steps_per_epoch`, the batches go on from one epoch to the next.
-                rest, count = Window(batches, epoch * steps + step), steps - step
-            elif step:
-                rest = Window(batches, step, steps - step)
-            settings |= {"steps_per_epoch": count, "callbacks": saving}
+            # With `steps_per_epoch`, the batches go on from one epoch to the next.
+            start, count = (epoch * steps + step, None) if steps_per_epoch else (step, steps - step)
+            rest = Window(batches, start, count) if start else batches
+            settings |= {"steps_per_epoch": steps_per_epoch and steps - step, "callbacks": saving}
             model.fit(share_of(rest), initial_epoch=epoch, epochs=until, **settings)
             if until < epochs and not model.stop_training:
                 # The end of `fit` put the moving average in the place of the weights.
@@ -200,16 +192,8 @@ class _Saving(keras.callbacks.CallbackList):
 
     The state is saved, and restored, at the beginning of a step: the callbacks have done their
     work for the step before, and the iterator over the epoch has drawn its random numbers. Of
-    several processes, the chief writes, and each restores.
-
-    Args:
-        folder, keep: As in `resumable_fit`.
-        every: Number of steps between two states; None for one per epoch. The states
-            before the first step and after the last epoch are always written.
-        config: Configuration of the training, written with each state.
-        state: The state to restore at the first step; None for a new training.
-        callbacks: Those with `get_state` and `set_state` are included in the state.
-        **params: As in `keras.callbacks.CallbackList`.
+    several processes, the chief writes, and each restores. The states before the first step and
+    after the last epoch are always written.
     """
 
     def __init__(self, folder, every, keep, config, state, callbacks, **params):
@@ -346,10 +330,6 @@ def write_state(
     """Write the state after `step` steps, then remove the checkpoints before the last `keep`.
 
     The file is safetensors: the arrays of the state, and its JSON values as metadata.
-
-    Raises:
-        OSError: if the disk is full or the folder is not writable; the message names
-            the last good checkpoint.
     """
     path = Path(folder) / f"step-{step:09d}.safetensors"
     arrays: dict[str, np.ndarray] = {}
@@ -395,11 +375,7 @@ def read_state(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_last_state(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """Return the last state in a folder that can be read, or None if there is none.
-
-    Raises:
-        OSError: if there are files, but none of them can be read.
-    """
+    """Return the last state in a folder that can be read; None if there are no files."""
     files = checkpoints_in(folder)
     for path in reversed(files):
         try:
@@ -484,9 +460,6 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[
 
     Values that only one of both has are not compared: an earlier version of the package wrote
     others. Those whose names begin with one of `but` may differ.
-
-    Raises:
-        ValueError: if they differ; the message has the first differences.
     """
     names = [name for name in before if name in now and before[name] != now[name]]
     names = [name for name in names if not name.startswith(tuple(but))]
@@ -531,10 +504,9 @@ def _structure_of(model):
 
 
 def fingerprint(batches: Pipelines) -> dict[str, Any]:
-    """Return values that tell two datasets apart, as JSON.
+    """Return JSON values that tell two datasets of `keras_vitx.data` apart.
 
-    Of files, they cover the labels, names and sizes; of arrays, the labels and all pixels. They
-    are empty for batches that are not of `keras_vitx.data`.
+    Of files, they cover the labels, names and sizes; of arrays, the labels and all pixels.
     """
     found = {}
     for name in ("train", "validation"):

@@ -30,20 +30,8 @@ HELD_OUT = "held_out.txt"
 class Run(keras.callbacks.Callback):
     """The record of a training in its folder; a context, in which no other process may train there.
 
-    `run.json` is written when the training begins and when it ends, also by an error, which
-    leaves the model with its best weights.
-
-    Args:
-        output: The folder, which is created; None writes nothing.
-        resume: Whether it may hold a run, which will be continued.
-
-    Attributes:
-        record: Settings and results, as JSON values.
-        best: The callback that holds the best weights.
-
-    Raises:
-        ValueError: if `output` holds a run without `resume`, or with it one without
-            checkpoints; or if another process trains there.
+    `run.json`, the `record`, is written when the training begins and when it ends, also by an
+    error, which leaves the model with its best weights. Without `output`, nothing is written.
     """
 
     best: KeepBest

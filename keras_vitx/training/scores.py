@@ -78,7 +78,7 @@ class Predictions(NamedTuple):
     Attributes:
         labels: Integers (n,), or 0 and 1 (n, classes) for several labels per image.
         probabilities: (n, classes), at least two.
-        images: The images as the model takes them, or None.
+        images: As the model takes them, or None.
     """
 
     labels: np.ndarray
@@ -94,10 +94,7 @@ def predictions_of(
     Args:
         model: A model that returns the outputs of `task`.
         batches: Batches (images, labels) or (images, labels, weights); weights of 0 are padding.
-        task: The task.
-
-    Raises:
-        ValueError: if the task has no classes.
+        task: The task, which must have classes.
     """
     if task.kind == "regression":
         raise ValueError("`scores` and `wrong` need classes. The task is regression.")
@@ -129,9 +126,6 @@ def scores_of(predictions: Predictions) -> dict[str, float]:
     """Return `"precision"`, `"recall"`, `"f1"` and `"auc"`, each a mean over the classes.
 
     Classes that no image has, or all have, have no area under the curve and are left out.
-
-    Raises:
-        ImportError: if scikit-learn is not installed.
     """
     try:
         from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
@@ -161,11 +155,7 @@ def draw_most_wrong(
     preprocessing: Preprocessing,
     path: str | os.PathLike,
 ) -> Path:
-    """Draw images, with the probabilities of their label and of the predicted class above.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
+    """Draw images, with the probabilities of their label and of the predicted class above."""
     labels, probabilities, images = worst
     titles = []
     for label, row in zip(labels, probabilities, strict=True):

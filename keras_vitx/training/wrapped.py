@@ -12,11 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class InTurn(keras.utils.PyDataset):
-    """An iterable as a dataset: each access returns the next batch, whatever its index.
-
-    Args:
-        batches: An iterable that can be iterated repeatedly.
-    """
+    """An iterable as a dataset: each access returns the next batch, whatever its index."""
 
     in_turn = True
 
@@ -81,13 +77,7 @@ class Wrapped(keras.utils.PyDataset):
             self.batches.set_epoch(epoch)
 
     def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
-        """Return the images and the labels of batch `index` as they should be.
-
-        Args:
-            images: float32 `(batch, height, width, channels)`.
-            labels: An array, or a dictionary of arrays.
-            index: Index of the batch in the epoch.
-        """
+        """Return the images and the labels (an array or several) of batch `index`, changed."""
         raise NotImplementedError
 
     def around(self, batches: Iterable) -> "Wrapped":
@@ -173,13 +163,9 @@ class Window(Wrapped):
 
 
 class Perturbed(Wrapped):
-    """Batches whose images are changed by a function, for evaluation.
+    """Batches whose images are changed by `perturb` of `evaluate`.
 
-    Args:
-        batches: The batches.
-        perturb: A function of the images, the labels and the index of a batch that returns
-            the images.
-        order: Index of the model's output for each label; None if they are the same.
+    `order` holds the index of the model's output for each label; None if they are the same.
     """
 
     def __init__(
