@@ -103,23 +103,22 @@ def main() -> None:
         life(whole, arguments.precision)
         print("| kill | after | last checkpoint |")
         print("|---|---|---|")
-        for kill in range(arguments.kills):
+        for kill in range(1, arguments.kills + 1):
             # On average, the lives together take less than all steps.
             steps = moments.randint(1, round(1.8 * EPOCHS * STEPS / arguments.kills))
             wait = moments.uniform(0, 0.1)
             if life(parts, arguments.precision, steps, wait):
-                print(f"finished before kill {kill + 1}")
+                print(f"finished before kill {kill}")
                 break
             last = int(sorted((parts / "run" / "checkpoints").glob("step-*"))[-1].stem[5:])
             where = f"epoch {last // STEPS + 1}, step {last % STEPS + 1}"
-            print(f"| {kill + 1} | {steps} steps and {wait:.3f} s | {where} |", flush=True)
+            print(f"| {kill} | {steps} steps and {wait:.3f} s | {where} |", flush=True)
         life(parts, arguments.precision)
         one, other = results(whole), results(parts)
         assert one.keys() == other.keys()
         differ = [name for name in one if not np.array_equal(one[name], other[name])]
-        print(
-            f"{os.environ.get('KERAS_BACKEND')}, {arguments.precision}: {len(one)} results, {len(differ)} differ {differ[:5]}"
-        )
+        kind = f"{os.environ.get('KERAS_BACKEND')}, {arguments.precision}"
+        print(f"{kind}: {len(one)} results, {len(differ)} differ {differ[:5]}")
         sys.exit(bool(differ))
 
 
