@@ -30,7 +30,7 @@ ARROWS = {
     "segmentation": {"models", "data", "training"},
     "cli": ALL,
     "api": ALL,
-    **dict.fromkeys(LEAVES, set()),
+    **{room: set() for room in LEAVES},
 }
 
 

@@ -1,5 +1,6 @@
 """`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
 
+import csv
 import math
 from collections.abc import Collection, Sequence
 from fractions import Fraction
@@ -18,7 +19,8 @@ from keras_vitx.cli._models import (
 )
 from keras_vitx.cli._options import Backend, Json, ModelOrFile, Source, Strict, Weights
 from keras_vitx.cli._output import show, show_json
-from keras_vitx.files import check_writable
+from keras_vitx.files import atomic_write, check_writable
+from keras_vitx.text import csv_cell
 
 
 def main(
@@ -127,6 +129,7 @@ def main(
             wrong=wrong,
         )
         counts, names = measures.pop("confusion", None), measures.pop("class_names", None)
+        classes = measures.pop("per_class", None)
         rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
     if changes:
         options = {
@@ -143,7 +146,11 @@ def main(
     if confusion:
         kv.analysis.plot_confusion(counts, names, confusion)
     if per_class:
-        kv.training.write_per_class(counts, names, per_class)
+        with atomic_write(per_class) as path, path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, classes[0])
+            writer.writeheader()
+            for row in classes:
+                writer.writerow({key: csv_cell(value) for key, value in row.items()})
     if json:
         show_json(rows if len(rows) > 1 else rows[0])
     else:

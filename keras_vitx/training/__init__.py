@@ -4,13 +4,9 @@ from keras_vitx import losses as losses
 from keras_vitx.losses import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.losses import SmoothedCrossentropy as SmoothedCrossentropy
 from keras_vitx.renamed import renamed_names as _renamed_names
-from keras_vitx.training.callbacks import CountEpochs as CountEpochs
 from keras_vitx.training.callbacks import KeepBest as KeepBest
 from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.callbacks import Validate as Validate
-from keras_vitx.training.confusion import Confusion as Confusion
-from keras_vitx.training.confusion import per_class as per_class
-from keras_vitx.training.confusion import write_per_class as write_per_class
 from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.devices.replicas import Replicate as Replicate
@@ -23,7 +19,6 @@ from keras_vitx.training.network import set_network as set_network
 from keras_vitx.training.network import set_precision as set_precision
 from keras_vitx.training.optimizer import AdamW as AdamW
 from keras_vitx.training.optimizer import Muon as Muon
-from keras_vitx.training.optimizer import averaged as averaged
 from keras_vitx.training.optimizer import make_optimizer as make_optimizer
 from keras_vitx.training.optimizer import make_schedule as make_schedule
 from keras_vitx.training.rates import find_learning_rate as find_learning_rate

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -13,9 +13,8 @@ from keras_vitx import data
 from keras_vitx.data.batches import EvaluationBatches
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
-from keras_vitx.training.devices import in_use
+from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.wrapped import Wrapped
 
 log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]
@@ -31,50 +30,34 @@ def load_batches(
     targets: Any = None,
     **arguments: Any,
 ) -> tuple[Recipe, data.Pipelines]:
-    """Return the batches of a source, and the recipe for as many images as it has.
+    """Return the recipe for as many images as a source has, and the batches of the source.
 
-    The user's own batches are returned unchanged.
-
-    Args:
-        source: Any source that `data.pipelines` accepts; `data.Pipelines`; or batches: a
-            `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly, such
-            as a `tf.data.Dataset` or a PyTorch `DataLoader`.
-        model: The model that the images are prepared for.
-        recipe: The recipe.
-        fixed: Names of settings that the user has chosen, which do not follow the images.
-        seed: As in `data.pipelines`.
-        targets: As in `data.pipelines`.
-        **arguments: Further arguments of `data.pipelines`.
-
-    Raises:
-        ValueError: if the number of classes of the source is not that of the model's outputs, or
-            one of the arguments is given with the user's own batches.
+    Settings that the user has chosen, `fixed`, do not follow the images. The user's own batches are
+    returned as they are. `seed`, `targets` and the arguments are those of `data.pipelines`.
     """
     _check_repeats(source)
     if isinstance(source, data.Pipelines) or is_batches(source):
-        wrong = [name for name, value in arguments.items() if value not in (None, 1.0, False, 0)]
-        wrong = [name for name in wrong if name != "validation_split"]
-        if wrong:
-            raise ValueError(
-                f"`{wrong[0]}` must not be given with batches, which are used whole. "
-                f"Received: {arguments[wrong[0]]!r}."
-            )
+        for name, value in arguments.items():
+            if name != "validation_split" and value not in (None, 1.0, False, 0):
+                raise ValueError(
+                    f"`{name}` must not be given with batches, which are used whole. "
+                    f"Received: {value!r}."
+                )
+        batches = source
         if not isinstance(source, data.Pipelines):
+            batches = data.Pipelines(source)
             if recipe.mixing is not None:
                 log.warning(
                     "Batches of your own are used as they are, without the augmentation and the "
                     "mixing of the recipe."
                 )
-            source = data.Pipelines(source)
-        _check_range(source.train)
-        batches = source
+        _check_range(batches.train)
     else:
         if not isinstance(source, data.Dataset):
             names = ("validation_split", "strict")
             options = {name: arguments[name] for name in names if name in arguments}
             source = data.load_dataset(source, seed=seed, **options)
-        images = round(source.train.size * arguments.get("fraction", 1.0))
-        recipe = recipe.for_images(images, fixed)
+        recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
         batches = data.pipelines(
             source,
             model,
@@ -83,11 +66,13 @@ def load_batches(
             mixing=recipe.mixing,
             targets=targets,
             seed=seed,
-            pad=on_several_devices(),
+            pad=in_use().replicas > 1,
             **arguments,
         )
         _check_classes(batches.class_names, model.output_shape[-1])
-    size = len(labels_of(batches.train)) * recipe.accumulate_steps
+    size = len(labels_of(batches.train))
+    check_batch(size, in_use())
+    size *= recipe.accumulate_steps
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate is that of the batches that there are.
         recipe = recipe.but(batch_size=size)
@@ -103,37 +88,6 @@ def load_batches(
     return recipe, batches
 
 
-def _check_repeats(source: Any) -> None:
-    if isinstance(source, Iterator):
-        raise ValueError(
-            f"`source` must not be a generator, which ends after one epoch. Received: a "
-            f"{type(source).__name__}. Give a `keras.utils.PyDataset`, a `tf.data.Dataset`, a "
-            "`DataLoader`, or arrays."
-        )
-
-
-def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
-    if names is None or are_numbers(names) or len(names) == outputs:
-        return
-    if len(names) != 2 or outputs != 1:
-        raise ValueError(
-            f"model: it has {outputs} outputs, but the source has {len(names)} classes "
-            f"({shortened(names)}). Create the model with classes={len(names)}."
-        )
-
-
-def _check_range(batches: Any) -> None:
-    """Log a warning if the first batch looks like pixels that are not normalized."""
-    images = keras.tree.flatten(first_of(batches))[0]
-    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
-    if largest > 50:
-        log.warning(
-            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
-            "as they are. Prepare them with `keras_vitx.preprocess_input(images, model)`.",
-            largest,
-        )
-
-
 def evaluation_split(
     source: Any,
     model: keras.Model,
@@ -144,17 +98,7 @@ def evaluation_split(
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names.
 
-    Args:
-        source: As in `load_batches`.
-        model: The model that the images are prepared for.
-        split: Name of the split; None is the first of test, validation and train that
-            the source has. The user's own batches have no splits.
-        batch_size: Images per batch of a source.
-        crop_ratio: Replaces that of the model's preprocessing.
-        **arguments: Further arguments of `data.load_dataset`.
-
-    Raises:
-        ValueError: if the source does not have that split, or batches can't be cropped.
+    The arguments are those of `evaluate`; the further ones, of `data.load_dataset`.
     """
     _check_repeats(source)
     if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
@@ -174,57 +118,43 @@ def evaluation_split(
     split = split or present[0]
     found = getattr(source, split)
     if isinstance(source, data.Dataset):
-        model_input = ModelInput.of(model)
+        spec = ModelInput.of(model)
         if crop_ratio is not None:
-            preprocessing = model_input.preprocessing.but(crop_ratio=crop_ratio)
-            model_input = ModelInput(model_input.input_shape, preprocessing)
-        found = EvaluationBatches(
-            found,
-            model_input,
-            batch_size,
-            on_several_devices(),
-            strict=arguments.get("strict", False),
-        )
+            preprocessing = spec.preprocessing.but(crop_ratio=crop_ratio)
+            spec = ModelInput(spec.input_shape, preprocessing)
+        strict = arguments.get("strict", False)
+        found = EvaluationBatches(found, spec, batch_size, in_use().replicas > 1, strict=strict)
     return split, found, source.class_names
 
 
-class Perturbed(Wrapped):
-    """Batches whose images are changed by a function.
-
-    Args:
-        batches: The batches.
-        perturb: A function of the images, the labels and the index of a batch that returns
-            the images.
-        order: Index of the model's output for each label; None if they are the same.
-
-    Raises:
-        ValueError: if the batches can't be taken by index, or are split between devices.
-    """
-
-    def __init__(
-        self,
-        batches: Any,
-        perturb: Callable[[Any, np.ndarray, int], np.ndarray],
-        order: Sequence[int] | None = None,
-    ):
-        if not isinstance(batches, keras.utils.PyDataset) or on_several_devices():
-            raise ValueError(
-                "`perturb` needs a source or a `keras.utils.PyDataset`, on one device. Received: "
-                f"{type(batches).__name__}."
-            )
-        super().__init__(batches)
-        self.perturb, self.order = perturb, order
-
-    def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
-        outputs = np.asarray(labels)
-        if self.order is not None and outputs.ndim == 1:
-            outputs = np.asarray(self.order)[outputs]
-        return self.perturb(images, outputs, index), labels
+def _check_repeats(source: Any) -> None:
+    if isinstance(source, Iterator):
+        raise ValueError(
+            f"`source` must not be a generator, which ends after one epoch. Received: a "
+            f"{type(source).__name__}. Give a `keras.utils.PyDataset`, a `tf.data.Dataset`, a "
+            "`DataLoader`, or arrays."
+        )
 
 
-def on_several_devices() -> bool:
-    """Return whether each batch is split between devices, in equal parts."""
-    return in_use().replicas > 1
+def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
+    if names is None or are_numbers(names) or len(names) in (outputs, outputs + (outputs == 1)):
+        return
+    raise ValueError(
+        f"model: it has {outputs} outputs, but the source has {len(names)} classes "
+        f"({shortened(names)}). Create the model with classes={len(names)}."
+    )
+
+
+def _check_range(batches: Any) -> None:
+    """Log a warning if the first batch looks like pixels that are not normalized."""
+    images = keras.tree.flatten(first_of(batches))[0]
+    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
+    if largest > 50:
+        log.warning(
+            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
+            "as they are. Prepare them with `keras_vitx.preprocess_input(images, model)`.",
+            largest,
+        )
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:
@@ -253,19 +183,13 @@ def labels_of(batches: Any) -> np.ndarray:
             "source: expected batches (images, labels) or (images, labels, weights), got "
             f"{type(batch).__name__}{f' of {len(batch)}' if hasattr(batch, '__len__') else ''}."
         )
-    labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
-    return np.asarray(labels)
+    return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
 
 
 def steps_of(batches: Any) -> int:
-    """Return the number of batches in an epoch.
-
-    Raises:
-        ValueError: if it is unknown, as for infinite batches.
-    """
+    """Return the number of batches in an epoch; a ValueError, if it is unknown."""
     try:
-        counted = isinstance(batches, keras.utils.PyDataset) and batches.num_batches is not None
-        steps = batches.num_batches if counted else len(batches)
+        steps = getattr(batches, "num_batches", None) or len(batches)
     except TypeError as error:
         raise ValueError(
             f"source: the number of batches is unknown ({error}). Give `steps_per_epoch`."

@@ -18,7 +18,6 @@ from keras_vitx.files import atomic_write
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import averaged, optimizer_of
-from keras_vitx.training.resume import CountEpochs as CountEpochs
 from keras_vitx.training.resume import random_states, set_random_states
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,8 @@ class StopAtNonFinite(keras.callbacks.Callback):
             return
         said = f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
         if hasattr(self.batches, "ids"):
-            self.images = [_plain(i) for i in self.batches.ids(epoch, self.step - 1)]
+            ids = self.batches.ids(epoch, self.step - 1)
+            self.images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
             shown = ", ".join(map(str, self.images[:8]))
             said += f" Its images: {shown}{', ...' if len(self.images) > 8 else ''}."
         error = FloatingPointError(said)
@@ -101,9 +101,10 @@ class KeepBest(keras.callbacks.Callback):
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
         output: Folder for `best.keras` (or `last.keras`) and `history.csv`, each written
-            atomically; made if it is not there. None writes nothing.
+            atomically; made if it is not there. None writes nothing. Of several processes, the
+            chief writes.
         result: `"best"` keeps the best epoch, `"last"` the last one.
-        clock: Adds the learning rate and the speed to the history.
+        clock: A callback before this one, whose `row` is added to that of the history.
         patience: Epochs without a better one after which training ends; None for no end.
 
     Attributes:
@@ -125,10 +126,8 @@ class KeepBest(keras.callbacks.Callback):
     ):
         super().__init__()
         self.set_model(model)
-        self.output = None if output is None else Path(output)
-        self.result = result
-        self.clock = clock
-        self.patience = patience
+        self.output = Path(output) if output is not None and is_chief() else None
+        self.result, self.clock, self.patience = result, clock, patience
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
         self.values = self._current()
@@ -146,22 +145,20 @@ class KeepBest(keras.callbacks.Callback):
         self.rows.append({"epoch": epoch + 1, **logs, **(self.clock.row if self.clock else {})})
         self._write_history()
         with averaged(self.model):
-            self._keep(epoch, logs)
+            values = self._current()
+            if not np.isfinite(logs.get("val_loss", 0.0)):
+                raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
+            if not all(np.isfinite(value).all() for value in values):
+                raise FloatingPointError(f"The weights after epoch {epoch + 1} are not finite.")
+            if self._is_best(logs):
+                self.epoch, self.logs, self.values = epoch + 1, logs, values
+                if self.output is not None:
+                    path = self.output / f"{self.result}.keras"
+                    with atomic_write(path) as temporary, single_process():
+                        self.model.save(temporary)
         if self.patience is not None and epoch + 1 - self.epoch >= self.patience:
             log.info("No epoch was better than epoch %d: the training ends.", self.epoch)
             self.model.stop_training = True
-
-    def _keep(self, epoch, logs):
-        values = self._current()
-        if not np.isfinite(logs.get("val_loss", 0.0)):
-            raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
-        if not all(np.isfinite(value).all() for value in values):
-            raise FloatingPointError(f"The weights after epoch {epoch + 1} are not finite.")
-        if self._is_best(logs):
-            self.epoch, self.logs, self.values = epoch + 1, logs, values
-            if self.output is not None:
-                with atomic_write(self.output / f"{self.result}.keras") as path, single_process():
-                    self.model.save(path)
 
     def restore(self) -> str:
         """Restore the best weights, or those from before training, and return which as text."""
@@ -183,7 +180,7 @@ class KeepBest(keras.callbacks.Callback):
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Return the best epoch, its weights and the history, for a checkpoint."""
+        """Return what a checkpoint holds."""
         return {"epoch": self.epoch, "logs": self.logs, "values": self.values, "rows": self.rows}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -206,7 +203,6 @@ class KeepBest(keras.callbacks.Callback):
 
     def _write_history(self):
         if self.output is not None:
-            self.output.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.output / "history.csv") as path, path.open("w") as file:
                 columns = dict.fromkeys(key for row in self.rows for key in row)
                 writer = csv.DictWriter(file, columns)
@@ -217,8 +213,8 @@ class KeepBest(keras.callbacks.Callback):
 class Clock(keras.callbacks.Callback):
     """Measure the training steps of each epoch, without validation.
 
-    Args:
-        batch_size: Images per step.
+    `row` holds, of the last epoch, the learning rate of its last update, its seconds and its
+    images per second.
     """
 
     # Keras may call it from another thread, so that steps do not wait for their losses.
@@ -228,21 +224,17 @@ class Clock(keras.callbacks.Callback):
         super().__init__()
         self.batch_size = batch_size
         self.seconds_before = 0.0
-        self.steps = 0
         self.row: dict[str, float] = {}
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.start = time.perf_counter()
-        self.first: tuple[int, float] | None = None
-        self.steps = 0
+        self.start, self.steps, self.first = time.perf_counter(), 0, None
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps = max(self.steps, batch + 1)
-        if self.first is None:
-            self.first = batch + 1, time.perf_counter()
+        self.first = self.first or (batch + 1, time.perf_counter())
 
     def on_epoch_end(self, epoch, logs=None):
-        seconds = self._seconds()
+        seconds = self.get_state()["seconds"]
         self.row = {
             "learning_rate": _rate_of_the_last_update(self.model),
             "seconds": round(seconds, 3),
@@ -253,30 +245,22 @@ class Clock(keras.callbacks.Callback):
     @property
     def images_per_second(self) -> float:
         """The rate in this epoch, without the first step, which compiles."""
-        if self.first is None or self.steps <= self.first[0]:
-            return 0.0
         step, start = self.first
         return (self.steps - step) * self.batch_size / max(time.perf_counter() - start, 1e-9)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the seconds of the running epoch, for a checkpoint."""
-        return {"seconds": self._seconds()}
+        """Return what a checkpoint holds: the seconds of the running epoch."""
+        return {"seconds": self.seconds_before + time.perf_counter() - self.start}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from what `get_state` returned."""
         self.seconds_before = state["seconds"]
 
-    def _seconds(self):
-        return self.seconds_before + time.perf_counter() - self.start
-
 
 class Progress(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar, which shows the time left in an epoch, with two more numbers.
+    """Keras's progress bar with the images per second, and the time left before each epoch.
 
-    They are the images per second, and before each epoch the time left in the training.
-
-    Args:
-        clock: The clock, which comes before it in the list of callbacks.
+    The clock comes before it in the list of callbacks.
     """
 
     async_safe = True
@@ -288,9 +272,8 @@ class Progress(keras.callbacks.ProgbarLogger):
 
     def on_epoch_begin(self, epoch, logs=None):
         super().on_epoch_begin(epoch, logs)
-        first, start = self.begun or (epoch, time.perf_counter())
-        self.begun = first, start
-        if epoch > first:
+        self.begun = first, start = self.begun or (epoch, time.perf_counter())
+        if self.verbose and epoch > first:
             seconds = (time.perf_counter() - start) / (epoch - first) * (self.epochs - epoch)
             print(f"{datetime.timedelta(seconds=round(seconds))} left", flush=True)
 
@@ -304,10 +287,7 @@ class Progress(keras.callbacks.ProgbarLogger):
 
 
 def verbosity(verbose: str | int) -> int:
-    """Return `verbose` of Keras as a number: `"auto"` is one line per epoch in a pipe.
-
-    Of several processes, the chief prints.
-    """
+    """Return `verbose` of Keras as a number: one line per epoch in a pipe, 0 but for the chief."""
     if not is_chief():
         return 0
     if verbose != "auto":
@@ -327,11 +307,6 @@ def _rate_of_the_last_update(model):
             return float(keras.ops.convert_to_numpy(schedule(max(step, 0))))
         rate = optimizer.learning_rate
     return float(keras.ops.convert_to_numpy(rate))
-
-
-def _plain(value):
-    """Return an id as a JSON value."""
-    return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
 
 def _variables(model):

@@ -34,17 +34,7 @@ def compile_for(
     """Compile `model` and return the `Evaluator` for validation, without label smoothing.
 
     The optimizer, the loss and the metrics are those of the user's `compile`; without it, or
-    without a loss there, they follow from the recipe, the head and the labels.
-
-    Args:
-        model: The model. It is left as compiled if the user has set all three.
-        recipe: Settings of the optimizer, and the label smoothing.
-        steps: Steps per epoch.
-        labels: A function that returns the labels of a batch; called if there is no loss.
-        distillation: The distillation, if any, which adds the teacher's part to the loss.
-
-    Raises:
-        ValueError: as in `outputs_of` and `task_of`.
+    without a loss there, they follow from the recipe, the head and the labels of a batch.
     """
     own = compile_arguments(model) if compiled_by_user(model) else {}
     own = {name: value for name, value in own.items() if value is not None}
@@ -86,27 +76,18 @@ def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Call
 def class_weights(
     weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
 ) -> dict[int, float] | None:
-    """Return the weights of classes by label.
-
-    Args:
-        weights: By label, or by the name of the class. Others weigh 1.
-        class_names: Names of the classes; None if they have none.
-        classes: Number of classes.
-
-    Raises:
-        ValueError: if there is no such class.
-    """
+    """Return the weights of classes by label, from those by label or name. Others weigh 1."""
     if weights is None:
         return None
+    labels = range(max(classes, 2))
     names = {name: label for label, name in enumerate(class_names or ())}
     found = {}
     for key, weight in weights.items():
         label = names.get(key, key)
-        if isinstance(label, bool) or label not in range(max(classes, 2)):
-            known = list(names) or [f"0..{max(classes, 2) - 1}"]
+        if isinstance(label, bool) or label not in labels:
             raise ValueError(
                 f"`class_weight` must have labels or names of classes as keys. Received: {key!r}. "
-                f"{nearest(str(key), known)}"
+                f"{nearest(str(key), list(names) or [f'0..{labels[-1]}'])}"
             )
         found[int(label)] = float(weight)
     return found

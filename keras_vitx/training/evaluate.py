@@ -14,17 +14,18 @@ from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.renamed import renamed_arguments
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import (
-    Perturbed,
-    SplitName,
-    are_numbers,
-    evaluation_split,
-    labels_of,
-)
-from keras_vitx.training.confusion import Confusion
+from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
+from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, share_of
-from keras_vitx.training.scores import draw_most_wrong, predictions_of, scores_of
+from keras_vitx.training.scores import (
+    Confusion,
+    draw_most_wrong,
+    per_class,
+    predictions_of,
+    scores_of,
+)
 from keras_vitx.training.task import task_of
+from keras_vitx.training.wrapped import Perturbed
 
 # Name of the metric that holds the mean loss per image.
 LOSS = "loss_per_image"
@@ -92,11 +93,6 @@ class Evaluator(keras.Model):
         # Keras's own mean loss includes padding.
         measures["loss"] = measures.pop(LOSS)
         return measures
-
-    @property
-    def images(self) -> int:
-        """Number of images in the last evaluation."""
-        return self.count()
 
 
 @renamed_arguments(part="split")
@@ -168,9 +164,12 @@ def evaluate(
         `"mean_absolute_error"`. With `scores`, also `"precision"`, `"recall"`, `"f1"` and
         `"auc"`. With `confusion`, also `"class_accuracy"`, the mean of the
         accuracies of the classes; `"confusion"`, the counts (classes, classes) of the
-        predicted classes (columns) of the images of each class (rows); and
-        `"class_names"`, the names of both. `keras_vitx.training.per_class` and
-        `keras_vitx.analysis.plot_confusion` show them.
+        predicted classes (columns) of the images of each class (rows), which
+        `keras_vitx.analysis.plot_confusion` draws; `"class_names"`, the names of both; and
+        `"per_class"`, one row per class that has images, of `"class"`, `"images"`, `"accuracy"`
+        (the fraction of its images that were predicted), `"precision"` (the fraction of its
+        predictions that were right, None without predictions) and `"taken for"`, the most
+        frequent wrong prediction, or None.
 
     Raises:
         ValueError: if the model has no classifier, the data do not fit it, `confusion` is
@@ -202,36 +201,47 @@ def evaluate(
         order = order[: len(class_names)]
         outputs = outputs._replace(classes=len(order))
         task = replace(task, outputs=outputs)
+    if perturb is not None:
+        if not isinstance(batches, keras.utils.PyDataset) or in_use().replicas > 1:
+            raise ValueError(
+                "`perturb` needs a source or a `keras.utils.PyDataset`, on one device. Received: "
+                f"{type(batches).__name__}."
+            )
+        batches = Perturbed(batches, perturb, order)
     if getattr(source, "any_of", False):
         metrics = [keras.metrics.MeanMetricWrapper(one_of, name="accuracy")]
     else:
         metrics = task.metrics(top_5=True)
-    if perturb is not None:
-        batches = Perturbed(batches, perturb, order)
-    counts = Confusion(max(outputs.classes, 2)) if confusion else None
+    classes = max(outputs.classes, 2)
+    counts = Confusion(classes) if confusion else None
     if counts is not None:
         if task.kind not in ("classes", "distributions", "binary"):
             raise ValueError(f"`confusion` needs one class per image. The task is {task.kind}.")
         metrics.append(counts)
     normalize = restrict and outputs.kind == "softmax"
-    evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), Speed()
+    evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), _Speed()
     measures = evaluator.measures(batches, verbose, [speed])
-    counted = {"split": split, "images": evaluator.images}
-    counted["images_per_second"] = speed.result(batches)
+    measures = {
+        "split": split,
+        "images": evaluator.count(),
+        "images_per_second": speed.result(len(labels_of(batches))),
+        **measures,
+    }
+    names = _names(output_names, class_names, order, classes)
     if counts is not None:
-        names = _names(output_names, class_names, order, counts.classes)
-        measures |= {"confusion": counts.matrix, "class_names": names}
+        matrix = counts.matrix
+        rows = per_class(matrix, names)
+        measures |= {"confusion": matrix, "class_names": names, "per_class": rows}
     if scores or wrong is not None:
         predicted, worst = predictions_of(evaluator, batches, task)
         if scores:
             measures |= scores_of(predicted)
         if wrong is not None:
-            names = _names(output_names, class_names, order, max(outputs.classes, 2))
             draw_most_wrong(worst, names, ModelInput.of(model).preprocessing, wrong)
-    return {**counted, **measures}
+    return measures
 
 
-class Speed(keras.callbacks.Callback):
+class _Speed(keras.callbacks.Callback):
     """Measure images per second, without the first batch, in which Keras compiles."""
 
     def on_test_begin(self, logs=None):
@@ -240,13 +250,11 @@ class Speed(keras.callbacks.Callback):
     def on_test_batch_end(self, batch, logs=None):
         self.times.append(time.perf_counter())
 
-    def result(self, batches: Any) -> float | None:
-        """Return the images per second of full batches; None for fewer than three batches."""
+    def result(self, batch_size):
         # The last batch may be smaller, and is compiled anew.
         if len(self.times) < 3:
             return None
-        seconds = self.times[-2] - self.times[0]
-        return len(labels_of(batches)) * (len(self.times) - 2) / seconds
+        return batch_size * (len(self.times) - 2) / (self.times[-2] - self.times[0])
 
 
 def _names(
@@ -265,12 +273,7 @@ def _names(
 
 
 def one_of(labels: Any, outputs: Any) -> Any:
-    """Return, per image, whether the most probable class is one of its labels.
-
-    Args:
-        labels: (batch, classes), above 0 for the right classes.
-        outputs: (batch, classes).
-    """
+    """Return, per image, whether the most probable class is one of its labels (above 0)."""
     best = keras.ops.argmax(outputs, axis=-1)[:, None]
     return keras.ops.cast(keras.ops.take_along_axis(labels, best, axis=-1)[:, 0] > 0, "float32")
 

@@ -1,4 +1,4 @@
-"""Pictures of a training and of an evaluation."""
+"""Pictures of a training and of an evaluation; without matplotlib, an ImportError."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from keras_vitx.files import atomic_write
 from keras_vitx.text import needs_extra
 
-# Measurements of time, which are not drawn.
+# Columns of a history that are not drawn.
 TIMES = ("epoch", "seconds", "images_per_second")
 
 
@@ -17,15 +17,8 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) ->
     """Draw the columns of a history by epoch, each with its `val_` column.
 
     Args:
-        rows: The rows of `history.csv`: `epoch`, `loss`, the metrics, `val_...`, and
-            `learning_rate`.
+        rows: The rows of `history.csv`.
         path: Path of the picture; the suffix selects the format (`.png`, `.pdf`).
-
-    Returns:
-        The path.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
     """
     columns = dict.fromkeys(key for row in rows for key in row)
     names = list(dict.fromkeys(c.removeprefix("val_") for c in columns if c not in TIMES))
@@ -48,20 +41,10 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) ->
 def draw_images(
     images: np.ndarray, titles: Sequence[str], path: str | os.PathLike, columns: int = 4
 ) -> Path:
-    """Draw images in rows, each with a title.
-
-    Args:
-        images: (n, height, width, channels), in 0..1.
-        titles: A title per image.
-        path: Path of the picture.
-        columns: Images per row.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
-    rows = -(-len(images) // columns)
-    figure = _figure(2.2 * columns, 2.6 * max(rows, 1))
-    for axis in figure.subplots(max(rows, 1), columns, squeeze=False).flat:
+    """Draw images, (n, height, width, channels) in 0..1, in rows, each with a title."""
+    rows = max(-(-len(images) // columns), 1)
+    figure = _figure(2.2 * columns, 2.6 * rows)
+    for axis in figure.subplots(rows, columns, squeeze=False).flat:
         axis.axis("off")
     for axis, image, title in zip(figure.axes, images, titles, strict=False):
         axis.imshow(image.clip(0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
@@ -72,11 +55,7 @@ def draw_images(
 def draw_rates(
     rates: Sequence[float], losses: Sequence[float], best: float, path: str | os.PathLike
 ) -> Path:
-    """Draw the loss by learning rate, and a line at the best one.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
+    """Draw the loss by learning rate, and a line at the best one."""
     figure = _figure(5, 3)
     axis = figure.subplots()
     axis.semilogx(rates, losses)
@@ -96,7 +75,6 @@ def _figure(width, height):
 
 
 def _written(figure, path):
-    path = Path(path)
     with atomic_write(path) as temporary:
         figure.savefig(temporary)
-    return path
+    return Path(path)

@@ -1,13 +1,11 @@
 """Train a model by a recipe."""
 
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from keras_vitx import data
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, load_batches, steps_of
@@ -25,25 +23,16 @@ from keras_vitx.training.compiling import (
     compile_for,
     compiled_by_user,
 )
-from keras_vitx.training.devices import check_batch, check_devices, is_chief
-from keras_vitx.training.evaluate import Evaluator
+from keras_vitx.training.devices import check_devices
 from keras_vitx.training.head import Head, check_head, match_head, train_head
 from keras_vitx.training.network import set_network
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import fingerprint, resumable_fit
+from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
 from keras_vitx.training.run import Run
 from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
 
-log = logging.getLogger(__name__)
-
-DATA = ("validation_split", "fraction", "sampling", "strict", "workers", "devices")
-"""The arguments of `data.pipelines` that `fit` passes on, and the number of devices expected."""
-
-MOVED = {
-    "optimizer": "Call `model.compile(optimizer, loss, metrics)` before `fit`, which keeps it.",
-    "loss": "Call `model.compile(optimizer, loss, metrics)` before `fit`, which keeps it.",
-    "metrics": "Call `model.compile(optimizer, loss, metrics)` before `fit`, which keeps it.",
-}
+DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
+"""The arguments of `data.pipelines` that `fit` passes on."""
 
 
 def fit(
@@ -102,33 +91,34 @@ def fit(
         OSError: if the data can't be read, or a checkpoint can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
-    arguments, changes = _split(settings)
-    recipe = recipes.get(recipe).but(**changes)
-    _check(model, head, output, resume or save_every)
+    check_devices(settings.pop("devices", None), model)
+    arguments = {name: settings.pop(name) for name in DATA if name in settings}
+    _check(model, head, output, resume or save_every, settings)
+    recipe = recipes.get(recipe).but(**settings)
     distillation = distillation_of(recipe, teacher)
     with Run(output, resume) as run:
-        here = check_devices(arguments.pop("devices", None), model)
         targets = token_labels_of(token_labels, model, source)
         recipe, batches = load_batches(
-            source, model, recipe, changes, targets=targets, seed=seed, **arguments
+            source, model, recipe, settings, targets=targets, seed=seed, **arguments
         )
         class_weight = class_weights(class_weight, batches.class_names, model.output_shape[-1])
         batches = with_targets(batches, model, recipe, distillation, class_weight, seed)
-        labels, steps = labels_of(batches.train), recipe.steps_per_epoch
-        check_batch(len(labels), here)
         set_network(model, recipe)
         done = match_head(model, batches.class_names, head)
-        fitting = {
-            "class_weight": class_weight,
-            "steps_per_epoch": steps,
-            "verbose": verbosity(verbose),
-        }
-        steps = steps or steps_of(batches.train)
-        if recipe.freeze_epochs and not run.continues:
+        labels = labels_of(batches.train)
+        fitting = {"class_weight": class_weight, "verbose": verbosity(verbose)}
+        fitting["steps_per_epoch"] = recipe.steps_per_epoch
+        steps = recipe.steps_per_epoch or steps_of(batches.train)
+        if recipe.freeze_epochs and not (output and checkpoints_in(run.checkpoints)):
             train_head(model, batches.train, recipe, steps, distillation, **fitting)
         plain = compile_for(model, recipe, steps, lambda: labels, distillation)
         check_callbacks(model, callbacks)
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=done, seed=seed)
+        clock = Clock(len(labels))
+        best = run.best = KeepBest(model, output, recipe.result, clock, recipe.patience)
+        ours = [run, clock, StopAtNonFinite(batches.train)]
+        if batches.validation is not None:
+            ours += [Validate(lambda: plain.measures(batches.validation))]
         history = resumable_fit(
             model,
             batches.train,
@@ -137,48 +127,27 @@ def fit(
             save_every=save_every,
             keep=keep,
             resume=resume,
-            callbacks=[*_callbacks(model, batches, recipe, plain, run, fitting), *callbacks],
-            config={"recipe": run.record["recipe"], "seed": seed, "data": fingerprint(batches)},
+            callbacks=[*ours, best, Progress(clock), *callbacks],
+            config={"recipe": recipe.to_dict(), "seed": seed, "data": fingerprint(batches)},
             **fitting,
         )
-        run.best.restore()
+        best.restore()
         history.test = None if batches.test is None else plain.measures(batches.test)
         run.record |= {"test": history.test, "finished": True}
     return history
 
 
-def _callbacks(
-    model: keras.Model,
-    batches: data.Pipelines,
-    recipe: Recipe,
-    plain: Evaluator,
-    run: Run,
-    fitting: Mapping[str, Any],
-) -> Iterator[keras.callbacks.Callback]:
-    """Yield the callbacks of `fit`, in the order of their work at the end of an epoch."""
-    clock = Clock(len(labels_of(batches.train)))
-    yield from (run, clock, StopAtNonFinite(batches.train))
-    if batches.validation is not None:
-        yield Validate(lambda: plain.measures(batches.validation))
-    folder = run.folder if is_chief() else None
-    run.best = KeepBest(model, folder, recipe.result, clock, recipe.patience)
-    yield run.best
-    if fitting["verbose"]:
-        yield Progress(clock)
-
-
-def _check(model: keras.Model, head: str, output: Any, saves: Any) -> None:
+def _check(
+    model: keras.Model, head: str, output: Any, saves: Any, settings: Mapping[str, Any]
+) -> None:
     """Check what can be checked before the data are read."""
+    for name in settings.keys() & {"optimizer", "loss", "metrics"}:
+        raise ValueError(
+            f"`{name}` is no longer an argument of `fit`. Call `model.compile(optimizer, loss, "
+            "metrics)` before `fit`, which keeps it."
+        )
     check_head(head)
     if not compiled_by_user(model):
         outputs_of(model)
     if output is None and saves:
         raise ValueError("`resume` and `save_every` need `output`, the folder of the run.")
-
-
-def _split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `data.pipelines` among `settings`, and the settings of the recipe."""
-    for name in settings.keys() & MOVED.keys():
-        raise ValueError(f"`{name}` is no longer an argument of `fit`. {MOVED[name]}")
-    arguments = {name: value for name, value in settings.items() if name in DATA}
-    return arguments, {name: v for name, v in settings.items() if name not in DATA}

@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import random
+import re
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,16 +27,19 @@ from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.optimizer import optimizer_of
-from keras_vitx.training.wrapped import Wrapped
+from keras_vitx.training.wrapped import Window
 
 log = logging.getLogger(__name__)
 
-SUFFIX = ".safetensors"
 TERMINATED = 128 + signal.SIGTERM
 # Several processes end at the same step: every so many, they ask each other for signals.
 AGREE_EVERY = 10
-# What differs if a finished training is given more epochs.
+# What may differ if a finished training is given more epochs.
 EXTENDED = ("recipe.schedule.", "optimizer.learning_rate")
+# In the configs of Keras objects: names, which Keras numbers, and what depends on the backend.
+NOT_COMPARED = re.compile(
+    r"\.(name|module|registered_name|build_config|inbound_nodes|(input|output)_layers)\b"
+)
 
 
 @renamed_arguments(facts="config")
@@ -63,12 +66,8 @@ def resumable_fit(
     `keras_vitx.data`, and on a GPU for kernels that are deterministic. A finished training
     continues if `epochs` is larger.
 
-    Keras's own callbacks fall short of it: `BackupAndRestore` and `ModelCheckpoint`
-    overwrite a file in place, begin the interrupted epoch anew, and leave out the
-    metrics, the random states of the backend and the best weights; `OrbaxCheckpoint`
-    needs JAX's Orbax. `CSVLogger`, `TensorBoard` and `SwapEMAWeights` can be given as
-    callbacks. A callback continues where it was if it has `get_state()`, which returns
-    JSON values and arrays, and `set_state(state)`; others begin anew.
+    A callback continues where it was if it has `get_state()`, which returns JSON values and
+    arrays, and `set_state(state)`; others begin anew.
 
     At SIGTERM and at Ctrl-C, the step is finished and the state saved; then `SystemExit`
     with code 143, or `KeyboardInterrupt`, is raised.
@@ -76,7 +75,8 @@ def resumable_fit(
     Args:
         model: A compiled model.
         batches: Batches (inputs, targets) or (inputs, targets, weights): a
-            `keras.utils.PyDataset`, or another iterable that `fit` takes.
+            `keras.utils.PyDataset`, or another iterable that `fit` takes. Those of
+            `keras_vitx.data` are told the epoch. On several devices, each computes its share.
         epochs: Number of the last epoch, counted from 1.
         folder: Folder of the checkpoints, `step-*.safetensors`; None saves nothing.
         save_every: Steps between two checkpoints; None for one per epoch.
@@ -84,8 +84,7 @@ def resumable_fit(
         resume: Whether to continue from the last checkpoint in `folder`, if there is one.
         callbacks: As in `fit`. They see the numbers of the whole epoch's steps.
         steps_per_epoch: As in `fit`.
-        class_weight: As in `fit`.
-        verbose: As in `fit`.
+        class_weight, verbose: As in `fit`.
         config: Settings, as JSON values, that a continued training must have in common
             with the one before, such as a recipe.
 
@@ -98,252 +97,83 @@ def resumable_fit(
             those of the checkpoint; the message says in what.
         OSError: if a checkpoint can't be written or read.
     """
-    if save_every is not None and save_every < 1:
-        raise ValueError(f"`save_every` must be at least 1. Received: {save_every}.")
-    checkpoints = None if folder is None else Checkpoints(folder, keep)
-    if checkpoints and checkpoints.files and not resume:
-        raise ValueError(
-            f"{folder} holds the checkpoints of another training. Give `resume=True` to continue "
-            "it, or another folder."
-        )
+    for name, value in (("save_every", save_every), ("keep", keep)):
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be at least 1. Received: {value}.")
+    callbacks = [*callbacks, Replicate()]
     if hasattr(batches, "set_epoch"):
-        callbacks = [CountEpochs(batches), *callbacks]
+        callbacks.insert(0, CountEpochs(batches))
         if steps_per_epoch and steps_per_epoch < len(batches):
             # Such batches are shuffled in each epoch, so each epoch can begin with the first one.
             batches, steps_per_epoch = Window(batches, 0, steps_per_epoch), None
     settings = {"shuffle": False, "verbose": verbose, "class_weight": class_weight}
-    if checkpoints is None:
-        settings |= {"epochs": epochs, "callbacks": [*callbacks, Replicate()]}
-        return model.fit(share_of(batches), steps_per_epoch=steps_per_epoch, **settings)
+    if folder is None:
+        settings |= {"steps_per_epoch": steps_per_epoch, "callbacks": callbacks}
+        return model.fit(share_of(batches), epochs=epochs, **settings)
 
+    folder = Path(folder)
+    if checkpoints_in(folder) and not resume:
+        raise ValueError(
+            f"{folder} holds the checkpoints of another training. Give `resume=True` to continue "
+            "it, or another folder."
+        )
     steps = steps_per_epoch or steps_of(batches)
-    build_training(
-        model, keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))
-    )
+    batch = keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))
+    build_training(model, batch)
     config = {**(config or {}), "steps": steps, "class_weight": class_weight}
-    config = json.loads(json.dumps({**config, **_structure_of(model)}))
-    state = _state_to_continue(model, checkpoints, config, epochs) if resume else None
+    config = flattened(config) | _structure_of(model)
+    state = _state_to_continue(model, folder, config, epochs)
     if is_chief():
-        checkpoints.remove_stale()
+        remove_stale_files(folder)
     all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
     saving = _Saving(
-        checkpoints,
-        save_every,
-        config,
-        state,
-        [*callbacks, Replicate()],
-        add_history=True,
-        add_progbar=verbose != 0,
-        model=model,
-        verbose=verbose,
-        epochs=epochs,
-        steps=steps,
-    )
-    settings["callbacks"] = saving
-    epoch, step = (0, 0) if state is None else (state["epoch"], state["step"])
-
-    def fit_from(epoch: int, step: int, until: int) -> None:
-        rest, count = batches, steps_per_epoch
-        if steps_per_epoch and epoch * steps + step:
-            # With `steps_per_epoch`, the batches go on from one epoch to the next.
-            rest, count = Window(batches, epoch * steps + step), steps - step
-        elif step:
-            rest = Window(batches, step, steps - step)
-        model.fit(
-            share_of(rest), steps_per_epoch=count, initial_epoch=epoch, epochs=until, **settings
-        )
-
+        folder, save_every, keep, config, state, callbacks, add_history=True,
+        add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps,
+    )  # fmt: skip
+    epoch, step = (state["epoch"], state["step"]) if state else (0, 0)
     with saving.signals():
         saving.begin()
         model.stop_training = False
-        if step:
-            saving.first_step = step
-            fit_from(epoch, step, epoch + 1)
-            saving.first_step = 0
-            epoch += 1
-            if epoch < epochs and not model.stop_training:
+        while epoch < epochs and not model.stop_training:
+            # The rest of an epoch is a call of its own.
+            saving.first_step, until = step, epoch + 1 if step else epochs
+            # With `steps_per_epoch`, the batches go on from one epoch to the next.
+            start, count = (epoch * steps + step, None) if steps_per_epoch else (step, steps - step)
+            rest = Window(batches, start, count) if start else batches
+            settings |= {"steps_per_epoch": steps_per_epoch and steps - step, "callbacks": saving}
+            model.fit(share_of(rest), initial_epoch=epoch, epochs=until, **settings)
+            if until < epochs and not model.stop_training:
                 # The end of `fit` put the moving average in the place of the weights.
                 assign(model, saving.at_epoch_end)
-        if epoch < epochs and not model.stop_training:
-            fit_from(epoch, 0, epochs)
+            epoch, step = until, 0
         saving.end()
     return model.history
 
 
-def _state_to_continue(model, checkpoints, config, epochs):
+def _state_to_continue(model, folder, config, epochs):
     """Return the last state after checking and assigning it, or None if there is none."""
-    state = checkpoints.read()
+    state = read_last_state(folder)
     if state is None:
         return None
     more = bool(state.get("finished")) and epochs > state["epochs"]
-    check_same(state["facts"], config, EXTENDED if more else ())
+    # Those of earlier versions are not flat.
+    check_same(flattened(state["facts"]), config, EXTENDED if more else ())
     assign(model, state["arrays"])
     if state.get("finished") and not more:
         state["epoch"] = epochs  # Also if it was stopped early.
-    if state["backend"] != keras.backend.backend():
-        log.warning(
-            "The training began on %s. It continues on %s, but not bit for bit.",
-            state["backend"],
-            keras.backend.backend(),
-        )
+    before, now = state["backend"], keras.backend.backend()
+    if before != now:
+        log.warning("The training on %s continues on %s, but not bit for bit.", before, now)
     if state["epoch"] >= epochs:
-        log.info("The training in %s is finished; its result is loaded.", checkpoints.folder)
+        log.info("The training in %s is finished; its result is loaded.", folder)
     else:
-        log.info(
-            "The training in %s continues with step %d of epoch %d.",
-            checkpoints.folder,
-            state["step"] + 1,
-            state["epoch"] + 1,
-        )
+        epoch, step = state["epoch"] + 1, state["step"] + 1
+        log.info("The training in %s continues with step %d of epoch %d.", folder, step, epoch)
     return state
 
 
-class Checkpoints:
-    """A folder with one file per saved step, of which the last ones are kept.
-
-    A state is a dictionary of JSON values and NumPy arrays, nested as needed. Its file
-    is safetensors: the arrays, and the rest as JSON in the metadata.
-
-    Args:
-        folder: The folder; created when the first state is written.
-        keep: Number of files to keep, at least 1.
-
-    Raises:
-        ValueError: if `keep` is below 1.
-    """
-
-    def __init__(self, folder: str | os.PathLike, keep: int = 3):
-        if keep < 1:
-            raise ValueError(f"`keep` must be at least 1. Received: {keep}.")
-        self.folder, self.keep = Path(folder), keep
-
-    @property
-    def files(self) -> list[Path]:
-        """The files, oldest first."""
-        return sorted(self.folder.glob(f"step-*{SUFFIX}"))
-
-    def write(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state after `step` steps, then remove files beyond the last `keep`.
-
-        Older files are not touched before the new one is complete.
-
-        Raises:
-            OSError: if the disk is full or the folder is not writable; the message names
-                the last good checkpoint.
-        """
-        path = self.folder / f"step-{step:09d}{SUFFIX}"
-        arrays: dict[str, np.ndarray] = {}
-
-        def name_of(array: np.ndarray | np.generic) -> Any:
-            if isinstance(array, np.generic):
-                return array.item()
-            name = str(len(arrays))
-            # `ascontiguousarray` gives a scalar one axis.
-            arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
-            return {"array": name}
-
-        text = json.dumps(state, default=name_of)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as temporary:
-                save_file(arrays, temporary, {"state": text})
-                # safetensors creates files that only their owner can read.
-                temporary.chmod(0o644)
-                # On the disk before the rename, or a power cut could leave an empty file.
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
-        except (OSError, SafetensorError) as error:
-            good = self.files
-            raise OSError(
-                getattr(error, "errno", None) or errno.EIO,
-                f"The checkpoint of step {step} can't be written to {self.folder}: "
-                f"{getattr(error, 'strerror', None) or error}. "
-                + (f"The last good one is {good[-1]}." if good else "There is no earlier one."),
-            ) from error
-        for old in self.files[: -self.keep]:
-            old.unlink()
-        return path
-
-    def read(self) -> dict[str, Any] | None:
-        """Return the last state, or None if there is none.
-
-        A file that can't be read is skipped, and a warning is logged.
-
-        Raises:
-            OSError: if there are files, but none of them can be read.
-        """
-        files = self.files
-        for path in reversed(files):
-            try:
-                return read_state(path)
-            except (OSError, SafetensorError, KeyError, ValueError) as error:
-                log.warning("%s can't be read (%s); the one before it is used.", path, error)
-        if files:
-            raise OSError(f"No checkpoint in {self.folder} can be read.")
-        return None
-
-    def remove_stale(self) -> None:
-        """Remove the checkpoints and files of the run that a killed process left half written."""
-        hidden = [path.name for path in self.folder.glob(".unfinished-*-*")]
-        names = {name.removeprefix(".unfinished-").rpartition("-")[0] for name in hidden}
-        run = ("best.keras", "last.keras", "history.csv", "run.json")
-        for path in (
-            *(self.folder / name for name in names),
-            *(self.folder.parent / name for name in run),
-        ):
-            remove_stale(path)
-
-
-def read_state(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the state in a file of `Checkpoints.write`."""
-    with safe_open(path, "numpy") as file:
-
-        def array_of(value: dict[str, Any]) -> Any:
-            return file.get_tensor(value["array"]) if value.keys() == {"array"} else value
-
-        return json.loads(file.metadata()["state"], object_hook=array_of)
-
-
-def variables_of(model: keras.Model) -> dict[str, Any]:
-    """Return the variables of a training by name: `"weights/0"`, `"optimizer/3"`, ...
-
-    The weights include the states of seed generators; the optimizer's include its step,
-    moments, moving average, accumulated gradients and loss scale; the metrics are those
-    of the running epoch. By position, because the paths of `get_state_tree` hold names that
-    Keras numbers.
-    """
-    groups = {
-        "weights": [*model.trainable_variables, *model.non_trainable_variables],
-        "optimizer": model.optimizer.variables,
-        "metrics": model.metrics_variables,
-    }
-    return {f"{name}/{i}": v for name, group in groups.items() for i, v in enumerate(group)}
-
-
-def arrays_of(model: keras.Model) -> dict[str, np.ndarray]:
-    """Return copies of the values of `variables_of(model)`, also between two steps of `fit`."""
-    # Under JAX, `fit` holds the values outside of the variables.
-    getattr(model, "jax_state_sync", lambda: None)()
-    # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory. By a tensor,
-    # because the value of a variable on several devices may be none.
-    return {
-        name: np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
-        for name, variable in variables_of(model).items()
-    }
-
-
-def assign(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> None:
-    """Assign arrays of `arrays_of` to the variables of a model of the same structure."""
-    for name, variable in variables_of(model).items():
-        variable.assign(arrays[name])
-
-
 class CountEpochs(keras.callbacks.Callback):
-    """Pass the epoch to the batches of `keras_vitx.data`, whose order depends on it.
-
-    Args:
-        dataset: Any dataset; one without `set_epoch` is left alone.
-    """
+    """Pass the epoch to the batches of `keras_vitx.data`, whose order depends on it."""
 
     def __init__(self, dataset: Any):
         super().__init__()
@@ -362,30 +192,21 @@ class _Saving(keras.callbacks.CallbackList):
 
     The state is saved, and restored, at the beginning of a step: the callbacks have done their
     work for the step before, and the iterator over the epoch has drawn its random numbers. Of
-    several processes, the chief writes, and each restores.
-
-    Args:
-        checkpoints: Where the states are written.
-        every: Number of steps between two states; None for one per epoch. The states
-            before the first step and after the last epoch are always written.
-        config: Configuration of the training, written with each state.
-        state: The state to restore at the first step; None for a new training.
-        callbacks: Those with `get_state` and `set_state` are included in the state.
-        **params: As in `keras.callbacks.CallbackList`.
+    several processes, the chief writes, and each restores. The states before the first step and
+    after the last epoch are always written.
     """
 
-    def __init__(self, checkpoints, every, config, state, callbacks, **params):
+    def __init__(self, folder, every, keep, config, state, callbacks, **params):
         super().__init__(callbacks, **params)
-        self.checkpoints, self.every, self.config, self.state = checkpoints, every, config, state
+        self.folder, self.every, self.keep = folder, every, keep
+        self.config, self.state = config, state
         self.stateful = {
             type(callback).__name__: callback
             for callback in callbacks
             if hasattr(callback, "get_state") and hasattr(callback, "set_state")
         }
-        self.epoch = self.first_step = 0
+        self.epoch = self.first_step = self.signal = self.asked = 0
         self.saved: int | None = None
-        self.signal = self.asked = 0
-        self.alone = in_use().processes == 1
         self.last_logs: Mapping[str, float] | None = None
         self.at_epoch_end: Mapping[str, np.ndarray] = {}
 
@@ -414,7 +235,7 @@ class _Saving(keras.callbacks.CallbackList):
     def on_train_batch_begin(self, batch, logs=None):
         batch += self.first_step
         step = self.epoch * self.params["steps"] + batch
-        if self.alone or step % AGREE_EVERY == 0:
+        if in_use().processes == 1 or step % AGREE_EVERY == 0:
             self.asked = all_reduce_max(self.signal)
         if self.state is not None:
             assign(self.model, self.state["arrays"])
@@ -462,51 +283,153 @@ class _Saving(keras.callbacks.CallbackList):
             "callbacks": {name: callback.get_state() for name, callback in self.stateful.items()},
         }
         if is_chief():
-            self.checkpoints.write(step, state)
+            write_state(self.folder, step, state, self.keep)
         self.saved = step
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Let the first SIGTERM or Ctrl-C wait for the end of the step.
-
-        Outside of the main thread, where Python allows no handlers, nothing changes.
-        """
+        """Let the first SIGTERM or Ctrl-C wait for the end of the step; the second acts at once."""
         if threading.current_thread() is not threading.main_thread():
-            yield
+            yield  # Python allows no handlers here.
             return
         # None stands for a handler that isn't Python's.
         before = {n: signal.getsignal(n) or signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGINT)}
 
+        def put_back():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
         def note(number, frame):
             self.signal = number
-            for each, handler in before.items():  # The second one acts at once.
-                signal.signal(each, handler)
-            log.warning(
-                "%s: the training ends after this step. Once more: at once.",
-                signal.Signals(number).name,
-            )
+            put_back()
+            name = signal.Signals(number).name
+            log.warning("%s: the training ends after this step. Once more: at once.", name)
 
         try:
             for number in before:
                 signal.signal(number, note)
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            put_back()
 
     def _stop_if_asked(self):
         if self.asked:
-            files = self.checkpoints.files
+            files = checkpoints_in(self.folder)
             log.warning("The state is saved in %s.", files[-1] if files else "no file")
             raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(TERMINATED)
 
 
-def random_states() -> dict[str, Any]:
-    """Return the states of the generators outside of the model.
+def checkpoints_in(folder: str | os.PathLike) -> list[Path]:
+    """Return the checkpoints in a folder, oldest first."""
+    return sorted(Path(folder).glob("step-*.safetensors"))
 
-    They are those of `random` and of `numpy.random`; under PyTorch also its own, from which a
-    `Dropout` without a seed draws.
+
+def write_state(
+    folder: str | os.PathLike, step: int, state: Mapping[str, Any], keep: int = 3
+) -> Path:
+    """Write the state after `step` steps, then remove the checkpoints before the last `keep`.
+
+    The file is safetensors: the arrays of the state, and its JSON values as metadata.
     """
+    path = Path(folder) / f"step-{step:09d}.safetensors"
+    arrays: dict[str, np.ndarray] = {}
+
+    def name_of(array: np.ndarray | np.generic) -> Any:
+        if isinstance(array, np.generic):
+            return array.item()
+        name = str(len(arrays))
+        # `ascontiguousarray` gives a scalar one axis.
+        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
+        return {"array": name}
+
+    text = json.dumps(state, default=name_of)
+    try:
+        with atomic_write(path) as temporary:
+            save_file(arrays, temporary, {"state": text})
+            # safetensors creates files that only their owner can read.
+            temporary.chmod(0o644)
+            # On the disk before the rename, or a power cut could leave an empty file.
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        good = checkpoints_in(folder)
+        raise OSError(
+            getattr(error, "errno", None) or errno.EIO,
+            f"The checkpoint of step {step} can't be written to {folder}: "
+            f"{getattr(error, 'strerror', None) or error}. "
+            + (f"The last good one is {good[-1]}." if good else "There is no earlier one."),
+        ) from error
+    for old in checkpoints_in(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def read_state(path: str | os.PathLike) -> dict[str, Any]:
+    """Return the state in a file of `write_state`."""
+    with safe_open(path, "numpy") as file:
+
+        def array_of(value: dict[str, Any]) -> Any:
+            return file.get_tensor(value["array"]) if value.keys() == {"array"} else value
+
+        return json.loads(file.metadata()["state"], object_hook=array_of)
+
+
+def read_last_state(folder: str | os.PathLike) -> dict[str, Any] | None:
+    """Return the last state in a folder that can be read; None if there are no files."""
+    files = checkpoints_in(folder)
+    for path in reversed(files):
+        try:
+            return read_state(path)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            log.warning("%s can't be read (%s); the one before it is used.", path, error)
+    if files:
+        raise OSError(f"No checkpoint in {folder} can be read.")
+    return None
+
+
+def remove_stale_files(folder: Path) -> None:
+    """Remove what a killed process left half written: checkpoints, and files of their run."""
+    hidden = [path.name for path in folder.glob(".unfinished-*-*")]
+    for name in {name.removeprefix(".unfinished-").rpartition("-")[0] for name in hidden}:
+        remove_stale(folder / name)
+    for name in ("best.keras", "last.keras", "history.csv", "run.json"):
+        remove_stale(folder.parent / name)
+
+
+def variables_of(model: keras.Model) -> dict[str, Any]:
+    """Return the variables of a training by name: `"weights/0"`, `"optimizer/3"`, ...
+
+    Weights include the states of seed generators; the metrics are those of the running epoch. By
+    position, because the paths of `get_state_tree` hold names that Keras numbers.
+    """
+    groups = {
+        "weights": [*model.trainable_variables, *model.non_trainable_variables],
+        "optimizer": model.optimizer.variables,
+        "metrics": model.metrics_variables,
+    }
+    return {f"{name}/{i}": v for name, group in groups.items() for i, v in enumerate(group)}
+
+
+def arrays_of(model: keras.Model) -> dict[str, np.ndarray]:
+    """Return copies of the values of `variables_of(model)`, also between two steps of `fit`."""
+    # Under JAX, `fit` holds the values outside of the variables.
+    getattr(model, "jax_state_sync", lambda: None)()
+    # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory. By a tensor,
+    # because the value of a variable on several devices may be none.
+    return {
+        name: np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
+        for name, variable in variables_of(model).items()
+    }
+
+
+def assign(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> None:
+    """Assign arrays of `arrays_of` to the variables of a model of the same structure."""
+    for name, variable in variables_of(model).items():
+        variable.assign(arrays[name])
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of `random`, of `numpy.random`, and under PyTorch of its generators."""
     states = {"python": random.getstate(), "numpy": [*np.random.get_state()]}
     if keras.backend.backend() == "torch":
         import torch
@@ -525,88 +448,65 @@ def set_random_states(states: Mapping[str, Any]) -> None:
         import torch
 
         torch.set_rng_state(torch.from_numpy(states["torch"]))
-        if len(states["cuda"]) == torch.cuda.device_count():
+        before, now = len(states["cuda"]), torch.cuda.device_count()
+        if before == now:
             torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in states["cuda"]])
         else:
-            log.warning(
-                "The training was saved with %d GPUs; its random states do not continue on %d.",
-                len(states["cuda"]),
-                torch.cuda.device_count(),
-            )
-
-
-class Window(Wrapped):
-    """A range of batches, which begin again after the last one.
-
-    Args:
-        batches: The batches: a `keras.utils.PyDataset`, whose batch i must not depend on the
-            batches before it; or another iterable, of which those before `start` are skipped.
-        start: Index of the first batch.
-        count: Number of batches; None for as many as `batches` has.
-    """
-
-    def __init__(self, batches: Any, start: int = 0, count: int | None = None):
-        super().__init__(batches)
-        self.start = start
-        self.count = super().num_batches if count is None else count
-        inside = batches
-        while isinstance(inside, Wrapped):
-            inside = inside.batches
-        if isinstance(inside, keras.utils.PyDataset):
-            self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
-            self.max_queue_size = batches.max_queue_size
-        elif start:
-            log.warning(
-                "The first %d batches of the %s are skipped. The training continues bit for bit "
-                "only if they come in the same order as before.",
-                start,
-                type(inside).__name__,
-            )
-            for _ in range(start % (super().num_batches or sys.maxsize)):
-                self._batch(0)
-
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches in the window."""
-        return self.count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        length = super().num_batches
-        index += self.start
-        batch = self._batch(index if length is None else index % length)
-        return tuple(batch) if isinstance(batch, list) else batch
+            log.warning("The random states of %d GPUs do not continue on %d.", before, now)
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[str] = ()) -> None:
-    """Check that the configuration of a training is that of its checkpoint.
+    """Check that the configuration of a training, flat, is that of its checkpoint.
 
-    Args:
-        before: That of the checkpoint. Values that only one of both has are not compared: an
-            earlier version of the package wrote others.
-        now: That of this training.
-        but: Beginnings of the names of values that may differ.
-
-    Raises:
-        ValueError: if they differ; the message has the first differences.
+    Values that only one of both has are not compared: an earlier version of the package wrote
+    others. Those whose names begin with one of `but` may differ.
     """
-    found = [d for d in _differences(before, now, "") if not d[0].startswith(tuple(but))]
-    if found:
-        lines = [f"{name} was {_short(a)}, is now {_short(b)}" for name, a, b in found[:6]]
-        more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
+    names = [name for name in before if name in now and before[name] != now[name]]
+    names = [name for name in names if not name.startswith(tuple(but))]
+    if names:
+        lines = [f"{name} was {before[name]!s:.60}, is now {now[name]!s:.60}" for name in names[:6]]
+        more = f"; and {len(names) - 6} more" if len(names) > 6 else ""
         raise ValueError(
             f"The training can't be resumed, because it is another one: {'; '.join(lines)}{more}. "
             "Begin a new one in another folder; a finished one can be given more epochs."
         )
 
 
-def fingerprint(batches: Pipelines) -> dict[str, Any]:
-    """Return values that tell two datasets apart, as JSON.
+def flattened(value: Any, name: str = "") -> dict[str, Any]:
+    """Return nested JSON values as a flat dictionary, such as `{"recipe.schedule.epochs": 3}`."""
+    if isinstance(value, Mapping):
+        inside = {f"{name}.{key}".lstrip("."): value[key] for key in value}
+        found = {name: "{...}"} if name else {}
+    elif isinstance(value, (list, tuple)):
+        inside = {f"{name}[{index}]": each for index, each in enumerate(value)}
+        found = {name: f"[{len(value)} values]"}
+    else:
+        return {name: value}
+    for key, each in inside.items():
+        found |= flattened(each, key)
+    return found
 
-    Of files, they cover the labels, names and sizes; of arrays, the labels and all pixels. They
-    are empty for batches that are not of `keras_vitx.data`.
+
+def _structure_of(model):
+    """Return the structure of a model, its optimizer and its loss, flat."""
+    objects = {"model": model, "optimizer": optimizer_of(model), "loss": model.loss}
+    found = {}
+    for name, value in objects.items():
+        config = keras.saving.serialize_keras_object(value)
+        found[name] = config["config"] if isinstance(config, dict) else config
+    # The width of integers depends on the backend.
+    found["variables"] = [
+        [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
+        for variable in variables_of(model).values()
+    ]
+    found = flattened(found)
+    return {key: value for key, value in found.items() if not NOT_COMPARED.search(key)}
+
+
+def fingerprint(batches: Pipelines) -> dict[str, Any]:
+    """Return JSON values that tell two datasets of `keras_vitx.data` apart.
+
+    Of files, they cover the labels, names and sizes; of arrays, the labels and all pixels.
     """
     found = {}
     for name in ("train", "validation"):
@@ -624,52 +524,3 @@ def fingerprint(batches: Pipelines) -> dict[str, Any]:
                     digest.update(b"%d" % os.path.getsize(image))
         found[name] = {"images": split.size, "pixels": digest.hexdigest()[:16]}
     return found
-
-
-def _structure_of(model):
-    """Return the structure of the model, its optimizer and its loss, as JSON values."""
-    return {
-        "model": _config_of(model),
-        "variables": [[list(v.shape), _kind(v)] for v in variables_of(model).values()],
-        "optimizer": _config_of(optimizer_of(model)),
-        "loss": model.loss if isinstance(model.loss, str) else _config_of(model.loss),
-    }
-
-
-def _config_of(value):
-    config = keras.saving.serialize_keras_object(value)
-    return _without_names(config["config"] if isinstance(config, dict) else config)
-
-
-def _kind(variable):
-    """Return the dtype of a variable; the width of integers depends on the backend."""
-    dtype = str(variable.dtype)
-    return "int" if "int" in dtype else dtype
-
-
-def _without_names(config):
-    """Return a config without names, which Keras numbers, and what depends on the backend."""
-    dropped = {"name", "module", "registered_name", "build_config", "inbound_nodes"}
-    dropped |= {"input_layers", "output_layers"}
-    if isinstance(config, dict):
-        return {k: _without_names(v) for k, v in config.items() if k not in dropped}
-    if isinstance(config, (list, tuple)):
-        return [_without_names(v) for v in config]
-    return config
-
-
-def _differences(before, now, name):
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in [key for key in before if key in now]:
-            inside = f"{name}.{key}" if name else str(key)
-            yield from _differences(before[key], now[key], inside)
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for i, (a, b) in enumerate(zip(before, now, strict=True)):
-            yield from _differences(a, b, f"{name}[{i}]")
-    elif before != now:
-        yield name, before, now
-
-
-def _short(value):
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

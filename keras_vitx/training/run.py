@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +19,19 @@ from keras_vitx.training.callbacks import KeepBest
 from keras_vitx.training.devices import in_use, is_chief
 from keras_vitx.training.figures import draw_curves
 from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.resume import checkpoints_in
 
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 HELD_OUT = "held_out.txt"
-FILES = ("run.json", "history.csv", "best.keras", "last.keras", CHECKPOINTS)
 
 
 class Run(keras.callbacks.Callback):
     """The record of a training in its folder; a context, in which no other process may train there.
 
-    `run.json` is written when the training begins and when it ends, also by an error, which
-    leaves the model with its best weights.
-
-    Args:
-        output: The folder, which is created; None writes nothing.
-        resume: Whether it may hold a run, which will be continued.
-
-    Attributes:
-        record: Settings and results, as JSON values.
-        best: The callback that holds the best weights.
-
-    Raises:
-        ValueError: if `output` holds a run without `resume`, or with it one without
-            checkpoints; or if another process trains there.
+    `run.json`, the `record`, is written when the training begins and when it ends, also by an
+    error, which leaves the model with its best weights. Without `output`, nothing is written.
     """
 
     best: KeepBest
@@ -52,38 +39,13 @@ class Run(keras.callbacks.Callback):
     def __init__(self, output: str | os.PathLike | None, resume: bool = False):
         super().__init__()
         self.folder = None if output is None else Path(output)
+        self.checkpoints = None if output is None else self.folder / CHECKPOINTS
         self.writes = output is not None and is_chief()
         self.record: dict[str, Any] = {}
         self.held_out: list[str] = []
         self.begun = None
         if self.writes:
             _check_folder(self.folder, resume)
-
-    @property
-    def checkpoints(self) -> Path | None:
-        """The folder of the checkpoints, or None."""
-        return None if self.folder is None else self.folder / CHECKPOINTS
-
-    @property
-    def continues(self) -> bool:
-        """Whether there is a checkpoint to continue from."""
-        return self.folder is not None and any(self.checkpoints.glob("step-*"))
-
-    def describe(
-        self, batches: Pipelines, model: keras.Model, recipe: Recipe, **record: Any
-    ) -> None:
-        """Set what `run.json` says of the training."""
-        self.record = record | {
-            "model": model.name,
-            "recipe": recipe.to_dict(),
-            "devices": in_use().count,
-            "backend": keras.backend.backend(),
-            "keras": keras.__version__,
-            "train_images": batches.train_size,
-            "validation_images": batches.validation_size,
-            "test_images": batches.test_size,
-        }
-        self.held_out = _names_of(batches)
 
     def __enter__(self):
         self.keeps_memory = backend.keep_memory()
@@ -99,20 +61,36 @@ class Run(keras.callbacks.Callback):
                 ) from error
         return self
 
+    def describe(
+        self, batches: Pipelines, model: keras.Model, recipe: Recipe, **record: Any
+    ) -> None:
+        """Set what `run.json` and `held_out.txt` say of the training."""
+        self.record = record | {
+            "model": model.name,
+            "recipe": recipe.to_dict(),
+            "devices": in_use().count,
+            "backend": keras.backend.backend(),
+            "keras": keras.__version__,
+            "train_images": batches.train_size,
+            "validation_images": batches.validation_size,
+            "test_images": batches.test_size,
+        }
+        split = getattr(batches.validation, "split", None)
+        self.held_out = [] if split is None else split.names()
+
     def on_train_begin(self, logs=None):
         self.begun = time.perf_counter()
         if self.writes:
             self.record["seconds"] = read_run(self.folder).get("seconds", 0.0)
-            _write(self.folder, self.record)
+            self._write()
             if self.held_out:
                 with atomic_write(self.folder / HELD_OUT) as path:
                     path.write_text("".join(f"{name}\n" for name in self.held_out), "utf-8")
 
     def __exit__(self, kind, error, traceback):
         try:
-            if self.begun is None:  # Refused before it began: nothing is touched.
-                return
-            if error is not None:
+            # A training that was refused before it began has touched nothing.
+            if error is not None and self.begun is not None:
                 self._stopped(error)
         finally:
             if self.writes:
@@ -125,9 +103,10 @@ class Run(keras.callbacks.Callback):
                 backend.return_memory()
 
     def _stopped(self, error):
+        """Restore the best weights; say which they are, and how to go on."""
         kept = self.best.restore()
         self.record["stopped"] = f"{type(error).__name__}: {error}"
-        files = sorted(self.checkpoints.glob("step-*")) if self.folder else ()
+        files = checkpoints_in(self.checkpoints) if self.folder else ()
         if files:
             kept += f" `resume=True` continues from {files[-1]}."
         if isinstance(error, FloatingPointError):
@@ -144,11 +123,15 @@ class Run(keras.callbacks.Callback):
         seconds = self.record["seconds"] + time.perf_counter() - self.begun
         self.record |= {**self.best.summary(), "seconds": round(seconds, 1)}
         try:
-            _write(self.folder, self.record)
+            self._write()
             if self.best.rows and importlib.util.find_spec("matplotlib"):
                 draw_curves(self.best.rows, self.folder / "curves.png")
         except OSError as error:
             log.warning("run.json and curves.png can't be written: %s", error)
+
+    def _write(self):
+        with atomic_write(self.folder / "run.json") as path:
+            path.write_text(json.dumps(self.record, indent=2) + "\n")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -186,27 +169,13 @@ def held_out(run: str | os.PathLike) -> list[str]:
     return (Path(run) / HELD_OUT).read_text("utf-8").splitlines()
 
 
-def _names_of(batches: Pipelines) -> list[str]:
-    """Return the names of the validation images, if they are known."""
-    split = getattr(batches.validation, "split", None)
-    return [] if split is None else split.names()
-
-
 def _check_folder(folder: Path, resume: bool) -> None:
-    found = _present(folder, FILES)
+    files = ("run.json", "history.csv", "best.keras", "last.keras", CHECKPOINTS)
+    found = {name for name in files if (folder / name).exists()}
     if found and not resume:
         raise ValueError(
             f"`output` already holds a training run, which is left unchanged: {folder}. "
             "Give another folder, or `resume=True` to continue the run."
         )
-    if set(found) - {"run.json"} and CHECKPOINTS not in found:
+    if found - {"run.json"} and CHECKPOINTS not in found:
         raise ValueError(f"`output`: the run in {folder} has no checkpoints to continue from.")
-
-
-def _present(folder: Path, names: Iterable[str]) -> list[str]:
-    return [name for name in names if (folder / name).exists()]
-
-
-def _write(folder: Path, record: dict[str, Any]) -> None:
-    with atomic_write(folder / "run.json") as path:
-        path.write_text(json.dumps(record, indent=2) + "\n")

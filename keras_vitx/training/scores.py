@@ -1,12 +1,13 @@
-"""Scores by scikit-learn, and a picture of the images that are predicted worst."""
+"""What an evaluation says beyond its metrics: confusions, scores, and the worst images."""
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import needs_extra
@@ -16,13 +17,68 @@ from keras_vitx.training.task import Task
 SHOWN = 16
 
 
+class Confusion(keras.metrics.Metric):
+    """Counts of labels and predictions; its result is the mean accuracy over the classes.
+
+    Labels: integers `(batch,)` or `(batch, 1)`, or distributions `(batch, classes)`.
+    Predictions: `(batch, classes)`; with one class, the probability of label 1.
+    """
+
+    def __init__(self, classes: int):
+        super().__init__(name="class_accuracy")
+        self.classes = classes
+        self.counts = self.add_variable((classes, classes), "zeros", name="counts")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels, found = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
+        if found.shape[-1] == 1:
+            found = ops.concatenate([1 - found, found], axis=-1)
+        if len(labels.shape) == 2 and labels.shape[-1] != 1:
+            labels = ops.argmax(labels, axis=-1)
+        labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
+        rows = ops.one_hot(labels, self.classes, dtype="float32")
+        columns = ops.one_hot(ops.argmax(found, axis=-1), self.classes, dtype="float32")
+        if sample_weight is not None:
+            rows *= ops.cast(ops.reshape(sample_weight, (-1, 1)), "float32")
+        self.counts.assign_add(ops.matmul(ops.transpose(rows), columns))
+
+    def result(self):
+        counts = ops.convert_to_tensor(self.counts)
+        images = ops.sum(counts, axis=1)
+        accuracy = ops.diagonal(counts) / ops.maximum(images, 1)
+        return ops.sum(accuracy) / ops.maximum(ops.sum(ops.cast(images > 0, "float32")), 1)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Integers (classes, classes): images of the class of a row, by predicted class."""
+        return np.rint(ops.convert_to_numpy(self.counts)).astype("int64")
+
+
+def per_class(matrix: np.ndarray, class_names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one row per class that has images, as `evaluate` describes them."""
+    rows = []
+    for index in np.flatnonzero(matrix.sum(1)):
+        images, predicted, right = matrix[index].sum(), matrix[:, index].sum(), matrix[index, index]
+        wrong = np.where(np.arange(len(matrix)) == index, 0, matrix[index])
+        rows.append(
+            {
+                "class": class_names[index],
+                "images": int(images),
+                "accuracy": float(right / images),
+                "precision": float(right / predicted) if predicted else None,
+                "taken for": class_names[wrong.argmax()] if wrong.any() else None,
+            }
+        )
+    return rows
+
+
 class Predictions(NamedTuple):
     """The predictions of a classifier.
 
     Attributes:
         labels: Integers (n,), or 0 and 1 (n, classes) for several labels per image.
         probabilities: (n, classes), at least two.
-        images: The images as the model takes them, or None.
+        images: As the model takes them, or None.
     """
 
     labels: np.ndarray
@@ -38,32 +94,28 @@ def predictions_of(
     Args:
         model: A model that returns the outputs of `task`.
         batches: Batches (images, labels) or (images, labels, weights); weights of 0 are padding.
-        task: The task.
-
-    Raises:
-        ValueError: if the task has no classes.
+        task: The task, which must have classes.
     """
     if task.kind == "regression":
         raise ValueError("`scores` and `wrong` need classes. The task is regression.")
+    if isinstance(batches, keras.utils.PyDataset):
+        batches = map(batches.__getitem__, range(len(batches)))
     found, worst = [], None
-    for images, labels, *weights in _each(batches):
-        outputs = task.outputs.probabilities(
-            keras.ops.convert_to_tensor(model.predict_on_batch(images))
-        )
-        values = keras.ops.convert_to_numpy(outputs)
+    for images, labels, *weights in batches:
+        outputs = ops.convert_to_tensor(model.predict_on_batch(images))
+        values = ops.convert_to_numpy(task.outputs.probabilities(outputs))
         if values.shape[1] == 1:
             values = np.concatenate([1 - values, values], axis=1)
-        labels = keras.ops.convert_to_numpy(labels)
+        labels = ops.convert_to_numpy(labels)
         if task.kind == "distributions":
             labels = labels.argmax(-1)
         if task.kind != "multi-label":
             labels = labels.reshape(-1).astype("int64")
-        real = keras.ops.convert_to_numpy(weights[0]) > 0 if weights else slice(None)
-        batch = [each[real] for each in (labels, values, keras.ops.convert_to_numpy(images))]
+        real = ops.convert_to_numpy(weights[0]) > 0 if weights else slice(None)
+        batch = [each[real] for each in (labels, values, ops.convert_to_numpy(images))]
         found.append(batch[:2])
-        batch = (
-            batch if worst is None else [np.concatenate(p) for p in zip(worst, batch, strict=True)]
-        )
+        if worst is not None:
+            batch = [np.concatenate(pair) for pair in zip(worst, batch, strict=True)]
         order = np.argsort(_of_the_label(*batch[:2]), kind="stable")[:SHOWN]
         worst = [each[order] for each in batch]
     every = [np.concatenate(parts) for parts in zip(*found, strict=True)]
@@ -74,25 +126,24 @@ def scores_of(predictions: Predictions) -> dict[str, float]:
     """Return `"precision"`, `"recall"`, `"f1"` and `"auc"`, each a mean over the classes.
 
     Classes that no image has, or all have, have no area under the curve and are left out.
-
-    Raises:
-        ImportError: if scikit-learn is not installed.
     """
     try:
         from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
     except ImportError as error:
         raise ImportError(needs_extra("Scores need scikit-learn", "metrics")) from error
     labels, probabilities = predictions[:2]
-    several = labels.ndim == 2
-    predicted = probabilities > 0.5 if several else probabilities.argmax(-1)
+    predicted = probabilities.argmax(-1)
+    right = labels[:, None] == np.arange(probabilities.shape[1])
+    if labels.ndim == 2:
+        labels = right = labels > 0.5
+        predicted = probabilities > 0.5
     precision, recall, f1, _ = precision_recall_fscore_support(
-        labels > 0.5 if several else labels, predicted, average="macro", zero_division=0
+        labels, predicted, average="macro", zero_division=0
     )
-    right = labels > 0.5 if several else labels[:, None] == np.arange(probabilities.shape[1])
     areas = [
-        roc_auc_score(right[:, c], probabilities[:, c])
-        for c in range(right.shape[1])
-        if 0 < right[:, c].sum() < len(right)
+        roc_auc_score(right[:, index], probabilities[:, index])
+        for index in range(right.shape[1])
+        if 0 < right[:, index].sum() < len(right)
     ]
     auc = float(np.mean(areas)) if areas else float("nan")
     return {"precision": float(precision), "recall": float(recall), "f1": float(f1), "auc": auc}
@@ -104,28 +155,13 @@ def draw_most_wrong(
     preprocessing: Preprocessing,
     path: str | os.PathLike,
 ) -> Path:
-    """Draw images, with the probabilities of their label and of the predicted class above.
-
-    Args:
-        worst: The images and their predictions.
-        class_names: Names of the classes, in the order of the probabilities.
-        preprocessing: That of the images.
-        path: Path of the picture.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
+    """Draw images, with the probabilities of their label and of the predicted class above."""
     labels, probabilities, images = worst
     titles = []
     for label, row in zip(labels, probabilities, strict=True):
-        if labels.ndim == 2:
-            name = int(np.abs(label - row).argmax())
-            titles.append(f"{class_names[name]}: {row[name]:.0%}")
-            continue
-        best = int(row.argmax())
-        titles.append(
-            f"{class_names[label]}: {row[label]:.0%}\n{class_names[best]}: {row[best]:.0%}"
-        )
+        # Of several labels, the one that is predicted worst.
+        shown = [np.abs(label - row).argmax()] if labels.ndim == 2 else [label, row.argmax()]
+        titles.append("\n".join(f"{class_names[index]}: {row[index]:.0%}" for index in shown))
     pixels = images * np.float32(preprocessing.std) + np.float32(preprocessing.mean)
     return draw_images(pixels, titles, path)
 
@@ -135,9 +171,3 @@ def _of_the_label(labels, probabilities):
     if labels.ndim == 2:
         return np.where(labels > 0.5, probabilities, 1 - probabilities).min(-1)
     return probabilities[np.arange(len(labels)), labels]
-
-
-def _each(batches):
-    if isinstance(batches, keras.utils.PyDataset):
-        return (batches[index] for index in range(len(batches)))
-    return iter(batches)

@@ -42,28 +42,20 @@ class Task:
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
     def metrics(self, top_5: bool = False) -> list[keras.metrics.Metric]:
-        """Return new metrics.
-
-        Args:
-            top_5: Whether to include the top-5 accuracy, if there are more than five
-                classes.
-        """
-        top_5 = top_5 and self.outputs.classes > 5
-        if self.kind == "classes":
-            found = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
-            if top_5:
-                found.append(keras.metrics.SparseTopKCategoricalAccuracy(5, "top_5_accuracy"))
-            return found
-        if self.kind == "distributions":
-            found = [keras.metrics.CategoricalAccuracy("accuracy")]
-            if top_5:
-                found.append(keras.metrics.TopKCategoricalAccuracy(5, "top_5_accuracy"))
-            return found
-        if self.kind == "binary":
-            return [keras.metrics.BinaryAccuracy("accuracy")]
-        if self.kind == "multi-label":
-            return [keras.metrics.BinaryAccuracy("binary_accuracy")]
-        return [keras.metrics.MeanAbsoluteError("mean_absolute_error")]
+        """Return new metrics, with the top-5 accuracy if it is asked for and there are classes."""
+        metrics = keras.metrics
+        accuracy, among_five = {
+            "classes": (metrics.SparseCategoricalAccuracy, metrics.SparseTopKCategoricalAccuracy),
+            "distributions": (metrics.CategoricalAccuracy, metrics.TopKCategoricalAccuracy),
+            "binary": (metrics.BinaryAccuracy, None),
+            "multi-label": (metrics.BinaryAccuracy, None),
+            "regression": (metrics.MeanAbsoluteError, None),
+        }[self.kind]
+        names = {"multi-label": "binary_accuracy", "regression": "mean_absolute_error"}
+        found = [accuracy(names.get(self.kind, "accuracy"))]
+        if top_5 and among_five is not None and self.outputs.classes > 5:
+            found.append(among_five(5, "top_5_accuracy"))
+        return found
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:
@@ -77,10 +69,6 @@ def task_of(outputs: Outputs, labels: Any) -> Task:
         ValueError: if head and labels do not match, or do not determine the task.
     """
     labels = np.asarray(labels)
-    return Task(_kind(outputs, labels), outputs)
-
-
-def _kind(outputs: Outputs, labels: np.ndarray) -> Kind:
     classes = outputs.classes
     whole = labels.dtype.kind in "iub" or bool((labels == np.floor(labels)).all())
     in_unit = bool((labels >= 0).all() and (labels <= 1).all())
@@ -88,9 +76,9 @@ def _kind(outputs: Outputs, labels: np.ndarray) -> Kind:
         labels = labels[:, 0]
     if labels.ndim == 1 and classes == 1:
         if outputs.kind == "sigmoid" and in_unit:
-            return "binary"
+            return Task("binary", outputs)
         if outputs.kind == "logits" and labels.dtype.kind == "f":
-            return "regression"
+            return Task("regression", outputs)
     elif labels.ndim == 1 and whole:
         if labels.min() < 0 or labels.max() >= classes:
             raise ValueError(
@@ -99,15 +87,15 @@ def _kind(outputs: Outputs, labels: np.ndarray) -> Kind:
                 f"classes={labels.max() + 1:.0f}; or, if they are numbers to predict, such as "
                 "ages, with classes=1 and classifier_activation=None, and floats as labels."
             )
-        return "classes"
+        return Task("classes", outputs)
     elif labels.ndim == 2 and labels.shape[1] == classes:
         if outputs.kind == "sigmoid" and in_unit:
-            return "multi-label"
+            return Task("multi-label", outputs)
         sums_to_one = in_unit and bool(np.allclose(labels.sum(-1), 1, atol=1e-3))
         if outputs.kind != "sigmoid" and sums_to_one:
-            return "distributions"
+            return Task("distributions", outputs)
         if outputs.kind == "logits" and not (whole and in_unit):
-            return "regression"
+            return Task("regression", outputs)
     raise ValueError(
         f"A head of {classes} outputs ({outputs.kind}) and labels of shape {labels.shape} "
         f"({labels.dtype}, from {labels.min():g} to {labels.max():g}) do not determine a task. "

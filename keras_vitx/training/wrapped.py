@@ -1,11 +1,47 @@
 """Batches that change other batches."""
 
 import copy
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+
+log = logging.getLogger(__name__)
+
+
+class InTurn(keras.utils.PyDataset):
+    """An iterable as a dataset: each access returns the next batch, whatever its index."""
+
+    in_turn = True
+
+    def __init__(self, batches: Iterable):
+        super().__init__(workers=1)
+        self.iterable, self.iterator = batches, iter(())
+
+    def __len__(self) -> int:
+        return len(self.iterable)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches per epoch; None if it is unknown."""
+        try:
+            return len(self.iterable)
+        except TypeError:
+            return None
+
+    def __getitem__(self, index: int) -> Any:
+        batch = next(self.iterator, None)
+        if batch is None:
+            self.iterator = iter(self.iterable)
+            batch = next(self.iterator, None)
+        if batch is None:
+            raise ValueError(
+                "`batches` must be an iterable that can be iterated repeatedly. Received: an empty "
+                f"or exhausted {type(self.iterable).__name__}."
+            )
+        return batch
 
 
 class Wrapped(keras.utils.PyDataset):
@@ -15,8 +51,7 @@ class Wrapped(keras.utils.PyDataset):
 
     Args:
         batches: Batches `(images, labels)` or `(images, labels, weights)`: a
-            `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly. Of the
-            latter, each access returns the next batch, whatever its index.
+            `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly (`InTurn`).
 
     Attributes:
         by_image: Whether `changed` may be given a share of a batch, because it treats each
@@ -27,8 +62,7 @@ class Wrapped(keras.utils.PyDataset):
 
     def __init__(self, batches: Iterable):
         super().__init__(workers=1)
-        self.batches = batches
-        self._turn: Iterator | None = None
+        self.batches = batches if isinstance(batches, keras.utils.PyDataset) else InTurn(batches)
         self._epoch = 0
 
     @property
@@ -43,13 +77,7 @@ class Wrapped(keras.utils.PyDataset):
             self.batches.set_epoch(epoch)
 
     def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
-        """Return the images and the labels of batch `index` as they should be.
-
-        Args:
-            images: float32 `(batch, height, width, channels)`.
-            labels: An array, or a dictionary of arrays.
-            index: Index of the batch in the epoch.
-        """
+        """Return the images and the labels (an array or several) of batch `index`, changed."""
         raise NotImplementedError
 
     def around(self, batches: Iterable) -> "Wrapped":
@@ -64,12 +92,7 @@ class Wrapped(keras.utils.PyDataset):
     @property
     def num_batches(self) -> int | None:
         """Number of batches per epoch; None if the batches inside are endless."""
-        if isinstance(self.batches, keras.utils.PyDataset):
-            return self.batches.num_batches
-        try:
-            return len(self.batches)
-        except TypeError:
-            return None
+        return self.batches.num_batches
 
     def __getitem__(self, index: int) -> tuple:
         images, labels, *weights = self.inside(index)
@@ -77,7 +100,7 @@ class Wrapped(keras.utils.PyDataset):
 
     def inside(self, index: int) -> tuple:
         """Return batch `index` of the batches inside, as arrays."""
-        return keras.tree.map_structure(_as_array, tuple(self._batch(index)))
+        return keras.tree.map_structure(_as_array, tuple(self.batches[index]))
 
     def __iter__(self):
         for index in range(len(self)):
@@ -91,28 +114,74 @@ class Wrapped(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch of the batches inside."""
-        if isinstance(self.batches, keras.utils.PyDataset):
-            self.batches.on_epoch_begin()
+        self.batches.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
         """End an epoch of the batches inside."""
         self._epoch += 1
-        if isinstance(self.batches, keras.utils.PyDataset):
-            self.batches.on_epoch_end()
+        self.batches.on_epoch_end()
 
-    def _batch(self, index):
-        if isinstance(self.batches, keras.utils.PyDataset):
-            return self.batches[index]
-        batch = None if self._turn is None else next(self._turn, None)
-        if batch is None:
-            self._turn = iter(self.batches)
-            batch = next(self._turn, None)
-        if batch is None:
-            raise ValueError(
-                "`batches` must be an iterable that can be iterated repeatedly. Received: an empty "
-                f"or exhausted {type(self.batches).__name__}."
+
+class Window(Wrapped):
+    """A range of batches, which begin again after the last one.
+
+    Args:
+        batches: The batches: a `keras.utils.PyDataset`, whose batch i must not depend on the
+            batches before it; or another iterable, of which those before `start` are skipped.
+        start: Index of the first batch.
+        count: Number of batches; None for as many as `batches` has.
+    """
+
+    def __init__(self, batches: Any, start: int = 0, count: int | None = None):
+        super().__init__(batches)
+        self.start, self.length = start, self.batches.num_batches
+        self.count = self.length if count is None else count
+        if not getattr(self.batches, "in_turn", False):
+            self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
+            self.max_queue_size = batches.max_queue_size
+        elif start:
+            log.warning(
+                "The first %d batches are skipped. The training continues bit for bit only if they "
+                "come in the same order as before.",
+                start,
             )
-        return batch
+            for _ in range(start % (self.length or start + 1)):
+                self.batches[0]
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches in the window."""
+        return self.count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        index += self.start
+        batch = self.batches[index if self.length is None else index % self.length]
+        return tuple(batch) if isinstance(batch, list) else batch
+
+
+class Perturbed(Wrapped):
+    """Batches whose images are changed by `perturb` of `evaluate`.
+
+    `order` holds the index of the model's output for each label; None if they are the same.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        perturb: Callable[[Any, np.ndarray, int], np.ndarray],
+        order: Sequence[int] | None = None,
+    ):
+        super().__init__(batches)
+        self.perturb, self.order = perturb, order
+
+    def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
+        outputs = np.asarray(labels)
+        if self.order is not None and outputs.ndim == 1:
+            outputs = np.asarray(self.order)[outputs]
+        return self.perturb(images, outputs, index), labels
 
 
 def _as_array(value):

@@ -24,7 +24,7 @@ EPOCHS, STEPS = 5, 20
 SAVE_EVERY = 4
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, precision: str) -> None:
     """Train to the end, or until this process is killed."""
     import keras
 
@@ -44,17 +44,17 @@ def train(folder: Path) -> None:
     kv.fit(
         model, (images, np.arange(len(images)) % 4), epochs=EPOCHS, batch_size=8,
         validation_split=0, warmup_epochs=1, ema=0.9, mixup=0.5, cutmix=0.5, clip_norm=1.0,
-        augmentation="random_resized_crop", precision="mixed_float16", output=folder / "run",
+        augmentation="random_resized_crop", precision=precision, output=folder / "run",
         save_every=SAVE_EVERY, resume=True, callbacks=[Count()], verbose=0,
     )  # fmt: skip
 
 
-def life(folder: Path, steps: int | None = None, wait: float = 0.0) -> bool:
+def life(folder: Path, precision: str, steps: int | None = None, wait: float = 0.0) -> bool:
     """Run a process, and kill it some time after a step; return whether it finished."""
     counted = folder / "steps"
     counted.write_text("")
     with (folder / "log").open("a") as log:
-        command = [sys.executable, __file__, "--train", str(folder)]
+        command = [sys.executable, __file__, "--train", folder, "--precision", precision]
         process = subprocess.Popen(command, stdout=log, stderr=log)
         if steps is not None:
             while counted.stat().st_size < steps and process.poll() is None:
@@ -90,34 +90,35 @@ def main() -> None:
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--precision", default="mixed_float16")
     arguments = parser.parse_args()
     if arguments.train is not None:
-        train(arguments.train)
+        train(arguments.train, arguments.precision)
         return
     moments = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
         whole.mkdir()
         parts.mkdir()
-        life(whole)
+        life(whole, arguments.precision)
         print("| kill | after | last checkpoint |")
         print("|---|---|---|")
-        for kill in range(arguments.kills):
+        for kill in range(1, arguments.kills + 1):
             # On average, the lives together take less than all steps.
             steps = moments.randint(1, round(1.8 * EPOCHS * STEPS / arguments.kills))
             wait = moments.uniform(0, 0.1)
-            if life(parts, steps, wait):
-                print(f"finished before kill {kill + 1}")
+            if life(parts, arguments.precision, steps, wait):
+                print(f"finished before kill {kill}")
                 break
             last = int(sorted((parts / "run" / "checkpoints").glob("step-*"))[-1].stem[5:])
             where = f"epoch {last // STEPS + 1}, step {last % STEPS + 1}"
-            print(f"| {kill + 1} | {steps} steps and {wait:.3f} s | {where} |", flush=True)
-        life(parts)
+            print(f"| {kill} | {steps} steps and {wait:.3f} s | {where} |", flush=True)
+        life(parts, arguments.precision)
         one, other = results(whole), results(parts)
         assert one.keys() == other.keys()
         differ = [name for name in one if not np.array_equal(one[name], other[name])]
-        backend = os.environ.get("KERAS_BACKEND")
-        print(f"{backend}: {len(one)} results, {len(differ)} differ {differ[:5]}")
+        kind = f"{os.environ.get('KERAS_BACKEND')}, {arguments.precision}"
+        print(f"{kind}: {len(one)} results, {len(differ)} differ {differ[:5]}")
         sys.exit(bool(differ))
 
 

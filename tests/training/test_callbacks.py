@@ -8,7 +8,7 @@ import pytest
 from harness import array
 
 from keras_vitx import training
-from keras_vitx.training.callbacks import CountEpochs, KeepBest, StopAtNonFinite, Validate
+from keras_vitx.training.callbacks import KeepBest, StopAtNonFinite, Validate
 
 
 def model():
@@ -97,18 +97,6 @@ def test_validation_joins_the_logs():
     logs = {"loss": 1.0}
     Validate(lambda: {"loss": 2.0, "accuracy": 0.5}).on_epoch_end(0, logs)
     assert logs == {"loss": 1.0, "val_loss": 2.0, "val_accuracy": 0.5}
-
-
-def test_epochs_are_counted():
-    class Counting(list):
-        def set_epoch(self, epoch):
-            self.append(epoch)
-
-    dataset = Counting()
-    for epoch in range(3):
-        CountEpochs(dataset).on_epoch_begin(epoch)
-        CountEpochs([]).on_epoch_begin(epoch)
-    assert dataset == [0, 1, 2]
 
 
 @pytest.mark.backend_free

@@ -4,6 +4,9 @@ import pytest
 from test_fit import TEST, TRAIN, VALIDATION, Batched, best_of, crossentropy, ready, small
 
 import keras_vitx as kv
+from keras_vitx.classifier import outputs_of
+from keras_vitx.training.scores import per_class, predictions_of
+from keras_vitx.training.task import task_of
 
 NAMES = ("left", "right", "up", "down", "near", "far", "on", "off")
 
@@ -57,24 +60,17 @@ def test_parts():
         kv.evaluate(model, Batched(*TRAIN), "test")
 
 
-def test_names_of_the_same_images_after_fit():
-    """`evaluate` reproduces the validation results reported by `fit`."""
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_images_that_a_run_held_out(by_name, tmp_path):
+    """`evaluate` gives the validation results of `fit`, by the same fraction or by the names."""
     model = small()
-    history = kv.fit(
-        model,
-        TRAIN,
-        epochs=2,
-        batch_size=16,
-        warmup_epochs=0,
-        augmentation=None,
-        seed=5,
-        validation_split=0.25,
-        verbose=0,
-    ).history
-    found = kv.evaluate(model, TRAIN, validation_split=0.25, seed=5)
-    best = best_of(history)
-    assert found["images"] == 12
-    assert found["loss"] == pytest.approx(history["val_loss"][best], rel=1e-5)
+    split = {"validation_split": 0.25, "seed": 5}
+    settings = {"epochs": 2, "batch_size": 16, "warmup_epochs": 0, "augmentation": None}
+    history = kv.fit(model, TRAIN, output=tmp_path, verbose=0, **settings, **split).history
+    names = kv.training.held_out(tmp_path)
+    found = kv.evaluate(model, TRAIN, **({"validation_split": names} if by_name else split))
+    assert found["images"] == len(names) == 12
+    assert found["loss"] == pytest.approx(history["val_loss"][best_of(history)], rel=1e-5)
 
 
 def test_labels_go_by_name(tmp_path):
@@ -155,50 +151,33 @@ def test_confusion(tmp_path):
     np.testing.assert_array_equal(found["confusion"][:2], expected[np.ix_([0, 2], order)])
     assert not found["confusion"][2].any()
 
-    rows = kv.training.per_class(found["confusion"], found["class_names"])
+    rows = found["per_class"]
     assert [(row["class"], row["images"]) for row in rows] == [("left", 10), ("up", 10)]
     assert rows[0]["accuracy"] == expected[0, 0] / 10
-    kv.training.write_per_class(found["confusion"], found["class_names"], tmp_path / "rows.csv")
-    lines = (tmp_path / "rows.csv").read_text().splitlines()
-    assert lines[0] == "class,images,accuracy,precision,taken for"
-    assert lines[1].startswith("left,10,")
     with pytest.raises(ValueError, match="one class per image"):
         kv.evaluate(small(1, None), (images, labels / 7), confusion=True)
-
-
-def test_confusion_of_one_output():
-    model = small(1, "sigmoid")
-    images, labels = TRAIN
-    found = kv.evaluate(model, Batched(images, labels), confusion=True)
-    hits = (model.predict(ready(images), verbose=0)[:, 0] > 0.5) == labels
-    assert found["confusion"].sum() == 48
-    assert np.trace(found["confusion"]) == hits.sum()
 
 
 def test_scores(tmp_path):
     from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
 
     images, labels = classes_of(30, 3)
-    for model, given in (
-        (small(3), labels),
-        (small(3), np.eye(3, dtype="float32")[labels]),
-        (small(3, None), labels),
-    ):
-        logits = model.predict(ready(images), verbose=0)
-        p = logits if model.layers[-1].activation is keras.activations.softmax else (
-            np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-        )  # fmt: skip
+    one_hot = np.eye(3, dtype="float32")[labels]
+    for activation, given in (("softmax", labels), ("softmax", one_hot), (None, labels)):
+        model = small(3, activation)
+        p = model.predict(ready(images), verbose=0)
+        p = p if activation else np.exp(p) / np.exp(p).sum(-1, keepdims=True)
         found = kv.evaluate(
             model, Batched(images, given, size=8), scores=True, wrong=tmp_path / "wrong.png"
-        ) if hasattr(model, "preprocessing") else None  # fmt: skip
-        best = p.argmax(-1)
-        assert found["precision"] == pytest.approx(
-            precision_score(labels, best, average="macro", zero_division=0)
         )
-        assert found["recall"] == pytest.approx(recall_score(labels, best, average="macro"))
-        assert found["f1"] == pytest.approx(f1_score(labels, best, average="macro"))
-        auc = roc_auc_score(labels, p, multi_class="ovr")
-        assert found["auc"] == pytest.approx(auc, abs=1e-5)
+        averages = {"average": "macro", "zero_division": 0}
+        for name, score in (
+            ("precision", precision_score(labels, p.argmax(-1), **averages)),
+            ("recall", recall_score(labels, p.argmax(-1), **averages)),
+            ("f1", f1_score(labels, p.argmax(-1), **averages)),
+            ("auc", roc_auc_score(labels, p, multi_class="ovr")),
+        ):
+            assert found[name] == pytest.approx(score, abs=1e-5), name
         assert (tmp_path / "wrong.png").stat().st_size > 1000
 
 
@@ -222,38 +201,20 @@ def test_scores_of_two_classes_and_of_several_labels():
 
 
 def test_the_worst_images_are_found():
-    from keras_vitx.classifier import outputs_of
-    from keras_vitx.training.scores import predictions_of
-    from keras_vitx.training.task import task_of
-
     images, labels = classes_of(50, 3)
     model = small(3)
     p = model.predict(ready(images), verbose=0)[np.arange(50), labels]
-    every, worst = predictions_of(
-        model, Batched(images, labels, size=8), task_of(outputs_of(model), labels)
-    )
+    task = task_of(outputs_of(model), labels)
+    every, worst = predictions_of(model, Batched(images, labels, size=8), task)
     assert len(every.labels) == 50
     order = np.argsort(p, kind="stable")[:16]
     np.testing.assert_allclose(worst.images, ready(images)[order])
 
 
 @pytest.mark.backend_free
-def test_held_out_images_are_those_of_the_run(tmp_path):
-    model = small()
-    history = kv.fit(model, TRAIN, output=tmp_path, seed=5, epochs=1, batch_size=16, verbose=0)
-    names = kv.training.held_out(tmp_path)
-    assert len(names) == 4
-    kept = np.array([int(name) for name in names])
-    held = TRAIN[0][kept], TRAIN[1][kept]
-    assert kv.evaluate(model, held)["loss"] == pytest.approx(
-        history.history["val_loss"][0], rel=1e-4
-    )
-
-
-@pytest.mark.backend_free
 def test_rows_per_class():
     matrix = np.array([[3, 1, 0], [0, 0, 0], [0, 0, 2]])
-    assert kv.training.per_class(matrix, ("a", "b", "c")) == [
+    assert per_class(matrix, ("a", "b", "c")) == [
         {"class": "a", "images": 4, "accuracy": 0.75, "precision": 1.0, "taken for": "b"},
         {"class": "c", "images": 2, "accuracy": 1.0, "precision": 1.0, "taken for": None},
     ]

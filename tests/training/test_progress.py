@@ -1,4 +1,4 @@
-"""Progress and curves of a training."""
+"""Speed, progress and curves of a training."""
 
 import sys
 

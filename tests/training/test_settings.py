@@ -84,6 +84,21 @@ def test_the_rate_is_that_of_the_batch_that_is_used():
     assert rate == pytest.approx(5e-4 * 44 / 512)
 
 
+def test_batch_size_is_the_images_of_an_update(caplog):
+    caplog.set_level(logging.INFO)
+    model = small()
+    kv.fit(model, TRAIN, accumulate_steps=2, validation_split=0, **SHORT)
+    assert "6 updates: 2 epochs of 6 batches, 16 images per update" in caplog.text
+    assert model.optimizer.gradient_accumulation_steps == 2
+
+
+def test_one_output_is_the_probability_of_the_second_class():
+    model = small(1, "sigmoid")
+    model.class_names = NAMED
+    (found,) = kv.decode_predictions(np.array([[0.63]]), model=model)
+    assert [(name, round(p, 2)) for _, name, p in found] == [("right", 0.63), ("left", 0.37)]
+
+
 def test_two_trainings_in_one_folder(tmp_path):
     class Second(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
