@@ -47,13 +47,6 @@ for module in pkgutil.iter_modules(cli.__path__):
         app.command(module.name)(importlib.import_module(f"keras_vitx.cli.{module.name}").main)
 
 
-class _Printable(logging.Formatter):
-    """Writes the control characters of a message, such as those in the name of a file."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record), keep="\n")
-
-
 def _without_tilde(argument: str) -> str:
     """Return an argument with the user's folder for `~`, also in `--option=~/path`."""
     option, equals, value = argument.rpartition("=") if argument[:2] == "--" else ("", "", argument)
@@ -63,7 +56,8 @@ def _without_tilde(argument: str) -> str:
 def main() -> None:
     """Run the command line; invalid input gives one line of text and exit code 2."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Printable("%(message)s"))
+    plain = logging.Formatter()
+    handler.format = lambda record: printable(plain.format(record), keep="\n")
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("keras_vitx").setLevel(logging.INFO)
     try:

@@ -6,14 +6,21 @@ from typing import Annotated
 import typer
 
 import keras_vitx as kv
-from keras_vitx.cli._models import is_size, only_sensible_weights, open_model
-from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
+from keras_vitx.cli._options import (
+    Backend,
+    Images,
+    ModelOrFile,
+    Overwrite,
+    Weights,
+    image_files_of,
+    open_model,
+)
 from keras_vitx.cli._output import check_new, say
 
 
 def main(
     model: ModelOrFile,
-    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE")],
+    images: Images,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write, .html.")],
     weights: Weights = None,
     blocks: Annotated[
@@ -34,10 +41,9 @@ def main(
     """
     check_new(output, overwrite)
     chosen = {"blocks": _listed(blocks), "heads": "mean" if heads == "mean" else _listed(heads)}
-    if weights is None and is_size(model):
-        weights = only_sensible_weights(model)
-    network = open_model(model, weights)
-    kv.analysis.explore(network, images, output, limit=limit, **chosen)
+    files = image_files_of(images)
+    network = open_model(model, weights, trained=True)
+    kv.analysis.explore(network, files, output, limit=limit, **chosen)
     say(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
 
 

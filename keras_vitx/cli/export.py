@@ -9,13 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 import keras_vitx as kv
-from keras_vitx.cli._models import is_size, open_model
-from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
+from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights, is_size, open_model
 from keras_vitx.cli._output import say
 from keras_vitx.files import check_writable
-
-FORMATS = Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"]
-PRECISIONS = Literal["float16", "bfloat16", "int8", "int8-static", "int4"]
 
 
 def main(
@@ -23,10 +19,11 @@ def main(
     output: Annotated[Path, typer.Argument(help="File or folder to write.", metavar="PATH")],
     weights: Weights = None,
     format: Annotated[
-        FORMATS | None,
+        Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"] | None,
         typer.Option(
-            help="Default: by the suffix .onnx, .xml, .tflite, .pt2 or .stablehlo; else a "
-            "SavedModel."
+            metavar="FORMAT",
+            help="saved_model, onnx, openvino, litert, torch or stablehlo. Default: by the suffix "
+            ".onnx, .xml, .tflite, .pt2 or .stablehlo; else saved_model.",
         ),
     ] = None,
     preprocessing: Annotated[
@@ -39,20 +36,26 @@ def main(
     serving: Annotated[
         int | None,
         typer.Option(
-            help="A SavedModel for a server, which takes JPEG, PNG or GIF files and returns the "
-            "names and probabilities of this many classes.",
+            help="A SavedModel for a server, from JPEG, PNG or GIF files to the names and "
+            "probabilities of this many classes.",
             metavar="CLASSES",
             min=1,
         ),
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Return logits.")] = False,
     precision: Annotated[
-        PRECISIONS | None,
-        typer.Option(help="Precision of the stored weights. Default: the model's own."),
+        Literal["float16", "bfloat16", "int8", "int8-static", "int4"] | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Stored weights: float16, bfloat16, int8, int8-static or int4. Default: the "
+            "model's.",
+        ),
     ] = None,
     compute_dtype: Annotated[
         Literal["float16", "bfloat16"] | None,
-        typer.Option(help="Products in half precision, for GPUs: ONNX and .pt2 files."),
+        typer.Option(
+            metavar="DTYPE", help="Products in float16 or bfloat16, for GPUs: ONNX, .pt2."
+        ),
     ] = None,
     channels_first: Annotated[
         bool,
@@ -61,22 +64,18 @@ def main(
     calibration: Annotated[
         str | None,
         typer.Option(
-            help="For --precision int8-static: a folder of images like those that the model will "
-            "see, or an .npz with x_train.",
+            help="For int8-static: a folder of images like those that the model will see, or an "
+            ".npz with x_train.",
             metavar="SOURCE",
         ),
     ] = None,
     image_size: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Another image size of a SavedModel, with its own signature. Repeatable.",
-            metavar="HEIGHTxWIDTH",
-        ),
+        typer.Option(help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"),
     ] = None,
     fuse: Annotated[bool, typer.Option(help="Fold scales into weights first.")] = True,
     verify: Annotated[
-        bool,
-        typer.Option(help="Run the result in its own runtime and compare its outputs."),
+        bool, typer.Option(help="Run the result in its own runtime and compare its outputs.")
     ] = True,
     tolerance: Annotated[
         float | None,
@@ -86,9 +85,7 @@ def main(
     imports: Annotated[
         list[str] | None,
         typer.Option(
-            "--import",
-            metavar="MODULE",
-            help="Module that registers custom layers of the model. Repeatable.",
+            "--import", metavar="MODULE", help="Module that registers custom layers. Repeatable."
         ),
     ] = None,
     backend: Backend = None,
@@ -101,9 +98,23 @@ def main(
     require(kind)
     check_writable(output)
     check_free(output, kind, overwrite)
-    sizes = [_size(text, "--image-size") for text in image_size or ()]
     if pixels and not preprocessing:
         raise ValueError("`--pixels` needs `--preprocessing`.")
+    options = {
+        "preprocessing": _size(pixels, "--pixels") if pixels else preprocessing,
+        "image_sizes": [_size(text, "--image-size") for text in image_size or ()],
+        "outputs": "logits" if logits else None,
+        "serving": serving or False,
+        "precision": precision,
+        "compute_dtype": compute_dtype,
+        "data_format": "channels_first" if channels_first else "channels_last",
+        "calibration": calibration,
+        "fuse": fuse,
+        "verify": verify,
+        "tolerance": tolerance,
+        "overwrite": overwrite,
+        "imports": imports or (),
+    }
     if is_size(model) and weights is None:
         raise ValueError(
             f"{model} is a size, which has no weights. Give `--weights`, or `--weights none` to "
@@ -114,25 +125,7 @@ def main(
         sys.path.append(os.getcwd())
     for module in imports or ():
         importlib.import_module(module)
-    network = open_model(model, weights)
-    exported = kv.export(
-        network,
-        output,
-        kind.name,
-        preprocessing=_size(pixels, "--pixels") if pixels else preprocessing,
-        outputs="logits" if logits else None,
-        serving=serving or False,
-        precision=precision,
-        compute_dtype=compute_dtype,
-        data_format="channels_first" if channels_first else "channels_last",
-        calibration=calibration,
-        image_sizes=sizes,
-        fuse=fuse,
-        verify=verify,
-        tolerance=tolerance,
-        overwrite=overwrite,
-        imports=imports or (),
-    )
+    exported = kv.export(open_model(model, weights), output, kind.name, **options)
     shape = exported.inputs.get("images", {}).get("shape")
     sides = ", ".join("any" if side is None else str(side) for side in shape or ())
     say(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")
@@ -149,5 +142,5 @@ def _size(text: str, option: str) -> tuple[int, int]:
     """Return a height and a width, written as HEIGHTxWIDTH."""
     sides = text.lower().split("x")
     if len(sides) != 2 or not all(side.isdecimal() for side in sides):
-        raise ValueError(f"`{option}` should be HEIGHTxWIDTH, such as 256x192, not {text!r}.")
+        raise ValueError(f"`{option}` must be HEIGHTxWIDTH, such as 256x192. Received: {text!r}.")
     return int(sides[0]), int(sides[1])
