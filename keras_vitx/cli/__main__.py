@@ -1,10 +1,13 @@
 """The command line `keras-vitx`, also `python -m keras_vitx.cli`."""
 
-import importlib
+import contextlib
+import functools
+import importlib.util
 import logging
 import os
 import pkgutil
 import sys
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -42,9 +45,42 @@ def options(
     """Vision transformers with modified attention."""
 
 
+def _after_keras(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that first imports Keras, without TensorFlow's start-up log.
+
+    No setting silences that log, which native code writes; so standard error is closed meanwhile.
+    """
+    name = command.__module__.rpartition(".")[2]
+
+    @functools.wraps(command)
+    def run(*args, **kwargs):
+        with _without_native_log():
+            import keras  # noqa: F401 - with the backend of `--backend`
+
+            # Keras imports it under any backend, to set a seed.
+            if name in ("demo", "export", "train") and importlib.util.find_spec("tensorflow"):
+                import tensorflow  # noqa: F401
+        return command(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def _without_native_log() -> Iterator[None]:
+    saved = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
 for module in pkgutil.iter_modules(cli.__path__):
     if not module.name.startswith("_"):
-        app.command(module.name)(importlib.import_module(f"keras_vitx.cli.{module.name}").main)
+        command = importlib.import_module(f"keras_vitx.cli.{module.name}").main
+        app.command(module.name)(_after_keras(command))
 
 
 def _without_tilde(argument: str) -> str:

@@ -49,7 +49,7 @@ def main(
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
-    """Convert weights between PyTorch and Keras files, and report what was done."""
+    """Convert weights between PyTorch and Keras files."""
     if not output.name.endswith(KINDS):
         raise ValueError(f"`--output` must end in one of {', '.join(KINDS)}. Received: {output}.")
     check_new(output, overwrite)

@@ -24,7 +24,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
     backend: Backend = None,
 ) -> None:
-    """Fine-tune the shipped checkpoint, plot its attention and export it."""
+    """Fine-tune a checkpoint, plot its attention, export it."""
     import keras
 
     started = time.perf_counter()

@@ -35,9 +35,9 @@ def main(
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
-    """Write one HTML page that shows where the attention of a model looks.
+    """Write an HTML page that shows where a model looks.
 
-    The page opens without a server and without a network.
+    The page is one file, which opens without a server and without a network.
     """
     check_new(output, overwrite)
     chosen = {"blocks": _listed(blocks), "heads": "mean" if heads == "mean" else _listed(heads)}

@@ -90,7 +90,7 @@ def main(
     ] = None,
     backend: Backend = None,
 ) -> None:
-    """Write a model for TensorFlow, ONNX, OpenVINO, LiteRT, PyTorch or StableHLO."""
+    """Write a file that runs without this package."""
     from keras_vitx.export.formats import format_named, format_of, require
     from keras_vitx.export.write import check_free
 

@@ -59,7 +59,7 @@ def main(
     csv: Csv = False,
     backend: Backend = None,
 ) -> None:
-    """Classify images and print, or write to a file, the most probable classes of each.
+    """Print, or write to a file, the classes of images.
 
     An image that can't be decoded is reported and skipped, and the exit code is 1.
     """
