@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from keras_vitx import __version__, cli
 from keras_vitx.cli._output import say
@@ -36,10 +37,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Vision transformers with modified attention."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 import keras_vitx as kv
 from keras_vitx import backend
@@ -22,7 +22,7 @@ def _choose(wanted: str | None) -> str | None:
 
 Backend = Annotated[
     Literal["tensorflow", "jax", "torch"] | None,
-    typer.Option(
+    Option(
         callback=_choose,
         metavar="BACKEND",
         help="tensorflow, jax or torch. Default: KERAS_BACKEND, else an installed one.",
@@ -30,7 +30,7 @@ Backend = Annotated[
 ]
 ModelOrFile = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="A size such as CaiT_XXS24 (see `keras-vitx list`), a .keras file, a folder "
         "written by `kv.save`, or hf://owner/repo.",
         metavar="MODEL",
@@ -38,7 +38,7 @@ ModelOrFile = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="WEIGHTS",
         help="Weights of a size: imagenet, a checkpoint's name, hf://owner/repo, a file, or none "
         "for random weights.",
@@ -46,7 +46,7 @@ Weights = Annotated[
 ]
 Source = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="fashion_mnist (the shipped sample), a folder with one sub-folder per class, "
         "tfds:NAME, or an .npz with x_train, y_train, x_test, y_test.",
         metavar="SOURCE",
@@ -54,15 +54,15 @@ Source = Annotated[
 ]
 Images = Annotated[
     list[Path],
-    typer.Argument(
+    Argument(
         help="Image files, and folders whose images are taken, those of sub-folders too.",
         metavar="IMAGE|FOLDER",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Csv = Annotated[bool, Option("--csv", help="Print CSV.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace an existing output.")]
+Strict = Annotated[bool, Option("--strict", help="Stop at an image that can't be decoded.")]
 
 
 def is_size(model: str) -> bool:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend, Overwrite
@@ -19,17 +19,17 @@ KINDS = (".weights.h5", ".keras", ".safetensors", ".pth")
 def main(
     file: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A weights file (.safetensors, .pth, .weights.h5, .keras, ...), the name of a "
             "checkpoint, or hf://owner/repo."
         ),
     ],
     model: Annotated[
-        str, typer.Option(help="The size to which the weights belong (see `keras-vitx list`).")
+        str, Option(help="The size to which the weights belong (see `keras-vitx list`).")
     ],
     output: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="The file to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
@@ -38,13 +38,11 @@ def main(
     ],
     image_size: Annotated[
         int | None,
-        typer.Option(
-            help="Side of the images in pixels. Default: that of the file, else of the size."
-        ),
+        Option(help="Side of the images in pixels. Default: that of the file, else of the size."),
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option(help="Number of classes; 0 omits the head. Default: that of the file.", min=0),
+        Option(help="Number of classes; 0 omits the head. Default: that of the file.", min=0),
     ] = None,
     overwrite: Overwrite = False,
     backend: Backend = None,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import typer
+from typer import Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend
@@ -18,10 +18,10 @@ PICTURES = 6
 
 def main(
     output: Annotated[
-        Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")
+        Path | None, Option(help="Folder for the results. Default: a new one under runs/.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
+    epochs: Annotated[int, Option(help="Passes over the training images.", min=1)] = 1,
+    seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
     backend: Backend = None,
 ) -> None:
     """Fine-tune a checkpoint, plot its attention, export it."""

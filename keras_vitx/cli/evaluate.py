@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import (
@@ -28,56 +28,54 @@ def main(
     weights: Weights = None,
     split: Annotated[
         Literal["test", "validation", "train"] | None,
-        typer.Option(
+        Option(
             "--split",
             "--part",
             metavar="SPLIT",
             help="test, validation or train. Default: the first of these that there is.",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 64,
+    batch_size: Annotated[int, Option(help="Images per batch.", min=1)] = 64,
     crop_ratio: Annotated[
         list[float] | None,
-        typer.Option(
+        Option(
             help="Fraction of the resized image that is cropped; above 1, it is padded. Repeat to "
             "compare several. Default: the model's."
         ),
     ] = None,
     confusion: Annotated[
-        Path | None, typer.Option(help="Picture of which classes are taken for which.")
+        Path | None, Option(help="Picture of which classes are taken for which.")
     ] = None,
-    per_class: Annotated[Path | None, typer.Option(help="CSV with one row per class.")] = None,
+    per_class: Annotated[Path | None, Option(help="CSV with one row per class.")] = None,
     scores: Annotated[
-        bool,
-        typer.Option("--scores", help="Also precision, recall, F1 and AUC, over all classes."),
+        bool, Option("--scores", help="Also precision, recall, F1 and AUC, over all classes.")
     ] = False,
     wrong: Annotated[
-        Path | None, typer.Option(help="Picture of the images that are predicted worst.")
+        Path | None, Option(help="Picture of the images that are predicted worst.")
     ] = None,
     real: Annotated[
         Path | None,
-        typer.Option(help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."),
+        Option(help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."),
     ] = None,
     restrict: Annotated[
-        bool,
-        typer.Option("--restrict", help="Predict the source's classes only (ImageNet-A, -R)."),
+        bool, Option("--restrict", help="Predict the source's classes only (ImageNet-A, -R).")
     ] = False,
     perturb: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="KIND=STRENGTH",
             help="Also evaluate on perturbed images: occlude=0.25, fgsm=1/255, pgd=1/255, "
             "noise=10, shot_noise=1/60 or blur=1. Repeatable.",
         ),
     ] = None,
     runs: Annotated[
-        int, typer.Option(help="Evaluations of each random perturbation.", min=1, max=10)
+        int, Option(help="Evaluations of each random perturbation.", min=1, max=10)
     ] = 1,
     validation_split: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Fraction of a source without splits that is measured. Default: what the model's "
-            "run held out of it, else all.",
+            "run held out of it, else all."
         ),
     ] = None,
     strict: Strict = False,

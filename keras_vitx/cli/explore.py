@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import (
@@ -21,17 +21,15 @@ from keras_vitx.cli._output import check_new, say
 def main(
     model: ModelOrFile,
     images: Images,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write, .html.")],
+    output: Annotated[Path, Option("--output", "-o", help="The page to write, .html.")],
     weights: Weights = None,
     blocks: Annotated[
-        str | None,
-        typer.Option(help="Blocks whose maps are shown, such as 0,11,23. Default: all."),
+        str | None, Option(help="Blocks whose maps are shown, such as 0,11,23. Default: all.")
     ] = None,
     heads: Annotated[
-        str | None,
-        typer.Option(help="Heads whose maps are shown, such as 0,1, or mean. Default: all."),
+        str | None, Option(help="Heads whose maps are shown, such as 0,1, or mean. Default: all.")
     ] = None,
-    limit: Annotated[float, typer.Option(help="The largest size of the page, in MB.")] = 15.0,
+    limit: Annotated[float, Option(help="The largest size of the page, in MB.")] = 15.0,
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights, is_size, open_model
@@ -16,36 +16,35 @@ from keras_vitx.files import check_writable
 
 def main(
     model: ModelOrFile,
-    output: Annotated[Path, typer.Argument(help="File or folder to write.", metavar="PATH")],
+    output: Annotated[Path, Argument(help="File or folder to write.", metavar="PATH")],
     weights: Weights = None,
     format: Annotated[
         Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"] | None,
-        typer.Option(
+        Option(
             metavar="FORMAT",
             help="saved_model, onnx, openvino, litert, torch or stablehlo. Default: by the suffix "
             ".onnx, .xml, .tflite, .pt2 or .stablehlo; else saved_model.",
         ),
     ] = None,
     preprocessing: Annotated[
-        bool, typer.Option("--preprocessing", help="Take pixels, and resize and normalize inside.")
+        bool, Option("--preprocessing", help="Take pixels, and resize and normalize inside.")
     ] = False,
     pixels: Annotated[
-        str | None,
-        typer.Option(help="Size of the pixels for --preprocessing.", metavar="HEIGHTxWIDTH"),
+        str | None, Option(help="Size of the pixels for --preprocessing.", metavar="HEIGHTxWIDTH")
     ] = None,
     serving: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="A SavedModel for a server, from JPEG, PNG or GIF files to the names and "
             "probabilities of this many classes.",
             metavar="CLASSES",
             min=1,
         ),
     ] = None,
-    logits: Annotated[bool, typer.Option("--logits", help="Return logits.")] = False,
+    logits: Annotated[bool, Option("--logits", help="Return logits.")] = False,
     precision: Annotated[
         Literal["float16", "bfloat16", "int8", "int8-static", "int4"] | None,
-        typer.Option(
+        Option(
             metavar="DTYPE",
             help="Stored weights: float16, bfloat16, int8, int8-static or int4. Default: the "
             "model's.",
@@ -53,17 +52,14 @@ def main(
     ] = None,
     compute_dtype: Annotated[
         Literal["float16", "bfloat16"] | None,
-        typer.Option(
-            metavar="DTYPE", help="Products in float16 or bfloat16, for GPUs: ONNX, .pt2."
-        ),
+        Option(metavar="DTYPE", help="Products in float16 or bfloat16, for GPUs: ONNX, .pt2."),
     ] = None,
     channels_first: Annotated[
-        bool,
-        typer.Option("--channels-first", help="Take images (batch, channels, height, width)."),
+        bool, Option("--channels-first", help="Take images (batch, channels, height, width).")
     ] = False,
     calibration: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="For int8-static: a folder of images like those that the model will see, or an "
             ".npz with x_train.",
             metavar="SOURCE",
@@ -71,20 +67,20 @@ def main(
     ] = None,
     image_size: Annotated[
         list[str] | None,
-        typer.Option(help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"),
+        Option(help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"),
     ] = None,
-    fuse: Annotated[bool, typer.Option(help="Fold scales into weights first.")] = True,
+    fuse: Annotated[bool, Option(help="Fold scales into weights first.")] = True,
     verify: Annotated[
-        bool, typer.Option(help="Run the result in its own runtime and compare its outputs.")
+        bool, Option(help="Run the result in its own runtime and compare its outputs.")
     ] = True,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Largest accepted difference, relative to the largest output.", min=0),
+        Option(help="Largest accepted difference, relative to the largest output.", min=0),
     ] = None,
     overwrite: Overwrite = False,
     imports: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--import", metavar="MODULE", help="Module that registers custom layers. Repeatable."
         ),
     ] = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend, Csv, Json, class_names_of, is_size, open_model
@@ -17,27 +18,25 @@ from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
             "`kv.save` or hf://owner/repo for all that is known of it.",
             metavar="[NAME]...",
         ),
     ] = None,
     weights: Annotated[
-        bool, typer.Option("--weights", help="List checkpoints, by their name or the size's.")
+        bool, Option("--weights", help="List checkpoints, by their name or the size's.")
     ] = False,
     recipes: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--recipes",
             help="List recipes; print one, by its name or the folder of a run; compare two.",
         ),
     ] = False,
     damaged: Annotated[
         bool,
-        typer.Option(
-            "--damaged", help="List the images, of files and folders, that can't be decoded."
-        ),
+        Option("--damaged", help="List the images, of files and folders, that can't be decoded."),
     ] = False,
     json: Json = False,
     csv: Csv = False,

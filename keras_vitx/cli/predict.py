@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import (
@@ -39,20 +40,18 @@ def main(
     model: ModelOrFile,
     images: Images,
     weights: Weights = None,
-    top: Annotated[int, typer.Option(help="Number of classes per image.", min=1)] = 5,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
+    top: Annotated[int, Option(help="Number of classes per image.", min=1)] = 5,
+    batch_size: Annotated[int, Option(help="Images per batch.", min=1)] = 32,
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output", "-o", help="File to write, a line per image: .csv, or .jsonl (JSON lines)."
         ),
     ] = None,
     overwrite: Overwrite = False,
     trust: Annotated[
         bool,
-        typer.Option(
-            "--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."
-        ),
+        Option("--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."),
     ] = False,
     strict: Strict = False,
     json: Json = False,

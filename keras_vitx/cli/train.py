@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
+from typer import Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import (
@@ -53,7 +54,7 @@ def main(
     weights: Weights = None,
     argument: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--with",
             metavar="NAME=VALUE",
             help="Argument of a size, such as drop_path=0.2. Repeatable.",
@@ -61,13 +62,13 @@ def main(
     ] = None,
     recipe: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="RECIPE", help=f"{', '.join(RECIPES)}; or the folder of a run, for its recipe."
         ),
     ] = "finetune",
     change: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="NAME=VALUE",
             help="Setting of the recipe, such as mixup=0.2, freeze_epochs=2, patience=5 or "
@@ -75,59 +76,52 @@ def main(
         ),
     ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Try the recipe on a few images, in a few steps.")
+        bool, Option("--smoke", help="Try the recipe on a few images, in a few steps.")
     ] = False,
     teacher: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="A model whose predictions are learned, too."),
+        str | None, Option(metavar="MODEL", help="A model whose predictions are learned, too.")
     ] = None,
     head: Annotated[
         Literal["match", "keep", "fresh"],
-        typer.Option(
+        Option(
             metavar="HOW",
             help="match a trained head to the class names of the data, keep it, or begin with a "
             "fresh one.",
         ),
     ] = "match",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    epochs: Annotated[int | None, Option(help="Passes over the training images.")] = None,
+    batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
+    learning_rate: Annotated[float | None, Option(help="Peak learning rate.")] = None,
     precision: Annotated[
         Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
-        typer.Option(
-            metavar="POLICY",
-            help="float32, mixed_bfloat16 or mixed_float16. Default: the model's.",
+        Option(
+            metavar="POLICY", help="float32, mixed_bfloat16 or mixed_float16. Default: the model's."
         ),
     ] = None,
     find_rate: Annotated[
         Path | None,
-        typer.Option(help="Do not train: print the best learning rate, and draw the losses here."),
+        Option(help="Do not train: print the best learning rate, and draw the losses here."),
     ] = None,
     class_weight: Annotated[
         str | None,
-        typer.Option(metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."),
+        Option(metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."),
     ] = None,
     balanced: Annotated[
-        bool, typer.Option("--balanced", help="Draw images of each class equally often.")
+        bool, Option("--balanced", help="Draw images of each class equally often.")
     ] = False,
     image_size: Annotated[
-        int | None,
-        typer.Option(help="Side of the images of a size. Default: the checkpoint's.", min=1),
+        int | None, Option(help="Side of the images of a size. Default: the checkpoint's.", min=1)
     ] = None,
     validation_split: Annotated[
-        float,
-        typer.Option(help="Fraction of each class held out, if the source has no validation."),
+        float, Option(help="Fraction of each class held out, if the source has no validation.")
     ] = 0.1,
-    fraction: Annotated[
-        float, typer.Option(help="Fraction of the training images that is used.")
-    ] = 1.0,
+    fraction: Annotated[float, Option(help="Fraction of the training images that is used.")] = 1.0,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the results. Default: a new one under runs/."),
+        Path | None, Option(help="Folder for the results. Default: a new one under runs/.")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Folder of a run that was stopped, to be continued with its settings.",
             # Before --backend, and before Keras is imported.
             is_eager=True,
@@ -135,15 +129,13 @@ def main(
         ),
     ] = None,
     save_every: Annotated[
-        int | None,
-        typer.Option(help="Steps between checkpoints. Default: one per epoch.", min=1),
+        int | None, Option(help="Steps between checkpoints. Default: one per epoch.", min=1)
     ] = None,
-    keep: Annotated[int, typer.Option(help="Number of checkpoints to keep.", min=1)] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order, augmentation.", min=0)] = 0,
+    keep: Annotated[int, Option(help="Number of checkpoints to keep.", min=1)] = 3,
+    seed: Annotated[int, Option(help="Seed of weights, order, augmentation.", min=0)] = 0,
     strict: Strict = False,
     devices: Annotated[
-        str | None,
-        typer.Option(help="Number of devices that share each batch, or all. Default: one."),
+        str | None, Option(help="Number of devices that share each batch, or all. Default: one.")
     ] = None,
     backend: Backend = None,
 ) -> None:
