@@ -57,7 +57,10 @@ def _after_keras(command: Callable[..., None]) -> Callable[..., None]:
 
             # Keras imports it under any backend, to set a seed.
             if name in ("demo", "export", "train") and importlib.util.find_spec("tensorflow"):
-                import tensorflow  # noqa: F401
+                import tensorflow
+
+                if name == "demo":  # To have no GPU is no error there.
+                    tensorflow.config.list_physical_devices()
         return command(*args, **kwargs)
 
     return run
@@ -89,6 +92,7 @@ def _without_tilde(argument: str) -> str:
 
 def main() -> None:
     """Run the command line; invalid input gives one line of text and exit code 2."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     handler = logging.StreamHandler()
     plain = logging.Formatter()
     handler.format = lambda record: printable(plain.format(record), keep="\n")
