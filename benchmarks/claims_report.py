@@ -90,7 +90,7 @@ CLAIMS = (
         "(80.1 %).",
         ("ViT-24", "DeepViT-24"),
         {"accuracy, %": accuracy, "similar blocks": similar_blocks},
-        ("similarity", analysis.plot_similarity_matrix),
+        ("similarity", partial(analysis.plot_matrix, name="cross_layer_similarity")),
     ),
     Claim(
         "Entropy (Context Broadcasting, Figure 5a)",
@@ -102,7 +102,7 @@ CLAIMS = (
             "entropy": lambda result: by_block(result, "entropy").mean(),
             "entropy, deeper half": deeper_entropy,
         },
-        ("entropy", analysis.plot_entropy),
+        ("entropy", partial(analysis.plot_by_block, names="entropy")),
     ),
     Claim(
         "Robustness (Context Broadcasting, Table 8)",
@@ -125,7 +125,7 @@ CLAIMS = (
             "MLP branch": lambda result: by_block(result, "mlp_branch").mean(),
             "MLP branch, spread": lambda result: spread(by_block(result, "mlp_branch")),
         },
-        ("branches", analysis.plot_branches),
+        ("branches", partial(analysis.plot_by_block, names=["attention_branch", "mlp_branch"])),
     ),
     Claim(
         "Features (Refiner, Figure 4, Table 2)",
@@ -137,7 +137,7 @@ CLAIMS = (
             "accuracy, %": accuracy,
             "normalized CKA, last block": lambda result: by_block(result, "normalized_cka")[-1],
         },
-        ("cka", partial(analysis.plot_by_block, name="normalized_cka")),
+        ("cka", partial(analysis.plot_by_block, names="normalized_cka")),
     ),
 )
 
@@ -164,7 +164,8 @@ def report(found: Found, folder: Path) -> None:
         for part in FRACTIONS:
             print_row(f"{part:.0%} of the images", accuracy, [found[n, part] for n in CONVIT])
         points = {n: {f: mean(found[n, f], accuracy) for f in FRACTIONS} for n in CONVIT}
-        analysis.plot_accuracy(points, picture("fractions"), baseline="ViT")
+        xlabel = "fraction of the training images"
+        analysis.plot_curves(points, picture("fractions"), xlabel, baseline="ViT")
     for claim in CLAIMS:
         if not all((network, 1.0) in found for network in claim.networks):
             continue
@@ -183,7 +184,7 @@ def draw_robustness(results: dict[str, list[dict]], picture: Callable[[str], Pat
     for kind, label in (("occlude", "share of the area occluded"), ("fgsm", "FGSM, epsilon")):
         values = {0.0: under("occlude", 0.0)} | {s: under(kind, s) for s in STRENGTHS[kind]}
         points = {n: {s: mean(one, v) for s, v in values.items()} for n, one in results.items()}
-        analysis.plot_accuracy(points, picture(kind), label)
+        analysis.plot_curves(points, picture(kind), label)
 
 
 def mean(results: list[dict], value: Value) -> float:

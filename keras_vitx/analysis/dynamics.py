@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_vitx.analysis.figures import drawing, shade
-from keras_vitx.analysis.measure import MEASURES, measure
+from keras_vitx.analysis.measure import check_measure, measure
 from keras_vitx.analysis.trace import check_images
 from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.text import nearest, needs_extra
@@ -24,7 +24,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
 
     The file has one row per number, with the columns `epoch` (epochs done, with fractions),
     `step`, `measure`, `block`, `head` (empty for measures without heads) and `value`. It is
-    rewritten after each measurement. `plot_dynamics` and `plot_gates` draw the rows.
+    rewritten after each measurement. `plot_dynamics` draws the rows.
 
     Args:
         images: `(batch, height, width, channels)`, preprocessed for the model.
@@ -58,8 +58,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
         super().__init__()
         self.measures = [measures] if isinstance(measures, str) else list(measures)
         for name in self.measures:
-            if name not in MEASURES:
-                raise ValueError(f"There is no measure {name!r}. {nearest(name, MEASURES)}")
+            check_measure(name)
             if name in MATRICES:
                 raise ValueError(
                     f"The measure {name!r} has more than one number per block and head; a curve "
@@ -75,7 +74,14 @@ class MeasureDuringTraining(keras.callbacks.Callback):
         self.path = None if path is None else Path(path)
         self.every = every
         self.batch_size = batch_size
-        self.writer = None if log_dir is None else _writer(log_dir)
+        self.writer = None
+        if log_dir is not None:
+            try:
+                from tensorboard.summary import Writer
+            except ImportError as error:
+                message = needs_extra("`log_dir` needs tensorboard", "tensorboard")
+                raise ImportError(message) from error
+            self.writer = Writer(str(log_dir))
         self.rows: list[dict[str, Any]] = []
         self.step = self.epoch = 0
 
@@ -174,7 +180,7 @@ def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[s
     """Return the rows of a training as what `measure` would have returned, in order of time.
 
     For the figures that show several epochs, such as CaiT's Figure 4:
-    `plot_branches({"CaiT": results_by_epoch(rows)}, path)`.
+    `plot_by_block({"CaiT": results_by_epoch(rows)}, ["attention_branch", "mlp_branch"], path)`.
 
     Args:
         rows: The rows of a `MeasureDuringTraining`, or of its file (`read_dynamics`).
@@ -198,17 +204,23 @@ def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[s
 
 
 def plot_dynamics(
-    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, measures: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike,
+    measures: str | Sequence[str] = (),
+    heads: bool = False,
 ) -> Path:
-    """Plot measures during training: one panel per measure, one curve per block.
+    r"""Plot measures during training: one panel per measure, one curve per block.
 
-    ConViT, Figures 5, 10 and 13 (`"nonlocality"`); also entropy, branches, similarities by
-    epoch. The mean over heads where a measure has heads; lighter curves are deeper blocks.
+    ConViT, Figures 5, 10 and 13 (`"nonlocality"`), and with `heads=True` Figures 6 and 14
+    (`"gates"`, $\sigma(\lambda_h)$). The mean over heads where a measure has heads; lighter curves
+    are deeper blocks.
 
     Args:
         rows: The rows of a `MeasureDuringTraining`, or of its file (`read_dynamics`).
         path: Path of the file.
         measures: Names of the measures; by default all of the rows.
+        heads: Whether to draw one panel per block instead, with one curve per head and their
+            mean in black.
 
     Returns:
         The path.
@@ -217,58 +229,25 @@ def plot_dynamics(
         ImportError: if matplotlib is not installed.
         ValueError: if there are no rows, or none of a measure.
     """
-    names = _measured(rows, measures)
-    with drawing(path, (1, len(names))) as (axes,):
-        for axis, name in zip(axes, names, strict=True):
-            chosen = [row for row in rows if row["measure"] == name]
-            blocks = list(dict.fromkeys(row["block"] for row in chosen))
-            for index, block in enumerate(blocks):
-                own = [row for row in chosen if row["block"] == block]
-                _over_time(axis, own, color=shade(index, len(blocks)), label=block)
-            axis.set_title(name.replace("_", " "), fontsize=9)
+    panels = {}
+    for name in _measured(rows, [measures] if isinstance(measures, str) else measures):
+        own = [row for row in rows if row["measure"] == name]
+        words = name.replace("_", " ")
+        if heads:
+            panels |= {f"{words}\n{block}": part for block, part in _grouped(own, "block")}
+        else:
+            panels[words] = own
+    with drawing(path, (1, len(panels)), (2, 2.6) if heads else (4, 3)) as (axes,):
+        for axis, (title, own) in zip(axes, panels.items(), strict=True):
+            curves = _grouped(own, "head" if heads else "block")
+            for index, (label, part) in enumerate(curves):
+                _over_time(axis, part, color=shade(index, len(curves)), label=label)
+            if heads:
+                _over_time(axis, own, color="black", linewidth=2, label="mean")
+            axis.set_title(title, fontsize=9)
             axis.set_xlabel("epoch")
         axes[-1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
     return Path(path)
-
-
-def plot_gates(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> Path:
-    r"""Plot ConViT's gates during training: one panel per block, one curve per head.
-
-    ConViT, Figures 6 and 14: $\sigma(\lambda_h)$ in colours, the mean over heads in black.
-
-    Args:
-        rows: As in `plot_dynamics`, with the measure `"gates"`.
-        path: Path of the file.
-
-    Returns:
-        The path.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-        ValueError: if there are no rows of gates.
-    """
-    _measured(rows, ["gates"])
-    gates = [row for row in rows if row["measure"] == "gates"]
-    blocks = list(dict.fromkeys(row["block"] for row in gates))
-    with drawing(path, (1, len(blocks)), (1.8, 2.4)) as (axes,):
-        for axis, block in zip(axes, blocks, strict=True):
-            own = [row for row in gates if row["block"] == block]
-            for head in dict.fromkeys(row["head"] for row in own):
-                _over_time(axis, [row for row in own if row["head"] == head], alpha=0.7)
-            _over_time(axis, own, color="black", linewidth=2)
-            axis.set_title(block, fontsize=8)
-            axis.set_ylim(0, 1)
-            axis.set_xlabel("epoch")
-        axes[0].set_ylabel("σ(λ)")
-    return Path(path)
-
-
-def _writer(folder):
-    try:
-        from tensorboard.summary import Writer
-    except ImportError as error:
-        raise ImportError(needs_extra("`log_dir` needs tensorboard", "tensorboard")) from error
-    return Writer(str(folder))
 
 
 def _measured(rows, names):
@@ -281,9 +260,14 @@ def _measured(rows, names):
     return list(names) or known
 
 
+def _grouped(rows, column):
+    """Return pairs of a value of a column and the rows that have it, in order."""
+    values = dict.fromkeys(row[column] for row in rows)
+    return [(value, [row for row in rows if row[column] == value]) for value in values]
+
+
 def _over_time(axis, rows, **style):
     """Draw the mean of all values of an epoch."""
-    times: dict[float, list[float]] = {}
-    for row in rows:
-        times.setdefault(row["epoch"], []).append(row["value"])
-    axis.plot(list(times), [np.mean(values) for values in times.values()], ".-", **style)
+    epochs = _grouped(rows, "epoch")
+    means = [np.mean([row["value"] for row in own]) for _, own in epochs]
+    axis.plot([epoch for epoch, _ in epochs], means, ".-", **style)

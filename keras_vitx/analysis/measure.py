@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import keras
@@ -13,7 +12,7 @@ from keras_vitx.analysis import measures as m
 from keras_vitx.analysis.trace import BlockTrace, blocks_of, check_images, check_model, trace
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ContextBroadcasting, PositionalAttention, ReAttention
-from keras_vitx.text import nearest
+from keras_vitx.text import nearest as nearest_names
 
 
 @dataclass(frozen=True)
@@ -82,22 +81,19 @@ def measure(
         raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
     if maps not in (None, "softmax", "values"):
         raise ValueError(f"`maps` must be 'softmax', 'values' or None. Received: {maps!r}.")
-    chosen = _chosen(measures)
-    for name, compare in (
-        ("cross_layer_similarity", _cross_layer),
-        ("adjacent_similarity", _adjacent),
-    ):
-        if name in chosen and chosen[name] is MEASURES[name]:
-            settings = {"threshold": threshold}
-            if name == "cross_layer_similarity":
-                settings["nearest"] = nearest
-            chosen[name] = replace(chosen[name], compare=partial(compare, **settings))
-    means: dict[str, _Means] = {name: _Means() for name in chosen}
+    chosen = _chosen(measures, MEASURES | _similarities(threshold, nearest))
+    totals: dict[str, dict[str, tuple[np.ndarray, int]]] = {name: {} for name in chosen}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
-        _add_batch(model, batch, chosen, means, maps, is_rest=start > 0 and len(batch) < batch_size)
+        is_rest = start > 0 and len(batch) < batch_size
+        fitting = {name: one for name, one in chosen.items() if not (is_rest and one.per_batch)}
+        blocks = (_with_maps(block, maps) for block in trace(model, batch))
+        for name, sums in sums_over_images(blocks, fitting).items():
+            for block_name, (total, count) in sums.items():
+                before, images_before = totals[name].get(block_name, (0, 0))
+                totals[name][block_name] = before + total, images_before + count
     order = [block.name for block in blocks_of(model)]
-    results = {name: part.result(order) for name, part in means.items()}
+    results = {name: means_of(sums, order) for name, sums in totals.items()}
     if measures is None:
         return {name: result for name, result in results.items() if result}
     for name, result in results.items():
@@ -109,61 +105,61 @@ def measure(
     return results
 
 
-def _chosen(measures):
+def sums_over_images(
+    blocks: Iterable[BlockTrace], chosen: Mapping[str, Measure]
+) -> dict[str, dict[str, tuple[np.ndarray, int]]]:
+    """Return the float64 sum of each measure and the number of images, by measure and block."""
+    sums, compared = ({name: {} for name in chosen} for _ in range(2))
+    for block in blocks:
+        for name, one in chosen.items():
+            value = one.of_block(block)
+            if value is not None and one.compare:
+                compared[name][block.name] = value
+            elif value is not None:
+                sums[name][block.name] = np.sum(value, 0, dtype="float64"), len(value)
+        del block  # Freed before the next one runs.
+    for name, values in compared.items():
+        for block_name, value in chosen[name].compare(values).items() if values else ():
+            sums[name][block_name] = np.sum(value, 0, dtype="float64"), len(value)
+    return sums
+
+
+def means_of(
+    sums: Mapping[str, tuple[np.ndarray, int]], order: Iterable[str]
+) -> dict[str, np.ndarray]:
+    """Return the means of what `sums_over_images` summed of one measure, in the given order."""
+    found = {name: sums[name] for name in order if name in sums}
+    return {name: np.asarray(total / count, "float32") for name, (total, count) in found.items()}
+
+
+def _chosen(measures, known):
     if measures is None or isinstance(measures, Mapping):
-        return dict(MEASURES if measures is None else measures)
+        return dict(known if measures is None else measures)
     names = [measures] if isinstance(measures, str) else list(measures)
     if "attention_centre" in names:
         warnings.warn("It is now `attention_center`.", DeprecationWarning, stacklevel=3)
         names = [name.replace("centre", "center") for name in names]
     for name in names:
-        if name not in MEASURES:
-            raise ValueError(f"There is no measure {name!r}. {nearest(name, MEASURES)}")
-    return {name: MEASURES[name] for name in names}
+        check_measure(name)
+    return {name: known[name] for name in names}
 
 
-def _add_batch(model, batch, chosen, means, maps, is_rest):
-    kept: dict[str, dict[str, np.ndarray]] = {
-        name: {} for name, one in chosen.items() if one.compare and not (one.per_batch and is_rest)
-    }
-    for block in trace(model, batch):
-        if maps == "softmax":
-            block = replace(block, maps=block.softmax)
-        elif maps == "values":
-            block = replace(block, softmax=block.maps)
-        for name, one in chosen.items():
-            if one.compare and name not in kept:
-                continue
-            value = one.of_block(block)
-            if value is None:
-                continue
-            if one.compare:
-                kept[name][block.name] = value
-            else:
-                means[name].add(block.name, value)
-        del block
-    for name, values in kept.items():
-        for block_name, value in chosen[name].compare(values).items() if values else ():
-            means[name].add(block_name, value)
+def check_measure(name: str) -> None:
+    """Check that there is a measure of a name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name not in MEASURES:
+        raise ValueError(f"There is no measure {name!r}. {nearest_names(name, MEASURES)}")
 
 
-class _Means:
-    """Running means of arrays `(images, ...)`, by name."""
-
-    def __init__(self):
-        self.sums: dict[str, np.ndarray] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, name: str, values: np.ndarray) -> None:
-        self.sums[name] = self.sums.get(name, 0) + np.sum(values, axis=0, dtype="float64")
-        self.counts[name] = self.counts.get(name, 0) + len(values)
-
-    def result(self, order: list[str]) -> dict[str, np.ndarray]:
-        return {
-            name: np.asarray(self.sums[name] / self.counts[name], "float32")
-            for name in order
-            if name in self.sums
-        }
+def _with_maps(block, maps):
+    """Return a traced block in which both kinds of maps are those that are measured."""
+    if maps is None:
+        return block
+    chosen = block.softmax if maps == "softmax" else block.maps
+    return replace(block, softmax=chosen, maps=chosen)
 
 
 def _of_softmax(function):
@@ -183,10 +179,6 @@ def _of_patches(function):
     return of_block
 
 
-def _of_maps(function):
-    return lambda block: None if block.maps is None else function(block.maps)
-
-
 def _of_rows(function):
     """Measure the maps that have more than one query: a cosine over one number says nothing."""
 
@@ -194,10 +186,6 @@ def _of_rows(function):
         return None if block.maps is None or block.maps.shape[2] == 1 else function(block.maps)
 
     return of_block
-
-
-def _uniform_entropy(block):
-    return None if block.softmax is None else np.log([block.softmax.shape[-1]])
 
 
 def _class_rows(block):
@@ -235,11 +223,8 @@ def _scale(layer):
 
 
 def _center(layer):
-    return np.concatenate([part.reshape(len(part), -1) for part in _centers(layer)], -1)
-
-
-def _centers(layer):
-    return m.attention_center(_array(layer.pos_proj.kernel))
+    center, distance = m.attention_center(_array(layer.pos_proj.kernel))
+    return np.concatenate([center, distance[:, None]], -1)
 
 
 def _pairs(maps):
@@ -249,15 +234,22 @@ def _pairs(maps):
     return [(name, before) for name, before in pairs if maps[name].shape == maps[before].shape]
 
 
-def _cross_layer(maps, threshold=0.5, nearest=None):
-    shares = m.cross_layer_similarity(list(maps.values()), threshold, nearest)
-    return {name: shares[:, index] for index, name in enumerate(maps)}
+def _similarities(threshold=0.5, nearest=None):
+    """Return the measures of similar attention (DeepViT), which have a threshold."""
 
+    def cross_layer(maps):
+        shares = m.cross_layer_similarity(list(maps.values()), threshold, nearest)
+        return {name: shares[:, index] for index, name in enumerate(maps)}
 
-def _adjacent(maps, threshold=0.5):
+    def adjacent(maps):
+        return {
+            name: (m.map_cosines(maps[before], maps[name]) > threshold).mean((-2, -1))
+            for name, before in _pairs(maps)
+        }
+
     return {
-        name: (m.map_cosines(maps[before], maps[name]) > threshold).mean((-2, -1))
-        for name, before in _pairs(maps)
+        "adjacent_similarity": Measure(_of_rows(np.asarray), adjacent, LIKE_BEFORE),
+        "cross_layer_similarity": Measure(_of_rows(np.asarray), cross_layer),
     }
 
 
@@ -282,30 +274,35 @@ def _cka(tokens):
     return {name: values[None, index] for index, name in enumerate(tokens)}
 
 
-_GATED = "gates (ConViT's GatedPositionalAttention)"
+SOFTMAX, PATCHES = "a softmax", "a softmax over patches"
+LIKE_BEFORE = "maps like the block before"
 
 MEASURES: dict[str, Measure] = {
     # Per head, `(heads,)`.
-    "entropy": Measure(_of_softmax(m.entropy), needs="a softmax"),
-    "steepness": Measure(_of_softmax(m.steepness), needs="a softmax"),
-    "nonlocality": Measure(_of_patches(m.nonlocality), needs="a softmax over patches"),
-    "relative_distance": Measure(_of_patches(m.relative_distance), needs="a softmax over patches"),
-    "gates": Measure(lambda b: None if b.gates is None else b.gates[None], needs=_GATED),
-    # One number.
-    "uniform_entropy": Measure(_uniform_entropy, needs="a softmax"),
+    "entropy": Measure(_of_softmax(m.entropy), needs=SOFTMAX),
+    "steepness": Measure(_of_softmax(m.steepness), needs=SOFTMAX),
+    "nonlocality": Measure(_of_patches(m.nonlocality), needs=PATCHES),
+    "relative_distance": Measure(_of_patches(m.relative_distance), needs=PATCHES),
+    "gates": Measure(
+        lambda block: None if block.gates is None else block.gates[None],
+        needs="gates (ConViT's GatedPositionalAttention)",
+    ),
+    # One number; of `cross_layer_similarity` one per block, `(blocks,)`.
+    "uniform_entropy": Measure(
+        lambda block: None if block.softmax is None else np.log([block.softmax.shape[-1]]),
+        needs=SOFTMAX,
+    ),
     "head_similarity": Measure(_of_rows(m.mean_head_similarity)),
     "attention_branch": Measure(_branch_ratio("attention"), needs="residual branches"),
     "mlp_branch": Measure(_branch_ratio("mlp"), needs="residual branches"),
-    "adjacent_similarity": Measure(_of_rows(np.asarray), _adjacent, "maps like the block before"),
-    "map_similarity": Measure(_of_rows(np.asarray), _map_similarity, "maps like the block before"),
-    "feature_similarity": Measure(lambda b: b.outputs, _feature_similarity),
+    "map_similarity": Measure(_of_rows(np.asarray), _map_similarity, LIKE_BEFORE),
+    **_similarities(),
+    "feature_similarity": Measure(lambda block: block.outputs, _feature_similarity),
     "normalized_cka": Measure(
-        lambda b: b.outputs, _cka, "tokens of at least two images per batch", per_batch=True
+        lambda block: block.outputs, _cka, "tokens of at least two images per batch", per_batch=True
     ),
-    # One number per block, `(blocks,)`.
-    "cross_layer_similarity": Measure(_of_rows(np.asarray), _cross_layer),
     # Maps: `(heads, queries, keys)`, the class token's row `(heads, keys)`.
-    "mean_maps": Measure(_of_maps(np.asarray)),
+    "mean_maps": Measure(lambda block: block.maps),
     "class_attention": Measure(_class_rows, needs="a class token in its attention"),
     # Of the weights: Θ `(heads, heads)`; mean and quantile ratio of Λ, `(2,)`; x, y and distance
     # of the center of positional attention, `(heads, 3)`.

@@ -15,6 +15,9 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.layers import Block
 from keras_vitx.text import nearest
 
+PARTS = ("softmax", "maps", "attention_branch", "mlp_branch")
+"""The fields of a `BlockTrace` that a block itself returns, with `return_parts=True`."""
+
 
 @dataclass(frozen=True, eq=False)
 class BlockTrace:
@@ -159,11 +162,65 @@ def _on_embeddings(embedding, blocks, images):
         yield block.name, _array(maps)
 
 
-def check_model(model: Any) -> None:
-    """Check that `model` can be walked.
+def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
+    """Return the attention of the class token to each patch, arranged on the grid.
+
+    CaiT, Section 5.1 and Figure 6. In a block with several queries, the class token is the
+    first one. The grid shrinks between stages if patches are pooled (PiT).
+
+    Args:
+        model: A model with a class token, a `Chain`.
+        images: `(batch, height, width, channels)`, preprocessed for the model.
+
+    Returns:
+        Maps `(batch, heads, rows, columns)` of each block that contains the class token, by
+        block name.
 
     Raises:
-        ValueError: if it is not a `Chain` or has no blocks.
+        ValueError: as in `trace`, and if the model has no attention or no class token.
+    """
+    check_model(model, needs_maps=True)
+    maps = {}
+    for block in trace(model, images):
+        patches = block.num_patches
+        if block.maps is not None and patches and block.maps.shape[2:] != (patches, patches):
+            row = block.maps[:, :, 0, -patches:]
+            maps[block.name] = row.reshape(*row.shape[:2], *block.grid).copy()
+        del block
+    if not maps:
+        raise ValueError(f"The model {model.name!r} has no class token.")
+    return maps
+
+
+def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the attention that each pixel receives, scaled to 0..1 per image.
+
+    The mean over heads, bicubically upsampled, then (x - min) / (max - min): CaiT, Section 5.2.
+
+    Args:
+        maps: `(batch, heads, rows, columns)`, e.g. a value of `class_attention`.
+        size: Height and width of the result, in pixels.
+
+    Returns:
+        `(batch, height, width)`.
+    """
+    mean = maps.mean(axis=1)[..., None]
+    resized = ops.image.resize(mean, size, interpolation="bicubic", data_format="channels_last")
+    return scaled_to_1(_array(resized)[..., 0])
+
+
+def scaled_to_1(images: np.ndarray) -> np.ndarray:
+    """Return each image of a batch scaled to 0..1."""
+    axes = tuple(range(1, images.ndim))
+    low, high = images.min(axes, keepdims=True), images.max(axes, keepdims=True)
+    return (images - low) / np.maximum(high - low, np.finfo("float32").tiny)
+
+
+def check_model(model: Any, needs_maps: bool = False) -> None:
+    """Check that `model` can be walked, and that it has attention maps if they are needed.
+
+    Raises:
+        ValueError: if it is not a `Chain`, or has no blocks or no maps.
     """
     if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
         name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
@@ -173,6 +230,8 @@ def check_model(model: Any) -> None:
         )
     if not blocks_of(model):
         raise ValueError(f"The model {model.name!r} has no blocks (keras_vitx.layers.Block).")
+    if needs_maps and not any(block.has_maps for block in blocks_of(model)):
+        raise ValueError(f"The model {model.name!r} has no attention maps.")
 
 
 def check_images(model: keras.Model, images: Any) -> Any:
@@ -223,36 +282,26 @@ def _run(block, x, index, grid):
     tokens, carried = x if isinstance(x, (tuple, list)) else (x, None)
     with without_gradients():
         given, parts = block(x, training=False, return_parts=True)
-    convert = _Converted()
+    arrays = {}
+
+    def convert(tensor):
+        # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.
+        if tensor is not None and id(tensor) not in arrays:
+            arrays[id(tensor)] = _array(tensor)
+        return arrays.get(id(tensor))
+
+    outputs = given[0] if isinstance(given, (tuple, list)) else given
     traced = BlockTrace(
         name=block.name,
         index=index,
         block=block,
         grid=grid,
-        softmax=convert(parts["softmax"]),
-        maps=convert(parts["maps"]),
         carried=convert(carried),
         inputs=convert(tokens),
-        outputs=convert(given[0] if isinstance(given, (tuple, list)) else given),
-        attention_branch=convert(parts["attention_branch"]),
-        mlp_branch=convert(parts["mlp_branch"]),
+        outputs=convert(outputs),
+        **{name: convert(parts[name]) for name in PARTS},
     )
     return traced, given
-
-
-class _Converted:
-    """Convert tensors to float32 arrays, each tensor once."""
-
-    def __init__(self):
-        self.known: dict[int, tuple[Any, np.ndarray]] = {}
-
-    def __call__(self, tensor):
-        if tensor is None:
-            return None
-        if id(tensor) not in self.known:
-            # The tensor is kept, so that its id is not given to another one.
-            self.known[id(tensor)] = tensor, _array(tensor)
-        return self.known[id(tensor)][1]
 
 
 def _array(tensor):

@@ -1,13 +1,17 @@
 """The command line `keras-vitx`, also `python -m keras_vitx.cli`."""
 
-import importlib
+import contextlib
+import functools
+import importlib.util
 import logging
 import os
 import pkgutil
 import sys
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from keras_vitx import __version__, cli
 from keras_vitx.cli._output import say
@@ -33,25 +37,51 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Vision transformers with modified attention."""
 
 
+def _after_keras(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that first imports Keras, without TensorFlow's start-up log.
+
+    No setting silences that log, which native code writes; so standard error is closed meanwhile.
+    """
+    name = command.__module__.rpartition(".")[2]
+
+    @functools.wraps(command)
+    def run(*args, **kwargs):
+        with _without_native_log():
+            import keras  # noqa: F401 - with the backend of `--backend`
+
+            # Keras imports it under any backend, to set a seed.
+            if name in ("demo", "export", "train") and importlib.util.find_spec("tensorflow"):
+                import tensorflow
+
+                if name == "demo":  # To have no GPU is no error there.
+                    tensorflow.config.list_physical_devices()
+        return command(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def _without_native_log() -> Iterator[None]:
+    saved = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
 for module in pkgutil.iter_modules(cli.__path__):
     if not module.name.startswith("_"):
-        app.command(module.name)(importlib.import_module(f"keras_vitx.cli.{module.name}").main)
-
-
-class _Printable(logging.Formatter):
-    """Writes the control characters of a message, such as those in the name of a file."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record), keep="\n")
+        command = importlib.import_module(f"keras_vitx.cli.{module.name}").main
+        app.command(module.name)(_after_keras(command))
 
 
 def _without_tilde(argument: str) -> str:
@@ -62,8 +92,10 @@ def _without_tilde(argument: str) -> str:
 
 def main() -> None:
     """Run the command line; invalid input gives one line of text and exit code 2."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     handler = logging.StreamHandler()
-    handler.setFormatter(_Printable("%(message)s"))
+    plain = logging.Formatter()
+    handler.format = lambda record: printable(plain.format(record), keep="\n")
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("keras_vitx").setLevel(logging.INFO)
     try:

@@ -1,10 +1,18 @@
-"""Options that several commands share. They are parsed before Keras is imported."""
+"""What several commands are given: options, models and images.
 
-from typing import Annotated, Literal
+Options are parsed before Keras is imported, so that `--backend` can choose its backend and
+`--help` takes no seconds.
+"""
 
-import typer
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from typer import Argument, Option
+
+import keras_vitx as kv
 from keras_vitx import backend
+from keras_vitx.text import nearest
 
 
 def _choose(wanted: str | None) -> str | None:
@@ -14,14 +22,15 @@ def _choose(wanted: str | None) -> str | None:
 
 Backend = Annotated[
     Literal["tensorflow", "jax", "torch"] | None,
-    typer.Option(
+    Option(
         callback=_choose,
-        help="Backend of Keras. Default: KERAS_BACKEND, else an installed one.",
+        metavar="BACKEND",
+        help="tensorflow, jax or torch. Default: KERAS_BACKEND, else an installed one.",
     ),
 ]
 ModelOrFile = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="A size such as CaiT_XXS24 (see `keras-vitx list`), a .keras file, a folder "
         "written by `kv.save`, or hf://owner/repo.",
         metavar="MODEL",
@@ -29,20 +38,93 @@ ModelOrFile = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(
-        help="Weights of a size: imagenet, the name of a checkpoint, hf://owner/repo, a file, or "
-        "none for random weights."
+    Option(
+        metavar="WEIGHTS",
+        help="Weights of a size: imagenet, a checkpoint's name, hf://owner/repo, a file, or none "
+        "for random weights.",
     ),
 ]
 Source = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="fashion_mnist (the shipped sample), a folder with one sub-folder per class, "
         "tfds:NAME, or an .npz with x_train, y_train, x_test, y_test.",
         metavar="SOURCE",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at an image that can't be decoded.")]
+Images = Annotated[
+    list[Path],
+    Argument(
+        help="Image files, and folders whose images are taken, those of sub-folders too.",
+        metavar="IMAGE|FOLDER",
+    ),
+]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Csv = Annotated[bool, Option("--csv", help="Print CSV.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace an existing output.")]
+Strict = Annotated[bool, Option("--strict", help="Stop at an image that can't be decoded.")]
+
+
+def is_size(model: str) -> bool:
+    """Return whether `model` is the name of a size, which has no weights of its own."""
+    return model in kv.models.MODELS
+
+
+def open_model(model: str, weights: str | None = None, trained: bool = False, **arguments: Any):
+    """Return a model by the name of a size, or load it from a file, folder or repository.
+
+    Args:
+        model: The argument of the command line.
+        weights: Weights of a size; None and "none" are random ones.
+        trained: Whether None stands for a checkpoint of the size, ImageNet's if there is one.
+        **arguments: Arguments of a size, such as `classes`.
+
+    Raises:
+        ValueError: if there is no such model or no checkpoint, it can't be read, or weights are
+            given for a model that has its own.
+        OSError: if a file can't be read.
+    """
+    if is_size(model):
+        if trained and weights is None:
+            entries = kv.weights.checkpoints_of(model)
+            if not entries:
+                raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
+            has_imagenet = any(entry.dataset == "imagenet" for entry in entries)
+            weights = "imagenet" if has_imagenet else entries[0].name
+        return kv.create_model(model, weights=None if weights == "none" else weights, **arguments)
+    saved = model.startswith("hf://") or Path(model).is_dir()
+    if not saved and not model.endswith(".keras"):
+        raise ValueError(
+            f"{model!r} is not a size, a .keras file or a folder. "
+            f"{nearest(model, kv.models.MODELS)}"
+        )
+    if not saved and not Path(model).is_file():
+        raise ValueError(f"There is no file {model!r}.")
+    if weights is not None:
+        raise ValueError(f"`--weights` applies to a size; {model!r} has its own weights.")
+    return kv.load(model)
+
+
+def class_names_of(network) -> list[str] | None:
+    """Return the class names of a model, or of the model of ours that is its last layer."""
+    for layer in (network, network.layers[-1]):
+        if getattr(layer, "class_names", None):
+            return list(layer.class_names)
+    return None
+
+
+def image_files_of(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, and those of folders in the order of their paths.
+
+    Raises:
+        ValueError: if a folder has no images.
+    """
+    from keras_vitx.data.sources.folders import image_files
+
+    files = []
+    for path in paths:
+        found = image_files(path) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"The folder {path} has no images.")
+        files += found
+    return files

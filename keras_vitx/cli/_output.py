@@ -1,7 +1,8 @@
-"""Output of the commands: tables, JSON and CSV, and folders of runs."""
+"""Output of the commands: tables, JSON, CSV, files and folders."""
 
 import contextlib
 import csv
+import itertools
 import json
 import re
 import sys
@@ -36,17 +37,19 @@ def show(
         as_csv: Whether to print CSV.
         grouped: A column whose value is printed once per group of successive equal rows.
         formats: Functions that format the values of table columns, by column.
-
-    Raises:
-        ValueError: if both JSON and CSV are requested.
     """
-    check_form(as_json, as_csv)
     if as_json:
         show_json(rows)
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: _csv_cell(value) for key, value in row.items()} for row in rows)
+        for row in rows:
+            writer.writerow(
+                {
+                    key: value if isinstance(value, (int, float)) else csv_cell(words(value))
+                    for key, value in row.items()
+                }
+            )
     else:
         _show_table(rows, grouped, formats or {})
 
@@ -59,11 +62,8 @@ def show_json(value: Any) -> None:
 def as_json(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON that holds no control characters."""
     written = json.dumps(value, indent=indent, ensure_ascii=False)
-    return re.sub("[\x7f-\x9f\u200e-\u200f\u2028-\u202e\u2066-\u2069]", _unicode_escape, written)
-
-
-def _unicode_escape(found: re.Match) -> str:
-    return f"\\u{ord(found[0]):04x}"
+    controls = "[\x7f-\x9f\u200e-\u200f\u2028-\u202e\u2066-\u2069]"
+    return re.sub(controls, lambda found: f"\\u{ord(found[0]):04x}", written)
 
 
 def say(text: object, *, error: bool = False) -> None:
@@ -88,10 +88,6 @@ def words(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(words, value))
     return str(value)
-
-
-def _csv_cell(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) else csv_cell(words(value))
 
 
 def check_new(output: Path, overwrite: bool) -> None:
@@ -131,43 +127,46 @@ def progress(total: int, unit: str, hidden: bool = False) -> Iterator[Callable[[
         unit: Their name, in the plural.
         hidden: Whether to show no bar in any case.
     """
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
     console = Console(stderr=True)
-    with Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+    with bars.Progress(
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn(unit + "{task.fields[rate]}"),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("left"),
         console=console,
         transient=True,
         disable=hidden or not console.is_terminal,
         redirect_stdout=False,  # It would be redirected to standard error.
     ) as bar:
-        task = bar.add_task("", total=total, rate=unit)
+        task = bar.add_task("", total=total, rate="")
 
         def advance(count: int) -> None:
             bar.advance(task, count)
             if speed := bar.tasks[task].speed:
-                bar.update(task, rate=f"{unit}, {speed:.1f} per second")
+                bar.update(task, rate=f", {speed:.1f} per second")
 
         yield advance
 
 
 def new_run(name: str) -> Path:
     """Return a folder under `runs/` that doesn't exist yet."""
-    number = 1
-    while (folder := Path("runs", f"{name}-{number}")).exists():
-        number += 1
-    return folder
+    numbers = itertools.count(1)
+    return next(folder for n in numbers if not (folder := Path("runs", f"{name}-{n}")).exists())
+
+
+def check_new_folder(output: Path) -> None:
+    """Check, before long work, that the folder of `--output` can be written.
+
+    Raises:
+        OSError: if it can't, or is not a new or an empty folder.
+    """
+    check_writable(output / "file")
+    if output.is_dir() and any(output.iterdir()):
+        raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
 
 
 def _show_table(rows: Rows, grouped: str | None, formats: Mapping[str, Callable]) -> None:

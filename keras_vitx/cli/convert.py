@@ -1,11 +1,10 @@
 """`keras-vitx convert`: convert weights from one file format to another."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend, Overwrite
@@ -20,17 +19,17 @@ KINDS = (".weights.h5", ".keras", ".safetensors", ".pth")
 def main(
     file: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A weights file (.safetensors, .pth, .weights.h5, .keras, ...), the name of a "
             "checkpoint, or hf://owner/repo."
         ),
     ],
     model: Annotated[
-        str, typer.Option(help="The size to which the weights belong (see `keras-vitx list`).")
+        str, Option(help="The size to which the weights belong (see `keras-vitx list`).")
     ],
     output: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="The file to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
@@ -39,50 +38,51 @@ def main(
     ],
     image_size: Annotated[
         int | None,
-        typer.Option(
-            help="Side of the images in pixels. Default: that of the file, else of the size."
-        ),
+        Option(help="Side of the images in pixels. Default: that of the file, else of the size."),
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option(help="Number of classes; 0 omits the head. Default: that of the file.", min=0),
+        Option(help="Number of classes; 0 omits the head. Default: that of the file.", min=0),
     ] = None,
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
-    """Convert weights between PyTorch and Keras files, and report what was done."""
+    """Convert weights between PyTorch and Keras files."""
     if not output.name.endswith(KINDS):
-        raise ValueError(f"`--output` should end in one of: {', '.join(KINDS)}; got {output}.")
+        raise ValueError(f"`--output` must end in one of {', '.join(KINDS)}. Received: {output}.")
     check_new(output, overwrite)
     kv.models.build.constructor_of(model)
     tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))
     resolved = kv.weights.resolve(file, model, image_size, distillation_token=tokens)
-    network = kv.models.create_model(model)
-    found = _look(resolved.path, network)
-    arguments = _arguments(found, network, image_size, classes)
-    if arguments:
-        network = kv.models.create_model(model, **arguments)
+    network = kv.create_model(model)
+    found = _in_file(resolved.path, network)
+    if arguments := _arguments(found, network, image_size, classes):
+        network = kv.create_model(model, **arguments)
     kv.weights.load(network, resolved)
 
     digest = kv.weights.hub.hash_of(resolved.path)
-    source = file if file.startswith("hf:") else resolved.path.name
-    _write(network, output, {"source": source, "sha256": digest})
+    if output.suffix == ".safetensors":
+        source = file if file.startswith("hf:") else resolved.path.name
+        metadata = {"source": source, "sha256": digest}
+        kv.weights.save_safetensors(network, output, metadata=metadata)
+    elif output.suffix == ".pth":
+        kv.weights.save_torch(network, output)
+    else:
+        with atomic_write(output) as temporary:
+            save = network.save if output.suffix == ".keras" else network.save_weights
+            save(temporary)
     for name, value in {
         "model": f"{model}, {network.count_params():,} parameters in {len(network.weights)} arrays",
         "images": " x ".join(map(str, network.input_shape[1:])),
-        "head": _head(found, network),
-        "positions": _positions(found, network),
-        "source": f"{resolved.path}\nsha256 {digest}",
-        "written": f"{output}\nsha256 {kv.weights.hub.hash_of(output)}",
+        "head": _head(found.classes, network),
+        "positions": _positions(found.grid, _grid(network)),
+        "source": f"{resolved.path}\n{'':10} sha256 {digest}",
+        "written": f"{output}\n{'':10} sha256 {kv.weights.hub.hash_of(output)}",
     }.items():
-        first, *more = value.splitlines()
-        say(f"{name:10} {first}")
-        for line in more:
-            say(f"{'':10} {line}")
+        say(f"{name:10} {value}")
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """What the arrays of a file tell about its model; None if unknown.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Found:
     distilled: bool
 
 
-def _look(path: Path, network) -> _Found:
+def _in_file(path: Path, network) -> _Found:
     from keras_vitx.weights.names import checkpoint_name, is_head
     from keras_vitx.weights.positions import square_grid
     from keras_vitx.weights.reading import open_weights
@@ -109,12 +109,12 @@ def _look(path: Path, network) -> _Found:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     heads = [shape for name, shape in shapes.items() if is_head(name) and shape]
-    parts = {part for name in shapes for part in re.split(r"[./]", name)}
     image = network.steps[0].weights[0].path
     kernel = shapes.get(image if native else checkpoint_name(image, network.family)[0], ())
     grid = said.grid if said and said.grid else None
+    parts = {name: re.split(r"[./]", name) for name in shapes}
     for name, shape in shapes.items():
-        if grid is None and re.split(r"[./]", name)[0] == "pos_embed":
+        if grid is None and parts[name][0] == "pos_embed":
             # Zero, one or two other tokens precede the patches.
             grids = [square_grid(shape[1] - n) for n in range(3)] if len(shape) == 3 else []
             grid = shape[2:] if len(shape) == 4 else next(filter(None, grids), None)
@@ -122,7 +122,7 @@ def _look(path: Path, network) -> _Found:
         classes=heads[0][-1 if native else 0] if heads else None,
         grid=grid,
         channels=kernel[2 if native else 1] if len(kernel) == 4 else None,
-        distilled=bool(parts & {"dist_token", "head_dist"}),
+        distilled=any({"dist_token", "head_dist"} & set(own) for own in parts.values()),
     )
 
 
@@ -149,35 +149,24 @@ def _arguments(found: _Found, network, image_size: int | None, classes: int | No
     return arguments
 
 
-def _write(network, output: Path, metadata: dict[str, str]) -> None:
-    if output.suffix == ".safetensors":
-        kv.weights.save_safetensors(network, output, metadata=metadata)
-    elif output.suffix == ".pth":
-        kv.weights.save_torch(network, output)
-    else:
-        with atomic_write(output) as temporary:
-            save = network.save if output.suffix == ".keras" else network.save_weights
-            save(temporary)
-
-
-def _head(found: _Found, network) -> str:
+def _head(classes: int | None, network) -> str:
+    """Return what happened to the head of a file with so many classes."""
     from keras_vitx.weights.names import is_head
 
     if not any(is_head(variable.path) for variable in network.weights):
-        return "none" if found.classes is None else f"left out (of {found.classes} classes)"
-    classes = network.output_shape[-1]
-    if classes == found.classes:
-        return f"kept, {classes} classes"
-    return f"new, {classes} classes with random weights; the file's has {found.classes}"
+        return "none" if classes is None else f"left out (of {classes} classes)"
+    own = network.output_shape[-1]
+    if own == classes:
+        return f"kept, {own} classes"
+    return f"new, {own} classes with random weights; the file's has {classes}"
 
 
-def _positions(found: _Found, network) -> str:
-    own = _grid(network)
-    if own is None:
+def _positions(before: Grid | None, now: Grid | None) -> str:
+    if now is None:
         return "none"
-    if found.grid in (None, own):
-        return f"as they were, {own[0]} x {own[1]}"
-    return f"resampled from {found.grid[0]} x {found.grid[1]} to {own[0]} x {own[1]}"
+    if before in (None, now):
+        return f"as they were, {now[0]} x {now[1]}"
+    return f"resampled from {before[0]} x {before[1]} to {now[0]} x {now[1]}"
 
 
 def _grid(network) -> Grid | None:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import typer
+from typer import Option
 
 import keras_vitx as kv
 from keras_vitx.cli._options import Backend
-from keras_vitx.cli._output import new_run, say, show
-from keras_vitx.files import check_writable
+from keras_vitx.cli._output import check_new_folder, new_run, say, show
 
 SIZE = "CaiT_Mini"
 WEIGHTS = "cifar10"
@@ -19,20 +18,18 @@ PICTURES = 6
 
 def main(
     output: Annotated[
-        Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")
+        Path | None, Option(help="Folder for the results. Default: a new one under runs/.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
+    epochs: Annotated[int, Option(help="Passes over the training images.", min=1)] = 1,
+    seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
     backend: Backend = None,
 ) -> None:
-    """Fine-tune the shipped checkpoint, plot its attention and export it."""
+    """Fine-tune a checkpoint, plot its attention, export it."""
     import keras
 
     started = time.perf_counter()
     output = output or new_run("demo")
-    check_writable(output / "saved_model")
-    if output.exists():
-        raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
+    check_new_folder(output)
     source = kv.data.load_dataset("fashion_mnist")
     say(
         f"{SIZE} on {keras.backend.backend()}: {source.train.size} training and "
@@ -44,39 +41,34 @@ def main(
     for start, weights in ((f"the {WEIGHTS} checkpoint", WEIGHTS), ("random weights", None)):
         say(f"\nFrom {start}:")
         network = kv.create_model(SIZE, weights=weights)
+        pipelines = kv.data.pipelines(source, network, seed=seed)
+        before = _accuracy(network, pipelines)
         folder = output / ("finetuned" if weights else "from_scratch")
-        rows.append((start, *_train(network, source, folder, epochs, seed)))
+        began = time.perf_counter()
+        kv.fit(network, pipelines, "finetune", output=folder, epochs=epochs)
+        seconds = time.perf_counter() - began
+        rows.append(
+            {
+                "start": start,
+                "accuracy before": f"{before:.1%}",
+                "after": f"{_accuracy(network, pipelines):.1%}",
+                "seconds of training": f"{seconds:.0f}",
+            }
+        )
         if weights:
             finetuned = network
+    show(rows)
 
-    columns = ("start", "accuracy before", "after", "seconds of training")
-    formats = dict(
-        zip(columns[1:], ("{:.1%}".format, "{:.1%}".format, "{:.0f}".format), strict=True)
-    )
-    show([dict(zip(columns, row, strict=True)) for row in rows], formats=formats)
-
-    picture = _draw(finetuned, source, output / "class_attention.png")
-    saved = output / "saved_model"
-    exported = kv.export(finetuned, saved)
+    exported = kv.export(finetuned, output / "saved_model")
     say(
         "SavedModel opened with TensorFlow alone: "
         f"its outputs are within {exported.difference:.1e}.\n\n"
         f"Model     {output / 'finetuned' / 'best.keras'}\n"
         f"History   {output / 'finetuned' / 'history.csv'}\n"
-        f"Attention {picture}\n"
-        f"Export    {saved}\n"
+        f"Attention {_draw(finetuned, source, output / 'class_attention.png')}\n"
+        f"Export    {output / 'saved_model'}\n"
         f"{time.perf_counter() - started:.0f} seconds in all."
     )
-
-
-def _train(network, source, folder, epochs, seed):
-    """Return the test accuracy before and after training, and the seconds of training."""
-    pipelines = kv.data.pipelines(source, network, seed=seed)
-    before = _accuracy(network, pipelines)
-    start = time.perf_counter()
-    kv.fit(network, pipelines, "finetune", output=folder, epochs=epochs)
-    seconds = time.perf_counter() - start
-    return before, _accuracy(network, pipelines), seconds
 
 
 def _accuracy(network, pipelines):
@@ -87,15 +79,10 @@ def _accuracy(network, pipelines):
 
 def _draw(network, source, path):
     """Plot the attention on one test image per class, titled with the predicted class."""
-    import keras
-
     labels = source.test.labels
     chosen = [int(np.argmax(labels == label)) for label in range(PICTURES)]
     images = [source.test.images[index] for index in chosen]
-    ready = kv.data.preprocess_input(images, network)
-    outputs = keras.ops.convert_to_numpy(network(ready))
-    titles = [
-        f"{source.class_names[index]} ({output[index]:.0%})"
-        for output, index in zip(outputs, outputs.argmax(axis=-1), strict=True)
-    ]
+    best = kv.predictor(network)(images, top=1)
+    titles = [f"{name} ({probability:.0%})" for ((_, name, probability),) in best]
+    ready = kv.preprocess_input(images, network)
     return kv.analysis.plot_class_attention(network, ready, path, np.stack(images), titles)

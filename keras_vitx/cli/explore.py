@@ -3,41 +3,45 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import keras_vitx as kv
-from keras_vitx.cli._models import is_size, only_sensible_weights, open_model
-from keras_vitx.cli._options import Backend, ModelOrFile, Overwrite, Weights
+from keras_vitx.cli._options import (
+    Backend,
+    Images,
+    ModelOrFile,
+    Overwrite,
+    Weights,
+    image_files_of,
+    open_model,
+)
 from keras_vitx.cli._output import check_new, say
 
 
 def main(
     model: ModelOrFile,
-    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write, .html.")],
+    images: Images,
+    output: Annotated[Path, Option("--output", "-o", help="The page to write, .html.")],
     weights: Weights = None,
     blocks: Annotated[
-        str | None,
-        typer.Option(help="Blocks whose maps are shown, such as 0,11,23. Default: all."),
+        str | None, Option(help="Blocks whose maps are shown, such as 0,11,23. Default: all.")
     ] = None,
     heads: Annotated[
-        str | None,
-        typer.Option(help="Heads whose maps are shown, such as 0,1, or mean. Default: all."),
+        str | None, Option(help="Heads whose maps are shown, such as 0,1, or mean. Default: all.")
     ] = None,
-    limit: Annotated[float, typer.Option(help="The largest size of the page, in MB.")] = 15.0,
+    limit: Annotated[float, Option(help="The largest size of the page, in MB.")] = 15.0,
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
-    """Write one HTML page that shows where the attention of a model looks.
+    """Write an HTML page that shows where a model looks.
 
-    The page opens without a server and without a network.
+    The page is one file, which opens without a server and without a network.
     """
     check_new(output, overwrite)
     chosen = {"blocks": _listed(blocks), "heads": "mean" if heads == "mean" else _listed(heads)}
-    if weights is None and is_size(model):
-        weights = only_sensible_weights(model)
-    network = open_model(model, weights)
-    kv.analysis.explore(network, images, output, limit=limit, **chosen)
+    files = image_files_of(images)
+    network = open_model(model, weights, trained=True)
+    kv.analysis.explore(network, files, output, limit=limit, **chosen)
     say(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
 
 

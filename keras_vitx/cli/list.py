@@ -3,44 +3,40 @@
 import fnmatch
 import importlib
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import keras_vitx as kv
-from keras_vitx.cli._images import files_of
-from keras_vitx.cli._models import class_names_of, is_size, open_model
-from keras_vitx.cli._options import Backend, Csv, Json
+from keras_vitx.cli._options import Backend, Csv, Json, class_names_of, is_size, open_model
 from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
 
 
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
             "`kv.save` or hf://owner/repo for all that is known of it.",
             metavar="[NAME]...",
         ),
     ] = None,
     weights: Annotated[
-        bool, typer.Option("--weights", help="List checkpoints, by their name or the size's.")
+        bool, Option("--weights", help="List checkpoints, by their name or the size's.")
     ] = False,
     recipes: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--recipes",
             help="List recipes; print one, by its name or the folder of a run; compare two.",
         ),
     ] = False,
     damaged: Annotated[
         bool,
-        typer.Option(
-            "--damaged", help="List the images, of files and folders, that can't be decoded."
-        ),
+        Option("--damaged", help="List the images, of files and folders, that can't be decoded."),
     ] = False,
     json: Json = False,
     csv: Csv = False,
@@ -51,16 +47,17 @@ def main(
     if weights + recipes + damaged > 1:
         raise ValueError("`--weights`, `--recipes` and `--damaged` are mutually exclusive.")
     names = names or []
+    form = {"as_json": json, "as_csv": csv}
     if damaged:
-        _damaged(names, json)
+        _show_damaged(names, json)
     elif recipes:
-        _recipes(names, json)
+        _show_recipes(names, form)
     elif weights:
-        show(_checkpoints(names or ["*"]), as_json=json, as_csv=csv, formats=FORMATS)
+        show(_checkpoints(names or ["*"]), **form, formats=FORMATS)
     elif len(names) == 1 and _is_one(names[0]):
-        _one(names[0], json, csv)
+        _show_one(names[0], form)
     else:
-        show(_sizes(names or ["*"]), as_json=json, as_csv=csv)
+        show(_sizes(names or ["*"]), **form)
 
 
 FORMATS = {"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""}
@@ -71,7 +68,7 @@ def _is_one(name: str) -> bool:
     return saved or is_size(name)
 
 
-def _one(model: str, json: bool, csv: bool) -> None:
+def _show_one(model: str, form: dict[str, bool]) -> None:
     """Show the size, parameters, preprocessing, class names and checkpoints of a model."""
     network = open_model(model)
     values: dict[str, Any] = {"model": model}
@@ -87,32 +84,30 @@ def _one(model: str, json: bool, csv: bool) -> None:
     if names := class_names_of(network):
         values["class names"] = names
     checkpoints = [_checkpoint(entry) for entry in kv.weights.checkpoints_of(model)]
-    if json:
+    if form["as_json"]:
         show_json({**values, "checkpoints": checkpoints})
         return
     values["checkpoints"] = [entry["checkpoint"] for entry in checkpoints] or "no public one"
     rows = [{"of": name, "value": value} for name, value in values.items()]
-    show(rows, as_csv=csv, formats={"value": _grouped})
-    if checkpoints and not csv:
+    show(rows, **form, formats={"value": lambda v: f"{v:,}" if isinstance(v, int) else words(v)})
+    if checkpoints and not form["as_csv"]:
         show(checkpoints, formats=FORMATS)
 
 
-def _grouped(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else words(value)
-
-
 def _sizes(patterns: Sequence[str]) -> Rows:
-    matches = {name: list(kv.list_models(name)) for name in patterns}
-    for pattern, names in matches.items():
-        if not names:
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        found = kv.list_models(pattern)
+        if not found:
             raise ValueError(f"No size matches {pattern!r}. `keras-vitx list` shows them all.")
+        names |= dict.fromkeys(found)
     return [
         {
             "size": name,
             **_columns(kv.models.MODELS[name]),
             "checkpoints": len(kv.weights.checkpoints_of(name)),
         }
-        for name in dict.fromkeys(itertools.chain(*matches.values()))
+        for name in names
     ]
 
 
@@ -121,15 +116,12 @@ def _columns(constructor: Callable) -> dict[str, Any]:
     arguments = inspect.signature(kv.models.build.FAMILIES[constructor.family]).parameters.values()
     defaults = {each.name: each.default for each in arguments if each.default is not each.empty}
     data = {**defaults, **constructor.data}
-    columns = {
-        "width": ("dim", "dims"),
-        "depth": ("depth", "depths"),
-        "heads": ("num_heads",),
-        "patch": ("patch_size",),
-    }
-    return {"family": constructor.family} | {
-        column: next((data[key] for key in keys if key in data), None)
-        for column, keys in columns.items()
+    return {
+        "family": constructor.family,
+        "width": data.get("dim", data.get("dims")),
+        "depth": data.get("depth", data.get("depths")),
+        "heads": data.get("num_heads"),
+        "patch": data.get("patch_size"),
     }
 
 
@@ -163,20 +155,20 @@ def _checkpoint(entry) -> dict[str, Any]:
     }
 
 
-def _recipes(names: Sequence[str], json: bool) -> None:
+def _show_recipes(names: Sequence[str], form: dict[str, bool]) -> None:
     if len(names) > 2:
         raise ValueError(f"`--recipes` takes at most two names. Received: {', '.join(names)}.")
     found = [kv.training.recipes.get(name) for name in names]
     if not found:
-        show([_recipe(name) for name in kv.training.list_recipes()], as_json=json)
+        show([_recipe(name) for name in kv.training.list_recipes()], **form)
     elif len(found) == 1:
-        show_json(found[0].to_dict()) if json else typer.echo(found[0])
+        show_json(found[0].to_dict()) if form["as_json"] else say(found[0])
     elif differences := found[0].differences(found[1]):
         one, other = names
         rows = [{"setting": key, one: a, other: b} for key, (a, b) in differences.items()]
-        show(rows, as_json=json, formats={one: str, other: str})
+        show(rows, **form, formats={one: str, other: str})
     else:
-        typer.echo("The recipes agree.")
+        say("The recipes agree.")
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -191,16 +183,16 @@ def _recipe(name: str) -> dict[str, Any]:
     }
 
 
-def _damaged(names: Sequence[str], json: bool) -> None:
+def _show_damaged(names: Sequence[str], json: bool) -> None:
     """List the images that can't be decoded; if there are any, the exit code is 1."""
     from keras_vitx.data.sources.folders import image_files, unreadable
 
     if not names:
         raise ValueError("`--damaged` takes image files or folders. Received: none.")
-    given, unknown = list(map(Path, names)), []
-    for folder in filter(Path.is_dir, given):
-        image_files(folder, unknown)
-    paths = files_of(given)
+    paths, unknown = [], []
+    for path in map(Path, names):
+        found = image_files(path, unknown) if path.is_dir() else [path]
+        paths += found
     errors = {str(path): str(error) for path, error in unreadable(paths).items()}
     errors |= {str(path): f"{path} is of a kind that Pillow can't read here." for path in unknown}
     count = len(paths) + len(unknown)
@@ -209,6 +201,6 @@ def _damaged(names: Sequence[str], json: bool) -> None:
     else:
         for error in errors.values():
             say(error)
-        typer.echo(f"{count:,} images, {len(errors):,} can't be decoded.")
+        say(f"{count:,} images, {len(errors):,} can't be decoded.")
     if errors:
         raise typer.Exit(1)

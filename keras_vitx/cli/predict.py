@@ -1,135 +1,145 @@
 """`keras-vitx predict`: the most probable classes of images."""
 
-import logging
-from collections.abc import Iterator, Sequence
+import csv as csv_format
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 import keras_vitx as kv
-from keras_vitx.cli import _predictions
-from keras_vitx.cli._images import Images, files_of
-from keras_vitx.cli._models import is_size, only_sensible_weights, open_model
-from keras_vitx.cli._options import Backend, Csv, Json, ModelOrFile, Overwrite, Weights
-from keras_vitx.cli._output import check_form, check_new, progress, say, text_file
+from keras_vitx.cli._options import (
+    Backend,
+    Csv,
+    Images,
+    Json,
+    ModelOrFile,
+    Overwrite,
+    Strict,
+    Weights,
+    image_files_of,
+    open_model,
+)
+from keras_vitx.cli._output import (
+    as_json,
+    check_form,
+    check_new,
+    progress,
+    say,
+    show,
+    show_json,
+    text_file,
+)
+from keras_vitx.text import csv_cell
 
-log = logging.getLogger(__name__)
+Prediction = tuple[Path, list[tuple]]
+"""A file, and its (WordNet id, class name, probability) in descending order."""
 
 
 def main(
     model: ModelOrFile,
     images: Images,
     weights: Weights = None,
-    top: Annotated[int, typer.Option(help="Number of classes per image.", min=1)] = 5,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 32,
+    top: Annotated[int, Option(help="Number of classes per image.", min=1)] = 5,
+    batch_size: Annotated[int, Option(help="Images per batch.", min=1)] = 32,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The file to write, .csv or .jsonl (JSON lines), one line per image.",
+        Option(
+            "--output", "-o", help="File to write, a line per image: .csv, or .jsonl (JSON lines)."
         ),
-    ] = None,
-    format: Annotated[
-        Literal["csv", "jsonl"] | None,
-        typer.Option(help="Format of the output. Default: by the suffix of `--output`."),
     ] = None,
     overwrite: Overwrite = False,
     trust: Annotated[
         bool,
-        typer.Option(
-            "--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."
-        ),
+        Option("--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."),
     ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Stop at an image that can't be decoded, and write no file."),
-    ] = False,
+    strict: Strict = False,
     json: Json = False,
     csv: Csv = False,
     backend: Backend = None,
 ) -> None:
-    """Classify images and print, or write to a file, the most probable classes of each.
+    """Print, or write to a file, the classes of images.
 
     An image that can't be decoded is reported and skipped, and the exit code is 1.
     """
     from keras_vitx.export.predictor import is_exported
 
-    form = _form(output, format, json, csv)
+    check_form(json, csv)
     if output is not None:
+        if json or csv:
+            raise ValueError("`--json` and `--csv` print; the format of `--output` is its suffix.")
+        if output.suffix.lower() not in (".csv", ".jsonl"):
+            raise ValueError(f"`--output` must end in .csv or .jsonl. Received: {output}.")
+        csv = output.suffix.lower() == ".csv"
         check_new(output, overwrite)
-    paths = files_of(images)
+    files = image_files_of(images)
     kv.keep_memory()
-    if weights is None and is_size(model):
-        weights = only_sensible_weights(model)
     is_file = weights is None and is_exported(model)
-    network = model if is_file else open_model(model, weights)
+    network = model if is_file else open_model(model, weights, trained=True)
     classifier = kv.predictor(network, batch_sizes=(batch_size,), trust=trust)
-    predicted = _predicted(classifier, paths, batch_size, top)
 
-    skipped: dict[Path, str] = {}
+    shown: list[Prediction] = []
+    errors: dict[Path, OSError] = {}
     with (
         text_file(output) as file,
         # The rows in a terminal show the progress, too.
-        progress(
-            len(paths), "images", hidden=form in _predictions.STREAMED and file.isatty()
-        ) as advance,
+        progress(len(files), "images", hidden=csv and file.isatty()) as advance,
     ):
-
-        def classified() -> Iterator[_predictions.Prediction]:
-            for results, errors in predicted:
-                for path, error in errors.items():
-                    if strict:
-                        raise error
-                    skipped[path] = str(error)
-                    say(f"Error: {error}", error=True)
-                yield from results
-                advance(len(results) + len(errors))
-
-        if form in _predictions.STREAMED:
-            _predictions.STREAMED[form](classified(), file)
-        else:
-            results = list(classified())
-    if form == "json":
-        _predictions.show_as_json(results, skipped)
-    elif form == "table":
-        _predictions.show_as_table(results)
+        if csv:
+            table = csv_format.writer(file, lineterminator="\n")
+            ranks = range(1, min(top, len(classifier.class_names)) + 1)
+            table.writerow(
+                ["file", *(f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))]
+            )
+        for batch in classifier.batches(files, batch_size):
+            for error in batch.errors.values():
+                if strict:
+                    raise error
+                say(f"Error: {error}", error=True)
+            errors |= batch.errors
+            best = []
+            if batch.paths:
+                probabilities = classifier.probabilities(batch.images)
+                best = kv.data.decode_predictions(probabilities, top, classifier)
+            predictions = list(zip(batch.paths, best, strict=True))
+            if csv:
+                table.writerows(map(_csv_row, predictions))
+            elif output is not None:
+                file.writelines(as_json(_as_object(one)) + "\n" for one in predictions)
+            else:
+                shown += predictions
+            advance(len(batch.paths) + len(batch.errors))
     if output is not None:
         say(f"Wrote {output}.")
-    if skipped:
-        say(f"Skipped {len(skipped):,} of {len(paths):,} images.", error=True)
+    elif json:
+        skipped = [{"file": str(path), "error": str(error)} for path, error in errors.items()]
+        show_json([*map(_as_object, shown), *skipped])
+    elif shown:
+        rows = [
+            {"file": str(path), "class": name, "probability": probability}
+            for path, best in shown
+            for _, name, probability in best
+        ]
+        show(rows, grouped="file", formats={"probability": "{:.1%}".format})
+    if errors:
+        say(f"Skipped {len(errors):,} of {len(files):,} images.", error=True)
         raise typer.Exit(1)
 
 
-def _form(output: Path | None, format: str | None, json: bool, csv: bool) -> str:
-    """Return the format of the output: "table", "json", or one of `_predictions.STREAMED`.
-
-    Raises:
-        ValueError: if the options contradict each other, or the format of a file is unknown.
-    """
-    check_form(json, csv)
-    if format and (json or csv):
-        raise ValueError("`--format` and `--json` or `--csv` are mutually exclusive.")
-    if output is None:
-        return format or ("json" if json else "csv" if csv else "table")
-    if json or csv:
-        raise ValueError("`--json` and `--csv` print; the format of `--output` is its suffix.")
-    suffix = output.suffix.removeprefix(".").lower()
-    if not format and suffix not in _predictions.STREAMED:
-        raise ValueError(
-            f"`--output` should end in .csv or .jsonl, or have a `--format`; got {output}."
-        )
-    return format or suffix
+def _csv_row(prediction: Prediction) -> list[Any]:
+    path, best = prediction
+    pairs = ((csv_cell(name), _rounded(probability)) for _, name, probability in best)
+    return [csv_cell(str(path)), *(cell for pair in pairs for cell in pair)]
 
 
-def _predicted(
-    classifier: "kv.export.Predictor", paths: Sequence[Path], batch_size: int, top: int
-) -> Iterator[tuple[list[_predictions.Prediction], dict[Path, OSError]]]:
-    """Yield the predictions of each batch, in the order of the files, and its errors."""
-    for batch in classifier.batches(paths, batch_size):
-        best = []
-        if batch.paths:
-            probabilities = classifier.probabilities(batch.images)
-            best = kv.data.decode_predictions(probabilities, top, classifier)
-        yield list(zip(batch.paths, best, strict=True)), batch.errors
+def _as_object(prediction: Prediction) -> dict[str, Any]:
+    path, best = prediction
+    classes = [
+        {"class": name, "probability": _rounded(probability)} for _, name, probability in best
+    ]
+    return {"file": str(path), "classes": classes}
+
+
+def _rounded(probability: float) -> float:
+    """Return the six digits that float32 has."""
+    return float(f"{probability:.6g}")

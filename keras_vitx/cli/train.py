@@ -1,19 +1,50 @@
 """`keras-vitx train`: train or fine-tune a model on a folder, a dataset or the sample."""
 
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import typer
+from typer import Option
 
 import keras_vitx as kv
-from keras_vitx.cli import _devices
-from keras_vitx.cli._models import is_size, open_model
-from keras_vitx.cli._options import Backend, ModelOrFile, Source, Strict, Weights
-from keras_vitx.cli._output import new_run, say
-from keras_vitx.cli._recipe import Changes, RecipeName, Smoke, a_few_images, changes_of, weights_of
-from keras_vitx.cli._resume import Keep, Resume, SaveEvery, extend, given, recorder, resumed
-from keras_vitx.files import check_writable
-from keras_vitx.text import printable
+from keras_vitx.cli._options import (
+    Backend,
+    ModelOrFile,
+    Source,
+    Strict,
+    Weights,
+    is_size,
+    open_model,
+)
+from keras_vitx.cli._output import check_new_folder, new_run, say
+from keras_vitx.files import atomic_write
+
+# Not by `kv.training.list_recipes`, because Keras is imported after the options are parsed.
+RECIPES = sorted(
+    path.stem for path in (Path(__file__).parents[1] / "training" / "recipes").glob("[!_]*.py")
+)
+COMMAND = "command.json"
+"""The options of the command that began a run, in its folder."""
+FREE = ("epochs", "save_every", "keep", "backend")
+"""Options that may differ when a run is resumed."""
+SETTINGS = ("epochs", "freeze_epochs", "batch_size", "learning_rate", "precision")
+"""Options that are settings of the recipe."""
+SMOKE_STEPS = 3
+
+
+def _choose_backend(folder: Path | None) -> Path | None:
+    if folder is not None:
+        # The option --backend goes before it.
+        os.environ.setdefault("KERAS_BACKEND", _read_command(folder)["backend"])
+    return folder
 
 
 def main(
@@ -23,202 +54,339 @@ def main(
     weights: Weights = None,
     argument: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--with",
             metavar="NAME=VALUE",
-            help="Argument of a size, such as dense_head=true or drop_path=0.2; may be repeated.",
+            help="Argument of a size, such as drop_path=0.2. Repeatable.",
         ),
     ] = None,
-    recipe: RecipeName = "finetune",
-    change: Changes = None,
-    smoke: Smoke = False,
-    teacher: Annotated[
-        str | None,
-        typer.Option(
-            help="A model whose predictions are learned, too: a .keras file, a folder or hf://..."
+    recipe: Annotated[
+        str,
+        Option(
+            metavar="RECIPE", help=f"{', '.join(RECIPES)}; or the folder of a run, for its recipe."
         ),
+    ] = "finetune",
+    change: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Setting of the recipe, such as mixup=0.2, patience=5 or "
+            "clip_norm=none (`keras-vitx list --recipes NAME` has all). Repeatable.",
+        ),
+    ] = None,
+    smoke: Annotated[
+        bool, Option("--smoke", help="Try the recipe on a few images, in a few steps.")
+    ] = False,
+    teacher: Annotated[
+        str | None, Option(metavar="MODEL", help="A model whose predictions are learned, too.")
     ] = None,
     head: Annotated[
         Literal["match", "keep", "fresh"],
-        typer.Option(
-            help="How to treat a trained head: match it to the class names of the data, keep it, "
-            "or reinitialize it."
+        Option(
+            metavar="HOW",
+            help="match a trained head to the class names of the data, keep it, or begin with a "
+            "fresh one.",
         ),
     ] = "match",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
-    freeze: Annotated[
-        int | None,
-        typer.Option(help="Epochs before the others in which only the head learns.", min=0),
+    epochs: Annotated[int | None, Option(help="Passes over the training images.")] = None,
+    batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
+    learning_rate: Annotated[float | None, Option(help="Peak learning rate.")] = None,
+    precision: Annotated[
+        Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
+        Option(
+            metavar="POLICY", help="float32, mixed_bfloat16 or mixed_float16. Default: the model's."
+        ),
     ] = None,
-    patience: Annotated[
-        int | None,
-        typer.Option(help="Epochs without a better one after which training ends.", min=1),
+    find_rate: Annotated[
+        Path | None,
+        Option(help="Do not train: print the best learning rate, and draw the losses here."),
     ] = None,
     class_weight: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME=WEIGHT,...",
-            help="Weights of classes in the loss, such as cat=2,dog=0.5; others weigh 1.",
-        ),
+        Option(metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."),
     ] = None,
     balanced: Annotated[
-        bool,
-        typer.Option("--balanced", help="Draw images of each class equally often."),
+        bool, Option("--balanced", help="Draw images of each class equally often.")
     ] = False,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    find_rate: Annotated[
-        Path | None,
-        typer.Option(
-            help="Do not train: try rising learning rates, print the best one, and draw the loss "
-            "to this file."
-        ),
-    ] = None,
     image_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Side of the images in pixels, for a size. Default: that of the size or "
-            "checkpoint.",
-            min=1,
-        ),
-    ] = None,
-    precision: Annotated[
-        Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
-        typer.Option(help="Precision of the computation. Default: that of the model."),
+        int | None, Option(help="Side of the images of a size. Default: the checkpoint's.", min=1)
     ] = None,
     validation_split: Annotated[
-        float,
-        typer.Option(
-            help="Fraction of each class held out for validation, if the source has no "
-            "validation part."
-        ),
+        float, Option(help="Fraction of each class held out, if the source has no validation.")
     ] = 0.1,
-    fraction: Annotated[
-        float, typer.Option(help="Fraction of each class of the training images that is used.")
-    ] = 1.0,
+    fraction: Annotated[float, Option(help="Fraction of the training images that is used.")] = 1.0,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the results. Default: a new one under runs/."),
+        Path | None, Option(help="Folder for the results. Default: a new one under runs/.")
     ] = None,
-    resume: Resume = None,
-    save_every: SaveEvery = None,
-    keep: Keep = 3,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.", min=0)] = 0,
+    resume: Annotated[
+        Path | None,
+        Option(
+            help="Folder of a run that was stopped, to be continued with its settings.",
+            # Before --backend, and before Keras is imported.
+            is_eager=True,
+            callback=_choose_backend,
+        ),
+    ] = None,
+    save_every: Annotated[
+        int | None, Option(help="Steps between checkpoints. Default: one per epoch.", min=1)
+    ] = None,
+    keep: Annotated[int, Option(help="Number of checkpoints to keep.", min=1)] = 3,
+    seed: Annotated[int, Option(help="Seed of weights, order, augmentation.", min=0)] = 0,
     strict: Strict = False,
-    devices: _devices.Devices = None,
+    devices: Annotated[
+        str | None, Option(help="Number of devices that share each batch, or all. Default: one.")
+    ] = None,
     backend: Backend = None,
 ) -> None:
     """Train or fine-tune a model by a recipe."""
-    if context is not None and resume is not None:
-        options = resumed(context, resume)
-        if kv.training.run.is_finished(resume) and "epochs" not in given(context):
+    options = dict(context.params)
+    if resume is not None:
+        now = _given(context)
+        options = _resumed(now, resume)
+        if kv.training.run.is_finished(resume) and "epochs" not in now:
             say(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
-            return None
-        main(None, **options)
-        extend(resume, options["epochs"])
-        return None
-    if model is None or source is None:
+            return
+    elif model is None or source is None:
         raise typer.BadParameter("MODEL and SOURCE are required, or --resume.")
+    _train(SimpleNamespace(**options))
+
+
+def _train(options: SimpleNamespace) -> None:
     import keras
 
-    _devices.use(devices)
+    use_devices(options.devices)
     chief = kv.training.is_chief()
-    if chief and resume is None:
-        _check_output(output)
-    options = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "freeze_epochs": freeze,
-        "patience": patience,
-        "precision": precision,
-    }
-    options = {name: value for name, value in options.items() if value is not None}
-    # All at once: `epochs` scales the warm-up unless that is set, too.
-    chosen = kv.training.recipes.get(recipe).but(**(changes_of(change) | options))
-    if smoke:
-        chosen = chosen.smoke()
-    if image_size is not None and not is_size(model):
-        raise ValueError(
-            f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
-            f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {image_size}`."
-        )
-    arguments = changes_of(argument, "--with")
-    if arguments and not is_size(model):
-        raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
-    keras.utils.set_random_seed(seed)
-    images = kv.data.load_dataset(
-        source, validation_split=validation_split, strict=strict, seed=seed
+    if chief and options.resume is None:
+        check_new_folder(options.output or Path("runs", "new"))
+    changes = named_values(options.change, "--set")
+    changes |= {name: getattr(options, name) for name in SETTINGS}
+    changes = {name: v for name, v in changes.items() if name not in SETTINGS or v is not None}
+    recipe = kv.training.recipes.get(options.recipe).but(**changes)
+    if options.smoke:
+        recipe, changes = recipe.smoke(), {}
+    keras.utils.set_random_seed(options.seed)
+    dataset = kv.data.load_dataset(
+        options.source,
+        validation_split=options.validation_split,
+        strict=options.strict,
+        seed=options.seed,
     )
-    if smoke:
-        images = a_few_images(images, chosen)
-    if is_size(model):
-        arguments["classes"] = len(images.class_names)
-        if image_size is not None:
-            arguments["input_shape"] = (image_size, image_size, 3)
-    try:
-        network = open_model(model, weights, **arguments)
-    except TypeError as error:
-        raise ValueError(f"`--with`: {error}") from None
-    tutor = None
-    if teacher is not None:
-        if is_size(teacher):
-            raise ValueError(
-                f"`--teacher` must be a trained model. Received: the size {teacher!r}."
-            )
-        tutor = open_model(teacher)
-    _check_classes(network, model, images)
-    if find_rate is not None:
-        rate = kv.training.find_learning_rate(network, images, chosen, path=find_rate, seed=seed)
-        say(f"The loss falls fastest at {rate:.2g}; see {find_rate}.")
+    if options.smoke:
+        dataset = _few_images(dataset, recipe.batch_size)
+    network = _open(options, len(dataset.class_names), dataset.name)
+    if options.teacher is not None and is_size(options.teacher):
+        raise ValueError(
+            f"`--teacher` must be a trained model. Received: the size {options.teacher!r}."
+        )
+    teacher = None if options.teacher is None else open_model(options.teacher)
+    if options.find_rate is not None:
+        path = options.find_rate
+        rate = kv.training.find_learning_rate(
+            network, dataset, recipe, path=path, seed=options.seed
+        )
+        say(f"The loss falls fastest at {rate:.2g}; see {path}.")
         return
+    output = options.resume or options.output
     if chief:
         output = output or new_run(network.name)
-    output = resume or output
-    changed = changes_of(change) | options
-    # Settings that `min_updates` of the recipe leaves alone.
-    fixed = {name: changed[name] for name in ("epochs", "batch_size") if name in changed}
-    fixed = {} if smoke else fixed
+    weights = options.class_weight
     try:
         kv.fit(
             network,
-            images,
-            chosen,
-            **fixed,
-            teacher=tutor,
-            head=head,
+            dataset,
+            recipe,
+            **changes,
+            teacher=teacher,
+            head=options.head,
             output=output,
-            save_every=save_every if output else None,
-            keep=keep,
-            resume=resume is not None,
-            callbacks=[recorder(context, output)] if chief and resume is None else [],
-            class_weight=weights_of(class_weight),
-            seed=seed,
-            fraction=fraction,
-            strict=strict,
-            **({"sampling": "balanced"} if balanced else {}),
+            save_every=options.save_every if output else None,
+            keep=options.keep,
+            resume=options.resume is not None,
+            callbacks=[_recorder(options, Path(output))] if chief else [],
+            class_weight=weights and named_values(weights.split(","), "--class-weight"),
+            seed=options.seed,
+            fraction=options.fraction,
+            strict=options.strict,
+            **({"sampling": "balanced"} if options.balanced else {}),
         )
     except (SystemExit, KeyboardInterrupt):
         if chief:
-            typer.echo(printable(f"To continue: keras-vitx train --resume {output}"), err=True)
+            say(f"To continue: keras-vitx train --resume {output}", error=True)
         raise
     if chief:
         say(f"Model, history and settings: {output}")
 
 
-def _check_output(output: Path | None) -> None:
-    if output is None:
-        check_writable(Path("runs", "new"))
-        return
-    check_writable(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
-
-
-def _check_classes(network, model: str, images) -> None:
-    outputs, classes = network.output_shape[-1], len(images.class_names)
-    if outputs != classes:
+def _open(options: SimpleNamespace, classes: int, source: str):
+    """Return the model, which must have as many classes as the source."""
+    model, side = options.model, options.image_size
+    arguments = named_values(options.argument, "--with")
+    if is_size(model):
+        arguments["classes"] = classes
+        if side is not None:
+            arguments["input_shape"] = (side, side, 3)
+    elif arguments:
+        raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
+    elif side is not None:
         raise ValueError(
-            f"{model!r} has {outputs} classes, {images.name} has {classes}. To start from its "
-            f"weights with a new head: `keras-vitx train SIZE ... --weights {model}`."
+            f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
+            f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {side}`."
         )
+    try:
+        network = open_model(model, options.weights, **arguments)
+    except TypeError as error:
+        raise ValueError(f"`--with`: {error}") from None
+    if network.output_shape[-1] != classes:
+        raise ValueError(
+            f"{model!r} has {network.output_shape[-1]} classes, {source} has {classes}. To start "
+            f"from its weights with a new head: `keras-vitx train SIZE ... --weights {model}`."
+        )
+    return network
+
+
+def _few_images(dataset: Any, batch_size: int) -> Any:
+    """Return a dataset of enough images for a few steps per epoch."""
+    splits = {}
+    for name, steps in {"train": SMOKE_STEPS, "validation": 1, "test": 1}.items():
+        split = getattr(dataset, name)
+        if split is not None:
+            count = min(steps * batch_size, split.size)
+            splits[name] = split.take(np.linspace(0, split.size - 1, count).astype(int))
+    return dataclasses.replace(dataset, **splits)
+
+
+def named_values(words: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """Return values by name from texts such as `mixup=0.2`.
+
+    Values are numbers, `true`, `false`, `none`, several numbers separated by commas, or
+    else text.
+
+    Raises:
+        ValueError: if a text has no `=`.
+    """
+    values = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"`{option}` must be NAME=VALUE. Received: {word!r}.")
+        values[name.strip()] = _value(value.strip())
+    return values
+
+
+def _value(text: str) -> Any:
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    if "," in text:
+        return tuple(_value(part.strip()) for part in text.split(","))
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def use_devices(devices: str | None) -> None:
+    """Use the devices that the option names, before a model is made.
+
+    Under PyTorch, this process is replaced by `torchrun` with the same command, once.
+    """
+    import keras
+
+    if devices is None:
+        return
+    if devices != "all" and not (devices.isdecimal() and int(devices)):
+        raise ValueError(f"`--devices` must be 'all' or at least 1. Received: {devices!r}.")
+    count = "all" if devices == "all" else int(devices)
+    if keras.backend.backend() == "torch" and "LOCAL_RANK" not in os.environ:
+        import torch
+
+        gpus = torch.cuda.device_count()
+        there = gpus or os.cpu_count()
+        count = (gpus or 1) if count == "all" else count
+        if count > there:
+            kind = "GPUs" if gpus else "CPU cores"
+            raise ValueError(
+                f"`--devices` must be at most {there}, the number of {kind}. Received: {count}."
+            )
+        if count > 1:
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+            command = [sys.executable, *launch, "-m", "keras_vitx.cli", *sys.argv[1:]]
+            os.execv(sys.executable, command)
+    kv.training.use_devices(count)
+    if not kv.training.is_chief():
+        logging.getLogger("keras_vitx").setLevel(logging.ERROR)
+
+
+def _recorder(options: SimpleNamespace, folder: Path) -> Any:
+    """Return a callback that writes the options of a command to the folder of its run."""
+    import keras
+
+    record = {**vars(options), "backend": keras.backend.backend(), "resume": None}
+    record |= {name: _absolute(record[name]) for name in ("model", "source")}
+    text = json.dumps(record, indent=2, default=str) + "\n"
+
+    def write(logs):
+        with atomic_write(folder / COMMAND) as path:
+            path.write_text(text)
+
+    return keras.callbacks.LambdaCallback(on_train_begin=write)
+
+
+def _read_command(folder: Path) -> dict[str, Any]:
+    """Return the options of the command that began a run.
+
+    Raises:
+        ValueError: if `folder` holds no run of the command line.
+    """
+    path = folder / COMMAND
+    if not path.is_file():
+        raise ValueError(
+            f"`--resume`: {folder} holds a run that was begun in Python: continue it by the same "
+            "call of `kv.fit` with `resume=True`."
+            if (folder / "run.json").is_file()
+            else f"`--resume`: {folder} is not the folder of a run: it has no {COMMAND}."
+        )
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}).") from error
+
+
+def _resumed(now: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the options of the run in `folder`, with those that may differ as given now.
+
+    Raises:
+        ValueError: if another option differs from the run's; the message says in what.
+    """
+    before = _read_command(folder)
+    fixed = {name: v for name, v in now.items() if name not in (*FREE, "resume", "output")}
+    fixed |= {name: _absolute(fixed[name]) for name in ("model", "source") if name in fixed}
+    differ = [
+        f"{name} was {before.get(name)!r}, is now {value!r}"
+        for name, value in json.loads(json.dumps(fixed, default=str)).items()
+        if value != before.get(name)
+    ]
+    if differ:
+        raise ValueError(
+            f"`--resume` continues the run in {folder} as it was begun: {'; '.join(differ)}."
+        )
+    # Options of earlier versions.
+    before.setdefault("freeze_epochs", before.get("freeze"))
+    if before.get("patience") is not None:
+        before["change"] = [*(before["change"] or ()), f"patience={before['patience']}"]
+    return {**before, "resume": folder} | {name: now[name] for name in FREE if name in now}
+
+
+def _given(context: typer.Context) -> dict[str, Any]:
+    """Return the options that were given on the command line, by name."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name).name == "COMMANDLINE"
+    }
+
+
+def _absolute(name: str) -> str:
+    """Return a model or a source with the whole path, if it is a path."""
+    return str(Path(name).absolute()) if Path(name).exists() else name

@@ -1,5 +1,7 @@
+import base64
 import json
 import re
+import zlib
 from html.parser import HTMLParser
 
 import keras
@@ -10,7 +12,8 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.analysis import explore, measure, trace
-from keras_vitx.analysis.page.packed import Quantized
+from keras_vitx.analysis.page import Chart
+from keras_vitx.analysis.page.explore import weights
 
 PICTURES = np.random.default_rng(0).integers(0, 256, (2, 24, 20, 3), "uint8")
 
@@ -50,8 +53,16 @@ def read(path):
     maps = {}
     for name, text in scripts.items():
         _, block, stage = name.split("/")
-        maps[name] = Quantized.from_text(text, facts["blocks"][int(block)]["stages"][stage]).maps()
+        maps[name] = weights(unpacked(text, facts["blocks"][int(block)]["stages"][stage]))
     return facts, maps
+
+
+def unpacked(text, shape):
+    """Read quantized maps as the script of the page does."""
+    content = zlib.decompress(base64.b64decode(text))
+    rows = shape[0] * shape[1]
+    low, step = np.frombuffer(content, "<f4", 2 * rows).reshape(2, *shape[:2])
+    return low, step, np.frombuffer(content, "uint8", offset=8 * rows).reshape(shape)
 
 
 @pytest.mark.parametrize("family", ("CaiT", "ConViT", "RefinedViT", "PiT"))
@@ -147,6 +158,7 @@ def test_wrong_arguments(tmp_path):
         ({"heads": ["mean"]}, r"`heads` must be numbers of heads or 'mean'. Received: \['mean'\]"),
         ({"heads": []}, "`heads` must be numbers of heads"),
         ({"names": ["a"]}, r"`names` must be 2"),
+        ({"charts": [Chart("entropi", "", "")]}, "no measure 'entropi'"),
     ):
         with pytest.raises(ValueError, match=message):
             explore(model, PICTURES, path, **wrong)

@@ -1,12 +1,15 @@
 """Each figure is drawn, and shows what it should, for results that are told apart by eye."""
 
+import sys
+
 import numpy as np
 import pytest
 from harness import FAMILIES, numbers, randomize
+from PIL import Image
 
-import keras_vitx as kv
 from keras_vitx import analysis
 from keras_vitx.analysis import figures
+from keras_vitx.analysis.trace import saliency
 
 pytestmark = pytest.mark.backend_free
 
@@ -29,30 +32,20 @@ def results():
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
     """Return a function that draws to a file and returns the axes; the file must not be empty."""
-    kept, draw = [], figures.drawing
+    from matplotlib.figure import Figure
+
+    kept, subplots = [], Figure.subplots
 
     def watched(*args, **kwargs):
-        drawing = draw(*args, **kwargs)
+        kept.append(subplots(*args, **kwargs))
+        return kept[-1]
 
-        class Watched:
-            def __enter__(self):
-                kept.append(drawing.__enter__())
-                return kept[-1]
-
-            def __exit__(self, *error):
-                return drawing.__exit__(*error)
-
-        return Watched()
-
-    for module in (figures, analysis.dynamics, analysis.pictures):
-        monkeypatch.setattr(module, "drawing", watched)
+    monkeypatch.setattr(Figure, "subplots", watched)
 
     def call(function, *args, **kwargs):
-        from PIL import Image
-
-        path = tmp_path / "figure.png"
-        # The path comes after what is drawn and, in `plot_by_block`, the name of the measure.
+        path = tmp_path / "new" / "figure.png"
         assert function(*args, path=path, **kwargs) == path
+        assert [file.name for file in path.parent.iterdir()] == ["figure.png"]
         with Image.open(path) as picture:
             assert np.asarray(picture.convert("L")).std() > 5
         return kept[-1]
@@ -64,53 +57,32 @@ def curves(axis):
     return {line.get_label(): np.asarray(line.get_ydata(), float) for line in axis.lines}
 
 
-def test_curves_by_block(results, drawn):
-    ((axis,),) = drawn(analysis.plot_by_block, results, "steepness")
-    for model, one in results.items():
-        expected = [values.mean() for values in one["steepness"].values()]
-        np.testing.assert_allclose(curves(axis)[model], expected)
-    ((axis,),) = drawn(analysis.plot_entropy, results)
+def shown(axis):
+    return np.asarray(axis.images[0].get_array())
+
+
+def means(values):
+    return [np.mean(value) for value in values.values()]
+
+
+def test_measures_by_block(results, drawn):
+    ((one, other),) = drawn(analysis.plot_by_block, results, ["steepness", "adjacent_similarity"])
+    for model, measured in results.items():
+        np.testing.assert_allclose(curves(one)[model], means(measured["steepness"]))
+        np.testing.assert_allclose(curves(other)[model], means(measured["adjacent_similarity"]))
+    # The first block has none before it.
+    assert list(other.lines[0].get_xdata()) == [2, 3]
+    ((axis,),) = drawn(analysis.plot_by_block, results, "entropy", label="nats")
     np.testing.assert_allclose(curves(axis)["log T"], np.log([5, 5, 5]), rtol=1e-6)
+    assert axis.get_ylabel() == "nats"
     with pytest.raises(ValueError, match=r"no measure 'entropie'. Did you mean 'entropy'"):
         drawn(analysis.plot_by_block, results, "entropie")
 
 
-def test_similarities(results, drawn):
-    axes = drawn(analysis.plot_layer_similarity, results)
-    features, maps = curves(axes[0, 0]).values()
-    assert features[-1] == pytest.approx(1) and np.isnan(maps[0]) and np.isfinite(maps[1:]).all()
-    axes = drawn(analysis.plot_similarity_matrix, results)
-    shown = axes[0, 1].images[0].get_array()
-    rows = results["DeepViT"]["cross_layer_similarity"].values()
-    np.testing.assert_allclose(shown, np.stack(list(rows)))
-    ((axis,),) = drawn(analysis.plot_similar_blocks, results, threshold=-1)
-    assert curves(axis)["ViT"] == pytest.approx(2 / 3)
-    ((axis,),) = drawn(
-        analysis.plot_similar_blocks, results, threshold=-1, widths={"ViT": 8, "DeepViT": 16}
-    )
-    assert curves(axis)["ViT"] == [2], "their number against the width"
-    assert axis.lines[1].get_xdata() == [16] and axis.get_xlabel() == "embedding dimension"
-    axes = drawn(analysis.plot_re_attention, {"DeepViT": results["DeepViT"]})
-    theta = results["DeepViT"]["re_attention"]["blocks_2"]
-    np.testing.assert_allclose(axes[0, 0].images[0].get_array(), theta)
-
-
-def test_depth_of_re_attention(results, drawn):
-    adjacent = results["ViT"]["adjacent_similarity"]
-    ((axis,),) = drawn(analysis.plot_re_attention_depth, adjacent, {0: 0.5, 3: 0.6, 2: 0.7})
-    np.testing.assert_allclose(curves(axis)["similarity"], list(adjacent.values()))
-    assert list(axis.lines[0].get_xdata()) == [2, 3]
-    (points,) = axis.figure.axes[1].lines
-    assert list(points.get_xdata()) == [0, 1, 3] and list(points.get_ydata()) == [0.6, 0.7, 0.5]
-    with pytest.raises(ValueError, match=r"depths from 0 to 3.*\[4\]"):
-        analysis.plot_re_attention_depth(adjacent, {4: 0.5}, "figure.png")
-
-
-def test_branches_of_a_training(results, drawn):
+def test_measures_by_block_over_epochs(results, drawn):
     """CaiT's Figure 4 over epochs, from the rows that the callback writes."""
-    watch = analysis.MeasureDuringTraining(
-        IMAGES, measures=["attention_branch", "mlp_branch", "entropy"]
-    )
+    names = ["attention_branch", "mlp_branch"]
+    watch = analysis.MeasureDuringTraining(IMAGES, measures=[*names, "entropy"])
     model = FAMILIES["ViT"](depth=3)
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(IMAGES, np.array([0, 1]), epochs=2, callbacks=[watch], verbose=0)
@@ -120,104 +92,104 @@ def test_branches_of_a_training(results, drawn):
     for name in now:
         for block, value in now[name].items():
             np.testing.assert_allclose(epochs[-1][name][block], value, rtol=1e-5)
-    axes = drawn(analysis.plot_branches, {"ViT": epochs})
-    shades = [line.get_alpha() for line in axes[1, 0].lines]
-    assert shades == pytest.approx([0.2 + 0.8 * i / 3 for i in (1, 2, 3)])
+    ((attention, mlp),) = drawn(analysis.plot_by_block, {"a": epochs, "b": results["ViT"]}, names)
+    assert len(attention.lines) == len(mlp.lines) == 4
+    shades = [line.get_alpha() for line in mlp.lines]
+    assert shades == pytest.approx([0.2 + 0.8 * i / 3 for i in (1, 2, 3)] + [1])
+    np.testing.assert_allclose(curves(mlp)["b"], means(results["ViT"]["mlp_branch"]), rtol=1e-6)
     with pytest.raises(ValueError, match="at least one row"):
         analysis.results_by_epoch([])
 
 
-def test_branches_by_epoch(results, drawn):
-    axes = drawn(analysis.plot_branches, {"a": list(results.values()), "b": results["ViT"]})
-    attention, mlp = axes[:, 0]
-    assert [len(attention.lines), len(mlp.lines)] == [3, 3]
-    shades = [line.get_alpha() for line in attention.lines]
-    assert shades[0] < shades[1] == shades[2]
-    np.testing.assert_allclose(
-        curves(mlp)["b"], list(results["ViT"]["mlp_branch"].values()), rtol=1e-6
-    )
-
-
-def test_scales_of_context(drawn):
-    scaled = analysis.measure(FAMILIES["CBViT"](scaled=True), IMAGES, ["context_scale"])
-    axes = drawn(analysis.plot_context_scale, {"CB": scaled})
-    for index, axis in enumerate(axes[0]):
-        expected = [values[index] for values in scaled["context_scale"].values()]
-        np.testing.assert_allclose(curves(axis)["CB"], expected)
-
-
-def test_rows_of_the_class_token(results, drawn):
-    pit = analysis.measure(randomized("PiT"), IMAGES, ["class_attention"])
-    axes = drawn(analysis.plot_class_rows, {"ViT": results["ViT"], "PiT": pit})
-    shown = np.asarray(axes[0, 0].images[0].get_array())
-    rows = [values.mean(0) for values in results["ViT"]["class_attention"].values()]
-    np.testing.assert_allclose(shown, rows)
-    assert axes[1, 0].images[0].get_array().shape == (3, 10)
-
-
-def test_accuracy_and_gap(drawn):
+def test_curves(drawn):
     points = {"a": {0.1: 0.4, 1: 0.8}, "b": {1: 0.88, 0.1: 0.5, 0.5: 0.7}}
-    ((axis,),) = drawn(analysis.plot_accuracy, points, baseline="a")
+    ((axis,),) = drawn(analysis.plot_curves, points, xlabel="fraction", baseline="a")
     assert curves(axis)["b"].tolist() == [0.5, 0.7, 0.88]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("fraction", "accuracy")
     gaps = next(one for one in axis.figure.axes if one is not axis)
     np.testing.assert_allclose(gaps.lines[0].get_ydata(), [25, 10])
-    with pytest.raises(ValueError, match=r"`baseline` must be one of the models. Received: 'c'"):
-        drawn(analysis.plot_accuracy, points, baseline="c")
-
-
-def test_accuracy_by_strength(drawn):
     rows = [
-        {"strength": 2, "accuracy": 0.5, "interval": 0.1},
-        {"strength": 0, "accuracy": 0.8, "interval": None},
+        {"strength": 2, "mean_iou": 0.5, "interval": 0.1},
+        {"strength": 0, "mean_iou": 0.8, "interval": None},
     ]
-    ((axis,),) = drawn(analysis.plot_strength, {"a": rows, "b": rows[:1]})
-    line, _, (bars,) = axis.containers[0]
-    assert line.get_ydata().tolist() == [0.8, 0.5]
-    np.testing.assert_allclose(bars.get_segments()[1], [[2, 0.4], [2, 0.6]])
-    with pytest.raises(ValueError, match="`curves` must have rows"):
-        drawn(analysis.plot_strength, {"a": []})
+    curves_of = {"a": rows, "b": rows[:1]}
+    ((axis,),) = drawn(analysis.plot_curves, curves_of, xlabel="epsilon", measure="mean_iou")
+    assert curves(axis)["a"].tolist() == [0.8, 0.5]
+    (bars,) = axis.containers[0][2]
+    np.testing.assert_allclose(bars.get_segments()[0], [[2, 0.4], [2, 0.6]])
+    for wrong, message in (
+        ({"curves": points, "baseline": "c"}, "`baseline` must be one of .* Received: 'c'"),
+        ({"curves": {"a": []}}, r"`curves` must have points for each label. Received: \['a'\]"),
+        ({"curves": {}}, "`curves` must have points"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            analysis.plot_curves(path="a.png", xlabel="", **wrong)
+
+
+def test_matrices(results, drawn):
+    ((vit, deep),) = drawn(analysis.plot_matrix, results, "cross_layer_similarity")
+    shares = np.stack(list(results["DeepViT"]["cross_layer_similarity"].values()))
+    np.testing.assert_allclose(shown(deep), shares)
+    assert [label.get_text() for label in vit.get_yticklabels()] == list(results["ViT"]["entropy"])
+    ((axis,),) = drawn(analysis.plot_matrix, {"DeepViT": results["DeepViT"]}, "re_attention")
+    np.testing.assert_allclose(shown(axis), results["DeepViT"]["re_attention"]["blocks_2"])
+    assert axis.get_title() == "DeepViT, blocks_2"
+    ((axis, _),) = drawn(analysis.plot_matrix, results, "entropy")
+    np.testing.assert_allclose(shown(axis), list(results["ViT"]["entropy"].values()))
+    pit = analysis.measure(randomized("PiT"), IMAGES, ["class_attention"])
+    rows = {"ViT": results["ViT"], "PiT": pit}
+    ((vit, pit),) = drawn(analysis.plot_matrix, rows, "class_attention")
+    expected = [values.mean(0) for values in results["ViT"]["class_attention"].values()]
+    np.testing.assert_allclose(shown(vit), expected)
+    assert shown(pit).shape == (3, 10)
+    with pytest.raises(ValueError, match="`name` must be a measure with a row of numbers"):
+        drawn(analysis.plot_matrix, results, "mean_maps")
 
 
 def test_training(drawn):
+    columns = "epoch", "step", "measure", "block", "head", "value"
     rows = [
-        {
-            "epoch": epoch,
-            "step": epoch,
-            "measure": "gates",
-            "block": block,
-            "head": head,
-            "value": v,
-        }
+        dict(zip(columns, (epoch, epoch, "gates", block, head, value), strict=True))
         for epoch in (0, 1)
         for block in ("blocks_0", "blocks_1")
-        for head, v in enumerate((0.25, 0.75 + 0.25 * epoch))
+        for head, value in enumerate((0.25, 0.75 + 0.25 * epoch))
     ]
-    axes = drawn(analysis.plot_gates, rows)
+    axes = drawn(analysis.plot_dynamics, rows, measures="gates", heads=True)
     assert axes.shape == (1, 2)
     *heads, mean = axes[0, 0].lines
     assert len(heads) == 2 and mean.get_color() == "black"
     np.testing.assert_allclose(mean.get_ydata(), [0.5, 0.625])
-    axes = drawn(analysis.plot_dynamics, rows)
-    np.testing.assert_allclose(curves(axes[0, 0])["blocks_1"], [0.5, 0.625])
+    ((axis,),) = drawn(analysis.plot_dynamics, rows)
+    np.testing.assert_allclose(curves(axis)["blocks_1"], [0.5, 0.625])
     with pytest.raises(ValueError, match=r"no measure 'entropy'. Known: gates"):
         drawn(analysis.plot_dynamics, rows, measures=["entropy"])
     with pytest.raises(ValueError, match="at least one row"):
         drawn(analysis.plot_dynamics, [])
 
 
-def test_heads_of_the_class_token(drawn):
-    axes = drawn(analysis.plot_class_heads, randomized("CaiT", class_depth=2), IMAGES)
+def test_class_token(drawn):
+    model = randomized("CaiT", class_depth=2)
+    model.class_names = names = ["ant", "bee", "cat", "dog", "eel"]
+    axes = drawn(analysis.plot_class_attention, model, IMAGES, titles=["a", "b"])
+    assert axes.shape == (2, 1 + 2)
+    maps = analysis.class_attention(model, IMAGES)
+    salient = saliency(maps["blocks_token_only_1"], (16, 16))
+    np.testing.assert_allclose(shown(axes[1, 2]), salient[1])
+    assert axes[1, 0].get_title() == "b"
+
+    axes = drawn(analysis.plot_class_attention, model, IMAGES, mode="heads")
     assert axes.shape == (2 * 2, 1 + 2)
+    np.testing.assert_allclose(shown(axes[3, 2]), maps["blocks_token_only_1"][1, 1])
+    assert axes[2, 0].images and not axes[3, 0].images
 
-
-def test_saliency(drawn):
-    model = randomized("CaiT")
-    names = ["ant", "bee", "cat", "dog", "eel"]
-    axes = drawn(analysis.plot_saliency, model, IMAGES, class_names=names, least=0)
-    predicted = np.asarray(model.predict(IMAGES, verbose=0))
-    best = names[predicted[1].argmax()]
-    assert axes[1, 1].get_title().startswith(f"{best} ({100 * predicted[1].max():.0f}%)")
-    assert axes[1, 1].images[0].get_array().shape == (16, 16)
+    axes = drawn(analysis.plot_class_attention, model, IMAGES, mode="focus")
+    assert axes.shape == (2, 2) and shown(axes[1, 1]).shape == (16, 16)
+    predicted = np.asarray(model.predict(IMAGES, verbose=0))[1]
+    said = axes[1, 1].get_title().replace("\n", " ")
+    assert said.startswith(f"{names[predicted.argmax()]} ({100 * predicted.max():.0f}%)")
+    assert said.count("%") == (predicted > 0.1).sum()
+    with pytest.raises(ValueError, match=r"`mode` must be .* Received: 'all'"):
+        drawn(analysis.plot_class_attention, model, IMAGES, mode="all")
 
 
 def test_attention_of_one_patch(drawn):
@@ -226,10 +198,12 @@ def test_attention_of_one_patch(drawn):
     # Class blocks are left out; four heads at most.
     assert axes.shape == (3 + 3, 1 + 4)
     first = next(analysis.trace(models["ConViT"], IMAGES[:1]))
-    shown = np.asarray(axes[0, 2].images[0].get_array())
-    np.testing.assert_allclose(shown.ravel(), first.softmax[0, 1, 1], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        shown(axes[0, 2]).ravel(), first.softmax[0, 1, 1], rtol=1e-3, atol=1e-4
+    )
     assert axes[0, 2].get_title() == f"{first.gates[1]:.2f}"
     assert axes[0, 2].patches[0].get_xy() == (0.5, -0.5)
+    assert axes[0, 0].patches[0].get_xy() == (7.5, -0.5), "on the image, of 16 x 16 pixels"
     with pytest.raises(ValueError, match=r"on the grid \(2, 2\)"):
         drawn(analysis.plot_query, models, IMAGES, query=(2, 0))
     with pytest.raises(ValueError, match="No block of the models"):
@@ -241,21 +215,22 @@ def test_whole_maps(drawn):
     axes = drawn(analysis.plot_maps, {"a": refined, "b": randomized("ViT")}, IMAGES)
     assert axes.shape == (2, 3)
     one = next(analysis.trace(refined, IMAGES)).maps.mean((0, 1))
-    np.testing.assert_allclose(axes[0, 0].images[0].get_array(), one / one.max(), rtol=1e-5)
-    axes = drawn(analysis.plot_refined_maps, refined, IMAGES, blocks=["blocks_1"])
+    np.testing.assert_allclose(shown(axes[0, 0]), one / one.max(), rtol=1e-5)
+    axes = drawn(analysis.plot_maps, {"a": refined}, IMAGES, blocks=["blocks_1"], before=True)
     assert axes.shape == (2, 1)
-    before, after = (axis.images[0].get_array() for axis in axes[:, 0])
+    before, after = (shown(axis) for axis in axes[:, 0])
     assert np.abs(before - after).max() > 1e-3
-    axes = drawn(analysis.plot_sorted_maps, refined, IMAGES, count=3)
+    assert axes[0, 0].get_title() == "a, before\nblocks_1"
+    axes = drawn(analysis.plot_maps, {"a": refined}, IMAGES, by_entropy=3)
     titles = [float(axis.get_title()) for axis in axes[0]]
-    assert titles == sorted(titles)
-    for function in (analysis.plot_refined_maps, analysis.plot_sorted_maps):
+    assert len(titles) == 3 and titles == sorted(titles)
+    for options in ({}, {"before": True}, {"by_entropy": 3}):
         with pytest.raises(ValueError, match="no attention maps"):
-            drawn(function, FAMILIES["Mixer"](), IMAGES)
+            drawn(analysis.plot_maps, {"a": FAMILIES["Mixer"]()}, IMAGES, **options)
 
 
 def test_without_matplotlib(monkeypatch, results, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match='extra "plots"'):
-        kv.analysis.plot_entropy(results, tmp_path / "a.png")
+        figures.plot_by_block(results, "entropy", tmp_path / "a.png")
     assert not list(tmp_path.iterdir())

@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, close, numbers, precision, randomize
+from harness import BACKEND, FAMILIES, array, close, numbers, precision, randomize
 
 import keras_vitx as kv
 from keras_vitx.analysis import (
     MEASURES,
     Measure,
-    attention_scores,
     embedding_maps,
     measure,
     measures,
@@ -145,7 +144,7 @@ def test_weights():
     close(found["attention_center"]["blocks_1"][3], (1, -2, 5**0.5))
     model = randomized("DeepViT")
     theta = model.get_layer("blocks_1").attention.on_weights[0].reatten_matrix.kernel
-    close(measure(model, IMAGES, ["re_attention"])["re_attention"]["blocks_1"], np.array(theta))
+    close(measure(model, IMAGES, ["re_attention"])["re_attention"]["blocks_1"], array(theta))
     model = FAMILIES["CBViT"](scaled=True)
     context = model.get_layer("blocks_0").mlp.on_output[0]
     assert isinstance(context, ContextBroadcasting)
@@ -162,7 +161,7 @@ def test_the_codes_way_of_nonlocality():
     patches = model.steps[0](IMAGES)
     _, expected = model.get_layer("blocks_2").attention(patches, return_attention_scores=True)
     assert list(maps) == ["blocks_0", "blocks_1", "blocks_2"]
-    close(maps["blocks_2"], np.array(expected.detach() if BACKEND == "torch" else expected))
+    close(maps["blocks_2"], array(expected))
     assert measures.nonlocality(maps["blocks_2"], (2, 2)).shape == (5, 4)
     assert list(dict(embedding_maps(FAMILIES["CaiT"](), IMAGES))) == [
         f"blocks_{i}" for i in range(3)
@@ -184,8 +183,8 @@ def test_a_measure_of_ones_own():
     model = randomized("ViT")
     largest = Measure(lambda block: block.maps.max((1, 2, 3)))
     found = measure(model, IMAGES, {"largest": largest})["largest"]
-    for name, maps in attention_scores(model, IMAGES):
-        close(found[name], maps.max((1, 2, 3)).mean())
+    for one in trace(model, IMAGES):
+        close(found[one.name], one.maps.max((1, 2, 3)).mean())
 
 
 @pytest.mark.backend_free

@@ -7,7 +7,8 @@ from harness import FAMILIES, FAMILIES_HERE, array, blocks, close, numbers, prec
 from keras import ops
 
 import keras_vitx as kv
-from keras_vitx.analysis import trace
+from keras_vitx.analysis import class_attention, trace
+from keras_vitx.analysis.trace import saliency
 from keras_vitx.layers import Attention, ClassBlock, TokenMixing
 
 IMAGES = numbers((2, 16, 16, 3))
@@ -169,3 +170,112 @@ def test_wrong_arguments():
     stem = kv.as_chain(keras.Model(model.input, model.steps[0].output, name="stem"))
     with pytest.raises(ValueError, match="'stem' has no blocks"):
         trace(stem, IMAGES)
+
+
+with_attention = pytest.mark.parametrize("family", [f for f in FAMILIES_HERE if f != "Mixer"])
+
+
+@with_attention
+def test_maps_are_those_that_the_forward_pass_used(family, monkeypatch):
+    model = randomized(family)
+    maps_of = {one.name: one.maps for one in trace(model, IMAGES)}
+    x = ops.convert_to_tensor(IMAGES)
+    for step in model.steps:
+        before, x = x, step(x)
+        if step.name not in maps_of:
+            continue
+        found = maps_of[step.name]
+        aggregate = step.attention.aggregate
+        for maps, same in ((found, True), (found[..., ::-1].copy(), False)):
+
+            def with_these(_, value, training=False, maps=maps, aggregate=aggregate):
+                return aggregate(ops.convert_to_tensor(maps), value, training)
+
+            # With these maps in place of its own, the block returns the same output.
+            with monkeypatch.context() as patched:
+                patched.setattr(step.attention, "aggregate", with_these)
+                given, _ = step(before, return_attention_scores=True)
+            # The output tokens, alone or with carried maps.
+            given, expected = (array(keras.tree.flatten(y)[0]) for y in (given, x))
+            changed = np.abs(given - expected).max() / np.abs(expected).max()
+            assert changed < 1e-5 if same else changed > 1e-3, step.name
+
+
+CLASS_ATTENTION = {
+    "CaiT": {"blocks_token_only_0": (2, 2)},
+    "ViT": {"blocks_0": (2, 2), "blocks_1": (2, 2)},
+    "ConViT": {"blocks_2": (2, 2)},
+    "DeepViT": {"blocks_0": (2, 2), "blocks_1": (2, 2)},
+    "RefinedViT": {f"blocks_{i}": (2, 2) for i in range(3)},
+    "CBViT": {"blocks_0": (2, 2), "blocks_1": (2, 2)},
+    # The second stage has half as many rows and columns, rounded up.
+    "PiT": {
+        "transformers_0_blocks_0": (3, 3),
+        "transformers_1_blocks_0": (2, 2),
+        "transformers_1_blocks_1": (2, 2),
+    },
+}
+
+
+@with_attention
+def test_class_attention_of_every_family(family):
+    model = randomized(family)
+    found = class_attention(model, IMAGES)
+    assert {name: maps.shape[2:] for name, maps in found.items()} == CLASS_ATTENTION[family]
+    for one in trace(model, IMAGES):
+        if one.name not in found:
+            continue
+        maps = found[one.name]
+        for row, column in np.ndindex(*maps.shape[2:]):
+            expected = one.maps[:, :, 0, 1 + row * maps.shape[3] + column]
+            np.testing.assert_array_equal(maps[:, :, row, column], expected)
+
+
+def test_class_attention_beside_a_distillation_token():
+    model = FAMILIES["ViT"](distillation_token=True)
+    (one,) = trace(model, IMAGES, ["blocks_1"])
+    assert one.maps.shape[2:] == (6, 6)
+    found = class_attention(model, IMAGES)["blocks_1"]
+    np.testing.assert_array_equal(found.reshape(2, 2, 4), one.maps[:, :, 0, 2:])
+
+
+def test_class_attention_lies_as_the_patches_do():
+    wide = {"input_shape": (32, 48, 3), "layer_scale": 0.5}
+    images = numbers((3, 32, 48, 3))
+    maps = class_attention(FAMILIES["CaiT"](class_depth=2, **wide), images)
+    assert list(maps) == ["blocks_token_only_0", "blocks_token_only_1"]
+    assert {one.shape[2:] for one in maps.values()} == {(4, 6)}
+    late = FAMILIES["CaiT"](class_token_at=1, class_depth=0, depth=2, **wide)
+    assert list(class_attention(late, images)) == ["blocks_1"]
+
+
+def test_no_class_token():
+    for model, message in (
+        (FAMILIES["Mixer"](name="mine"), "'mine' has no attention maps"),
+        (FAMILIES["CaiT"](class_depth=0, pooling="avg"), "no class token"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            class_attention(model, IMAGES)
+
+
+def test_a_cut_model():
+    model = FAMILIES["CaiT"]()
+    cut = keras.Model(model.input, model.get_layer("blocks_0").output, name="cut")
+    for wrong, received in ((cut, "Functional named 'cut'.*as_chain"), ("CaiT_Mini", "str")):
+        for analysis in (trace, class_attention):
+            with pytest.raises(ValueError, match=f"must be a model of keras_vitx.*{received}"):
+                analysis(wrong, IMAGES)
+    (one,) = trace(kv.as_chain(cut), IMAGES)
+    assert one.name == "blocks_0"
+
+
+def test_saliency_spans_0_to_1():
+    maps = np.zeros((2, 3, 4, 6), "float32")
+    maps[0, :, 1, 2] = 1
+    maps[1] = 0.25
+    salient = saliency(maps, (32, 48))
+    assert salient.shape == (2, 32, 48)
+    assert salient[0].min() == 0 and salient[0].max() == 1
+    row, column = np.unravel_index(salient[0].argmax(), (32, 48))
+    assert (row // 8, column // 8) == (1, 2)
+    assert np.isfinite(salient).all()

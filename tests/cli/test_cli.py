@@ -114,6 +114,7 @@ def test_evaluate_by_class_and_crop(run, tiny_file, small_set, tmp_path):
     for words, message in (
         (("--crop-ratio", 0), "`--crop-ratio`"),
         (("--crop-ratio", 1, "--crop-ratio", 2, "--per-class", "a.csv"), "one `--crop-ratio`"),
+        (("--crop-ratio", 1, "--crop-ratio", 2, "--perturb", "blur=1"), "one `--crop-ratio`"),
         (("--confusion", small_set / "picture.png"), "is not a folder"),
     ):
         code, _, err = run("evaluate", tiny_file, small_set, *words)

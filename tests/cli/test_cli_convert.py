@@ -174,7 +174,7 @@ def test_a_failed_write_leaves_what_stood_there(run, tmp_path, monkeypatch):
     ("words", "said"),
     [
         (("cifar10", "--model", "CaiT_Mni", "-o", "x.keras"), "Did you mean 'CaiT_Mini'"),
-        (("cifar10", "--model", "CaiT_Mini", "-o", "x.onnx"), "should end in one of: .weights.h5"),
+        (("cifar10", "--model", "CaiT_Mini", "-o", "x.onnx"), "must end in one of .weights.h5"),
         (("no.pth", "--model", "CaiT_Mini", "-o", "x.keras"), "no such file"),
         (("cifar", "--model", "CaiT_Mini", "-o", "x.keras"), "Did you mean 'cifar10'"),
         (("bad.pth", "--model", "CaiT_Mini", "-o", "x.keras"), "bad.pth"),

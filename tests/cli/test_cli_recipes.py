@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.cli._recipe import NAMES, changes_of
+from keras_vitx.cli.train import RECIPES, named_values
 from keras_vitx.training import Recipe, list_recipes, recipes
 
 pytestmark = pytest.mark.backend_free
 
 
 def test_values_of_settings():
-    assert changes_of(None) == {}
+    assert named_values(None, "--set") == {}
     words = [
         "epochs=3",
         "mixup=0.2",
@@ -23,7 +23,7 @@ def test_values_of_settings():
         "decay = constant",
         "remat=True",
     ]
-    assert changes_of(words) == {
+    assert named_values(words, "--set") == {
         "epochs": 3,
         "mixup": 0.2,
         "clip_norm": None,
@@ -32,16 +32,16 @@ def test_values_of_settings():
         "remat": True,
     }
     with pytest.raises(ValueError, match=r"NAME=VALUE.*'mixup'"):
-        changes_of(["mixup"])
+        named_values(["mixup"], "--set")
 
 
 def test_list_print_and_compare(run, tmp_path):
-    assert list_recipes() == NAMES
+    assert list_recipes() == RECIPES
     code, out, err = run("list", "--recipes")
     assert code == 0, err
-    assert all(name in out for name in NAMES)
+    assert all(name in out for name in RECIPES)
     code, out, _ = run("list", "--recipes", "--json")
-    assert [row["recipe"] for row in json.loads(out)] == NAMES
+    assert [row["recipe"] for row in json.loads(out)] == RECIPES
     assert run("list", "--recipes", "cait")[1] == f"{recipes.get('cait')}\n"
     data = json.loads(run("list", "--recipes", "cait", "--json")[1])
     assert Recipe.from_dict(data) == recipes.get("cait")
@@ -99,7 +99,7 @@ def test_arguments_of_a_size(run, tiny_file, small_set, tmp_path):
     assert model.get_layer("patch_embed").output.shape[-1] == 16
     for arguments, message in (
         ([*size, "--with", "heads=2"], "heads"),
-        ([*size, "--with", "num_heads"], "`--with` takes NAME=VALUE"),
+        ([*size, "--with", "num_heads"], "`--with` must be NAME=VALUE"),
         (["train", tiny_file, small_set, "--with", "depth=1"], "is built already"),
     ):
         code, _, err = run(*arguments, "--output", "other")

@@ -107,8 +107,8 @@ def photos(tmp_path):
 def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
     words = "train", tiny_file, photos, "--batch-size", 8, "--output", "out"
     code, _, err = run(
-        *words, "--epochs", 2, "--freeze", 1, "--patience", 5, "--balanced", "--seed", 5,
-        "--class-weight", "dark=2,bright=0.5", "--validation-split", 0.25,
+        *words, "--epochs", 2, "--freeze", 1, "--set", "patience=5", "--balanced",
+        "--seed", 5, "--class-weight", "dark=2,bright=0.5", "--validation-split", 0.25,
     )  # fmt: skip
     assert code == 0, err
     recipe = json.loads((tmp_path / "out" / "run.json").read_text())["recipe"]["schedule"]

@@ -5,7 +5,7 @@ import pytest
 from harness import BACKEND, FAMILIES, array, blocks, close, numbers
 
 import keras_vitx as kv
-from keras_vitx.analysis import attention_scores, class_attention
+from keras_vitx.analysis import class_attention, trace
 
 # Rows and columns, and leading tokens, after each layer from the stem to the norm.
 SQUARE = (2, 2)
@@ -73,7 +73,7 @@ def test_a_stem_that_says_nothing():
         kv.layers.Block(kv.layers.Attention(2), kv.layers.MLP()),
     ]
     model = kv.models.Chain(layers, (4, 4, 3))
-    assert len(list(attention_scores(model, numbers((2, 4, 4, 3))))) == 1
+    assert len(list(trace(model, numbers((2, 4, 4, 3))))) == 1
     with pytest.raises(ValueError, match="no class token"):
         class_attention(model, numbers((2, 4, 4, 3)))
 

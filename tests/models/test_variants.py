@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import FAMILIES, array, blocks, close, numbers
 
-from keras_vitx.analysis import attention_scores
+from keras_vitx.analysis import trace
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
@@ -284,7 +284,7 @@ def test_inside_of_the_papers_refiner():
     assert tuple(refinement.local.kernel.shape) == (4, 1, 3, 3)
     # Without a reduction there is one value head per map, in all blocks.
     model = checked("RefinedViT", reduction=False, **paper)
-    assert [maps.shape[1] for _, maps in attention_scores(model, IMAGES)] == [4, 4, 4]
+    assert [one.maps.shape[1] for one in trace(model, IMAGES)] == [4, 4, 4]
     for constraint, shape in (("spatial", (4, 1, 3, 3)), ("row+column", (4, 2, 3))):
         model = checked("RefinedViT", constraint=constraint, **paper)
         local = parts(model, LocalMapConvolution)[0]
@@ -322,7 +322,7 @@ def test_stages_of_pit():
     model = checked(
         "PiT", input_shape=(26, 16, 3), dims=(8, 8, 16), depths=(1, 1, 2), num_heads=(1, 2, 4)
     )
-    counts = [maps.shape[1:3] for _, maps in attention_scores(model, numbers((1, 26, 16, 3)))]
+    counts = [one.maps.shape[1:3] for one in trace(model, numbers((1, 26, 16, 3)))]
     # 5 x 3 patches, then 3 x 2, then 2 x 1, each with a class token.
     assert counts == [(1, 16), (2, 7), (4, 3), (4, 3)]
     assert [block.name for block in blocks(model)] == [

@@ -14,7 +14,7 @@ from harness import FAMILIES as FAMILY_MODELS
 from training.test_fit import small
 
 import keras_vitx as kv
-from keras_vitx.cli import _devices
+from keras_vitx.cli import train
 from keras_vitx.data.worker import share_of_batch
 from keras_vitx.training.devices import Devices
 from keras_vitx.training.devices.layout import layout_for
@@ -199,11 +199,11 @@ def test_the_command_starts_one_process_per_device(monkeypatch):
     monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
     monkeypatch.setattr(sys, "argv", ["keras-vitx", "train", "a", "b", "--devices", "2"])
     monkeypatch.setattr(kv.training, "use_devices", lambda count: None)
-    _devices.use("2")
+    train.use_devices("2")
     (command,) = started
     assert "--nproc-per-node=2" in command
     assert command[command.index("keras_vitx.cli") - 1 :] == ["-m", "keras_vitx.cli", *sys.argv[1:]]
     with pytest.raises(ValueError, match="`--devices` must be at most 2"):
-        _devices.use("3")
+        train.use_devices("3")
     with pytest.raises(ValueError, match="`--devices` must be 'all' or at least 1"):
-        _devices.use("none")
+        train.use_devices("none")

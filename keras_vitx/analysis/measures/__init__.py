@@ -1,6 +1,5 @@
 """Measures of the five papers: functions from arrays to arrays, one file per subject."""
 
-from keras_vitx.analysis.measures.accuracy import converged_epoch, relative_gap
 from keras_vitx.analysis.measures.branches import branch_ratio, scale_summary
 from keras_vitx.analysis.measures.cka import linear_cka, normalized_cka
 from keras_vitx.analysis.measures.density import entropy, sorted_by_entropy, steepness
@@ -21,18 +20,14 @@ from keras_vitx.analysis.measures.similarity import (
     map_similarity,
     mean_head_similarity,
     similar_blocks,
-    similarity_penalty,
-    unique_blocks,
 )
 
 __all__ = [
-    "adjacent_similarity",
     "attention_center",
     "branch_ratio",
     "cross_layer_similarity",
     "entropy",
     "feature_similarity",
-    "linear_cka",
     "map_similarity",
     "mean_head_similarity",
     "nonlocality",

@@ -38,19 +38,16 @@ def probabilities(maps: Any) -> np.ndarray:
     return maps
 
 
-def same_shape(maps: Any, others: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return two maps as at least float32.
+def check_same_shape(names: str, shape: str, one: np.ndarray, other: np.ndarray) -> None:
+    """Check that two arrays, whose names and shape are given in words, have the same shape.
 
     Raises:
-        ValueError: if their shapes differ.
+        ValueError: if they have not.
     """
-    maps, others = float_maps(maps), float_maps(others)
-    if maps.shape != others.shape:
+    if one.shape != other.shape:
         raise ValueError(
-            "`maps` and `others` must have the same shape, (..., heads, queries, keys). "
-            f"Received: {maps.shape} and {others.shape}."
+            f"{names} must have the same shape, {shape}. Received: {one.shape} and {other.shape}."
         )
-    return maps, others
 
 
 def on_grid(maps: Any, grid: tuple[int, int]) -> np.ndarray:

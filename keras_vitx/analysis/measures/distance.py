@@ -32,7 +32,7 @@ def patch_maps(maps: Any, grid: tuple[int, int]) -> np.ndarray:
 
 
 def patch_distances(grid: tuple[int, int], unit_square: bool = False) -> np.ndarray:
-    r"""Return the distances $\|\delta_{ij}\|$ between the centres of patches.
+    r"""Return the distances $\|\delta_{ij}\|$ between the centers of patches.
 
     Args:
         grid: Rows and columns of the patches.
@@ -69,7 +69,7 @@ def nonlocality(maps: Any, grid: tuple[int, int]) -> np.ndarray:
     return np.einsum("...qk,qk->...", maps, patch_distances(grid)) / maps.shape[-1]
 
 
-def relative_distance(maps: Any, grid: tuple[int, int], renormalize: bool = False) -> np.ndarray:
+def relative_distance(maps: Any, grid: tuple[int, int]) -> np.ndarray:
     r"""Return the mean distance of attention to other patches, on an image of size 1.
 
     $$\frac1N \sum_i \sum_{j \ne i} A_{ij} \|p_i - p_j\|$$
@@ -79,9 +79,6 @@ def relative_distance(maps: Any, grid: tuple[int, int], renormalize: bool = Fals
     Args:
         maps: `(..., patches, patches)`, between patches only (`patch_maps`).
         grid: Rows and columns of the patches.
-        renormalize: Whether the weights of the other patches are divided by their sum. The
-            term $j = i$ adds nothing to the sum above, so the paper's exclusion of it would
-            only matter then.
 
     Returns:
         `(...)`.
@@ -90,19 +87,16 @@ def relative_distance(maps: Any, grid: tuple[int, int], renormalize: bool = Fals
         ValueError: if the maps do not fit the grid.
     """
     maps = on_grid(maps, grid)
-    reached = np.einsum("...qk,qk->...q", maps, patch_distances(grid, unit_square=True))
-    if renormalize:
-        others = maps.sum(-1) - np.einsum("...kk->...k", maps)
-        reached = reached / np.maximum(others, np.finfo("float32").tiny)
-    return reached.mean(-1)
+    distances = patch_distances(grid, unit_square=True)
+    return np.einsum("...qk,qk->...", maps, distances) / maps.shape[-1]
 
 
 def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return where ConViT's positional attention of each head is centred.
+    r"""Return where ConViT's positional attention of each head is centered.
 
     The positional logits $v^\top r$ with $r = (\delta_x, \delta_y, |\delta|^2)$ are largest at
     $\delta = -(v_1, v_2) / (2 v_3)$ (ConViT, Section 2, Equations 4 and 5; the released code
-    reports it). For $v_3 \ge 0$ there is no centre, and the result is NaN.
+    reports it). For $v_3 \ge 0$ there is no center, and the result is NaN.
 
     Args:
         weights: $v$ of all heads, `(3, heads)`: the kernel of `pos_proj`.
@@ -113,5 +107,5 @@ def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
     """
     x, y, square = np.asarray(weights, "float32")
     peaked = np.where(square < 0, square, np.nan)
-    centre = -np.stack([x, y], -1) / (2 * peaked[:, None])
-    return centre, np.linalg.norm(centre, axis=-1)
+    center = -np.stack([x, y], -1) / (2 * peaked[:, None])
+    return center, np.linalg.norm(center, axis=-1)

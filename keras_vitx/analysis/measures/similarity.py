@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keras_vitx.analysis.measures.checks import float_maps, same_shape
+from keras_vitx.analysis.measures.checks import check_same_shape, float_maps
 
 OVER = {"queries": -2, "heads": -3}
 
@@ -33,7 +33,8 @@ def map_cosines(
     """
     if over not in OVER:
         raise ValueError(f"`over` must be one of {tuple(OVER)}. Received: {over!r}.")
-    maps, others = same_shape(maps, others)
+    maps, others = float_maps(maps), float_maps(others)
+    check_same_shape("`maps` and `others`", "(..., heads, queries, keys)", maps, others)
     return (_unit(maps, OVER[over]) * _unit(others, OVER[over])).sum(OVER[over])
 
 
@@ -51,28 +52,6 @@ def map_similarity(
         ValueError: as in `map_cosines`.
     """
     return map_cosines(maps, others, over).mean((-2, -1))
-
-
-def similarity_penalty(similarities: Any, weight: float, depth: int) -> np.ndarray:
-    r"""Return DeepViT's regularizer, $\lambda \sum_{l < B} \mathrm{Similarity}(A^l, A^{l+1})$.
-
-    DeepViT, Appendix A, Equation 6.
-
-    Args:
-        similarities: `(..., pairs)`: `map_similarity` of each pair of adjacent blocks.
-        weight: $\lambda$.
-        depth: $B$, the number of pairs, from the first one on.
-
-    Raises:
-        ValueError: if there are fewer pairs.
-    """
-    similarities = np.asarray(similarities)
-    if not 1 <= depth <= similarities.shape[-1]:
-        raise ValueError(
-            f"`depth` must be from 1 to the number of pairs, {similarities.shape[-1]}. "
-            f"Received: {depth}."
-        )
-    return weight * similarities[..., :depth].sum(-1)
 
 
 def cross_layer_similarity(
@@ -141,23 +120,6 @@ def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
     return adjacent_similarity(similarity) > threshold
 
 
-def unique_blocks(similarity: Any, threshold: float = 0.9) -> np.ndarray:
-    """Return which blocks are below the threshold with both of their neighbours.
-
-    The deeper blocks can reuse the maps of the last "unique" one (DeepViT, Section 5.2).
-
-    Args:
-        similarity: `(..., blocks, blocks)`, as `cross_layer_similarity` returns it.
-        threshold: S below which a block is unique.
-
-    Returns:
-        Booleans, `(..., blocks)`.
-    """
-    before = adjacent_similarity(similarity)
-    after = np.roll(before, -1, axis=-1)
-    return ~((before >= threshold) | (after >= threshold))
-
-
 def head_similarity(maps: Any) -> np.ndarray:
     r"""Return the similarity between the heads of one block.
 
@@ -205,11 +167,7 @@ def feature_similarity(tokens: Any, last: Any) -> np.ndarray:
         ValueError: if the shapes differ.
     """
     tokens, last = np.asarray(tokens, "float32"), np.asarray(last, "float32")
-    if tokens.shape != last.shape:
-        raise ValueError(
-            "`tokens` and `last` must have the same shape, (..., tokens, dim). "
-            f"Received: {tokens.shape} and {last.shape}."
-        )
+    check_same_shape("`tokens` and `last`", "(..., tokens, dim)", tokens, last)
     return (_unit(tokens, -1) * _unit(last, -1)).sum(-1).mean(-1)
 
 

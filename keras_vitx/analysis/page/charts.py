@@ -1,12 +1,6 @@
 """The measures that the page plots by depth."""
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
-from keras_vitx.analysis.measure import MEASURES
-from keras_vitx.analysis.trace import BlockTrace
 
 
 @dataclass(frozen=True)
@@ -60,39 +54,3 @@ CHARTS = (
     ),
 )
 """The charts, in the order of the page. A chart that no block of a model has is left out."""
-
-
-class Measured:
-    """The measures of charts for one image, collected block by block."""
-
-    def __init__(self, charts: tuple[Chart, ...]):
-        self.names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
-        self.found: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.names}
-
-    def add(self, block: BlockTrace) -> None:
-        """Measure a block of a walk over one image."""
-        for name in self.names:
-            value = MEASURES[name].of_block(block)
-            if value is not None:
-                self.found[name][block.name] = value
-
-    def by_block(self, blocks: list[str]) -> dict[str, list[list[float | None] | None]]:
-        """Return the numbers of each measure: per block a list, one number or one per head.
-
-        A block without the measure has None, as has a number that is not finite.
-        """
-        results = {}
-        for name, values in self.found.items():
-            compare = MEASURES[name].compare
-            if values and compare:
-                values = compare(values)
-            if values:
-                results[name] = [_numbers(values.get(block)) for block in blocks]
-        return results
-
-
-def _numbers(value: Any) -> list[float | None] | None:
-    """Return the values of the only image, in the digits that a chart shows."""
-    if value is None:
-        return None
-    return [float(f"{x:.5g}") if np.isfinite(x) else None for x in np.ravel(value[0])]

@@ -4,26 +4,29 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from html import escape
 from numbers import Integral
 from pathlib import Path
 from string import Template
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import keras
 import numpy as np
 from PIL import Image
 
-from keras_vitx.analysis.page.charts import CHARTS, Chart, Measured
-from keras_vitx.analysis.page.packed import Quantized
-from keras_vitx.analysis.trace import BlockTrace, blocks_of, check_model, trace
-from keras_vitx.classifier import outputs_of
-from keras_vitx.data import decode_predictions, preprocess_input
+from keras_vitx.analysis.measure import MEASURES, check_measure, means_of, sums_over_images
+from keras_vitx.analysis.page.charts import CHARTS, Chart
+from keras_vitx.analysis.pictures import likely_classes
+from keras_vitx.analysis.trace import blocks_of, check_model, trace
+from keras_vitx.data import preprocess_input
 from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
+
+Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Maps `(heads, queries, keys)`: the smallest weight and the step of each row, and uint8 levels."""
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
@@ -70,9 +73,7 @@ def explore(
             or not the blocks or heads; if the page would exceed the limit.
         OSError: if an image can't be decoded, or the page can't be written.
     """
-    check_model(model)
-    if not any(block.has_maps for block in blocks_of(model)):
-        raise ValueError(f"The model {model.name!r} has no attention maps.")
+    check_model(model, needs_maps=True)
     check_writable(path)
     chosen = _chosen_blocks(model, blocks)
     heads = _checked_heads(heads)
@@ -81,33 +82,59 @@ def explore(
     names = _names(images) if names is None else list(names)
     if len(names) != len(inputs):
         raise ValueError(f"`names` must be {len(inputs)}, one per image. Received: {len(names)}.")
-
+    wanted = {name for chart in charts for name in (chart.measure, chart.beside) if name}
+    for name in wanted:
+        check_measure(name)
     limit = int(limit * 1e6)
-    maps = _Maps(limit)
+    order = [block.name for block in blocks_of(model)]
+    shapes = {name: {"name": name} for name in order}
+    maps: dict[str, Quantized] = {}
+
+    def walk(number, image):
+        """Yield the blocks, and keep the maps of those that are chosen."""
+        for block in trace(model, image[None]):
+            if block.name in chosen:
+                stages = _stages(block, heads)
+                shapes[block.name] = {
+                    "name": block.name,
+                    "grid": block.grid,
+                    "carried": block.softmax is None and block.carried is not None,
+                    "stages": {stage: one.shape for stage, one in stages.items()},
+                }
+                for stage, one in stages.items():
+                    maps[f"{number}/{block.index}/{stage}"] = quantized(one, LEVELS[0])
+                # No attention compresses to a sixth; an error before all images have run.
+                if sum(levels.size for *_, levels in maps.values()) > 8 * limit:
+                    raise ValueError(_too_large(limit))
+            yield block
+
     entries = []
     for number, (image, name) in enumerate(zip(inputs, names, strict=True)):
-        measured = Measured(tuple(charts))
-        for block in trace(model, image[None]):
-            measured.add(block)
-            if block.name in chosen:
-                maps.add(number, block, heads)
+        sums = sums_over_images(walk(number, image), {name: MEASURES[name] for name in wanted})
+        measured = {each: means_of(one, order) for each, one in sums.items() if one}
+        (classes,) = likely_classes(model, image[None])
         entries.append(
             {
                 "name": name,
                 "source": _picture(image, model.preprocessing),
-                "classes": _classes(model, image[None]),
-                "measures": measured.by_block([block.name for block in blocks_of(model)]),
+                "classes": [(each, _rounded(probability)) for each, probability in classes],
+                "measures": {
+                    each: [_numbers(values.get(block)) for block in order]
+                    for each, values in measured.items()
+                },
             }
         )
     facts = {
         "model": model.name,
-        "blocks": [maps.shapes.get(block.name, {"name": block.name}) for block in blocks_of(model)],
+        "blocks": list(shapes.values()),
         "images": entries,
         "charts": [vars(chart) for chart in charts],
         "heads": heads,
     }
     for levels in LEVELS:
-        page = _page(facts | {"levels": levels}, maps.texts(levels))
+        if levels != LEVELS[0]:
+            maps = {name: quantized(weights(one), levels) for name, one in maps.items()}
+        page = _page(facts | {"levels": levels}, maps)
         if len(page) <= limit:
             with atomic_write(path) as temporary:
                 temporary.write_bytes(page)
@@ -115,50 +142,45 @@ def explore(
     raise ValueError(_too_large(limit, len(page)))
 
 
-class _Maps:
-    """The maps of all images: their shapes by block, and their levels."""
-
-    def __init__(self, limit: int):
-        self.limit = limit
-        self.shapes: dict[str, dict[str, Any]] = {}
-        self.kept: dict[str, Quantized] = {}
-        self.size = 0
-
-    def add(self, image: int, block: BlockTrace, heads: Any) -> None:
-        stages = {"before": block.before, "after": block.maps}
-        if block.before is block.maps:
-            del stages["before"]
-        shapes = {}
-        for stage, maps in stages.items():
-            if maps is None:
-                continue
-            maps = _chosen_heads(maps[0], heads, block.name)
-            shapes[stage] = list(maps.shape)
-            self.kept[f"{image}/{block.index}/{stage}"] = Quantized.of(maps)
-            self.size += maps.size
-        self.shapes[block.name] = {
-            "name": block.name,
-            "grid": block.grid,
-            "carried": block.softmax is None and block.carried is not None,
-            "stages": shapes,
-        }
-        # No attention compresses to a sixth; an error before all images have run.
-        if self.size > 8 * self.limit:
-            raise ValueError(_too_large(self.limit))
-
-    def texts(self, levels: int) -> Iterator[tuple[str, str]]:
-        for name, maps in self.kept.items():
-            yield name, (maps if levels == LEVELS[0] else Quantized.of(maps.maps(), levels)).text()
+def quantized(maps: np.ndarray, count: int) -> Quantized:
+    """Return the smallest weight of each row, the step between levels, and uint8 levels."""
+    low, high = maps.min(-1), maps.max(-1)
+    step = (high - low) / (count - 1)
+    levels = (maps - low[..., None]) / np.where(step > 0, step, 1)[..., None]
+    return low.astype("<f4"), step.astype("<f4"), np.rint(levels).astype("uint8")
 
 
-def _page(facts: dict[str, Any], texts: Iterable[tuple[str, str]]) -> bytes:
+def weights(maps: Quantized) -> np.ndarray:
+    """Return the weights of quantized maps, which are off by at most half a step."""
+    low, step, levels = maps
+    return low[..., None] + step[..., None] * levels
+
+
+def _stages(block, heads):
+    """Return the maps of the only image that the page shows of a block, of some heads."""
+    stages = {"before": block.before, "after": block.maps}
+    if block.before is block.maps:
+        del stages["before"]
+    return {
+        stage: _chosen_heads(maps[0], heads, block.name)
+        for stage, maps in stages.items()
+        if maps is not None
+    }
+
+
+def _page(facts: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
     """Return the page: the template with style, script, facts and maps inside."""
+
+    def packed(arrays):
+        content = b"".join(array.tobytes() for array in arrays)
+        return base64.b64encode(zlib.compress(content)).decode()
 
     def read(*names):
         return "\n".join((WEB / name).read_text("utf-8") for name in names)
 
-    maps = "\n".join(
-        f'<script type="text/plain" data-maps="{name}">{text}</script>' for name, text in texts
+    scripts = "\n".join(
+        f'<script type="text/plain" data-maps="{name}">{packed(arrays)}</script>'
+        for name, arrays in maps.items()
     )
     return (
         Template(read("page.html"))
@@ -168,7 +190,7 @@ def _page(facts: dict[str, Any], texts: Iterable[tuple[str, str]]) -> bytes:
             script=read(*SCRIPTS),
             # A name must not end the script element that it is in.
             facts=json.dumps(facts, allow_nan=False).replace("<", "\\u003c"),
-            maps=maps,
+            maps=scripts,
         )
         .encode("utf-8")
     )
@@ -212,18 +234,13 @@ def _chosen_heads(maps: np.ndarray, heads: Any, block: str) -> np.ndarray:
     return maps[heads]
 
 
-def _classes(model: keras.Model, image: np.ndarray) -> list[tuple[str, float]]:
-    """Return the names and probabilities of the five most probable classes, if there are any."""
-    try:
-        outputs = outputs_of(model)
-    except ValueError:  # Without a classifier (include_top=False).
-        return []
-    names = getattr(model, "class_names", None)
-    if names is None and outputs.classes != 1000:
-        names = [f"class {index}" for index in range(outputs.classes)]
-    predicted = outputs.probabilities(model.predict_on_batch(image))
-    (best,) = decode_predictions(predicted, 5, SimpleNamespace(class_names=names))
-    return [(name, float(f"{probability:.5g}")) for _, name, probability in best]
+def _rounded(number: float) -> float | None:
+    """Return the digits that the page shows, which has no infinite numbers."""
+    return float(f"{number:.5g}") if np.isfinite(number) else None
+
+
+def _numbers(value: np.ndarray | None) -> list[float | None] | None:
+    return None if value is None else [_rounded(number) for number in np.ravel(value)]
 
 
 def _picture(image: np.ndarray, preprocessing: Preprocessing) -> str:
