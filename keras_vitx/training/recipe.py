@@ -13,7 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from keras_vitx.data.augmentation import Augmentation, checked_fields
+from keras_vitx.data.augmentation import Augmentation, from_fields
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.text import nearest
 
@@ -316,7 +316,7 @@ class Recipe:
             values |= part
         for part, off in OFF.items():
             if isinstance(values.get(part), Mapping):
-                values[part] = type(off)(**checked_fields(type(off), values[part]))
+                values[part] = from_fields(type(off), values[part])
         return cls(**values)
 
     @classmethod
