@@ -17,15 +17,6 @@ from keras_vitx.export import FORMATS
 LONG = {"refined_bert": 300}
 """tests/examples runs it."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-EXPORTED = {
-    "with_tensorflow": "saved_model",
-    "with_onnx_runtime": "onnx",
-    "with_openvino": "openvino",
-    "with_litert": "litert",
-    "with_torch": "torch",
-    "with_jax": "stablehlo",
-}
-"""The format that each example in exported/ opens."""
 # Under TensorFlow, training/test_devices.py covers the other one.
 ON_EACH_BACKEND = ("finetune_keras", *(["several_devices"] if BACKEND == "jax" else []))
 
@@ -40,7 +31,7 @@ def test_examples_are_short():
 @pytest.mark.backend_free
 @pytest.mark.parametrize(
     "path",
-    [p for p in EXAMPLES if p.stem not in ("predict_with_ray", *LONG)],
+    [p for p in EXAMPLES if p.stem not in ("predict_with_ray", "exported", *LONG)],
     ids=lambda path: path.stem,
 )
 def test_example(path, tmp_path, monkeypatch, capsys):
@@ -92,20 +83,9 @@ def test_prediction_on_two_workers(tmp_path):
         assert np.allclose(row["features"], features, atol=1e-4)
 
 
-@pytest.mark.backend_free
-def test_examples_of_exported_files_need_nothing_of_ours():
-    paths = sorted((ROOT / "examples" / "exported").glob("*.py"))
-    assert sorted(EXPORTED) == [path.stem for path in paths]
-    for path in paths:
-        _, _, code = path.read_text().split('"""', 2)
-        assert len(path.read_text().splitlines()) <= 40
-        assert "keras" not in code and f"python examples/exported/{path.name}" in path.read_text()
-
-
-@pytest.mark.parametrize("example", EXPORTED)
-def test_exported(example, tmp_path, monkeypatch, capsys):
-    """The example of each format that this backend writes prints the model's classes."""
-    format = FORMATS[EXPORTED[example]]
+@pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMATS))
+def test_exported(format, tmp_path, monkeypatch, capsys):
+    """The example prints the model's classes, for each format that this backend writes."""
     if format.backend != BACKEND:
         pytest.skip(f"{format.backend} writes it")
     for package in format.needs:
@@ -120,11 +100,10 @@ def test_exported(example, tmp_path, monkeypatch, capsys):
     photograph = Image.fromarray(np.random.randint(0, 256, (24, 32, 3), "uint8"))
     photograph.save("photograph.png")
     file = f"model{format.suffix}"
-    inside = {"preprocessing": True} if format.suffix else {"serving": 3}
-    kv.export(model, file, format=format.name, verify=False, verbose=False, **inside)
+    kv.export(model, file, format.name, preprocessing=True, verify=False, verbose=False)
     capsys.readouterr()
-    run(ROOT / "examples" / "exported" / f"{example}.py", file, "photograph.png")
-    printed = capsys.readouterr().out.replace("photograph.png\n", "")
+    run(ROOT / "examples" / "exported.py", file, "photograph.png")
+    printed = capsys.readouterr().out
     outputs = model.predict(kv.preprocess_input("photograph.png", model), verbose=0)
     (best,) = kv.decode_predictions(outputs, 3, model)
     assert [line.split() for line in printed.splitlines()] == [

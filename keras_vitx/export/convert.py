@@ -5,6 +5,7 @@ Run as `python -m keras_vitx.export.convert FOLDER PATH` to write to PATH what F
 
 import importlib
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def convert(
     names = ("outputs", "precision", "compute_dtype", "classes", "top")
     request = {
         "format": format.name,
-        "imports": [*imports, *custom_modules(graph.model, imports)],
+        "imports": list(imports),
+        "custom": custom_objects(graph.model, imports),
         "graph": {name: getattr(graph, name) for name in names},
     }
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -95,8 +97,8 @@ def run_file(
         return dict(np.load(outputs))
 
 
-def custom_modules(model: keras.Model, imports: Sequence[str] = ()) -> list[str]:
-    """Return the modules that define the custom classes and functions of a model.
+def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the modules and names of the custom classes and functions of a model, by their key.
 
     Only of those that exist in this process: what else the config of a file names is not imported.
 
@@ -104,7 +106,7 @@ def custom_modules(model: keras.Model, imports: Sequence[str] = ()) -> list[str]
         ValueError: if one was defined in a script, a notebook, an interactive session or
             inside a function, and `imports` is empty.
     """
-    modules, configs = set(), [keras.saving.serialize_keras_object(model)]
+    objects, configs = {}, [keras.saving.serialize_keras_object(model)]
     while configs:
         config = configs.pop()
         if isinstance(config, (list, tuple)):
@@ -126,7 +128,7 @@ def custom_modules(model: keras.Model, imports: Sequence[str] = ()) -> list[str]
         if module.partition(".")[0] in KNOWN:
             continue
         if module != "__main__" and "<locals>" not in found.__qualname__:
-            modules.add(module)
+            objects[key] = [module, found.__qualname__]
         elif not imports:
             where = "a script or a session" if module == "__main__" else "a function"
             raise ValueError(
@@ -135,7 +137,7 @@ def custom_modules(model: keras.Model, imports: Sequence[str] = ()) -> list[str]
                 "it. Move it to the top level of a module and import it from there, or pass "
                 'imports=("my_module",), the module that registers it.'
             )
-    return sorted(modules)
+    return objects
 
 
 def run_python(*arguments: str | os.PathLike, backend: str) -> None:
@@ -184,21 +186,23 @@ def main(folder: str, path: str) -> None:
     # The folder of the temporary file, which has this one inside.
     runtimes.end_with_parent(folder.parent)
     request = json.loads((folder / REQUEST).read_text())
-    for module in request["imports"]:
+    for module in (*request["imports"], *(module for module, _ in request["custom"].values())):
         importlib.import_module(module)
+    custom = {
+        key: keras.saving.get_registered_object(key)
+        or operator.attrgetter(name)(sys.modules[module])
+        for key, (module, name) in request["custom"].items()
+    }
+    models = {
+        file.stem: keras.saving.load_model(file, custom, compile=False)
+        for file in folder.glob("*.keras")
+    }
     calibration, format = folder / CALIBRATION, FORMATS[request["format"]]
-    graph = Graph(
-        {file.stem: keras.saving.load_model(file, compile=False) for file in _models(folder)},
-        calibration=np.load(calibration) if calibration.exists() else None,
-        **request["graph"],
-    )
+    images = np.load(calibration) if calibration.exists() else None
+    graph = Graph(models, calibration=images, **request["graph"])
     convert(graph, format, Path(path))
     if (folder / INPUTS).exists():
         runtimes.main(format.name, path, folder / INPUTS, folder / OUTPUTS)
-
-
-def _models(folder):
-    return sorted(folder.glob("*.keras"))
 
 
 if __name__ == "__main__":

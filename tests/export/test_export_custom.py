@@ -9,7 +9,7 @@ import pytest
 from harness import BACKEND, ROOT
 
 import keras_vitx as kv
-from keras_vitx.export.convert import custom_modules
+from keras_vitx.export.convert import custom_objects
 
 in_two_processes = pytest.mark.skipif(BACKEND == "tensorflow", reason="exports where it is")
 
@@ -110,4 +110,4 @@ def test_what_a_config_only_names_is_not_imported():
     images = keras.Input((8, 8, 3))
     model = keras.Model(images, Noted(note)(images))
     Noted.__module__, Noted.__qualname__ = "tests_of_export", "Noted"
-    assert custom_modules(model) == ["tests_of_export"]
+    assert custom_objects(model) == {"test_export>Noted": ["tests_of_export", "Noted"]}
