@@ -30,7 +30,7 @@ ARROWS = {
     "segmentation": {"models", "data", "training"},
     "cli": ALL,
     "api": ALL,
-    **dict.fromkeys(LEAVES, set()),
+    **{leaf: set() for leaf in LEAVES},
 }
 
 
