@@ -30,7 +30,7 @@ ARROWS = {
     "segmentation": {"models", "data", "training"},
     "cli": ALL,
     "api": ALL,
-    **{room: set() for room in LEAVES},
+    **{leaf: set() for leaf in LEAVES},
 }
 
 

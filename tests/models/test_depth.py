@@ -195,9 +195,8 @@ FAMILY = {
 }
 
 
-@jax_only
 @pytest.mark.parametrize(
-    ("case", "remat"), [("CaiT", False), ("alternating", True), ("similarity", False)]
+    ("case", "remat"), [("CaiT", True), ("alternating", True), ("similarity", False)]
 )
 def test_families(loops, case, remat):
     make, runs = FAMILY[case]
@@ -205,7 +204,7 @@ def test_families(loops, case, remat):
     looped.remat = remat
     for model in (looped, listed):
         model(IMAGES, training=True)
-    assert loops[: len(runs)] == runs
+    assert loops[: len(runs)] == (runs if BACKEND == "jax" else [])
     found, expected = (sum(float(array(loss)) for loss in m.losses) for m in (looped, listed))
     close(found, expected, 1e-4)
     assert (found > 0.1) == (case == "similarity")
