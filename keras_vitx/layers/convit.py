@@ -24,6 +24,9 @@ class ConvolutionalStart(keras.initializers.Initializer):
     def __init__(self, locality_strength: float):
         self.locality_strength = locality_strength
 
+    def get_config(self):
+        return {"locality_strength": self.locality_strength}
+
     def __call__(self, shape, dtype=None):
         heads = shape[1]
         side = isqrt(heads)
