@@ -90,6 +90,10 @@ def main(
         ),
     ] = "match",
     epochs: Annotated[int | None, Option(help="Passes over the training images.")] = None,
+    freeze_epochs: Annotated[
+        int | None,
+        Option("--freeze", help="Epochs before, in which only the head learns.", min=0),
+    ] = None,
     batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
     learning_rate: Annotated[float | None, Option(help="Peak learning rate.")] = None,
     precision: Annotated[
