@@ -37,7 +37,7 @@ def scene(split, random):
         inside, rim = shade[..., 0] > 0.2, shade[..., 0] > 0.02
         color = random.uniform(80, 255, 3)
         image[window] = np.where(rim[..., None], shade * color, image[window])
-        labels = np.where(inside, KIND[split.labels[index]], segmentation.IGNORED)
+        labels = np.where(inside, KIND[split.labels[index]], 255)
         mask[window] = np.where(rim, labels, mask[window])
     return image.astype("uint8"), mask
 
@@ -61,8 +61,7 @@ backbone = kv.features(kv.CaiT_Mini(weights="cifar10"), range(4), size=(SIDE, SI
 model = segmentation.UperNet(
     backbone, len(names), channels=32, scales=(2, 1, 0.5, 0.25), auxiliary=32, class_names=names
 )
-crops = {"batch_size": BATCH, "scales": (0.8, 1.25), "jitter": 0.3}
-train = segmentation.TrainingCrops(source.train, model, len(names), **crops)
+train = segmentation.pipelines(source, model, BATCH, scales=(0.8, 1.25), jitter=0.3).train
 epochs = EPOCHS if len(sys.argv) < 2 else max(1, 300 // len(train))
 segmentation.compile(model, epochs * len(train), learning_rate=2e-3)
 model.fit(train, epochs=epochs, verbose=2)

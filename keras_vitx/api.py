@@ -29,15 +29,24 @@ else:
 
 
 def preprocess_input(images, model):
-    """Preprocess images into the batch that a model expects, as `data.preprocess_input` does.
+    """Preprocess images into the batch that a model expects.
+
+    Each image is converted to the model's channels, resized to cover the input size divided by
+    the crop ratio, cropped at the center and normalized: (x / 255 - mean) / std.
 
     Args:
-        images: One image or a list of them: paths, PIL images or arrays.
+        images: One image or a list of them: a path, a PIL image, or an array (height, width) or
+            (height, width, channels). An array (n, height, width, channels) is n images. Arrays
+            are uint8 in 0..255, or floats in 0..1, which are rounded to 256 levels.
         model: A model of keras_vitx; or the name of a size (see `list_models`) or of a
             checkpoint, whose image size and preprocessing are used.
 
+    Returns:
+        float32 (n, height, width, channels), the input of the model.
+
     Raises:
-        ValueError: if the name is unknown, or an array is not an image.
-        OSError: if a file can't be decoded; the message names the file.
+        ValueError: if the name is unknown, or an array has another shape, dtype or range.
+        OSError: if a file can't be decoded, or has more than `PIL.Image.MAX_IMAGE_PIXELS`
+            pixels; the message names it.
     """
     return data.preprocess_input(images, models.model_input(model))

@@ -212,29 +212,11 @@ class ImageBatches(Batches):
 
 
 class TrainingBatches(ImageBatches):
-    """Shuffled, augmented and mixed images, in full batches only.
+    """Shuffled, augmented and mixed images, in full batches only; arguments as `TrainingMaker`.
 
     Batch i of epoch e is the i-th slice of a permutation seeded by (seed, e), augmented and
     mixed with random numbers seeded by (seed, e, i): on any number of workers, and on every
     backend.
-
-    Args:
-        split: The images and their labels.
-        spec: Size, channels and preprocessing of the model's input.
-        batch_size: Number of images per batch, at most the number of images.
-        augmentation, mixing, seed, strict, workers: As in `pipelines`.
-        classes: Number of classes; required to mix integer labels.
-        targets: A function of the id of an image (as in `ids`) and the `Window` of it that is
-            seen, which returns an array of the same shape for all images, such as one label
-            per patch of the window. The labels of a batch are then
-            {"head": labels, "aux_head": the stacked arrays}. MixUp mixes both; CutMix is an
-            error.
-        weights: Relative frequency of each image, (n,): images are drawn with replacement. None
-            takes each image once per epoch.
-
-    Raises:
-        ValueError: if the labels can't be mixed, or the augmentation does not take images of
-            that many channels.
     """
 
     def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
@@ -250,18 +232,7 @@ class TrainingBatches(ImageBatches):
 
 
 class EvaluationBatches(ImageBatches):
-    """Images in order, with the evaluation transform; the last batch may be smaller.
-
-    An image that can't be decoded is left out, and a warning is logged; with `strict`, it raises.
-
-    Args:
-        split: The images and their labels.
-        spec: Size, channels and preprocessing of the model's input.
-        batch_size: Number of images per batch.
-        pad, strict: As in `pipelines`.
-        soft: Number of classes of soft labels, as mixed training images have them; None leaves
-            the labels as they are.
-    """
+    """Images in order, with the evaluation transform; arguments as `EvaluationMaker`."""
 
     def __init__(self, *arguments: Any, **options: Any):
         options |= {"on_device": has_accelerator(), "budget": IN_MEMORY_BYTES}
@@ -285,13 +256,7 @@ def has_accelerator() -> bool:
 
 
 def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Preprocessing) -> Any:
-    """Return a tensor of images as `Maker.normalized` returns them, computed on the device.
-
-    Args:
-        images: uint8 (batch, height, width, channels).
-        boxes: int32 (batch, 5), of `erasing.draw_erasing`, or None.
-        preprocessing: The mean and the std.
-    """
+    """Return a tensor of uint8 images as `Maker.normalized` returns them, made on the device."""
     _, height, width, channels = images.shape
     mean, std = (
         ops.convert_to_tensor(values, "float32")

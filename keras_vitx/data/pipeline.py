@@ -105,8 +105,11 @@ def pipelines(
             the evaluation transform.
         mixing: A `Mixing` (MixUp and CutMix), or None. If given, the labels of all parts are
             float32 (batch, classes), as `mixing.soft_labels` makes them.
-        targets: Labels of the patches of training images, which follow their windows, such as
-            `keras_vitx.training.TokenLabels`; see `TrainingBatches`.
+        targets: A function of the id of a training image and of the window of it that is seen
+            (`top`, `left`, `height`, `width`, as fractions, and `flip`), which returns an array
+            of the same shape for all images, such as one label per patch of the window
+            (`keras_vitx.training.TokenLabels`). The labels of a batch are then
+            {"head": labels, "aux_head": the stacked arrays}. MixUp mixes both; CutMix is an error.
         fraction: Fraction of the training images of each class that is used (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `load_dataset`.

@@ -22,28 +22,7 @@ Shorter ones are resized whole and then cropped, which is timm's result to the l
 
 
 def preprocess_input(images, model) -> np.ndarray:
-    """Return `images` as an input batch of `model`.
-
-    Each image is converted to the model's channels, resized to cover the input
-    size divided by the crop ratio, cropped at the center and normalized:
-    (x / 255 - mean) / std.
-
-    Args:
-        images: One image or a list of them: a path, a PIL image, or an array
-            (height, width) or (height, width, channels). An array (n, height,
-            width, channels) is n images. Arrays are uint8 in 0..255, or
-            floats in 0..1, which are rounded to 256 levels.
-        model: A model of keras_vitx, of which the input shape and the `preprocessing`
-            are used. `keras_vitx.preprocess_input` also takes names.
-
-    Returns:
-        float32 (n, height, width, channels), the input of the model.
-
-    Raises:
-        ValueError: if an array has another shape, dtype or range.
-        OSError: if a file can't be decoded, or has more than `PIL.Image.MAX_IMAGE_PIXELS`
-            pixels; the message names it.
-    """
+    """Return what `keras_vitx.preprocess_input` returns, for a model that is not a name."""
     spec = ModelInput.of(model)
     if isinstance(images, (str, os.PathLike, Image.Image)):
         images = [images]
@@ -117,14 +96,8 @@ def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
     """Open an image file with Pillow, if it is not too large to decode.
 
     A small file can decode to any number of pixels; `PIL.Image.MAX_IMAGE_PIXELS`
-    (89,478,485 unless a program changes it, None for no limit) is the most.
-
-    Args:
-        path: A file in any format that Pillow reads, or an open binary file.
-
-    Raises:
-        OSError: if the file has more pixels, or it or the body of the `with` raises; the
-            message names the file.
+    (89,478,485 unless a program changes it, None for no limit) is the most. If the file has more
+    pixels, or if it or the body of the `with` raises, an OSError names the file.
     """
     # Pillow's decoders raise many types of errors on damaged files.
     try:
@@ -174,11 +147,7 @@ def read_picture(path: str | os.PathLike, mode: str = "RGB") -> Image.Image:
 
 
 def check_image(path: str | os.PathLike) -> None:
-    """Check that `decode_image` can read a file, at a lower cost.
-
-    Raises:
-        OSError: as in `decode_image`.
-    """
+    """Raise an OSError if `decode_image` can't read a file, at a lower cost."""
     with open_image(path) as image:
         image.draft("RGB", (1, 1))  # a JPEG is fully read, but decoded at an eighth of its size
         _as_mode(image, "RGB").load()
@@ -218,11 +187,7 @@ def pixels_of(image) -> np.ndarray:
 
 
 def as_uint8(images, what: str) -> np.ndarray:
-    """Convert an array, uint8 in 0..255 or floats in 0..1, to uint8.
-
-    Raises:
-        ValueError: if the array has another dtype or range.
-    """
+    """Return an array as uint8; a ValueError if it is not uint8, or floats in 0..1."""
     images = np.asarray(images)
     if images.dtype == np.uint8:
         return images
@@ -267,22 +232,12 @@ def resize_and_crop(
     crop_ratio: float = 1.0,
     interpolation: str = "bicubic",
 ) -> np.ndarray:
-    """Resize `image` to cover `size / crop_ratio`, and crop its center.
+    """Resize a uint8 image (h, w, channels) to cover `size / crop_ratio`, and crop its center.
 
     The aspect ratio is preserved. Sizes are rounded as in timm's evaluation transform, to
     reproduce published accuracies. A crop ratio above 1 adds a black border. Of an image
     that is more than `LONG` times as long as the crop, only the center is resized: the
-    memory does not grow with the aspect ratio.
-
-    Args:
-        image: uint8 (h, w, channels).
-        size: (height, width) of the result.
-        crop_ratio: Fraction of the resized image's shorter side that is kept.
-        interpolation: A Pillow filter: "bicubic", "bilinear", "lanczos",
-            "box", "hamming" or "nearest". All but the last are antialiased.
-
-    Returns:
-        uint8 (height, width, channels).
+    memory does not grow with the aspect ratio. All filters of Pillow but "nearest" are antialiased.
 
     Raises:
         ValueError: if the image is empty, the filter is unknown, or the ratio isn't positive
@@ -343,10 +298,7 @@ def normalize(
 ) -> np.ndarray:
     """Return (images / 255 - mean) / std of images (..., width, channels), as float32.
 
-    Args:
-        images: The images.
-        preprocessing: The mean and the std.
-        out: A contiguous float32 array of the same shape, to which the result is written.
+    The result is written to `out`, a contiguous float32 array, if it is given.
     """
     # Over whole rows, since NumPy is slow if the last axis has three entries.
     width = images.shape[-2]

@@ -102,7 +102,20 @@ class Maker:
 
 @dataclass(eq=False)
 class TrainingMaker(Maker):
-    """Shuffled, augmented and mixed images, in full batches only; see `TrainingBatches`."""
+    """Shuffled, augmented and mixed images, in full batches only.
+
+    An image that can't be decoded is replaced by another one of its batch.
+
+    Attributes:
+        augmentation, mixing, seed, targets: As in `pipelines`.
+        classes: Number of classes; required to mix integer labels.
+        weights: Relative frequency of each image, (n,): images are drawn with replacement. None
+            takes each image once per epoch.
+
+    Raises:
+        ValueError: if the labels can't be mixed, or the augmentation does not take images of
+            that many channels.
+    """
 
     augmentation: Augmentation | None = None
     mixing: Mixing | None = None
@@ -221,7 +234,15 @@ class TrainingMaker(Maker):
 
 @dataclass(eq=False)
 class EvaluationMaker(Maker):
-    """Images in order, with the evaluation transform; see `EvaluationBatches`."""
+    """Images in order, with the evaluation transform; the last batch may be smaller.
+
+    An image that can't be decoded is left out.
+
+    Attributes:
+        pad: As in `pipelines`.
+        soft: Number of classes of soft labels, as mixed training images have them; None leaves
+            the labels as they are.
+    """
 
     pad: bool = False
     soft: int | None = None
@@ -275,15 +296,10 @@ def batch_of_step(make: Callable, batches: int, share: tuple[int, ...], step: in
 
 
 def share_of_batch(count: int, share: int, shares: int) -> np.ndarray:
-    """Return the indices of the images of a share of a batch, in ascending order.
+    """Return the indices of the images of one of `shares` shares of a batch, in ascending order.
 
     If the shares have an even number of images, the one with image i has image
     `count - 1 - i`, too, with which `Mixing` mixes it.
-
-    Args:
-        count: Number of images in the batch, a multiple of `shares`.
-        share: Index of the share.
-        shares: Number of shares.
     """
     size = count // shares
     if size % 2:

@@ -134,11 +134,7 @@ class Counts:
 
 
 def check_segmenter(model: keras.Model) -> None:
-    """Check that a model has one output of the images' sides.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Raise a ValueError unless a model has one output of the images' sides."""
     images, outputs = (getattr(model, f"{end}_shape", None) for end in ("input", "output"))
     if not isinstance(outputs, tuple) or len(outputs) != 4 or outputs[1:3] != images[1:3]:
         raise ValueError(

@@ -108,12 +108,6 @@ def test_both_have_one_rule_of_sizes():
                 assert tuple(found) == _scaled_size(tuple(image_size), size, crop_ratio)
 
 
-def test_floats_are_rounded_and_cut():
-    layer = ImagePreprocessing((4, 4), [0.0], [1.0])
-    image = np.tile(np.float32([-3.0, 0.4, 254.6, 300.0])[:, None, None], (1, 4, 1))
-    np.testing.assert_allclose(run(layer, image)[:, 0, 0], [0, 0, 1, 1], atol=1e-6)
-
-
 def test_a_border_is_black_before_it_is_normalised(picture):
     layer = ImagePreprocessing((40, 40), MEAN, STD, crop_ratio=1.25)
     found = levels(run(layer, picture(50, 50) // 2 + 100))

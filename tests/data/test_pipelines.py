@@ -5,7 +5,14 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vitx.data import Pipelines, load_dataset, pipelines, preprocess_input
+from keras_vitx.data import (
+    Augmentation,
+    Mixing,
+    Pipelines,
+    load_dataset,
+    pipelines,
+    preprocess_input,
+)
 
 module = sys.modules["keras_vitx.data.batches"]
 
@@ -39,7 +46,7 @@ def levels(images):
     return np.rint((np.concatenate(images).max(axis=(1, 2, 3)) * 0.25 + 0.5) * 255).astype(int)
 
 
-def test_shapes_types_and_sizes(arrays, small, memory):
+def test_shapes_types_and_sizes(arrays, small):
     result = pipelines(arrays, small, batch_size=10)
     assert (result.train_size, result.validation_size) == (103, 21)
     assert result.class_names == ("0", "1", "2", "3") and result.skipped == ()
@@ -67,52 +74,7 @@ def test_an_epoch_takes_every_image_once_in_an_order_of_its_own(arrays, small, m
     assert (orders[0] != orders[1]).any()
 
 
-@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop", None])
-def test_the_seed_gives_the_same_batches(arrays, small, picture, memory, augmentation):
-    (_, labels), validation = arrays
-    textured = np.stack([picture(20, 18, seed=i) for i in range(103)])
-    source = load_dataset(((textured, labels), validation))
-
-    def train(seed):
-        return pipelines(source, small, 8, augmentation=augmentation, seed=seed).train
-
-    def epochs(seed):
-        batches = train(seed)
-        return np.stack([np.stack(taken(batches)[0]) for _ in range(2)])
-
-    first = epochs(1)
-    np.testing.assert_array_equal(first, epochs(1))
-    assert (first != epochs(2)).any()
-    assert (first[0] != first[1]).any()
-
-    # The result depends neither on earlier requests nor on their order.
-    again = train(1)
-    for epoch, index in ((1, 7), (0, 3), (1, 0), (1, 1), (1, 8), (0, 3)):
-        again.epoch = epoch
-        np.testing.assert_array_equal(again[index][0], first[epoch, index])
-
-
-@pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
-def test_only_training_images_are_augmented(arrays, small, memory, augmentation):
-    _, (images, labels) = arrays
-    result = pipelines(((images, labels), (images, labels)), small, 21, augmentation=augmentation)
-    plain = preprocess_input(images, small)
-    (validation,), (same_labels,) = taken(result.validation)
-    np.testing.assert_allclose(validation, plain, atol=1e-6)
-    np.testing.assert_array_equal(same_labels, labels)
-    (train,), _ = taken(result.train)
-    unchanged = [(np.abs(image - plain) < 1e-5).all(axis=(1, 2, 3)).any() for image in train]
-    assert sum(unchanged) <= 3  # one draw in fifty neither shifts nor flips
-
-
-def test_crop_flip_leaves_a_black_border(small, memory):
-    white = np.full((64, 16, 16, 3), 255, "uint8")
-    (images,), _ = taken(pipelines(((white, np.arange(64) % 4),) * 2, small, 64).train)
-    np.testing.assert_allclose(np.unique(images), [-2, 2], atol=1e-6)
-    assert 0.7 < (images > 0).mean() < 0.99
-
-
-def test_without_augmentation_training_images_are_as_in_evaluation(picture, make_model, memory):
+def test_without_augmentation_training_images_are_as_in_evaluation(picture, make_model):
     model = make_model((16, 16), classes=4, crop_ratio=0.8)
     images, labels = np.stack([picture(30, 40, seed=i) for i in range(12)]), np.arange(12) % 4
     result = pipelines(((images, labels),) * 2, model, batch_size=12, augmentation=None)
@@ -135,7 +97,7 @@ def test_test_images_come_in_order_and_validation_may_be_missing(arrays, small):
     assert Pipelines(alone.train)[1:] == (None, None, (), None)
 
 
-def test_a_padded_batch_is_full_and_its_padding_weighs_nothing(arrays, small, memory):
+def test_a_padded_batch_is_full_and_its_padding_weighs_nothing(arrays, small):
     _, (images, labels) = arrays
     for given in (labels, np.eye(4)[labels]):
         padded = pipelines(((images, given),) * 2, small, 10, pad=True).validation
@@ -160,14 +122,8 @@ def test_labels_of_any_form_follow_their_images(arrays, small):
     assert pipelines((images, soft[0]), small).class_names is None
 
 
-def test_less_than_a_batch_is_one_batch(arrays, small):
-    result = pipelines(arrays, small, batch_size=1000)
-    images, _ = taken(result.train)
-    assert [len(x) for x in images] == [103]
-
-
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
-def test_a_folder_of_mixed_images(pets, make_model, memory, augmentation):
+def test_a_folder_of_mixed_images(pets, make_model, augmentation):
     model = make_model((24, 32), classes=2)
     result = pipelines(pets, model, 5, augmentation=augmentation, validation_split=0.2)
     assert [x.shape for x in taken(result.train)[0]] == [(5, 24, 32, 3)] * 3
@@ -180,24 +136,12 @@ def test_a_folder_of_mixed_images(pets, make_model, memory, augmentation):
 
 
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
-def test_grey_images_for_a_colour_model(make_model, memory, augmentation):
+def test_grey_images_for_a_colour_model(make_model, augmentation):
     source = load_dataset("fashion_mnist")
     result = pipelines(source, make_model((32, 32)), 100, augmentation=augmentation)
     images, _ = next(iter(result.train))
     assert images.shape == (100, 32, 32, 3)
     np.testing.assert_array_equal(images[..., 0], images[..., 2])
-
-
-def test_too_few_outputs_are_named(arrays, make_model):
-    with pytest.raises(ValueError, match="3 outputs, but the source arrays has 4 classes"):
-        pipelines(arrays, make_model((16, 16), classes=3))
-    assert pipelines(arrays, make_model((16, 16), classes=1)).train_size == 103
-
-
-def test_spare_outputs_are_logged(arrays, make_model, caplog):
-    with caplog.at_level(logging.WARNING, "keras_vitx"):
-        pipelines(arrays, make_model((16, 16), classes=9))
-    assert "4 classes, the model 9 outputs" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -256,3 +200,46 @@ def test_keras_trains_on_the_batches_of_each_epoch(arrays, monkeypatch, steps_pe
     assert np.isfinite(history.history["loss"]).all() and len(history.history["val_loss"]) == 3
     orders = [np.random.default_rng((5, epoch)).permutation(103)[:100] for epoch in range(3)]
     np.testing.assert_array_equal(np.concatenate(seen.levels), np.concatenate(orders))
+
+
+@pytest.mark.parametrize(
+    "augmentation",
+    [
+        None,
+        "crop_flip",
+        "random_resized_crop",
+        "rand_augment",
+        Augmentation(color_jitter=0.4, repeats=3),
+    ],
+)
+def test_a_batch_depends_on_seed_epoch_and_index_only(small, picture, memory, augmentation):
+    images = np.stack([picture(20, 18, seed=i) for i in range(43)])
+    source = load_dataset((images, np.arange(43) % 4), validation_split=0)
+
+    def train(seed):
+        options = {"augmentation": augmentation, "mixing": Mixing(), "seed": seed}
+        return pipelines(source, small, 8, **options).train
+
+    batches, others = train(1), train(2)
+    first = []
+    for epoch in (0, 1):
+        batches.set_epoch(epoch)
+        first.append([batches[index] for index in range(5)])
+    assert (first[0][0][0] != first[1][0][0]).any() and (first[0][0][0] != others[0][0]).any()
+    # The result depends neither on earlier requests nor on their order.
+    again = train(1)
+    for epoch, index in ((1, 4), (0, 3), (1, 0), (1, 1), (1, 2), (0, 3)):
+        again.set_epoch(epoch)
+        for found, wanted in zip(again[index], first[epoch][index], strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_outputs_of_the_model_fit_the_classes(arrays, make_model, caplog):
+    with pytest.raises(ValueError, match="3 outputs, but the source arrays has 4 classes"):
+        pipelines(arrays, make_model((16, 16), classes=3))
+    assert pipelines(arrays, make_model((16, 16), classes=1)).train_size == 103
+    with caplog.at_level(logging.WARNING, "keras_vitx"):
+        result = pipelines(arrays, make_model((16, 16), classes=9), batch_size=1000)
+    assert "4 classes, the model 9 outputs" in caplog.text
+    # Fewer images than a batch are one batch.
+    assert [len(labels) for _, labels in result.train] == [103]

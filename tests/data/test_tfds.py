@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from harness import run_python
 
-from keras_vitx.data import load_dataset, pipelines
+from keras_vitx.data import load_dataset
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytestmark = pytest.mark.backend_free
@@ -80,12 +80,6 @@ def test_without_a_validation_split_train_is_cut_and_test_kept_apart(tmp_path):
     both = contents(source.train) + contents(source.validation)
     assert sorted(both) == sorted((pixels("train", i).tobytes(), i % 3) for i in range(30))
     assert source.test.size == 3
-
-
-def test_it_feeds_pipelines(tmp_path, make_model):
-    source = load_dataset("tfds:shapes", data_dir=built(tmp_path, {"train": 9, "test": 3}))
-    result = pipelines(source, make_model((8, 8), classes=3), batch_size=3)
-    assert [x.shape for x, _ in result.train] == [(3, 8, 8, 3)] * 2
 
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])

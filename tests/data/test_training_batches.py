@@ -28,22 +28,6 @@ def made(batches, epoch, index):
 
 
 @backend_free
-@pytest.mark.parametrize("augmentation", [STRONG, Augmentation(color_jitter=0.4, repeats=3)])
-def test_a_batch_depends_on_seed_epoch_and_index_only(split, spec, augmentation):
-    def batches(seed):
-        return TrainingBatches(split, spec, 8, augmentation, Mixing(), seed, classes=4)
-
-    first = batches(1)
-    expected = {(e, i): made(first, e, i) for e in range(2) for i in range(3)}
-    again = batches(1)
-    for key in reversed(expected):
-        for found, wanted in zip(made(again, *key), expected[key], strict=True):
-            np.testing.assert_array_equal(found, wanted)
-    assert (made(batches(2), 0, 0)[0] != expected[0, 0][0]).any()
-    assert (expected[0, 0][0] != expected[1, 0][0]).any()
-
-
-@backend_free
 def test_images_are_repeated_in_a_batch_and_augmented_anew(split, spec):
     batches = TrainingBatches(split, spec, 6, Augmentation(repeats=3))
     assert len(batches) == 4  # as many images per epoch as without repeats

@@ -158,10 +158,8 @@ class Augmentation:
 def jittered(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
     """Multiply brightness, contrast and saturation by random factors, in random order.
 
-    Args:
-        image: uint8 (height, width, channels), of one or three channels.
-        strength: x; each factor is uniform in [1 - x, 1 + x].
-        random: Source of the factors and of their order.
+    The image is uint8 (height, width, channels), of one or three channels; each factor is uniform
+    in [1 - strength, 1 + strength].
     """
     picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)

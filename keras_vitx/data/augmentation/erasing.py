@@ -54,12 +54,7 @@ def noise(count: int) -> np.ndarray:
 
 
 def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
-    """Replace a box of a normalized image by standard normal noise, in place.
-
-    Args:
-        image: float32 (height, width, channels), normalized.
-        box: Of `draw_erasing`.
-    """
+    """Replace a box, as of `draw_erasing`, of a normalized float32 image by noise, in place."""
     top, left, rows, columns, offset = box
     numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
     window = slice(top, top + rows), slice(left, left + columns)

@@ -179,10 +179,8 @@ def check_mixable(labels: np.ndarray, classes: int | None) -> None:
 def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
     """Return labels that can be mixed, float32 (n, classes).
 
-    Args:
-        labels: Integers (n,), which are one-hot encoded, or numbers in 0..1, (n, classes).
-            Labels 0 and 1 of a single output, `classes=1`, stay (n,).
-        classes: Number of classes; may be None if the labels are (n, classes).
+    Integers (n,) are one-hot encoded; numbers in 0..1, (n, classes), stay, as do labels 0 and 1 of
+    a single output, (n,), with `classes=1`.
     """
     if labels.ndim == 2 or classes == 1:
         return labels.astype("float32")

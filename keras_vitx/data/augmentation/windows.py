@@ -45,17 +45,10 @@ def random_resized(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     interpolation: str = "bicubic",
 ) -> tuple[np.ndarray, Window]:
-    """Crop a random box and resize it to `size`, with antialiasing.
+    """Crop a random box of an image, as of `random_box`, and resize it to uint8 (*size, channels).
 
-    Args:
-        image: uint8 (height, width, channels), of any size; or an RGB picture of Pillow.
-        size: (height, width) of the result.
-        random: Source of the box.
-        scale, ratio: As in `random_box`.
-        interpolation: A name of `FILTERS`.
-
-    Returns:
-        uint8 (*size, channels), and the window.
+    The image is uint8 (height, width, channels), of any size, or an RGB picture of Pillow;
+    `interpolation` is a name of `FILTERS`.
     """
     pillow = isinstance(image, Image.Image)
     height, width = image.size[::-1] if pillow else image.shape[:2]

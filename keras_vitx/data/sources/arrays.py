@@ -18,11 +18,7 @@ MAX_RATIO, MAX_SMALL = 100, 1 << 28
 def load_npz(path: Path, name: str) -> Dataset:
     """Load an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
 
-    It may also hold `class_names`.
-
-    Raises:
-        ValueError: if arrays are missing or inconsistent.
-        OSError: if the file can't be read, or expands to far more than its own size.
+    It may also hold `class_names`. One that expands to far more than its own size is an OSError.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -50,11 +46,7 @@ def load_npz(path: Path, name: str) -> Dataset:
 
 
 def load_arrays(pair: tuple) -> Dataset:
-    """Load (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)]).
-
-    Raises:
-        ValueError: if the images or the labels are invalid.
-    """
+    """Load (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)])."""
     if len(pair) in (2, 3) and all(isinstance(each, tuple) and len(each) == 2 for each in pair):
         return _dataset("arrays", dict(zip(SPLITS, pair, strict=False)))
     if len(pair) == 2:

@@ -284,9 +284,8 @@ def hold_out(
 
     Args:
         split: The images.
-        validation_split: Fraction of each class used for validation, in [0, 1); with 0,
-            validation is None. Or the `Split.names` of the images to hold out; names that are no
-            longer there are logged.
+        validation_split: Fraction of each class, in [0, 1); with 0, validation is None. Or the
+            `Split.names` of the images; names that are no longer there are logged.
         seed: Seed of the split.
 
     Raises:

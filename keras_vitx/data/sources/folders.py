@@ -29,15 +29,9 @@ log = logging.getLogger(__name__)
 def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
     """Load a folder by the names of its files; none is read.
 
-    Args:
-        folder: The folder.
-        strict: Whether an image file of a kind that Pillow can't read is an error.
-        splits: Whether its sub-folders are splits, or classes; None decides by their names.
-
-    Raises:
-        ValueError: if the folder doesn't have the expected layout, or its sub-folders could be
-            both splits and classes.
-        OSError: with `strict`, if a file is of a kind that Pillow can't read.
+    With `strict`, a file of a kind that Pillow can't read is an OSError. `splits` says whether
+    sub-folders are splits or classes; None decides by their names, and raises where they could be
+    both.
     """
     folders = _folders_of_splits(folder, splits)
     train = folders["train"]
@@ -118,9 +112,7 @@ def readable_suffixes() -> frozenset[str]:
 def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
     """Return the image files of a folder and its sub-folders, by suffix, sorted by path.
 
-    Args:
-        folder: The folder.
-        skipped: Image files of a kind that Pillow can't read are added to it.
+    Those of a kind that Pillow can't read are added to `skipped`.
     """
     readable, others = [], [] if skipped is None else skipped
     for path in _files(folder):

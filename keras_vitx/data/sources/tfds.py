@@ -38,11 +38,6 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
 
     It is downloaded and prepared if necessary, if possible in the format array_record, which is
     read without TensorFlow.
-
-    Raises:
-        ValueError: if the name is unknown, or the dataset is not images with one label each.
-        OSError: if its files can't be read.
-        ImportError: if tensorflow-datasets is missing or can't be imported.
     """
     builder = builder_of(name, data_dir, ("image", "label"))
     import tensorflow_datasets as tfds
@@ -65,12 +60,7 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
 
 
 def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence[str]) -> Any:
-    """Return the builder of a dataset, downloaded and prepared, if possible as array_record.
-
-    Args:
-        name: Name of the dataset.
-        data_dir: The folder of tensorflow-datasets.
-        features: The features that it must have.
+    """Return the builder of a dataset with these features, downloaded and prepared.
 
     Raises:
         ValueError: if the name is unknown, or a feature is missing.

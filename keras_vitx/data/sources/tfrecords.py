@@ -35,9 +35,7 @@ class RecordImages(EncodedImages):
 def shards_of(source: Path) -> list[Path]:
     """Return the shards that a source names; an empty list if there are none.
 
-    Args:
-        source: A file or a folder of files with ".tfrecord" in their names, or a pattern of
-            files, such as "imagenet/train-*".
+    It is a file or a folder of files with ".tfrecord" in their names, or a pattern of files.
     """
     if source.is_dir():
         found = source.glob("*.tfrecord*")
@@ -56,14 +54,8 @@ def load_tfrecords(shards: Sequence[Path], name: str) -> Dataset:
     writes them. A file labels.txt beside the shards may hold the class names, one per line.
 
     Shards with a name of a split (`SPLITS`) between separators, such as "valid-00000-of-00001",
-    hold that split, all others training images. TensorFlow reads all shards once; the images are
-    decoded when they are used, without TensorFlow.
-
-    Raises:
-        ValueError: if the shards hold no such features, no training images, or fewer than two
-            classes.
-        OSError: if a file can't be read as TFRecords.
-        ImportError: if TensorFlow is not installed.
+    hold that split, all others training images. The images are decoded when they are used,
+    without TensorFlow.
     """
     splits: dict[str, list[tuple]] = {}
     for shard in shards:
