@@ -94,20 +94,7 @@ def verify(
 def compare(
     outputs: Mapping[str, np.ndarray], graph: Graph, batches: Mapping[str, np.ndarray]
 ) -> tuple[float, float | None]:
-    """Return the largest difference of a file's outputs from its model's, and their agreement.
-
-    Args:
-        outputs: What `run_file` returned for the batches.
-        graph: The model.
-        batches: Images of the file's input, as `named_batches` returns them.
-
-    Returns:
-        The difference, relative to the largest output; the fraction of images with the same
-        largest output, None without a classifier.
-
-    Raises:
-        ValueError: if the file's outputs have other shapes.
-    """
+    """Return the largest difference of a file's outputs from its model's, and their agreement."""
     differences, agreements = [], []
     for key, batch in batches.items():
         # A single output may have any name: files of other programs have other ones.
@@ -135,11 +122,7 @@ def compare(
 
 
 def check_difference(difference: float, tolerance: float | None, graph: Graph, path: Path) -> None:
-    """Check that a difference is within the tolerance, or the default one for None.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that a difference is within the tolerance, or the default one for None."""
     model = graph.networks["serve"]
     tolerance = _default_tolerance(graph) if tolerance is None else tolerance
     if not difference <= tolerance:
@@ -160,11 +143,7 @@ def _default_tolerance(graph):
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Check that `tolerance` is None or a non-negative number.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that `tolerance` is None or a non-negative number."""
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
         raise ValueError(f"tolerance should be None or a number of at least 0, not {tolerance!r}.")
 
@@ -194,16 +173,7 @@ def named_batches(graph: Graph, images: Any = None) -> dict[str, np.ndarray]:
 def batches_for(
     model: keras.Model, images: Any = None, data_format: str = "channels_last"
 ) -> list[np.ndarray]:
-    """Return `images`, or photographs of the shipped Fashion-MNIST sample, as batches of a model.
-
-    Args:
-        model: The model.
-        images: As in `verify`.
-        data_format: Order of the model's input.
-
-    Raises:
-        ValueError: if the images do not fit the model.
-    """
+    """Return `images`, or images of the shipped Fashion-MNIST sample, as batches of a model."""
     count, *shape = model.inputs[0].shape
     if images is not None:
         several = isinstance(images, Sequence) and all(np.ndim(batch) == 4 for batch in images)

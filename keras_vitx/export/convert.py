@@ -34,21 +34,9 @@ def convert(
     imports: Sequence[str] = (),
     batches: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write a graph under the format's backend, and run the file on batches of images.
+    """Write a graph under the format's backend, and return the outputs of the file, see `run_file`.
 
-    Args:
-        graph: The model.
-        format: The format.
-        path: The file to write, in a folder of its own, for temporary files, too.
-        imports: Modules that a second process imports first.
-        batches: Images by name; None does not run the file.
-
-    Returns:
-        The outputs of `run_file`.
-
-    Raises:
-        ValueError: if a second process could not find a custom class.
-        OSError: if the second process fails (`ChildProcessError`).
+    `path` has a folder of its own, for temporary files, too.
     """
     if keras.backend.backend() == format.backend:
         with in_arithmetic(graph, format):
@@ -79,16 +67,8 @@ def run_file(
 ) -> dict[str, np.ndarray]:
     """Run a file in its own runtime, in a process without Keras.
 
-    Args:
-        path: The file.
-        format: Its format.
-        batches: Images by name. The latency is measured on the first image.
-
-    Returns:
-        The outputs, as arrays by `<batch>.<name>`, and `latency_ms` and `version`.
-
-    Raises:
-        ChildProcessError: if the runtime fails.
+    Returns the outputs, as arrays by `<batch>.<name>`, and `latency_ms`, of one image, and
+    `version`, of the runtime.
     """
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, INPUTS), Path(folder, OUTPUTS)
@@ -101,10 +81,6 @@ def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str,
     """Return the modules and names of the custom classes and functions of a model, by their key.
 
     Only of those that exist in this process: what else the config of a file names is not imported.
-
-    Raises:
-        ValueError: if one was defined in a script, a notebook, an interactive session or
-            inside a function, and `imports` is empty.
     """
     objects, configs = {}, [keras.saving.serialize_keras_object(model)]
     while configs:
@@ -146,10 +122,6 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
     The process inherits `sys.path`. In it Keras runs on `backend`, on the CPU, since the
     current process may hold the memory of the accelerator. Its standard input ends with this
     process.
-
-    Raises:
-        ChildProcessError: if it fails, with the last line of its standard error. The full
-            standard error is attached as a note.
     """
     environment = {
         **os.environ,

@@ -43,11 +43,7 @@ def prepare(
     data_format: str = "channels_last",
     image_sizes: Sequence[tuple[int, int]] = (),
 ) -> Graph:
-    """Return the graph that is to be written, not fused, by the arguments of `export`.
-
-    Raises:
-        ValueError: if an argument is invalid, or does not fit the model, the format or the others.
-    """
+    """Return the graph that is to be written, not fused, by the arguments of `export`."""
     check_model(model)
     _check_options(format, preprocessing, outputs, serving, data_format, image_sizes)
     _check_precision(format, precision, compute_dtype)
@@ -82,11 +78,7 @@ def prepare(
 
 
 def check_model(model: keras.Model) -> None:
-    """Check that `model` takes one batch of images.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Check that `model` takes one batch of images."""
     if not isinstance(model, keras.Model) or not model.built:
         raise ValueError(f"model should be a built Keras model, not {model!r}.")
     shapes = [tuple(tensor.shape) for tensor in getattr(model, "inputs", None) or []]
@@ -189,11 +181,7 @@ def _last(model):
 
 
 def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
-    """Return a model whose one output is probabilities or logits; the same one for None.
-
-    Raises:
-        ValueError: if `outputs` is unknown, or the model has no classifier that can give them.
-    """
+    """Return a model whose one output is probabilities or logits; the same one for None."""
     if outputs is None:
         return model
     if outputs not in KINDS:
@@ -226,11 +214,7 @@ def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
 
 
 def check_calibration(precision: str | None, calibration: Any) -> None:
-    """Check that there are images to calibrate with, if and only if the precision needs them.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Check that there are images to calibrate with, if and only if the precision needs them."""
     if precision == STATIC and calibration is None:
         raise ValueError(
             f"precision={STATIC!r} needs calibration, a folder of images like those that the "
@@ -241,18 +225,7 @@ def check_calibration(precision: str | None, calibration: Any) -> None:
 
 
 def calibration_images(graph: Graph, source: Any) -> np.ndarray:
-    """Return images as the input of the file that is written.
-
-    Args:
-        graph: What is written.
-        source: A folder of images, in sub-folders or not, the path of an .npz file with
-            `x_train`, or another name that `data.load_dataset` takes: 256 of its (training) images,
-            preprocessed for the model. Or an array, as the file takes it.
-
-    Raises:
-        ValueError: if there is no image, or the images of an array do not fit the model.
-        OSError: if an image can't be decoded.
-    """
+    """Return images as the file takes them: an array as it is, or 256 of a source, preprocessed."""
     if not isinstance(source, (str, os.PathLike)):
         return as_input(source, graph.model, "calibration should be a folder or an array")
     folder = Path(source).expanduser()
@@ -290,17 +263,9 @@ def in_layout(images: np.ndarray, data_format: str) -> np.ndarray:
 def as_input(
     images: Any, model: keras.Model, expected: str, least: int = 1, exact: bool = False
 ) -> np.ndarray:
-    """Return images in the dtype of a model's input, float32 for any of floating point.
+    """Return images in the dtype of a model's input; raise an error that begins with `expected`.
 
-    Args:
-        images: The images.
-        model: The model.
-        expected: The beginning of the error.
-        least: The smallest number of images.
-        exact: Whether it is also the largest.
-
-    Raises:
-        ValueError: if the images do not fit the model.
+    There must be at least `least` images, or `exact`ly as many.
     """
     images = ops.convert_to_numpy(images)
     _, *shape = model.inputs[0].shape

@@ -103,14 +103,7 @@ def size_of(path: Path, format: Format) -> int:
 
 
 def check_destination(path: Path, format: Format, overwrite: bool = False) -> None:
-    """Check that a file of the format may be written to `path`.
-
-    Raises:
-        ValueError: if `path` does not end in the format's suffix, which its runtime asks for.
-        FileExistsError: if `path` exists and is not of this format, or is and `overwrite` is
-            False; or if a file that belongs to it exists alone.
-        OSError: if `path` can't be written.
-    """
+    """Check that a file of the format may be written to `path`."""
     if format.suffix and path.suffix.lower() != format.suffix:
         raise ValueError(
             f"path should end in {format.suffix} for the format {format.name!r}, not {str(path)!r}."

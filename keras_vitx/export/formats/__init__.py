@@ -16,11 +16,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_named(name: str) -> Format:
-    """Return a format by its name.
-
-    Raises:
-        ValueError: if there is none; the message has the table of all formats.
-    """
+    """Return a format by its name."""
     if name not in FORMATS:
         raise ValueError(f"format: {name!r} is unknown. The formats are:\n{table()}")
     return FORMATS[name]
@@ -47,11 +43,7 @@ def table() -> str:
 
 
 def require(format: Format, precision: str | None = None) -> None:
-    """Check that the packages which write and run a format are installed, without importing them.
-
-    Raises:
-        ImportError: if one is not; the message names the extra.
-    """
+    """Check that the packages of a format are installed, without importing them."""
     needs = [(package, format.extra, "") for package in format.needs]
     if format.quantizer and precision and "int" in precision:
         needs.append((format.quantizer, format.quantizer, f" in {precision}"))
@@ -62,13 +54,7 @@ def require(format: Format, precision: str | None = None) -> None:
 
 
 def existing_format(path: Path, trust: bool) -> Format:
-    """Return the format of an exported file that may be opened.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if its format can do more than compute, and the user does not trust it.
-        ImportError: if its runtime is not installed.
-    """
+    """Return the format of an exported file that may be opened, and whose runtime is installed."""
     format = format_of(path)
     if not path.exists() or not format.is_one(path):
         raise FileNotFoundError(f"path: {str(path)!r} is not {format.title}, an exported file.")

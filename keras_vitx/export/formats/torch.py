@@ -20,12 +20,7 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def program_of(graph: Graph, in_half: bool):
-    """Return a `torch.export.ExportedProgram` and the images that it was traced with.
-
-    Args:
-        graph: The model.
-        in_half: Whether weights are stored in the half precision that the graph asks for.
-    """
+    """Return a `torch.export.ExportedProgram` and the images that it was traced with."""
     import torch
 
     count, *sides = graph.model.inputs[0].shape
