@@ -322,8 +322,9 @@ def main(folder: Path, count: int) -> None:
 
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    # With which the names in archives are decoded.
+    # With which the names in archives and the texts of pickles are decoded.
     codecs.lookup("cp437")
+    codecs.lookup("raw_unicode_escape")
     large = make_tiny(dim=512, depth=2, class_depth=1)
     small = {"dim": 8, "depth": 1, "class_depth": 1, "num_heads": 2, "input_shape": (16, 16, 3)}
     source, model = make_tiny(**small), make_tiny(**small)
