@@ -179,7 +179,7 @@ def registries():
 def test_blocks_of_a_page_run(page, downloads, write_pictures, tmp_path, monkeypatch):
     """In order, with the names of the blocks before, on a few images of the sample."""
     write_pictures("cat.png", "coffee.png", "rocket.jpg")
-    monkeypatch.setattr(sources, "load_fashion_mnist", few_images)
+    monkeypatch.setattr(sources, "load_npz", few_images)
     names = {"__name__": page.stem}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         exec(compile(block, str(page), "exec"), names)

@@ -29,7 +29,7 @@ def test_the_table_has_the_recipes():
 @pytest.mark.skipif(BACKEND != "torch", reason="the lines are the same on every backend")
 def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sources, "load_fashion_mnist", few_images)
+    monkeypatch.setattr(sources, "load_npz", few_images)
     names = {"__name__": "training"}
     first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(first, "docs/training.md", "exec"), names)
