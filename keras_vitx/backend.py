@@ -40,19 +40,12 @@ ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 def choose(wanted: str | None = None) -> None:
     """Set the backend of Keras, before Keras is imported.
 
-    In order of precedence:
+    The first that is given: `wanted` (`--backend`); `KERAS_BACKEND`; an installed one in
+    `~/.keras/keras.json`, unless it is as Keras writes it; the first of JAX, PyTorch and TensorFlow
+    that is installed. TensorFlow is last, because the extras `data` and `export` install it, too.
 
-    1. `wanted`, the option `--backend` of the command line;
-    2. the environment variable `KERAS_BACKEND`;
-    3. the backend in Keras's configuration file (`~/.keras/keras.json`), if it is installed.
-       The default file that Keras writes on its first import does not count;
-    4. the first of JAX, PyTorch and TensorFlow that is installed. TensorFlow is last,
-       because it may be installed only for the extras `data` and `export`. If several are
-       installed, a warning names the one in use.
-
-    Raises:
-        ValueError: if the chosen backend is unknown, or Keras already runs on another one.
-        ImportError: if no backend, or not the chosen one, is installed.
+    Raises a ValueError if the backend is unknown or Keras already runs on another one, and an
+    ImportError if it is not installed.
     """
     if "keras" in sys.modules:
         import keras
@@ -124,15 +117,9 @@ def without_gradients() -> contextlib.AbstractContextManager:
 def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that gives the gradient of `function` by its first argument.
 
-    Args:
-        function: A function of an array and further arguments that returns one number,
-            written with `keras.ops`.
-        variables: The variables that it uses. Under JAX their present values are used: a
-            model that Keras evaluates has none of its own meanwhile.
-
-    Returns:
-        A function of the same arguments; arrays in, an array out. It is compiled, if the
-        backend compiles.
+    `function` returns one number and is written with `keras.ops`; the result takes and returns
+    arrays, and is compiled if the backend compiles. Under JAX, the present values of `variables`
+    are used: a model that Keras evaluates has none meanwhile.
     """
     import keras
     import numpy as np

@@ -18,12 +18,9 @@ KINDS: dict[Any, Kind] = {
 
 
 class Outputs(NamedTuple):
-    """The outputs of a classifier, `(batch, classes)`.
+    """The outputs of a classifier, `(batch, classes)`: logits or probabilities.
 
-    Attributes:
-        kind: `"logits"`; `"softmax"`, probabilities that sum to 1 over the classes; or
-            `"sigmoid"`, one independent probability per class.
-        classes: Number of classes.
+    Those of a softmax sum to 1 over the classes; those of a sigmoid are independent.
     """
 
     kind: Kind
@@ -35,25 +32,17 @@ class Outputs(NamedTuple):
         return self.kind == "logits"
 
     def probabilities(self, outputs: Any) -> Any:
-        """Return `outputs` as probabilities; a softmax is applied to logits.
-
-        Args:
-            outputs: `(batch, classes)`, the predictions of the model.
-        """
+        """Return outputs as probabilities; a softmax is applied to logits."""
         return keras.ops.softmax(outputs) if self.from_logits else outputs
 
 
 def outputs_of(model: keras.Model) -> Outputs:
     """Return the kind and number of a classifier's outputs, read from its last layers.
 
-    The model may be a `Chain`, or a functional or sequential model that ends in a
-    classifier: a `Dense`, a layer with the attributes `classes` and `activation`, or a
-    nested model that ends in one; `Activation` and `Softmax` layers may follow.
-
-    Raises:
-        ValueError: if the model does not end in a classifier (`include_top=False`), does
-            not have exactly one output of shape `(batch, classes)`, or has an activation
-            other than linear, softmax and sigmoid.
+    A classifier is a `Dense`, a layer with the attributes `classes` and `activation`, or a nested
+    model that ends in one; `Activation` and `Softmax` layers may follow. Raises a ValueError if the
+    model ends in none, has other than one output `(batch, classes)`, or an activation other than
+    linear, softmax and sigmoid.
     """
     try:
         shape = model.output_shape
@@ -92,11 +81,7 @@ def outputs_of(model: keras.Model) -> Outputs:
 
 
 def kind_of(activation: Any) -> Kind | None:
-    """Return the kind of an activation, or None if it is none of the three.
-
-    Args:
-        activation: None, a name, a function, or an `Activation` or `Softmax` layer.
-    """
+    """Return the kind of an activation (a name, a function or a layer), or None if it has none."""
     if isinstance(activation, keras.layers.Softmax):
         return "softmax" if activation.axis in (-1, 1) else None
     if isinstance(activation, keras.layers.Activation):

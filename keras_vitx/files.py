@@ -16,17 +16,10 @@ except ImportError:  # Windows, where no folder is locked, nor removed if it is 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and rename it to `path` at the end.
+    """Yield a temporary path beside `path`, with its suffixes, and rename it to `path` at the end.
 
-    The body writes a file or a folder to the temporary path, which has the suffixes of
-    `path`. If the body raises, nothing is left behind, and anything already at `path`
-    is unchanged.
-
-    Args:
-        path: Destination. Missing parent folders are created.
-
-    Raises:
-        OSError: if the parent folder is not writable.
+    If the body raises, nothing is left behind and `path` is unchanged. Missing parent folders are
+    created. An OSError is raised if the parent folder is not writable.
     """
     path = Path(path).expanduser()
     with temporary_beside(path) as temporary:
@@ -36,10 +29,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a hidden folder beside `path`, which is removed after.
-
-    The folder is locked meanwhile, so that `remove_stale` of another process leaves it.
-    """
+    """Yield a path of the same name in a hidden folder, which is locked against `remove_stale`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         while True:
@@ -55,8 +45,7 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 def move(temporary: Path, path: Path) -> None:
     """Put a file or a folder in the place of `path`, in one step.
 
-    An old folder is exchanged with the new one. Where the system can't do that, a kill in
-    between leaves none; then `remove_stale` puts the old one back.
+    If the system can't exchange folders, a kill in between leaves none; `remove_stale` restores it.
     """
     if not path.is_dir() or path.is_symlink():
         temporary.replace(path)
@@ -72,7 +61,7 @@ def move(temporary: Path, path: Path) -> None:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove what killed processes have left of `path`; other processes may be writing it."""
+    """Remove what killed processes left of `path`, but not what others are writing."""
     if not path.parent.is_dir():
         return
     for folder in path.parent.iterdir():
@@ -122,12 +111,7 @@ def _exchange(path: Path, other: Path) -> bool:
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Check, before long work, that a file or a folder can be written at `path`.
-
-    Raises:
-        OSError: if a parent of `path` is a file, or its nearest existing parent is not
-            writable.
-    """
+    """Raise an OSError, before long work, if a file or a folder can't be written at `path`."""
     path = Path(path).expanduser().absolute()
     parent = next(folder for folder in path.parents if os.path.lexists(folder))
     if not parent.is_dir():

@@ -25,10 +25,7 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
 
 
 def logits_of(probabilities: Any) -> Any:
-    """Return the logits that Keras keeps with the output of a softmax or a sigmoid, or None.
-
-    Under JAX, whose tensors take no attributes, there are none.
-    """
+    """Return the logits that Keras keeps with a softmax or sigmoid, or None (always under JAX)."""
     return getattr(probabilities, "_keras_logits", None)
 
 
@@ -50,8 +47,8 @@ def replace_seed_generator(
 class ClipsTogether:
     """A Keras optimizer that clips the gradients of all replicas together.
 
-    Under TensorFlow, Keras's own clips those of each replica, and sums them after it. By the global
-    norm under PyTorch, it launches three kernels for every variable; this one, a few for all.
+    Under TensorFlow, Keras clips them by replica, before the sum. Under PyTorch, its clipping by
+    the global norm launches three kernels per variable; this one, a few for all.
     """
 
     def _clip_gradients(self, grads):
@@ -76,8 +73,6 @@ class ClipsTogether:
 def build_training(model: keras.Model, batch: Any) -> None:
     """Create the variables of a compiled model's optimizer, loss and metrics, as `fit` does.
 
-    Args:
-        model: A compiled model.
-        batch: A batch of arrays, (inputs, targets) or (inputs, targets, weights).
+    `batch` is (inputs, targets) or (inputs, targets, weights), all arrays.
     """
     model._symbolic_build(data_batch=batch)

@@ -35,10 +35,9 @@ class _Crossentropy(keras.losses.Loss):
 class SmoothedCrossentropy(_Crossentropy):
     r"""Cross entropy of integer or soft labels with label smoothing.
 
-    With $K$ classes and smoothing $s$, the target is $(1 - s)\,y + s / K$, where an integer
-    label is one-hot encoded as $y$. Of probabilities, the loss takes the logarithms, which are
-    logits up to a constant: Keras clips probabilities at 1e-7 (but under TensorFlow), below
-    which their gradient is 0.
+    With $K$ classes and smoothing $s$, the target is $(1 - s)\,y + s / K$, where an integer label
+    is one-hot encoded as $y$. The logits of probabilities are taken as their logarithms, because
+    Keras (except under TensorFlow) clips probabilities at 1e-7, below which the gradient is 0.
 
     Labels: integers `(...)` or `(..., 1)`, or distributions over the classes, `(..., K)`.
     Predictions: `(..., K)`, `(batch, K)` or one per patch, `(batch, patches, K)`.
@@ -69,14 +68,13 @@ class SmoothedCrossentropy(_Crossentropy):
 class SigmoidCrossentropy(_Crossentropy):
     r"""Binary cross entropy with label smoothing, averaged over the classes.
 
-    With smoothing $s$, the target is $(1 - s)\,y + s / 2$, where $y$ is 1 for the classes
-    of the image and 0 for all others. Of probabilities $p$, the loss takes the logits
-    $\log p - \log(1 - p)$, and so learns from any that float32 tells from 0 and 1: above a logit
-    of 16.6, $p$ is 1, and without a gradient. A `Chain` trains on the logits themselves, as do
-    other models but under JAX.
+    With smoothing $s$, the target is $(1 - s)\,y + s / 2$, where $y$ is 1 for the classes of the
+    image and 0 for all others. From probabilities $p$, the logits are $\log p - \log(1 - p)$; above
+    a logit of 16.6, $p$ is 1 in float32 and has no gradient. A `Chain` trains on the logits
+    themselves, as do other models except under JAX.
 
-    Labels: `(batch, K)`, in 0..1; or integers `(batch,)` or `(batch, 1)`, the class of each
-    image (for $K = 1$: whether the image belongs to the class). Predictions: `(batch, K)`.
+    Labels: `(batch, K)`, in 0..1; or integers `(batch,)` or `(batch, 1)`, the class of each image
+    (for $K = 1$: whether the image belongs to the class). Predictions: `(batch, K)`.
 
     Args:
         label_smoothing: $s$, in [0, 1).
@@ -109,21 +107,15 @@ class SigmoidCrossentropy(_Crossentropy):
 class SoftDistillation(keras.losses.Loss):
     r"""Kullback-Leibler divergence between a teacher and a student, at a temperature.
 
-    $\tau^2\, \mathrm{KL}(p_\tau \,\|\, q_\tau)$ with $p_\tau \propto p^{1/\tau}$ the
-    teacher's and $q_\tau$ the student's distribution at temperature $\tau$ (Hinton et al.,
-    2015; DeiT, Section 3, with $\tau = 3$). DeiT's released code also divides by the number
-    of classes $K$.
-
-    Labels: the teacher's probabilities, `(..., K)`. Predictions: the student's logits or
-    probabilities, `(..., K)`.
+    $\tau^2\, \mathrm{KL}(p_\tau \,\|\, q_\tau)$ with $p_\tau \propto p^{1/\tau}$ for the teacher
+    and $q_\tau$ for the student (Hinton et al., 2015; DeiT, Section 3). DeiT's released code also
+    divides by the number of classes $K$. Labels: the teacher's probabilities, `(..., K)`, like the
+    predictions.
 
     Args:
-        temperature: $\tau$, above 0.
+        temperature: $\tau$; a ValueError is raised unless it is above 0.
         from_logits: Whether predictions are logits rather than probabilities.
         name: Name of the loss.
-
-    Raises:
-        ValueError: if `temperature` is not above 0.
     """
 
     activation = "softmax"
@@ -157,35 +149,16 @@ class SoftDistillation(keras.losses.Loss):
 class PerHead(keras.losses.Loss):
     r"""A loss per classifier or label, by name: $\sum_i w_i\, \mathrm{loss}_i(y_i, \hat y_i)$.
 
-    `model.compile(loss={...}, loss_weights={...})` makes one. DeiT's hard distillation
-    (Section 3) smooths only the labels of the class token's head. Each image has two labels, of
-    which the second is the teacher's most probable class:
-
-    ```python
-    losses = {"head": SmoothedCrossentropy(0.1), "head_dist": SmoothedCrossentropy()}
-    model.compile("adamw", losses, loss_weights={"head": 0.5, "head_dist": 0.5})
-    model.fit(images, {"head": labels, "head_dist": teacher.predict(images).argmax(-1)})
-    ```
-
-    DeiT's soft distillation takes the teacher's probabilities as labels, and
-    `"head_dist": SoftDistillation(3.0)` with the weights 0.9 and 0.1.
-
-    A model with one classifier may be given several labels per image, too: its prediction is
-    compared with each of them. Without a distillation token, hard distillation (CaiT's
-    $\Upsilon$ models, ConViT's Table 4) has the labels `{"head": ..., "teacher": ...}` and losses
-    of these names. `Distillation` makes the labels and the loss of each of these.
-
-    In evaluation the loss is that of `"head"`.
+    `model.compile(loss={...}, loss_weights={...})` makes one. A model with one classifier may have
+    several labels per image, such as `{"head": ..., "teacher": ...}`, each of which is compared
+    with its prediction. In evaluation the loss is that of `"head"`.
 
     Args:
-        losses: Loss per head or label, by name, including `"head"`. A head without an entry
-            uses the loss of `"head"`.
-        weights: Weights in the sum of losses, by name, in place of the model's own. For a
-            model with one classifier they are 1 by default.
+        losses: A `keras.losses.Loss` per head or label, by name. Heads without an entry use that of
+            `"head"`; a ValueError is raised if it is missing.
+        weights: Weights in the sum of losses, by name, in place of the model's own (for a model
+            with one classifier: 1).
         name: Name of the loss.
-
-    Raises:
-        ValueError: if `losses` has no `"head"`, or a loss is not a `keras.losses.Loss`.
     """
 
     def __init__(
@@ -224,12 +197,7 @@ class PerHead(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class FunctionLoss(keras.losses.Loss):
-    """The mean of a loss function over a batch, weighted by sample.
-
-    Args:
-        function: A function of labels and predictions.
-        name: Name of the loss.
-    """
+    """The mean of `function(labels, predictions)` over a batch, weighted by sample."""
 
     def __init__(self, function: Any, name: str = "function_loss", **kwargs: Any):
         super().__init__(name=name, **kwargs)
@@ -262,5 +230,5 @@ def as_loss(loss: Any) -> keras.losses.Loss:
 
 
 def _log(probabilities):
-    # Just above the least normal number of float32, to which half precision is cast.
+    # Just above the smallest normal number of float32, to which half precision is cast.
     return ops.log(ops.maximum(ops.cast(probabilities, "float32"), 1e-37))

@@ -111,14 +111,9 @@ __getattr__ = renamed_names(
 
 @dataclass(frozen=True)
 class ModelInput:
-    """The images that a model takes.
+    """The images that a model takes, which can stand in for it wherever images are prepared.
 
-    It has the two attributes of a model that describe its images, and can stand in for
-    the model wherever images are prepared.
-
-    Attributes:
-        input_shape: `(None, height, width, channels)`.
-        preprocessing: How images are prepared, with one mean and std per channel.
+    `input_shape` is `(None, height, width, channels)`.
     """
 
     input_shape: tuple[int | None, ...]
@@ -126,14 +121,10 @@ class ModelInput:
 
     @classmethod
     def of(cls, model: Any) -> "ModelInput":
-        """Read `model.input_shape` and `model.preprocessing`.
+        """Read `input_shape` and `preprocessing` of a model, or of any object that has them.
 
-        Args:
-            model: A model of keras_vitx, or any object with these two attributes.
-
-        Raises:
-            ValueError: if the input is not `(None, height, width, channels)` of known size,
-                or `preprocessing` is missing or does not fit the channels.
+        Raises a ValueError if sizes are unknown, or `preprocessing` is missing or has other
+        channels.
         """
         shape = getattr(model, "input_shape", None)
         if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:

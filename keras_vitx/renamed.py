@@ -11,11 +11,7 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def renamed_arguments(**names: str) -> Callable[[Function], Function]:
-    """Return a decorator of a function that still takes arguments by their old names, and warns.
-
-    Args:
-        **names: The new name of each argument, by the old one.
-    """
+    """Let a function take arguments by old names, and warn; `names` has the new by the old."""
 
     def decorate(function):
         @functools.wraps(function)
@@ -31,12 +27,9 @@ def renamed_arguments(**names: str) -> Callable[[Function], Function]:
 
 
 def renamed_names(module: str, **names: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` of a module that still has names by their old ones, and warns.
+    """Return a `__getattr__` that finds names of a module by their old ones, and warns.
 
-    Args:
-        module: `__name__` of the module.
-        **names: The new name of each, by the old one; of what moved, with its module, as in
-            `optimizer.WarmupCosine`.
+    What moved has its new name with the module, such as `optimizer.WarmupCosine`.
     """
 
     def getattr_of_module(name: str) -> Any:

@@ -22,13 +22,9 @@ def shortened(names: Iterable[str], count: int = 3) -> str:
 
 
 def needs_extra(what: str, *extras: str) -> str:
-    """Return the message of an error about a missing optional package.
+    """Return an error message about a missing package, which any of the `extras` installs.
 
-    The command installs from a checkout, because the package is not on a package index.
-
-    Args:
-        what: What is missing, such as "Figures need matplotlib".
-        extras: The extras of `pyproject.toml` that include the package; any of them will do.
+    The command is for a checkout, because the package is not on a package index.
     """
     names = " or ".join(f'"{extra}"' for extra in extras)
     return (
@@ -38,14 +34,9 @@ def needs_extra(what: str, *extras: str) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Return a text that no terminal obeys: each control character is written as `\x1b`.
+    r"""Return a text with its control characters, but for those in `keep`, written as `\x1b`.
 
-    Names of files and classes may hold sequences that move the cursor, or change the direction
-    of the text.
-
-    Args:
-        text: The text.
-        keep: Control characters that stay, such as "\n".
+    In names of files and classes, they could move a terminal's cursor or turn the text around.
     """
     return re.sub(
         "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]",
@@ -55,10 +46,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a value for a cell of a CSV file, which no spreadsheet takes for a formula.
-
-    A text that begins with `=`, `+`, `-`, `@` or a control character gets a leading apostrophe.
-    """
+    """Return a value for a CSV file, with an apostrophe before what a spreadsheet would compute."""
     if not isinstance(value, str):
         return value
     return f"'{printable(value)}" if value[:1] in set("=+-@\t\r\n") else printable(value)

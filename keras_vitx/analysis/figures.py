@@ -28,14 +28,8 @@ def drawing(
 ) -> Iterator[np.ndarray]:
     """Yield the axes of a figure, `(rows, columns)`, and write it to `path` at the end.
 
-    Args:
-        path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
-        shape: Rows and columns of axes.
-        cell: Width and height of one of them, in inches.
-        dpi: Pixels per inch.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
+    The suffix selects the format; `cell` is the size of one of the axes in inches. Raises an
+    ImportError if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

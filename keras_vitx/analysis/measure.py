@@ -145,11 +145,7 @@ def _chosen(measures, known):
 
 
 def check_measure(name: str) -> None:
-    """Check that there is a measure of a name.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Raise a ValueError if there is no measure of this name."""
     if name not in MEASURES:
         raise ValueError(f"There is no measure {name!r}. {nearest_names(name, MEASURES)}")
 

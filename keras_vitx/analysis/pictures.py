@@ -84,7 +84,7 @@ def plot_query(
     """Plot the attention of one patch: for each model, one row per block, one column per head.
 
     ConViT, Figures 7, 16 and 17: the patch is marked by a red box, colors are logarithmic, and
-    heads with a gate are labelled with it, from white (content) to red (position). Maps are
+    heads with a gate are labeled with it, from white (content) to red (position). Maps are
     averaged over the images, as in Figure 15 (100 images); give one image for the others.
 
     Args:
@@ -197,10 +197,9 @@ def _by_entropy(blocks, count):
 
 
 def _draw(rows, path, cell, cmap):
-    """Draw a grid of pictures: rows of cells, of which some may be missing.
+    """Draw rows of cells, of which some may be missing: a `picture` and arguments of `imshow`.
 
-    A cell has a `picture`, and may have a `title`, the color `behind` it, a patch to `mark` and
-    arguments of `imshow`.
+    A cell may have a `title`, the color `behind` it, and a patch to `mark`.
     """
     with drawing(path, (len(rows), max(map(len, rows))), cell) as axes:
         for axis in axes.flat:
@@ -220,10 +219,7 @@ def _draw(rows, path, cell, cmap):
 
 
 def likely_classes(model: keras.Model, images: np.ndarray) -> list[list[tuple[str, float]]]:
-    """Return the names and probabilities of the five most probable classes of each image.
-
-    There are none for a model without a classifier.
-    """
+    """Return names and probabilities of the five likeliest classes; none without a classifier."""
     try:
         outputs = outputs_of(model)
     except ValueError:

@@ -193,16 +193,10 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
 
 
 def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the attention that each pixel receives, scaled to 0..1 per image.
+    """Return the attention that each pixel receives, `(batch, height, width)`, in 0..1 per image.
 
-    The mean over heads, bicubically upsampled, then (x - min) / (max - min): CaiT, Section 5.2.
-
-    Args:
-        maps: `(batch, heads, rows, columns)`, e.g. a value of `class_attention`.
-        size: Height and width of the result, in pixels.
-
-    Returns:
-        `(batch, height, width)`.
+    The mean over heads of `(batch, heads, rows, columns)`, bicubically upsampled to `size`, then
+    `(x - min) / (max - min)`: CaiT, Section 5.2.
     """
     mean = maps.mean(axis=1)[..., None]
     resized = ops.image.resize(mean, size, interpolation="bicubic", data_format="channels_last")
@@ -217,11 +211,7 @@ def scaled_to_1(images: np.ndarray) -> np.ndarray:
 
 
 def check_model(model: Any, needs_maps: bool = False) -> None:
-    """Check that `model` can be walked, and that it has attention maps if they are needed.
-
-    Raises:
-        ValueError: if it is not a `Chain`, or has no blocks or no maps.
-    """
+    """Raise a ValueError unless `model` is a `Chain` with blocks and, if needed, attention maps."""
     if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
         name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
         raise ValueError(
@@ -235,11 +225,7 @@ def check_model(model: Any, needs_maps: bool = False) -> None:
 
 
 def check_images(model: keras.Model, images: Any) -> Any:
-    """Return `images` as an array or a tensor with the shape of the model's input.
-
-    Raises:
-        ValueError: if the shape is another one, or there are no images.
-    """
+    """Return `images` as an array or a tensor; raise a ValueError unless the model takes them."""
     images = images if hasattr(images, "shape") else np.asarray(images)
     found, wanted = tuple(images.shape), (None, *model.input_shape[1:])
     fits = len(found) == len(wanted) and all(

@@ -44,9 +44,9 @@ def options(
 
 
 def _after_keras(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that first imports Keras, without TensorFlow's start-up log.
+    """Return a command that imports Keras first, without TensorFlow's start-up log.
 
-    No setting silences that log, which native code writes; so standard error is closed meanwhile.
+    No setting silences that log of native code, so standard error is closed meanwhile.
     """
     name = command.__module__.rpartition(".")[2]
 

@@ -1,7 +1,7 @@
-"""What several commands are given: options, models and images.
+"""Options that several commands share, and the models and images they name.
 
-Options are parsed before Keras is imported, so that `--backend` can choose its backend and
-`--help` takes no seconds.
+They are parsed before Keras is imported, so `--backend` can choose its backend and `--help` is
+fast.
 """
 
 from collections.abc import Sequence
@@ -73,16 +73,9 @@ def is_size(model: str) -> bool:
 def open_model(model: str, weights: str | None = None, trained: bool = False, **arguments: Any):
     """Return a model by the name of a size, or load it from a file, folder or repository.
 
-    Args:
-        model: The argument of the command line.
-        weights: Weights of a size; None and "none" are random ones.
-        trained: Whether None stands for a checkpoint of the size, ImageNet's if there is one.
-        **arguments: Arguments of a size, such as `classes`.
-
-    Raises:
-        ValueError: if there is no such model or no checkpoint, it can't be read, or weights are
-            given for a model that has its own.
-        OSError: if a file can't be read.
+    A size without `weights` has random ones or, if `trained`, those of a checkpoint, preferably
+    ImageNet's. Raises a ValueError for an unknown model or checkpoint, a damaged file, or weights
+    for a model that has its own.
     """
     if is_size(model):
         if trained and weights is None:
@@ -106,7 +99,7 @@ def open_model(model: str, weights: str | None = None, trained: bool = False, **
 
 
 def class_names_of(network) -> list[str] | None:
-    """Return the class names of a model, or of the model of ours that is its last layer."""
+    """Return the class names of a model, or of the model of this package that is its last layer."""
     for layer in (network, network.layers[-1]):
         if getattr(layer, "class_names", None):
             return list(layer.class_names)
@@ -114,11 +107,7 @@ def class_names_of(network) -> list[str] | None:
 
 
 def image_files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, and those of folders in the order of their paths.
-
-    Raises:
-        ValueError: if a folder has no images.
-    """
+    """Return files and those of folders, sorted; raises a ValueError if a folder has no images."""
     from keras_vitx.data.sources.folders import image_files
 
     files = []

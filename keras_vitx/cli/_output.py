@@ -29,14 +29,10 @@ def show(
     grouped: str | None = None,
     formats: Mapping[str, Callable] | None = None,
 ) -> None:
-    """Print rows with the same keys, by default as a table.
+    """Print rows with the same keys: as a table, JSON or CSV.
 
-    Args:
-        rows: At least one row.
-        as_json: Whether to print a JSON array of objects.
-        as_csv: Whether to print CSV.
-        grouped: A column whose value is printed once per group of successive equal rows.
-        formats: Functions that format the values of table columns, by column.
+    A table prints the values of the column `grouped` once per group of equal rows; `formats` has
+    functions that format its other columns.
     """
     if as_json:
         show_json(rows)
@@ -60,23 +56,19 @@ def show_json(value: Any) -> None:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON that holds no control characters."""
+    """Return a value as JSON without control characters."""
     written = json.dumps(value, indent=indent, ensure_ascii=False)
     controls = "[\x7f-\x9f\u200e-\u200f\u2028-\u202e\u2066-\u2069]"
     return re.sub(controls, lambda found: f"\\u{ord(found[0]):04x}", written)
 
 
 def say(text: object, *, error: bool = False) -> None:
-    """Print lines of text, whatever the names in it hold; errors in red, to standard error."""
+    """Print text, whatever the names in it hold; errors in red, to standard error."""
     typer.secho(printable(str(text), keep="\n"), fg="red" if error else None, err=error)
 
 
 def check_form(as_json: bool, as_csv: bool) -> None:
-    """Check, before long work, that at most one output format is requested.
-
-    Raises:
-        ValueError: if both are.
-    """
+    """Raise a ValueError, before long work, if both output formats are requested."""
     if as_json and as_csv:
         raise ValueError("`--json` and `--csv` are mutually exclusive.")
 
@@ -93,9 +85,8 @@ def words(value: Any) -> str:
 def check_new(output: Path, overwrite: bool) -> None:
     """Check, before long work, that the file of `--output` can be written.
 
-    Raises:
-        ValueError: if it exists, and `overwrite` is False.
-        OSError: if it is a folder, or can't be written.
+    Raises a ValueError if it exists and `overwrite` is False, and an OSError if it can't be
+    written.
     """
     if output.is_dir():
         raise IsADirectoryError(f"`--output` {output} is a folder.")
@@ -106,7 +97,7 @@ def check_new(output: Path, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def text_file(output: Path | None) -> Iterator[TextIO]:
-    """Yield a file to write, of which nothing is left after an error; None is standard output."""
+    """Yield a file to write, which is removed after an error; None is standard output."""
     if output is None:
         yield sys.stdout
         return
@@ -120,13 +111,7 @@ def text_file(output: Path | None) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def progress(total: int, unit: str, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar if standard error is a terminal; yield a function to advance it.
-
-    Args:
-        total: Number of things.
-        unit: Their name, in the plural.
-        hidden: Whether to show no bar in any case.
-    """
+    """Show a progress bar if standard error is a terminal; yield a function to advance it."""
     from rich import progress as bars
     from rich.console import Console
 
@@ -159,11 +144,7 @@ def new_run(name: str) -> Path:
 
 
 def check_new_folder(output: Path) -> None:
-    """Check, before long work, that the folder of `--output` can be written.
-
-    Raises:
-        OSError: if it can't, or is not a new or an empty folder.
-    """
+    """Raise an OSError, before long work, unless `output` is new or empty, and writable."""
     check_writable(output / "file")
     if output.is_dir() and any(output.iterdir()):
         raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")

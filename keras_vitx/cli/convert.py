@@ -83,14 +83,7 @@ def main(
 
 
 class _Found(NamedTuple):
-    """What the arrays of a file tell about its model; None if unknown.
-
-    Attributes:
-        classes: Number of classes of the head.
-        grid: Rows and columns of the position embeddings.
-        channels: Number of channels of the images.
-        distilled: Whether there is a distillation token.
-    """
+    """What the arrays of a file tell about its model; None if unknown."""
 
     classes: int | None
     grid: Grid | None

@@ -261,13 +261,9 @@ def _few_images(dataset: Any, batch_size: int) -> Any:
 
 
 def named_values(words: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Return values by name from texts such as `mixup=0.2`.
+    """Return values by name from texts such as `mixup=0.2`; raises a ValueError without a `=`.
 
-    Values are numbers, `true`, `false`, `none`, several numbers separated by commas, or
-    else text.
-
-    Raises:
-        ValueError: if a text has no `=`.
+    Values are numbers, `true`, `false`, `none`, tuples of these separated by commas, or text.
     """
     values = {}
     for word in words or ():
@@ -291,10 +287,7 @@ def _value(text: str) -> Any:
 
 
 def use_devices(devices: str | None) -> None:
-    """Use the devices that the option names, before a model is made.
-
-    Under PyTorch, this process is replaced by `torchrun` with the same command, once.
-    """
+    """Use the devices of the option; under PyTorch, `torchrun` restarts this process, once."""
     import keras
 
     if devices is None:
@@ -338,11 +331,7 @@ def _recorder(options: SimpleNamespace, folder: Path) -> Any:
 
 
 def _read_command(folder: Path) -> dict[str, Any]:
-    """Return the options of the command that began a run.
-
-    Raises:
-        ValueError: if `folder` holds no run of the command line.
-    """
+    """Return the options that began a run; raises a ValueError if `folder` has none."""
     path = folder / COMMAND
     if not path.is_file():
         raise ValueError(
@@ -358,11 +347,7 @@ def _read_command(folder: Path) -> dict[str, Any]:
 
 
 def _resumed(now: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the options of the run in `folder`, with those that may differ as given now.
-
-    Raises:
-        ValueError: if another option differs from the run's; the message says in what.
-    """
+    """Return a run's options, `FREE` ones as given now; raises a ValueError if others differ."""
     before = _read_command(folder)
     fixed = {name: v for name, v in now.items() if name not in (*FREE, "resume", "output")}
     fixed |= {name: _absolute(fixed[name]) for name in ("model", "source") if name in fixed}

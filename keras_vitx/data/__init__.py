@@ -12,7 +12,7 @@ from keras_vitx.data.preprocessing import preprocess_input as preprocess_input
 from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
 from keras_vitx.renamed import renamed_names
 
-if is_worker():  # Processes that make batches do without Keras, but for a main module that asks.
+if is_worker():  # Worker processes import Keras only if the main module asks for it.
 
     def __getattr__(name: str):
         if name not in ("Pipelines", "pipelines"):

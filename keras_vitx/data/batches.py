@@ -28,27 +28,16 @@ IN_MEMORY_BYTES = 512 * 2**20
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches that are a function of the epoch and the index only.
+    """Batches that are a function of the epoch and the index only, in any order of access.
 
-    `batches[i]` is batch i of the current epoch, while Grain makes the next ones in threads or
-    processes, several at once. Any order of access gives the same batches; only the order of the
-    epoch is fast. The workers of Keras are not used, since they mix batches of two epochs.
+    `make(epoch, index)` returns a batch of NumPy arrays, and has the number of batches as length.
+    Grain calls it ahead in threads or, with `workers`, in processes, which import the main module.
+    The workers of Keras are not used, since they mix batches of two epochs. With `endless`, the
+    next epoch is made ahead as well; otherwise processes end with the epoch.
 
-    A full iteration ends with `on_epoch_end`, as in `fit` of Keras, and so starts the next
-    epoch.
-
-    Args:
-        make: A function of an epoch and an index that returns a batch of NumPy arrays, with the
-            number of batches per epoch as its length. It is called in threads or processes.
-        workers: Number of processes that make batches; 0 for threads of this process. Processes
-            start by importing the main module, so a script needs `if __name__ == "__main__":`.
-        endless: Whether the next epoch is made ahead as well; otherwise processes end with the
-            epoch.
-
-    Attributes:
-        epoch: The current epoch. `fit` of Keras calls `on_epoch_end` once before the first
-            epoch as well. To keep in step with Keras, call `set_epoch` in the
-            `on_epoch_begin` of a callback.
+    A full iteration starts the next epoch by `on_epoch_end`, as does `fit` of Keras, which calls it
+    once before the first epoch, too. To keep in step with Keras, call `set_epoch` in the
+    `on_epoch_begin` of a callback.
     """
 
     def __init__(self, make: Callable[..., Any], workers: int = 0, endless: bool = False):
@@ -71,12 +60,7 @@ class Batches(keras.utils.PyDataset):
         return self.get(index)
 
     def get(self, index: int, *share: int) -> tuple:
-        """Return batch `index` of the current epoch, or a share of it.
-
-        Args:
-            index: Index of the batch.
-            *share: Further arguments of `make`.
-        """
+        """Return batch `index` of the current epoch; `share` are further arguments of `make`."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
@@ -113,12 +97,8 @@ class Batches(keras.utils.PyDataset):
     def dataset(self, start: int = 0, *share: int) -> Any:
         """Return the batches before `finish` as a Grain dataset, from a step on.
 
-        Step s is batch `s % len(self)` of epoch `s // len(self)`. Where batches are endless, so
-        is the dataset; otherwise it ends with the epoch.
-
-        Args:
-            start: The first step.
-            *share: Further arguments of `make`.
+        Step s is batch `s % len(self)` of epoch `s // len(self)`. Unless batches are endless, the
+        dataset ends with the epoch.
         """
         from absl import flags
         from absl import logging as absl_logging
@@ -173,11 +153,8 @@ def _no_profiler(record: logging.LogRecord) -> bool:
 class ImageBatches(Batches):
     """Batches of images of a split, normalized for a model.
 
-    Workers hand over uint8. On an accelerator under PyTorch and JAX, images are normalized and
-    erased on the device; on a CPU, and under TensorFlow, by the workers. The result is the same.
-
-    Attributes:
-        unreadable: The error of each image that could not be decoded, by id.
+    Workers hand over uint8 to an accelerator, which normalizes and erases with the same result.
+    `unreadable` has the error of each image that could not be decoded, by id.
     """
 
     make: Maker
@@ -214,9 +191,7 @@ class ImageBatches(Batches):
 class TrainingBatches(ImageBatches):
     """Shuffled, augmented and mixed images, in full batches only; arguments as `TrainingMaker`.
 
-    Batch i of epoch e is the i-th slice of a permutation seeded by (seed, e), augmented and
-    mixed with random numbers seeded by (seed, e, i): on any number of workers, and on every
-    backend.
+    Random numbers are seeded by (seed, epoch, index), so the workers have no influence on them.
     """
 
     def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
@@ -240,9 +215,9 @@ class EvaluationBatches(ImageBatches):
 
 
 def has_accelerator() -> bool:
-    """Return whether Keras computes on a GPU or TPU to which batches can be sent as uint8.
+    """Return whether images can be sent to a GPU or TPU as uint8.
 
-    `fit` passes batches through `tf.data` under TensorFlow, and `keras.distribution` splits them.
+    Not under TensorFlow, whose `fit` uses `tf.data`, or `keras.distribution`, which splits batches.
     """
     if keras.backend.backend() == "torch":
         import torch

@@ -25,9 +25,9 @@ Sampling = Literal["balanced"] | Mapping[str, float] | Sequence[float] | np.ndar
 class Pipelines(NamedTuple):
     """Batches of (images, labels) for `fit` and `evaluate`, with their metadata.
 
-    The batches made by `pipelines` are NumPy arrays: float32 images (batch, height, width,
-    channels), normalized for the model, and labels in one of the forms of `Split.labels`.
-    Custom batches may be anything that `fit` of Keras takes; `Pipelines(train)` is enough.
+    `pipelines` makes batches of NumPy arrays: float32 images (batch, height, width, channels),
+    normalized for the model, and labels in one of the forms of `Split.labels`. Custom batches may
+    be anything that `fit` of Keras takes; `Pipelines(train)` is enough.
 
     Attributes:
         train: Training batches, reshuffled in each epoch and augmented, all of them full.
@@ -35,8 +35,7 @@ class Pipelines(NamedTuple):
             None. The last one may be smaller.
         class_names: Label i means `class_names[i]`; None if there are no class names.
         skipped: Image files of a kind that Pillow can't read.
-        test: The test split of the source, in order, or None. It is used by `evaluate`,
-            never in training.
+        test: The test split of the source, in order, for `evaluate` only; or None.
     """
 
     train: keras.utils.PyDataset
@@ -86,9 +85,9 @@ def pipelines(
 
     Validation and test images go through the model's evaluation transform, as in
     `preprocess_input`. A training epoch uses each image at most once, in a new order, and
-    drops the remainder that doesn't fill a batch; if there are fewer images than one
-    batch, they form a single smaller batch. A training batch depends only on the seed, the
-    epoch and its index; see `keras_vitx.data.batches.Batches` for how epochs are counted.
+    drops the remainder that doesn't fill a batch; fewer images than one batch form a single
+    smaller batch. A training batch depends only on the seed, the epoch and its index; see
+    `keras_vitx.data.batches.Batches` for how epochs are counted.
 
     Grain makes the batches, several at once, in threads or in processes (`workers`). Decoded
     images are kept in memory up to 512 MiB per split.
@@ -103,8 +102,8 @@ def pipelines(
             the area of the original image), "rand_augment" (that, RandAugment and random
             erasing, as DeiT), "keras_cv" (the same by the layers of keras-cv); or None for
             the evaluation transform.
-        mixing: A `Mixing` (MixUp and CutMix), or None. If given, the labels of all parts are
-            float32 (batch, classes), as `mixing.soft_labels` makes them.
+        mixing: A `Mixing` (MixUp and CutMix), or None. If given, the labels of all splits are
+            float32 (batch, classes).
         targets: A function of the id of a training image and of the window of it that is seen
             (`top`, `left`, `height`, `width`, as fractions, and `flip`), which returns an array
             of the same shape for all images, such as one label per patch of the window
@@ -113,9 +112,8 @@ def pipelines(
         fraction: Fraction of the training images of each class that is used (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `load_dataset`.
-        strict: Whether an image that can't be decoded is an error. If not, another one of its
-            batch takes its place in training, it is left out in evaluation, and a warning is
-            logged.
+        strict: Whether an image that can't be decoded is an error. If not, a warning is logged;
+            in training, another image of its batch takes its place, and evaluation leaves it out.
         pad: Whether to fill the last validation and test batch with black images, and to
             add weights (batch,) to each batch: 1 for an image, 0 for padding. Needed by
             `keras.distribution`, which splits batches evenly between devices.
@@ -124,9 +122,9 @@ def pipelines(
             of that class; or the relative frequency of each training image of the source, (n,).
             None takes each image once per epoch.
         workers: Number of processes that make training batches; 0 for threads of this process,
-            which Python's lock slows down from about four cores on. Processes start by importing
-            the main module, so a script needs `if __name__ == "__main__":`, and hold a copy of
-            arrays.
+            which Python's lock slows down from about four cores on. Processes hold a copy of
+            arrays, and start by importing the main module: a script needs
+            `if __name__ == "__main__":`.
 
     Raises:
         ValueError: if an argument is out of range, the source is invalid, or it has more

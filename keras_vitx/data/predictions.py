@@ -51,11 +51,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
 
 def class_names(model, count: int) -> tuple[str, ...]:
-    """Return a name for each of `count` classes of a model.
-
-    They are the `class_names` of the model, or of the model that is its last layer; else
-    those of ImageNet for 1,000 classes; else "class 0", "class 1", ...
-    """
+    """Return `count` class names: the model's or its last layer's, ImageNet's, or "class 0", ..."""
     for layer in (model, model.layers[-1]):
         names = getattr(layer, "class_names", None)
         if names and len(names) == count:

@@ -15,10 +15,7 @@ from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.text import nearest
 
 LONG = 128
-"""Images longer than this many crops are cut to it, about their center, before the resize.
-
-Shorter ones are resized whole and then cropped, which is timm's result to the last level.
-"""
+"""Images longer than this many crops are cut before the resize; others match timm's exactly."""
 
 
 def preprocess_input(images, model) -> np.ndarray:
@@ -50,8 +47,8 @@ def batches_of_files(
 ) -> Iterator[FileBatch]:
     """Decode and preprocess image files as `preprocess_input` does, batch by batch.
 
-    At any time, one batch at the model's input size and one original image per core are
-    in memory. A file that can't be decoded does not raise; its error is in the batch.
+    One batch at the model's input size and one original image per core are in memory at a time.
+    A file that can't be decoded does not raise; its error is in the batch.
 
     Args:
         paths: Image files.
@@ -93,11 +90,9 @@ def _batches(paths: list[Path], spec: ModelInput, batch_size: int) -> Iterator[F
 
 @contextlib.contextmanager
 def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
-    """Open an image file with Pillow, if it is not too large to decode.
+    """Open an image file with Pillow; errors, in the `with` body too, are OSErrors that name it.
 
-    A small file can decode to any number of pixels; `PIL.Image.MAX_IMAGE_PIXELS`
-    (89,478,485 unless a program changes it, None for no limit) is the most. If the file has more
-    pixels, or if it or the body of the `with` raises, an OSError names the file.
+    It has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, since a small file can decode to any number.
     """
     # Pillow's decoders raise many types of errors on damaged files.
     try:
@@ -155,7 +150,7 @@ def check_image(path: str | os.PathLike) -> None:
 
 def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
     """Return an upright picture of the mode "RGB" or "L"."""
-    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # It copies others, too.
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Upright ones would be copied.
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):
         # Pillow would clip levels above 255 instead of scaling.
@@ -234,14 +229,8 @@ def resize_and_crop(
 ) -> np.ndarray:
     """Resize a uint8 image (h, w, channels) to cover `size / crop_ratio`, and crop its center.
 
-    The aspect ratio is preserved. Sizes are rounded as in timm's evaluation transform, to
-    reproduce published accuracies. A crop ratio above 1 adds a black border. Of an image
-    that is more than `LONG` times as long as the crop, only the center is resized: the
-    memory does not grow with the aspect ratio. All filters of Pillow but "nearest" are antialiased.
-
-    Raises:
-        ValueError: if the image is empty, the filter is unknown, or the ratio isn't positive
-            or leaves nothing of the size.
+    Sizes are rounded as in timm's evaluation transform, to reproduce published accuracies. A crop
+    ratio above 1 adds a black border. All filters but "nearest" are antialiased.
     """
     filters = {entry.name.lower(): entry for entry in Image.Resampling}
     if interpolation not in filters:
@@ -255,8 +244,8 @@ def resize_and_crop(
         )
     if 0 in image.shape:
         raise ValueError(f"`image` must have at least one pixel. Received: shape {image.shape}.")
-    # Cut off the ends of a long image, the same number of pixels at either, so that the center
-    # stays; `step` is the number of pixels per pixel of the crop.
+    # The memory must not grow with the aspect ratio: cut off both ends of a long image equally.
+    # `step` is the number of its pixels per pixel of the crop.
     step = min(side / target for side, target in zip(image.shape, size, strict=False))
     longest = [math.ceil(LONG * target * step * max(crop_ratio, 1)) for target in size]
     top, left = (max(side - most, 0) // 2 for side, most in zip(image.shape, longest, strict=False))
@@ -296,10 +285,7 @@ def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling)
 def normalize(
     images: np.ndarray, preprocessing: Preprocessing, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return (images / 255 - mean) / std of images (..., width, channels), as float32.
-
-    The result is written to `out`, a contiguous float32 array, if it is given.
-    """
+    """Return float32 (images / 255 - mean) / std, channels last; `out`, if any, is contiguous."""
     # Over whole rows, since NumPy is slow if the last axis has three entries.
     width = images.shape[-2]
     out = np.empty(images.shape, "float32") if out is None else out

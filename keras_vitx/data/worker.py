@@ -21,12 +21,8 @@ from keras_vitx.preprocessing import ModelInput
 class Batch(NamedTuple):
     """A batch of images as it crosses from a worker to the process that trains.
 
-    Attributes:
-        images: uint8 (batch, height, width, channels); or float32, normalized and erased.
-        labels: An array, or a dictionary of arrays.
-        weights: float32 (batch,), or None.
-        boxes: int32 (batch, 5), the boxes to erase (`erasing.draw_erasing`), or None.
-        errors: The id and the error of each image that could not be decoded.
+    `images` are float32, normalized, or uint8 with `boxes`, int32 (batch, 5), still to be erased
+    (`draw_erasing`). `errors` has the id and the error of each image that could not be decoded.
     """
 
     images: np.ndarray
@@ -40,13 +36,7 @@ class Batch(NamedTuple):
 class Maker:
     """A function of an epoch and an index that returns a `Batch` of a split.
 
-    Attributes:
-        split: The images and their labels.
-        spec: Size, channels and preprocessing of the model's input.
-        batch_size: Number of images per batch.
-        strict: Whether an image that can't be decoded is an error.
-        on_device: Whether images stay uint8, to be normalized on the device.
-        budget: Bytes of decoded images to keep in memory.
+    With `on_device`, images stay uint8. Up to `budget` bytes of decoded images stay in memory.
     """
 
     split: Split
@@ -68,11 +58,7 @@ class Maker:
         return Kept(self.decoded, self.budget)
 
     def read(self, positions: Sequence[int]) -> tuple[list, tuple[tuple[Any, str], ...]]:
-        """Return the images at positions, None for those that can't be decoded, and the errors.
-
-        Raises:
-            OSError: if none can be decoded; or one, with `strict`.
-        """
+        """Return images, or None, and errors; an OSError if all fail, or any with `strict`."""
         images, errors = [], {}
         for position in positions:
             try:
@@ -102,19 +88,10 @@ class Maker:
 
 @dataclass(eq=False)
 class TrainingMaker(Maker):
-    """Shuffled, augmented and mixed images, in full batches only.
+    """Shuffled, augmented and mixed images, in full batches only; arguments as in `pipelines`.
 
-    An image that can't be decoded is replaced by another one of its batch.
-
-    Attributes:
-        augmentation, mixing, seed, targets: As in `pipelines`.
-        classes: Number of classes; required to mix integer labels.
-        weights: Relative frequency of each image, (n,): images are drawn with replacement. None
-            takes each image once per epoch.
-
-    Raises:
-        ValueError: if the labels can't be mixed, or the augmentation does not take images of
-            that many channels.
+    An image that can't be decoded is replaced by another one of its batch. `classes` is required to
+    mix integer labels; with `weights` (n,), images are drawn with replacement.
     """
 
     augmentation: Augmentation | None = None
@@ -130,7 +107,7 @@ class TrainingMaker(Maker):
         self.mixing = Mixing.of(self.mixing)
         if self.augmentation is not None:
             self.augmentation.check_channels(self.spec.channels)
-        if self.keras_cv is not None:  # A missing package is an error here.
+        if self.keras_cv is not None:  # Made here, so that a missing package is an error at once.
             self.on_device = False
             if self.targets is not None:
                 raise ValueError('`by` must be "pillow" where there are targets.')
@@ -187,7 +164,7 @@ class TrainingMaker(Maker):
         own = share_of_batch(len(positions), share, shares)
         positions, seeds = positions[own], seeds[own]
         images, errors = self.read(positions)
-        if errors:  # Another image takes the place.
+        if errors:
             read = [i for i, image in enumerate(images) if image is not None]
             taken = [i if images[i] is not None else read[i % len(read)] for i in range(len(seeds))]
             images, positions, seeds = [images[i] for i in taken], positions[taken], seeds[taken]
@@ -234,14 +211,9 @@ class TrainingMaker(Maker):
 
 @dataclass(eq=False)
 class EvaluationMaker(Maker):
-    """Images in order, with the evaluation transform; the last batch may be smaller.
+    """Images in order, with the evaluation transform, without those that can't be decoded.
 
-    An image that can't be decoded is left out.
-
-    Attributes:
-        pad: As in `pipelines`.
-        soft: Number of classes of soft labels, as mixed training images have them; None leaves
-            the labels as they are.
+    `soft` is the number of classes of soft labels, as mixed training images have them.
     """
 
     pad: bool = False
@@ -298,8 +270,7 @@ def batch_of_step(make: Callable, batches: int, share: tuple[int, ...], step: in
 def share_of_batch(count: int, share: int, shares: int) -> np.ndarray:
     """Return the indices of the images of one of `shares` shares of a batch, in ascending order.
 
-    If the shares have an even number of images, the one with image i has image
-    `count - 1 - i`, too, with which `Mixing` mixes it.
+    A share of an even number keeps images i and `count - 1 - i`, which `Mixing` mixes, together.
     """
     size = count // shares
     if size % 2:

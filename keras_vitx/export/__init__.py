@@ -19,12 +19,7 @@ __getattr__ = renamed_names(__name__, saved_model="export")
 
 
 class _CallableModule(types.ModuleType):
-    """A module that is called like its function `export`.
-
-    `kv.export` is both the function that users call and the package of its parts
-    (`kv.export.verify`). Python looks up `__call__` on the type, so the type of the module is
-    replaced, as the reference describes ("Customizing module attribute access").
-    """
+    """A module that is called like `export`: Python looks up `__call__` on the type."""
 
     __call__ = staticmethod(export)
 

@@ -20,24 +20,22 @@ from keras_vitx.export.write import read_record
 from keras_vitx.keras_internals import sublayers
 
 PHOTOGRAPHS = 8
-"""Number of photographs."""
+"""Number of images of the shipped sample that are compared."""
 
 SIZES = ((96, 128), (160, 112))
 """Heights and widths of the images for models that take any size."""
 
 TOLERANCE = 5e-5
-"""Default tolerance, relative to the largest output, if all layers compute in float32. The rounding
-of float32 alone moves the probabilities of small random models by up to 1.1e-5, and their logits
-by up to 1.9e-5, from those in float64; file and model may err to opposite sides."""
+"""Default tolerance, relative to the largest output, if all layers compute in float32. Rounding
+alone moves file and model by up to 1.9e-5 each, possibly to opposite sides."""
 
 TOLERANCE_ROUNDED = 5e-2
-"""The same if a layer computes in half precision or is quantized, or if weights are stored in
-half precision: in int8 and float8, the rounding of activations alone accounts for up to 2e-2."""
+"""The same in half precision, or if a layer is quantized: in int8 and float8, the rounding of
+activations alone accounts for up to 2e-2."""
 
 TOLERANCE_INTEGER = 0.25
-"""The same for weights that the export stores in int8 or int4. It tells a broken file, whose
-outputs have nothing to do with the model's, from a rounded one; how good a rounded one is shows
-in `Exported.top1`, and in its accuracy."""
+"""The same for weights that the export stores in int8 or int4. It tells a broken file from a
+rounded one; how good a rounded one is shows in `Exported.top1`, and in its accuracy."""
 
 
 def verify(
@@ -61,12 +59,11 @@ def verify(
         images: Input images of the file, `(n, height, width, channels)` with n at least 2.
             For a file that takes any size, also a list of such batches. None means eight
             images of the shipped Fashion-MNIST sample, in the size and the preprocessing of the
-            model, and in two sizes if it takes any: values from 0 to 255 for an integer input
-            and for a model that contains `ImagePreprocessing` or `keras.layers.Rescaling`.
-        tolerance: Largest difference allowed. None means 5e-5, or 5e-2 if a layer computes
-            in lower precision than float32 or is quantized, or if weights are stored in
-            half precision, or 0.25 in int8 and int4. A GPU that
-            rounds products to TF32 needs a larger tolerance.
+            model, and in two sizes if it takes any. They are pixels in 0..255 for an integer
+            input and for a model with `ImagePreprocessing` or `keras.layers.Rescaling`.
+        tolerance: Largest difference allowed. None means 5e-5; 5e-2 if a layer or the stored
+            weights have lower precision than float32, or a layer is quantized; and 0.25 for
+            weights stored in int8 or int4. A GPU that rounds products to TF32 needs a larger one.
         trust: Whether the file is one of yours. SavedModel, torch.export and StableHLO files can
             do more than compute, and are not opened without.
 
@@ -156,11 +153,7 @@ def outputs_of(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
 
 
 def named_batches(graph: Graph, images: Any = None) -> dict[str, np.ndarray]:
-    """Return batches of images for each signature, named `<signature>-<number>`.
-
-    `images`, if any, are those of "serve". Where the file takes any number of images, one image
-    of each batch is a batch, too.
-    """
+    """Return batches named `<signature>-<number>`, of `images` for "serve"; single images, too."""
     named = {}
     for name, model in graph.models.items():
         batches = batches_for(model, images if name == "serve" else None, graph.data_format)

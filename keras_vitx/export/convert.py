@@ -34,10 +34,7 @@ def convert(
     imports: Sequence[str] = (),
     batches: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write a graph under the format's backend, and return the outputs of the file, see `run_file`.
-
-    `path` has a folder of its own, for temporary files, too.
-    """
+    """Write a graph under the format's backend; return the file's outputs for `batches`, if any."""
     if keras.backend.backend() == format.backend:
         with in_arithmetic(graph, format):
             format.write(graph, path)
@@ -65,11 +62,7 @@ def convert(
 def run_file(
     path: Path, format: Format, batches: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Run a file in its own runtime, in a process without Keras.
-
-    Returns the outputs, as arrays by `<batch>.<name>`, and `latency_ms`, of one image, and
-    `version`, of the runtime.
-    """
+    """Run a file without Keras; return outputs by `<batch>.<name>`, `latency_ms` and `version`."""
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, INPUTS), Path(folder, OUTPUTS)
         np.savez(inputs, **batches)
@@ -80,7 +73,7 @@ def run_file(
 def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the modules and names of the custom classes and functions of a model, by their key.
 
-    Only of those that exist in this process: what else the config of a file names is not imported.
+    Only of those that exist in this process: what else a config names is not imported.
     """
     objects, configs = {}, [keras.saving.serialize_keras_object(model)]
     while configs:
@@ -117,17 +110,16 @@ def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str,
 
 
 def run_python(*arguments: str | os.PathLike, backend: str) -> None:
-    """Run Python with `arguments` in a new process and wait for it.
+    """Run Python in a new process, on the CPU and with Keras on `backend`; raise its error.
 
-    The process inherits `sys.path`. In it Keras runs on `backend`, on the CPU, since the
-    current process may hold the memory of the accelerator. Its standard input ends with this
-    process.
+    It inherits `sys.path`, and its standard input ends with this process.
     """
     environment = {
         **os.environ,
         # "" means the current folder, e.g. in a notebook.
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         "KERAS_BACKEND": backend,
+        # This process may hold the memory of the accelerator.
         "CUDA_VISIBLE_DEVICES": "-1",
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -155,7 +147,7 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
 def main(folder: str, path: str) -> None:
     """Write the graph that `convert` has put into a folder, and run it if there are inputs."""
     folder = Path(folder)
-    # The folder of the temporary file, which has this one inside.
+    # The folder of the temporary file, which holds this one.
     runtimes.end_with_parent(folder.parent)
     request = json.loads((folder / REQUEST).read_text())
     for module in (*request["imports"], *(module for module, _ in request["custom"].values())):

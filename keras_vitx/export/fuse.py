@@ -48,7 +48,7 @@ LAST = {MLP: "fc2", **dict.fromkeys(ATTENTION, "proj")}
 
 
 def fuse(model: keras.Model) -> keras.Model:
-    r"""Return an equal model for inference, with fewer operations.
+    """Return an equal model for inference, with fewer operations.
 
     The outputs are the same, up to rounding. The given model is not modified. The result is a
     `Chain`, not compiled, which saves, loads and exports like any other.
@@ -62,9 +62,9 @@ def fuse(model: keras.Model) -> keras.Model:
     - LoRA updates are merged into the kernels.
     - The rates of dropout and stochastic depth are 0.
 
-    Other layers of the package with an equal form for inference take part by their method
-    `inference_form`. Custom layers, and layers inside them, stay as they are, and so do scales
-    before a custom layer or one that does not commute with them.
+    Other layers of the package take part by their method `inference_form`. Custom layers, and
+    layers inside them, stay as they are, and so do scales before a custom layer or one that does
+    not commute with them.
 
     Args:
         model: A `Chain`.
@@ -97,10 +97,7 @@ def fuse(model: keras.Model) -> keras.Model:
 
 
 def fused(graph: Graph) -> tuple[Graph, str | None]:
-    """Return a graph fused, or as it is and the reason why it can't be fused.
-
-    The normalization of the preprocessing before the networks is folded into them, too.
-    """
+    """Return a graph fused, its preprocessing too, or as it is and the reason why it can't be."""
     try:
         networks = {name: fuse(network) for name, network in graph.networks.items()}
     except ValueError as error:
@@ -192,10 +189,9 @@ def _without_lora(described: Any) -> Any:
 
 
 def _fold_norms(layer: keras.layers.Layer, arguments: dict[str, Any], values: Values) -> None:
-    """Simplify the layers over maps of an attention.
+    """Fold each normalization over heads into the mix or the convolution before it.
 
-    - A normalization over heads is folded into the mix or the convolution before it.
-    - The bias of a mix right before the softmax is dropped: it is constant over the keys.
+    The bias of a mix right before the softmax is dropped: it is constant over the keys.
     """
     if type(layer) not in ATTENTION:
         return
@@ -276,10 +272,9 @@ def _fold_images(
 ) -> None:
     r"""Fold the mean and the standard deviation of an `ImagePreprocessing` into an embedding.
 
-    With pixels $x$ in 0..255, $W (x / 255 - \mu) / \sigma + b = W' x + b'$ with
-    $W' = W / (255 \sigma)$ and $b' = b - \sum W \mu / \sigma$. A `ConvStem` pads the
-    normalized image with zeros, which are pixels of value $255 \mu$ before; so the mean is
-    still subtracted there, and only $255 \sigma$ is folded.
+    For pixels $x$ in 0..255, $W (x / 255 - \mu) / \sigma + b = W' x + b'$ with
+    $W' = W / (255 \sigma)$ and $b' = b - \sum W \mu / \sigma$. A `ConvStem` pads the normalized
+    image with zeros, pixels of $255 \mu$: the mean is still subtracted there.
     """
     if type(preprocessing) is not ImagePreprocessing or preprocessing.normalize is not True:
         return
@@ -300,8 +295,7 @@ def _fold_images(
 def _place(values: Values, model: keras.Model, result: keras.Model) -> None:
     """Assign the values to the variables of `result`, of the same paths.
 
-    In custom layers and nested models, by order: the names of their unnamed children and the
-    paths of nested models differ between instances.
+    By order in custom layers and nested models, where paths differ between instances.
     """
     paths = {}
     for old, new in zip(_foreign_layers(model), _foreign_layers(result), strict=True):

@@ -76,7 +76,7 @@ class Predictor:
             return data.decode_predictions(self.probabilities(batch), top, self)
         if isinstance(images, (list, tuple)):
             return [one for image in images for one in self(image, top)]
-        # Of any size, and whole: nothing is cropped here.
+        # Nothing is cropped for a model of any size.
         image = data.decode_image(images, self.input.channels) if _is_path(images) else images
         return data.decode_predictions(self.probabilities(np.asarray(image)[None]), top, self)
 
@@ -124,8 +124,8 @@ def predictor(
     [[(_, name, probability)]] = classify("cat.png", top=1)
     ```
 
-    The weights are those of the model when it is called. Under JAX, `predict` of Keras itself must
-    not be called from several threads: it leaves the model without variables.
+    The weights are those of the model when it is called. Under JAX, don't call `predict` of Keras
+    from several threads: it leaves the model without variables.
 
     Args:
         model: A classifier; or an exported file or folder with preprocessing inside and its
@@ -227,11 +227,7 @@ def is_exported(path: str | os.PathLike) -> bool:
 
 
 def preprocessing_of(model: keras.Model) -> Preprocessing | None:
-    """Return the `Preprocessing` of a model's images, or None if it has no record of it.
-
-    A plain Keras model whose first layer is a keras_vitx model has the preprocessing of
-    that model. A model with an `ImagePreprocessing` takes pixels in 0..255.
-    """
+    """Return the preprocessing of a model or its first layer; `pixels` for `ImagePreprocessing`."""
     layers = [each for each in model.layers if not isinstance(each, keras.layers.InputLayer)]
     for layer in (model, layers[0]):
         if getattr(layer, "preprocessing", None):

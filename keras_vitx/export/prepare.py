@@ -147,12 +147,7 @@ def _check_precision(format, precision, compute_dtype):
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
-    """Return the names of a model's outputs in an exported file.
-
-    One output is named by what it is: `probabilities`, `logits`, or else `features`. The
-    outputs of a model with several have their keys, if it returns a dictionary, or the names
-    of its output layers.
-    """
+    """Return the `_kind` of one output; of several, their keys or the names of their layers."""
     outputs = getattr(model, "output", None)
     if isinstance(outputs, dict):
         # In the order in which Keras flattens them.
@@ -263,10 +258,7 @@ def in_layout(images: np.ndarray, data_format: str) -> np.ndarray:
 def as_input(
     images: Any, model: keras.Model, expected: str, least: int = 1, exact: bool = False
 ) -> np.ndarray:
-    """Return images in the dtype of a model's input; raise an error that begins with `expected`.
-
-    There must be at least `least` images, or `exact`ly as many.
-    """
+    """Return at least `least` images, or `exact`ly as many, in the dtype of a model's input."""
     images = ops.convert_to_numpy(images)
     _, *shape = model.inputs[0].shape
     # NumPy has no bfloat16; both sides cast float32 to it.

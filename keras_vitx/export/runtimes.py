@@ -29,10 +29,7 @@ PACKAGES = {
 
 
 def load(format, path):
-    """Return a function from images to float32 outputs by name, which several threads may call.
-
-    It runs the file on the CPU.
-    """
+    """Return a function on the CPU from images to float32 outputs by name, safe for threads."""
     return globals()[f"_{format}"](str(path))
 
 

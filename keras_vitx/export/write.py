@@ -54,11 +54,7 @@ def record_of(path: Path, format: Format) -> Path:
 
 
 def write_record(exported: Exported, path: Path, format: Format) -> None:
-    """Write the record of the file at `path`, with a hash, by which `read_record` knows it.
-
-    The hash covers the files, weights included, and the record itself, such as the classes.
-    `Exported.path` is left out, since the file may be moved.
-    """
+    """Write a record with a hash for `read_record`, and without the path: the file may be moved."""
     described = asdict(exported)
     del described["path"]
     described["digest"] = _digest(path, format, described)
@@ -135,9 +131,8 @@ def check_destination(path: Path, format: Format, overwrite: bool = False) -> No
 def writing_at(path: Path, format: Format) -> Iterator[Path]:
     """Yield a temporary path beside `path`; at the end, move what was written there to `path`.
 
-    Until the new file is whole, the old one stays. A graph whose weights are a second file is
-    moved away first and comes last, so that a kill in between leaves no graph, rather than one
-    with the weights of another. `read_record` does not take the record for that of an old file.
+    A graph whose weights are a second file is moved away first and comes last, so that a kill in
+    between leaves no graph, rather than one with the weights of another.
     """
     with temporary_beside(path) as temporary:
         yield temporary

@@ -30,7 +30,7 @@ class Attention(Layer):
     `(batch, keys)` is passed as `mask[:, None, :]`. The softmax runs over the allowed keys; the
     maps are 0 at the others, after each layer of `on_weights`, too, and for a query without an
     allowed key. The layers over maps know no mask: they see the zeros. A convolution also sees
-    the rows of neighbouring queries, so padded queries must be masked for it, too:
+    the rows of neighboring queries, so padded queries must be masked for it, too:
     `mask[:, :, None] & mask[:, None, :]`.
 
     With `return_parts=True`, the output is a pair of `y` and a dictionary: `softmax`, the maps
@@ -234,15 +234,9 @@ def check_shared_maps(tokens: tuple, maps: tuple, num_heads: int) -> None:
 
 
 def as_mask(attention_mask: Any, queries: Any, keys: Any) -> Any:
-    """Return a mask as a boolean tensor `(batch or 1, 1, queries or 1, keys)`, or None for None.
+    """Return a mask, broadcastable to `(batch, queries, keys)`, as booleans; None for None.
 
-    Args:
-        attention_mask: Broadcastable to `(batch, queries, keys)`, or None.
-        queries: A tensor `(batch, queries, ...)`.
-        keys: A tensor `(batch, keys, ...)`.
-
-    Raises:
-        ValueError: if the mask has another shape.
+    The result is `(batch or 1, 1, queries or 1, keys)`. Raises a ValueError for others.
     """
     if attention_mask is None:
         return None

@@ -18,15 +18,12 @@ def register(cls: type) -> type:
 
 
 def serialize(value: Any) -> Any:
-    """Serialize `value`, an argument of a layer, which may itself hold layers.
-
-    A nested layer is serialized without its build config: otherwise Keras would build
-    it while loading, and its parent would build it again under a different path.
-    """
+    """Serialize an argument of a layer, which may itself hold layers."""
     if isinstance(value, (list, tuple)):
         return [serialize(item) for item in value]
     serialized = keras.saving.serialize_keras_object(value)
     if isinstance(value, keras.layers.Layer):
+        # Keras would build it while loading, and its parent again under a different path.
         serialized.pop("build_config", None)
     return serialized
 
@@ -43,12 +40,10 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
 
 
 class InferenceForm(NamedTuple):
-    """An equal form of a layer for inference, which its method `inference_form` returns.
+    """The arguments and weights of a layer that differ in an equal form for inference.
 
-    Attributes:
-        arguments: The arguments of the layer that differ.
-        weights: New values of its variables, by names such as `"conv/bias"`.
-        dropped: Names of variables and children that the new form lacks.
+    `weights` has variables by names such as `"conv/bias"`; `dropped` names those, and the children,
+    that the form lacks.
     """
 
     arguments: dict[str, Any]
@@ -59,15 +54,13 @@ class InferenceForm(NamedTuple):
 class Layer(keras.layers.Layer):
     """A Keras layer whose config is derived from the signature of `__init__`.
 
-    Every argument of `__init__` (and of the parents' where `**kwargs` passes
-    them on) must be stored as an attribute of the same name. `get_config` and
-    `from_config` need nothing else, including for nested layers.
+    Every argument of `__init__`, and of the parents' where `**kwargs` passes them on, must be
+    stored as an attribute of the same name. Nothing else is needed to save and load it, or layers
+    inside it.
 
     Attributes:
-        initialization: Name of the initializers of child `Dense` layers, as in
-            `layers.initializers`.
-        varying: Names of numeric arguments that may differ between blocks that
-            run as one loop over depth.
+        initialization: Name of the initializers of child `Dense` layers (`layers.initializers`).
+        varying: Names of numeric arguments that may differ between blocks of one loop over depth.
         adapted: Changes made to child `Dense` layers after construction (`quantize`,
             `enable_lora`), by name and nested like the children.
     """
@@ -145,10 +138,7 @@ def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:
 
 
 def _changes(child: keras.layers.Layer) -> dict[str, Any]:
-    """Return the `Dense` arguments that reproduce changes made after construction.
-
-    For a layer of the package, return those of its children, by name.
-    """
+    """Return the `Dense` arguments that redo later changes; for a layer of ours, by child."""
     if isinstance(child, Layer):
         return child.get_config().get("adapted", {})
     changes: dict[str, Any] = {}

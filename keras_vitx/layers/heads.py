@@ -12,14 +12,10 @@ from keras_vitx.layers.base import Layer, register
 class SeveralHeads(Layer):
     r"""Several classifiers of one image, combined into one prediction.
 
-    It returns the prediction $\phi(z)$, with $z$ the combined logits, in training, too. With
-    `return_parts=True` it returns $\phi$ of the logits of each classifier instead, by name; the
-    training loss compares these with the labels. A subclass defines `parts` and `prediction`.
-
-    Attributes:
-        names: Names of the classifiers, as in the checkpoints. The first one, `"head"`,
-            classifies the class token.
-        loss_weights: Weight of each classifier's loss in the training loss.
+    It returns the prediction $\phi(z)$, with $z$ the combined logits, in training, too; with
+    `return_parts=True`, $\phi$ of the logits of each classifier, by name, for the training loss. A
+    subclass defines `parts`, `prediction`, `loss_weights` and `names`, as in the checkpoints; the
+    first name is `"head"`, that of the class token's classifier.
     """
 
     names: tuple[str, ...] = ()

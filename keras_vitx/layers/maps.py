@@ -1,8 +1,7 @@
-"""The ground of layers over attention maps: maps in, maps out.
+"""Layers over attention maps, which take and return a tensor `(batch, heads, queries, keys)`.
 
-A map layer takes and returns a tensor `(batch, heads, queries, keys)`; some change the
-number of heads. It goes into `Attention(on_logits=[...])`, before the softmax, or
-`Attention(on_weights=[...])`, after it. `call` is the formula; `keras_vitx.fuse` folds the
+They go into `Attention(on_logits=[...])`, before the softmax, or `Attention(on_weights=[...])`,
+after it; some change the number of heads. `call` is the formula; `keras_vitx.fuse` folds the
 normalizations into the layers before them.
 """
 
@@ -85,10 +84,7 @@ class HeadMixing(MapLayer):
 
 
 def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -> HeadMixing:
-    """Return a `HeadMixing` initialized like a 1 x 1 convolution over `heads` maps.
-
-    The released code of DeepViT and Refined-ViT mixes heads by such convolutions.
-    """
+    """Return a `HeadMixing` that starts like the released 1 x 1 convolutions over `heads` maps."""
     start = uniform(heads)
     return HeadMixing(use_bias, heads_out, start, start, **kwargs)
 
@@ -96,11 +92,8 @@ def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -
 def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
     """Batch normalization of maps, with one mean and variance per head.
 
-    DeepViT, Section 4.2 (the Norm of Equation 3). Epsilon 1e-5 and momentum 0.9 are
-    PyTorch's defaults, which the public code uses.
-
-    Args:
-        **kwargs: Further arguments of `keras.layers.BatchNormalization`.
+    DeepViT, Section 4.2 (the Norm of Equation 3). Epsilon and momentum are PyTorch's defaults, as
+    released.
     """
     return keras.layers.BatchNormalization(axis=1, momentum=0.9, epsilon=1e-5, **kwargs)
 
@@ -120,15 +113,9 @@ def affine(norm: keras.layers.BatchNormalization | None) -> tuple[Any, Any]:
 def fold(
     norm: keras.layers.BatchNormalization | None, kernel: Any, bias: Any = None
 ) -> tuple[Any, Any]:
-    """Fold a batch normalization at inference into the linear layer before it.
+    """Fold a built batch normalization at inference into the linear layer before it.
 
-    Args:
-        norm: A built `BatchNormalization`, or None.
-        kernel: `(heads, ...)`, with one row per normalized head; a tensor or an array.
-        bias: `(heads,)`, or None.
-
-    Returns:
-        The new kernel and the new bias.
+    `kernel` is `(heads, ...)`, with one row per normalized head, and `bias` is `(heads,)`.
     """
     scale, shift = affine(norm)
     kernel = _float32(ops.convert_to_tensor(kernel))

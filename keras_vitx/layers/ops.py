@@ -1,8 +1,7 @@
 """The operations of the layers, each in its plain form; other names are those of `keras.ops`.
 
-What a backend does faster, or must do otherwise, stands in `layers/kernels/` under the same name,
-with its reason. `KERNELS`, at the end, is the choice, made once at import. The layers know none
-of it.
+What a backend does faster, or must do otherwise, is in `layers/kernels/` under the same name.
+`KERNELS`, at the end, makes the choice once, at import; the layers know none of it.
 """
 
 import contextlib
@@ -20,27 +19,14 @@ def __getattr__(name: str) -> Any:
 def call(
     layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
 ) -> Any:
-    """Call `layer` inside another one, with `training` if it takes that.
-
-    Args:
-        layer: The inner layer.
-        x: Its input.
-        training: Whether this is a training pass.
-        dtype: Compute dtype of the outer layer.
-        **arguments: Further arguments of the call.
-    """
+    """Call `layer` inside one that computes in `dtype`, with `training` if it takes that."""
     if "training" in layer.call_signature_parameters:
         arguments["training"] = training
     return layer(x, **arguments)
 
 
 def logits(query: Any, key: Any) -> Any:
-    r"""Return $Q K^\top / \sqrt d$, `(batch, heads, queries, keys)`.
-
-    Args:
-        query: `(batch, queries, heads, size)`.
-        key: `(batch, keys, heads, size)`.
-    """
+    r"""Return $Q K^\top / \sqrt d$ of `(batch, tokens, heads, size)`, with the heads on axis 1."""
     query = keras.ops.transpose(query * query.shape[-1] ** -0.5, (0, 2, 1, 3))
     return keras.ops.matmul(query, keras.ops.transpose(key, (0, 2, 3, 1)))
 
@@ -67,16 +53,9 @@ def zero_masked(maps: Any, mask: Any) -> Any:
 def attention(query: Any, key: Any, value: Any, mask: Any = None, training: Any = False) -> Any:
     r"""Return $\mathrm{softmax}(Q K^\top / \sqrt d)\,V$ per head, without the maps.
 
-    Args:
-        query: `(batch, queries, heads, size)`.
-        key: `(batch, keys, heads, size)`.
-        value: The same shape as `key`.
-        mask: `(batch or 1, 1, queries or 1, keys)`, True where a query attends a key; None is
-            True everywhere. A query without a key gives 0.
-        training: Whether a backward pass follows.
-
-    Returns:
-        `(batch, queries, heads, size)`.
+    Inputs and output are `(batch, tokens, heads, size)`. The mask,
+    `(batch or 1, 1, queries or 1, keys)`, is True where a query attends a key; a query without a
+    key gives 0.
     """
     if mask is None:
         return fused_attention(query, key, value, training=training)
@@ -97,13 +76,9 @@ def fused_attention(
 def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
     r"""Return $\sum_j M_{ij} A_j + b_i$.
 
-    One batched product over (queries x keys) columns is several times faster than a Dense, for
-    which every map would be transposed.
-
-    Args:
-        kernel: $M$, `(output heads, heads)`.
-        maps: $A$, `(batch, heads, queries, keys)`.
-        bias: $b$, `(output heads,)`, or None.
+    `kernel`, $M$, is `(output heads, heads)`; `maps`, $A$, `(batch, heads, queries, keys)`; `bias`,
+    $b$, `(output heads,)`. One product over queries x keys columns is several times faster than a
+    Dense, which would transpose every map.
     """
     batch, heads, queries, keys = keras.ops.shape(maps)
     columns = keras.ops.reshape(maps, (batch, heads, queries * keys))
@@ -125,13 +100,7 @@ def pad(x: Any, widths: Any) -> Any:
 
 
 def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
-    """Convolve each channel of images with its own kernels, without padding.
-
-    Args:
-        x: `(batch, height, width, channels)`.
-        kernel: `(rows, columns, channels, multiplier)`.
-        strides: Distance between two outputs, in rows and in columns.
-    """
+    """Convolve each channel, unpadded; `kernel` is `(rows, columns, channels, multiplier)`."""
     return keras.ops.depthwise_conv(x, kernel, strides, data_format="channels_last")
 
 
@@ -144,14 +113,7 @@ def gelu(x: Any) -> Any:
 
 
 def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
-    """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`.
-
-    Args:
-        x: `(batch, ...)`.
-        keep: The probability.
-        generator: A `keras.random.SeedGenerator`.
-        seed: Its seed, or None.
-    """
+    """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`."""
     shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
     kept = keras.random.uniform(shape, dtype="float32", seed=generator) < keep
     return keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype)

@@ -182,13 +182,9 @@ def _are_equal(sides, others):
 
 
 def scaled_size(xp, image_size, size, crop_ratio):
-    """Return the height and width to which an image is resized before the crop.
+    """Return the height and width, in float64, to which an image is resized before the crop.
 
-    Args:
-        xp: NumPy for numbers, `keras.ops` for tensors.
-        image_size: Height and width of the image, in float64.
-        size: Height and width of the crop.
-        crop_ratio: Side of the crop relative to the shorter side of the resized image.
+    `xp` is NumPy for numbers, `keras.ops` for tensors; `size` is that of the crop.
     """
     height, width = image_size
     target_height, target_width = (math.floor(side / crop_ratio) for side in size)
@@ -203,17 +199,8 @@ def scaled_size(xp, image_size, size, crop_ratio):
 def _weights(xp, side, pixels, count, scaled, target, kernel):
     """Return the first pixel seen, or None, and the weights `(2, target, pixels seen)` of one axis.
 
-    Pillow's weights, integers over 2^22, are split into a coarse part over 2^11 and the rest,
-    because float32, and even TF32, holds the products of each part exactly.
-
-    Args:
-        xp: NumPy or `keras.ops`.
-        side: Number of pixels of the image.
-        pixels: Their centers.
-        count: `side` in float64.
-        scaled: Number of pixels after resizing.
-        target: Number of pixels of the crop.
-        kernel: The function of the distance, in `KERNELS`.
+    `count` is `side` in float64. Pillow's weights, integers over 2^22, are split into a coarse part
+    over 2^11 and the rest, because float32, and even TF32, holds the products of each part exactly.
     """
     border = (target - scaled) // 2
     start = xp.where(scaled < target, -border, xp.round((scaled - target) / 2))

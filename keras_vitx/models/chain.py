@@ -19,14 +19,9 @@ Grid = tuple[int, int]
 class Tokens(NamedTuple):
     """Layout of the tokens `(batch, prefix tokens + patches, dim)` that a layer returns.
 
-    Attributes:
-        name: Name of the layer.
-        grid: Rows and columns of the patches, which are the last tokens, in row-major order.
-            None if no layer so far defines a grid.
-        num_prefix_tokens: Number of leading tokens that are not patches (class and
-            distillation tokens); None if `grid` is None.
-        carries_maps: Whether the layer returns a pair of tokens and carried maps (the
-            attention maps passed to the next block).
+    `grid` has the rows and columns of the patches, the last tokens, in row-major order; it and the
+    number of prefix tokens are None before a layer defines a grid. A layer that `carries_maps`
+    returns a pair of tokens and the attention maps for the next block.
     """
 
     name: str
@@ -273,8 +268,7 @@ def _with_grid(described: Any, old: Grid | None, new: Grid | None) -> Any:
 def _portable(config: Any) -> Any:
     """Return a compile config, or a part of it, without its backend-specific settings.
 
-    Keras stores the resolved `jit_compile`, which is true under JAX but not under PyTorch, and
-    under PyTorch its own subclasses of optimizers, which other backends lack.
+    Those are `jit_compile`, which Keras stores resolved, and PyTorch's own optimizer classes.
     """
     if isinstance(config, (list, tuple)):
         return [_portable(item) for item in config]

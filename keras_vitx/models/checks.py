@@ -13,17 +13,10 @@ def patch_grid(
     stride: int | None = None,
     argument: str = "input_shape",
 ) -> tuple[int, int]:
-    """Return the number of rows and columns of patches in an image.
+    """Return the number of rows and columns of patches in an image `(height, width, ...)`.
 
-    Args:
-        image_shape: `(height, width)`, and anything after them.
-        patch_size: Side of a patch in pixels.
-        stride: Distance between adjacent patches in pixels; None means `patch_size`.
-        argument: Name of the argument with the shape, for errors.
-
-    Raises:
-        ValueError: if a side is not a multiple of `patch_size` or, with a `stride`, is
-            smaller than it.
+    Raises a ValueError, which names `argument`, if a side is not a multiple of `patch_size` or,
+    with a `stride`, is smaller than it.
     """
     check_counts(patch_size=patch_size, stride=1 if stride is None else stride)
     height, width, *_ = image_shape
@@ -75,12 +68,7 @@ def check_heads(dim: int, num_heads: int) -> None:
 def scale_factor(scale: Any, shape: Sequence[int]) -> int:
     """Return by how much the sides of a map grow or shrink: `scale` or its inverse.
 
-    Args:
-        scale: A power of two, such as 4 or 0.5.
-        shape: Rows and columns of the map.
-
-    Raises:
-        ValueError: if it is none, or nothing would be left of the map.
+    Raises a ValueError if `scale` is no power of two, or nothing would be left of the map.
     """
     is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool) and scale > 0
     factor = round(max(scale, 1 / scale)) if is_number else 0

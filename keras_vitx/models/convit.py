@@ -49,7 +49,7 @@ def ConViT(
             convolutional initialization.
         local_depth: Number of GPSA blocks (Figure 8). If it is `depth`, the patches must
             be pooled, since the class token never sees them.
-        locality_strength: How sharply a GPSA head initially attends to its neighbour
+        locality_strength: How sharply a GPSA head initially attends to its neighbor
             (Figure 8).
         mlp_ratio: Hidden width of an MLP divided by `dim`.
         patch_size: Side of a patch in pixels.

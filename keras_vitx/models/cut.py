@@ -68,11 +68,10 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
 
 
 def _calls(model: keras.Model) -> tuple[list[tuple], list, list]:
-    """Call the layers and operations of `model` again, on other symbolic inputs.
+    """Call the operations of `model` again, on other symbolic inputs; return the calls.
 
-    Returns:
-        The operation, the arguments `(args, kwargs)` and the list of outputs of each call, in
-        an order in which they can be made; the inputs; and the outputs.
+    They are `(operation, (args, kwargs), outputs)`, in an order in which they can be made; the new
+    inputs and outputs follow.
     """
     calls = []
 

@@ -1,11 +1,9 @@
 """The loop over depth, which runs a list of layers.
 
-Under JAX, a training pass runs consecutive blocks that differ only in the values of their
-variables, a run of identical blocks, as one `keras.ops.scan` over the stacked variables, so
-the compiled step contains one block rather than one block per layer. It compiles several
-times faster and, on a CPU, runs several times faster: otherwise XLA's fusion re-evaluates
-the residual chain of all later blocks for every weight. The variables of the model keep
-their names and owners; they are stacked only inside the step.
+Under JAX, a training pass runs consecutive blocks that differ only in the values of their variables
+as one `keras.ops.scan` over the stacked variables. The step compiles and, on a CPU, runs several
+times faster: otherwise XLA's fusion re-evaluates the residual chain of all later blocks for every
+weight.
 """
 
 import contextlib
@@ -26,22 +24,12 @@ Layers = Sequence[keras.layers.Layer]
 def run(
     layers: Layers, x: Any, training: bool, scan: bool, remat: bool, dtype: str | None = None
 ) -> tuple[Any, list]:
-    """Run `layers` in order on `x`.
+    """Run `layers`, those of a functional model, in order on `x`; return the output and losses.
 
-    Args:
-        layers: The layers of a functional model, each taking the output of the previous one.
-        x: Input of the first layer.
-        training: Whether this is a training pass; `scan` and `remat` only apply to these.
-        scan: Whether runs of identical blocks run as one loop, on backends that
-            benefit from it (JAX).
-        remat: Whether each layer keeps only its input for the backward pass and
-            recomputes the rest.
-        dtype: The compute dtype of the model. Layers that have it are called without checks
-            where that is faster (PyTorch); None calls all in full.
-
-    Returns:
-        The output of the last layer, and the losses added by layers that ran in a
-        stateless scope, which the caller has to add to the model.
+    The losses are those added in a stateless scope, which the caller adds to the model. `scan` runs
+    identical blocks as one loop where that gains (JAX), and `remat` recomputes all but the inputs
+    of layers; both apply in training only. Layers that compute in `dtype` are called without checks
+    where that is faster (PyTorch).
     """
     loops = training and scan and layer_ops.gains_from_scan()
     is_pure = training and (remat or _sharding() is not None)
@@ -65,9 +53,8 @@ def run(
 def _first_run(layers: Layers, signatures: Sequence[str]) -> list[Layers]:
     """Return the run at the start of the list: identical repeat units of one or two layers.
 
-    A unit has two layers where blocks alternate: one computes maps, the next reuses them.
-    A layer whose output differs in shape from its input, such as a class token, is a
-    run of its own.
+    Two where one block computes maps and the next reuses them. A layer whose output and input
+    differ in shape, such as a class token, is a run of its own.
     """
     units = [layers[:1]]
     for period in (1, 2):
@@ -118,10 +105,7 @@ def _run_pure(unit: Layers, x: Any, remat: bool) -> tuple[Any, list]:
 
 
 def _pure(unit, values, x):
-    """Call `unit` as a pure function in training mode, with `values` for its variables.
-
-    Returns the output, the new values of the non-trainable variables, and the losses.
-    """
+    """Call `unit` as a pure function in training; return the output, new states and losses."""
     if sharding := _sharding():
         values = [sharding.gathered(value) for value in values]
         x = keras.tree.map_structure(sharding.by_image, x)
@@ -182,9 +166,8 @@ def _signature(layer: keras.layers.Layer) -> str:
     """Return a string that determines what `layer` computes, up to the values of its variables."""
     parts = []
     for part in sublayers(layer):
-        # Not `get_config`, which makes Keras import TensorFlow where it is installed. Nested
-        # layers are parts of their own. For an attribute in `varying` only whether it is
-        # zero counts, since zero disables an operation.
+        # Not `get_config`, which makes Keras import TensorFlow. Of a number in `varying`, it only
+        # counts whether it is zero, which disables an operation.
         config = {"dtype": part.dtype_policy.name}
         varying = getattr(part, "varying", ())
         for name in arguments(type(part)):

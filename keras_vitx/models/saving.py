@@ -331,13 +331,9 @@ def _as_data(recipe: Any) -> Any:
 
 
 def foreign_objects(config: Any) -> dict[str, str | None]:
-    """Return the objects of a config that belong neither to this package nor to plain Keras.
+    """Return the objects of a config from outside this package and plain Keras.
 
-    Args:
-        config: The result of `keras.saving.serialize_keras_object`.
-
-    Returns:
-        The defining module of each object according to the config, by registered name.
+    The result has their defining modules, according to the config, by registered name.
     """
     found, parts = {}, [config]
     for part in parts:

@@ -1,9 +1,8 @@
 """The training step of a `Chain`: several heads, several labels, and MixToken.
 
-In a step of `fit`, the model returns the logits of every classifier of its head by name, each of
-which is compared with its labels; otherwise, one prediction. The box of MixToken, in which patches
-are exchanged, comes with the labels (`keras_vitx.training.MixToken`), so that a step is a function
-of its batch alone.
+In a step of `fit`, the model returns the logits of every classifier by name, each compared with its
+labels; otherwise, one prediction. MixToken's box comes with the labels
+(`keras_vitx.training.MixToken`), so that a step is a function of its batch alone.
 """
 
 import contextlib
@@ -64,11 +63,7 @@ class TrainsHeads:
             return super().train_step(*state, (x, y, sample_weight))
 
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
-        """Run the layers in a step; return the logits of each head by name.
-
-        Args:
-            inputs: Images; or a dictionary of them and the box of MixToken.
-        """
+        """Return the logits of each head by name; `inputs` may include MixToken's box."""
         images, box = _images_and_box(inputs)
         x, (*body, head) = self.as_images(images), self.steps
         if box is not None:
@@ -92,22 +87,14 @@ class TrainsHeads:
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         r"""Return the compiled loss; in training, the weighted sum of the losses of all heads.
 
-        With MixToken, and $s$ the area of the box, the loss of an output is $(1 - s)\,
-        \mathrm{loss}(y, \hat y) + s\, \mathrm{loss}(y', \hat y)$ with $y'$ the labels in
+        With MixToken, and $s$ the area of the box, the loss of an output is
+        $(1 - s)\, \mathrm{loss}(y, \hat y) + s\, \mathrm{loss}(y', \hat y)$ with $y'$ the labels in
         reverse order, which for a cross entropy is the loss of the mixed label.
 
-        Args:
-            x: The inputs, of which only MixToken's box is used.
-            y: Labels; or a dictionary of labels with `"head"`, the labels of the class. For a
-                model with several heads (`DistilledHead`, `DenseHead`), the other names are
-                those of its heads; a missing one is trained on the labels of `"head"`. For a
-                model with one classifier, they are those of the losses (`PerHead`).
-            y_pred: Output of `call`.
-            sample_weight: `(batch,)`, the weight of each image; or a dictionary, as for labels.
-            training: Whether this is a training pass. In evaluation, only `"head"` counts.
-
-        Raises:
-            ValueError: if a dictionary of labels does not suit the heads or the loss.
+        Labels and sample weights, `(batch,)`, may be dictionaries with `"head"`, the only one that
+        counts in evaluation. Other names are those of the model's heads, a missing one of which
+        takes the labels of `"head"`; for a model with one classifier, those of the losses
+        (`PerHead`). Others raise a ValueError.
         """
         head, box = self.steps[-1], _images_and_box(x)[1]
         labels, weights = self._by_name(y), self._by_name(sample_weight)
@@ -164,10 +151,7 @@ class TrainsHeads:
         return total
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        """Update the metrics, on the labels of the class and the output of its head.
-
-        With MixToken, the labels are those of the images that cover the larger part.
-        """
+        """Update the metrics of `"head"`; with MixToken, by the labels of the larger part."""
         label, box = self._by_name(y)["head"], _images_and_box(x)[1]
         if box is not None:
             own = ops.expand_dims(_share(box) <= 0.5, list(range(1, len(label.shape))))
@@ -194,12 +178,7 @@ class TrainsHeads:
 
 
 def exchange(patches: Any, box: Any) -> Any:
-    """Exchange the patches in the box with those of the batch in reverse order.
-
-    Args:
-        patches: `(batch, rows * columns, dim)`.
-        box: `(batch, rows * columns)`.
-    """
+    """Exchange the patches in the box, `(batch, patches)`, with those of the reversed batch."""
     return ops.where(ops.cast(box, "bool")[..., None], ops.flip(patches, axis=0), patches)
 
 

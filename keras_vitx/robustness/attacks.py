@@ -73,8 +73,7 @@ class PGD(Perturbation):
 class FGSM(PGD):
     r"""The fast gradient sign method: $x + \epsilon\,\mathrm{sign}(\nabla_x L(x, y))$.
 
-    Goodfellow et al., 2015; Context Broadcasting, Table 8, whose text does not give
-    $\epsilon$.
+    Goodfellow et al., 2015; Context Broadcasting, Table 8, which does not give $\epsilon$.
 
     Args:
         model: As in `PGD`.

@@ -11,14 +11,7 @@ from keras_vitx.preprocessing import ModelInput
 
 
 class Perturbation:
-    """A change of a batch of images, applied to their pixels.
-
-    Args:
-        model: A model with `preprocessing`, which tells what its inputs are in pixels.
-
-    Raises:
-        ValueError: if the model has no preprocessing.
-    """
+    """A change of the pixels of images; the model's `preprocessing` tells what these are."""
 
     def __init__(self, model: Any):
         preprocessing = ModelInput.of(model).preprocessing
@@ -26,12 +19,9 @@ class Perturbation:
         self.std = np.array(preprocessing.std, "float32")
 
     def __call__(self, images: Any, labels: Any, index: int = 0) -> np.ndarray:
-        """Return the perturbed images.
+        """Return perturbed images (batch, height, width, channels), as the model takes them.
 
-        Args:
-            images: `(batch, height, width, channels)`, as the model takes them.
-            labels: `(batch,)`, the indices of the outputs that are right.
-            index: Index of the batch, from which random numbers follow.
+        Random numbers follow from `index`, the index of the batch.
         """
         pixels = np.asarray(images, "float32") * self.std + self.mean
         changed = np.clip(self.change(pixels, np.asarray(labels), index), 0, 1)
@@ -54,12 +44,12 @@ def check_strength(name: str, value: Any, maximum: float = math.inf) -> float:
 class Occlusion(Perturbation):
     """The center of the image set to zero (Context Broadcasting, Section 3.4, Table 8, "Occ").
 
-    The paper gives neither the share nor the meaning of zero; here it is that of the
-    normalized image, its mean color.
+    The paper does not say what zero is; here it is that of the normalized image, its mean color.
 
     Args:
-        model: As in `Perturbation`.
-        share: Share of the area, 0 to 1, of a centered rectangle with the image's aspect ratio.
+        model: A model with `preprocessing`.
+        share: Share of the area, 0 to 1, of a centered rectangle with the image's aspect ratio. The
+            paper gives none.
     """
 
     def __init__(self, model: Any, share: float):
@@ -79,7 +69,7 @@ class GaussianNoise(Perturbation):
     """Normally distributed noise (Table 12, sigma 5 and 10).
 
     Args:
-        model: As in `Perturbation`.
+        model: A model with `preprocessing`.
         sigma: Standard deviation, for pixel values in 0..255.
         seed: Seed of the noise.
     """
@@ -100,7 +90,7 @@ class ShotNoise(Perturbation):
     its variance is $x s$.
 
     Args:
-        model: As in `Perturbation`.
+        model: A model with `preprocessing`.
         strength: $s$, the inverse of the photons of a white pixel. The five severities of
             Hendrycks and Dietterich are 1/60, 1/25, 1/12, 1/5 and 1/3; 0 changes nothing.
         seed: Seed of the noise.
@@ -121,8 +111,8 @@ class GaussianBlur(Perturbation):
     """Gaussian blur (Table 12, sigma 1 and 2). Beyond its border, the image is mirrored.
 
     Args:
-        model: As in `Perturbation`.
-        sigma: Standard deviation of the kernel in pixels; the kernel ends at four of them.
+        model: A model with `preprocessing`.
+        sigma: Standard deviation of the kernel in pixels, which is cut off at four of them.
     """
 
     def __init__(self, model: Any, sigma: float):

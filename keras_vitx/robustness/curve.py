@@ -44,8 +44,7 @@ def curve(
         source: Labelled images, as in `keras_vitx.evaluate`.
         kind: One of `KINDS`.
         strengths: The strengths, in the units of the perturbation.
-        runs: Number of evaluations with different seeds, at most 10, if the perturbation is
-            random.
+        runs: Number of evaluations with different seeds, at most 10, of random perturbations.
         evaluate: What measures the model: `keras_vitx.evaluate`, or
             `keras_vitx.segmentation.evaluate` (Context Broadcasting, Table 12, has five runs).
         measure: Which of its measures, such as `"mean_iou"`.
@@ -66,7 +65,7 @@ def curve(
     if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):
         raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")
     seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]
-    # All are constructed before the first evaluation, so that a wrong strength costs no time.
+    # Before the first evaluation, so that a wrong strength costs no time.
     pairs = [(s, [KINDS[kind](model, s, **seed) for seed in seeds]) for s in strengths]
     rows = []
     for strength, perturbations in pairs:
@@ -83,11 +82,7 @@ def curve(
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Return half the width of the 95 % confidence interval of a mean; None for one value.
-
-    It is $t\\,s / \\sqrt n$, with $s$ the standard deviation of the sample and $t$ Student's
-    quantile of $n - 1$ degrees of freedom.
-    """
+    r"""Return half a mean's 95 % confidence interval, $t\,s / \sqrt n$; None for one value."""
     if len(values) < 2:
         return None
     return T[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5

@@ -32,10 +32,10 @@ def pipelines(
     """Return the training and validation batches of images with masks, for `fit`.
 
     Training images are shuffled random crops, in full batches only, as in the public training of
-    UperNet: each image is resized, with its aspect ratio, so that its shorter side is that of the
-    crop times a random factor; of ten random crops, the first is taken in which no class has more
-    than 75 % of the labeled pixels. Smaller images are padded, with the mean color and ignored
-    labels. Masks are never interpolated. Batch i of epoch e is a function of (seed, e, i) alone.
+    UperNet: the shorter side of the image becomes that of the crop times a random factor; of ten
+    random crops, the first is taken in which no class has more than 75 % of the labeled pixels.
+    Smaller images are padded, with the mean color and ignored labels. Masks are never interpolated.
+    Batch i of epoch e is a function of (seed, e, i) alone.
 
     Validation images and masks come in order, both resized to the model's size.
     `keras_vitx.segmentation.evaluate` compares with the masks at their own size instead.
@@ -43,7 +43,7 @@ def pipelines(
     Args:
         source: As in `load_dataset`.
         model: A model with logits `(batch, height, width, classes)` and `preprocessing`.
-        batch_size: Images per batch; of training, at most their number.
+        batch_size: Images per batch; in training, at most their number.
         scales: Range of the random factor.
         flip: Whether half of the training images are mirrored.
         jitter: Largest random change of brightness, contrast and saturation, as a factor.

@@ -208,10 +208,8 @@ def _slide(model, inputs, window, stride, batch_size):
 
 
 def resize_logits(logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize (height, width, classes) to `size`: bilinear, half-pixel centers.
-
-    In NumPy, since images have many sizes, and each would be compiled anew under JAX.
-    """
+    """Resize (height, width, classes) to `size`: bilinear, half-pixel centers."""
+    # In NumPy, since JAX would compile it anew for each size of images.
     for axis, new in enumerate(size):
         old = logits.shape[axis]
         if old == new:

@@ -29,8 +29,7 @@ def UperNet(
     """UperNet (Xiao et al., 2018): pyramid pooling and top-down fusion of several maps.
 
     As for Context Broadcasting's Table 7, where `channels` is 192, 384 and 512 for ViT-Ti, -S
-    and -B, on four blocks. With "convolution" for a convolution without bias, followed by
-    BatchNormalization and ReLU:
+    and -B, on four blocks. A "convolution" has no bias; BatchNormalization and ReLU follow:
 
     1. The maps are brought to different scales: by 2 x 2 transposed convolutions of stride 2
        (between two of them BatchNormalization and GELU), or by maximum pooling.
@@ -46,8 +45,8 @@ def UperNet(
             `keras_vitx.features(model, [2, 5, 8, 11])`.
         classes: Number of classes.
         channels: Width of the head.
-        scales: Factor of the sides of each map, a power of two; None leaves maps that have
-            different scales already as they are.
+        scales: Factor of the sides of each map, a power of two; None if the maps already have
+            different scales.
         pool_sizes: Sides of the grids of the pyramid pooling.
         dropout: Dropout rate of the channels before the classifier.
         auxiliary: Width of an auxiliary head on the last but one map, a 3 x 3 convolution and
@@ -143,11 +142,7 @@ def convolution(x: Any, channels: int, side: int, name: str) -> Any:
 
 
 def rescaled(x: Any, scale: float, name: str) -> Any:
-    """Multiply the sides of a map by a power of two, upwards by transposed convolutions.
-
-    Raises:
-        ValueError: if it is not a power of two, or the map is too small.
-    """
+    """Multiply the sides of a map by a power of two; a ValueError for another scale."""
     factor = scale_factor(scale, x.shape[1:3])
     if scale < 1:
         return keras.layers.MaxPooling2D(factor, data_format=LAST, name=name)(x)
@@ -201,12 +196,11 @@ def _inputs(backbone, classes, class_names):
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class GridPooling(keras.layers.Layer):
-    r"""The means over a grid of cells that cover a map.
+    r"""The means over a grid of cells, which may overlap, that cover a map.
 
     Of $R$ rows, cell $i$ of $s$ covers those from $\lfloor i R / s \rfloor$ to before
-    $\lceil (i + 1) R / s \rceil$; likewise for columns. Cells overlap where $s$ does not
-    divide $R$, also where it is larger. (Keras's `AdaptiveAveragePooling2D` takes the same
-    cells, but for $s > R$ it fails in TensorFlow's graphs.)
+    $\lceil (i + 1) R / s \rceil$; likewise for columns. Keras's `AdaptiveAveragePooling2D` has the
+    same cells, but for $s > R$ it fails in TensorFlow's graphs.
 
     Input: `(batch, rows, columns, channels)`. Output: `(batch, size, size, channels)`.
 

@@ -45,13 +45,9 @@ class Lazy(Sequence):
 
 @dataclass(frozen=True)
 class MaskedImages:
-    """Images and their masks, in the same order.
+    """Images, uint8 (height, width, channels), and integer masks (height, width), in one order.
 
-    Attributes:
-        images: A sequence of uint8 arrays (height, width, channels).
-        masks: A sequence of integer arrays (height, width): the class of each pixel, or
-            `IGNORED`.
-        names: What names each image in messages.
+    A mask has the class of each pixel, or `IGNORED`. `names` are those of the images in messages.
     """
 
     images: Sequence[np.ndarray]
@@ -64,12 +60,7 @@ class MaskedImages:
         return len(self.names)
 
     def pair(self, index: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return an image and its mask, checked.
-
-        Raises:
-            ValueError: if their sizes differ, or a label is not in 0..classes - 1.
-            OSError: if a file can't be decoded.
-        """
+        """Return an image and its mask; a ValueError if they do not fit each other or `classes`."""
         image, mask = self.images[index], self.masks[index]
         if image.shape[:2] != mask.shape:
             raise ValueError(
@@ -87,14 +78,7 @@ class MaskedImages:
 
 @dataclass(frozen=True)
 class MaskDataset:
-    """A set of images with masks.
-
-    Attributes:
-        name: Name of the source, for messages.
-        train: The training images.
-        validation: The validation images, or None.
-        class_names: Label i means `class_names[i]`; None if unknown.
-    """
+    """A set of images with masks; label i means `class_names[i]`."""
 
     name: str
     train: MaskedImages
@@ -133,8 +117,7 @@ def load_dataset(
 
     Returns:
         A record with the attributes `name`, `train`, `validation` (or None) and `class_names`.
-        `train.pair(i, classes)` returns image i and its mask, of whose pixels each is in
-        0..classes - 1 or 255.
+        `train.pair(i, classes)` returns image i and its mask, int32 in 0..classes - 1 or 255.
 
     Raises:
         ValueError: if the source has no supported layout, or a mask has no image.
@@ -273,10 +256,8 @@ def resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def palette(classes: int) -> np.ndarray:
-    """Return uint8 (classes, 3), the colors of Pascal VOC: class 0 is black.
-
-    The bits of the class number, three at a time, are the highest bits of red, green and blue.
-    """
+    """Return uint8 (classes, 3), the colors of Pascal VOC: class 0 is black."""
+    # The bits of a class, three at a time, are the highest bits of red, green and blue.
     numbers = np.arange(classes)[:, None] >> np.arange(3)
     bits = [(numbers >> 3 * bit & 1) << (7 - bit) for bit in range(8)]
     return np.sum(bits, axis=0).astype("uint8")

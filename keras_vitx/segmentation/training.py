@@ -14,13 +14,11 @@ from keras_vitx.training import AdamW
 @keras.saving.register_keras_serializable(package="keras_vitx")
 @dataclasses.dataclass(eq=False)
 class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
-    r"""Polynomial decay to zero, times a linear warm-up, of the learning rate.
+    r"""Polynomial decay of the learning rate to zero, times a linear warm-up.
 
-    At step $s$ of $S$, with $W$ steps of warm-up,
+    At step $s$ of $S$, with $W$ steps of warm-up, and 0 from step $S$ on,
 
-    $$\eta(s) = \eta\,(1 - s / S)^p\, \min(1, (s + 1) / W),$$
-
-    and 0 from step $S$ on. (Keras's `PolynomialDecay` has no warm-up.)
+    $$\eta(s) = \eta\,(1 - s / S)^p\, \min(1, (s + 1) / W).$$
 
     Args:
         learning_rate: $\eta$.

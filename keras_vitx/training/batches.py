@@ -1,4 +1,4 @@
-"""Batches for training and evaluation: of a dataset, or the user's own."""
+"""The batches that training and evaluation use: of a data set, or the user's own."""
 
 import logging
 import os
@@ -30,10 +30,9 @@ def load_batches(
     targets: Any = None,
     **arguments: Any,
 ) -> tuple[Recipe, data.Pipelines]:
-    """Return the recipe for as many images as a source has, and the batches of the source.
+    """Return the recipe adapted to the number of images of a source, and its batches.
 
-    Settings that the user has chosen, `fixed`, do not follow the images. The user's own batches are
-    returned as they are. `seed`, `targets` and the arguments are those of `data.pipelines`.
+    Settings in `fixed` are not adapted, and the user's own batches are returned unchanged.
     """
     _check_repeats(source)
     if isinstance(source, data.Pipelines) or is_batches(source):
@@ -74,7 +73,7 @@ def load_batches(
     check_batch(size, in_use())
     size *= recipe.accumulate_steps
     if recipe.base_batch_size and "batch_size" not in fixed:
-        # The learning rate is that of the batches that there are.
+        # The learning rate follows the actual batch size.
         recipe = recipe.but(batch_size=size)
     steps = recipe.steps_per_epoch or steps_of(batches.train)
     log.info(
@@ -96,10 +95,7 @@ def evaluation_split(
     crop_ratio: float | None = None,
     **arguments: Any,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
-    """Return the name of a split, its images as batches in fixed order, and the class names.
-
-    The arguments are those of `evaluate`; the further ones, of `data.load_dataset`.
-    """
+    """Return a split's name, its images as batches in fixed order, and the class names."""
     _check_repeats(source)
     if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
         raise ValueError(
@@ -187,7 +183,7 @@ def labels_of(batches: Any) -> np.ndarray:
 
 
 def steps_of(batches: Any) -> int:
-    """Return the number of batches in an epoch; a ValueError, if it is unknown."""
+    """Return the number of batches in an epoch; raises a ValueError if it is unknown."""
     try:
         steps = getattr(batches, "num_batches", None) or len(batches)
     except TypeError as error:

@@ -27,18 +27,18 @@ class StopAtNonFinite(keras.callbacks.Callback):
     """Stop training at the first step whose loss is NaN or infinite.
 
     Args:
-        batches: The training batches. If they have `ids(epoch, index)`, the message has the
-            images of the step.
+        batches: The training batches. If they have `ids(epoch, index)`, the error names the images
+            of that step.
 
     Attributes:
-        images: The ids of the images of that step: indices in the source, or paths.
+        images: The ids of these images: indices in the source, or paths.
 
     Raises:
-        FloatingPointError: at the end of the epoch, which is cut short at that step;
-            the message names the step, the epoch and the images.
+        FloatingPointError: at the end of the epoch, which is cut short at that step; the message
+            names the step and the epoch.
     """
 
-    # Keras may call it from another thread, so that steps do not wait for their losses.
+    # Keras may call it from another thread, so steps do not wait for their losses.
     async_safe = True
 
     def __init__(self, batches: Any = None):
@@ -70,8 +70,8 @@ class StopAtNonFinite(keras.callbacks.Callback):
 class Validate(keras.callbacks.Callback):
     """Add `val_` entries to the logs of each epoch.
 
-    Where the optimizer keeps a moving average of the weights, the average is measured.
-    Random numbers that are drawn in validation have no effect on training.
+    The moving average of the weights is measured if the optimizer keeps one. Random numbers drawn
+    in validation have no effect on training.
 
     Args:
         measure: A function that returns the loss and the metrics by name.
@@ -93,16 +93,14 @@ class Validate(keras.callbacks.Callback):
 class KeepBest(keras.callbacks.Callback):
     """Keep the weights that are the result, and write the files of a run after each epoch.
 
-    The best epoch is the one with the highest `val_accuracy`, of several the one with the
-    lowest `val_loss`; if there is no accuracy, with the lowest `val_loss`; without validation,
-    the last one. Remaining ties go to the earlier epoch. Where the optimizer keeps a moving
-    average of the weights, its values are kept.
+    The best epoch has the highest `val_accuracy`, then the lowest `val_loss`; without accuracy, the
+    lowest `val_loss`; without validation, it is the last one. Remaining ties go to the earlier
+    epoch. If the optimizer keeps a moving average of the weights, the average is kept.
 
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
-        output: Folder for `best.keras` (or `last.keras`) and `history.csv`, each written
-            atomically; made if it is not there. None writes nothing. Of several processes, the
-            chief writes.
+        output: Folder for `best.keras` (or `last.keras`) and `history.csv`, which the chief process
+            writes atomically; made if it is not there. None writes nothing.
         result: `"best"` keeps the best epoch, `"last"` the last one.
         clock: A callback before this one, whose `row` is added to that of the history.
         patience: Epochs without a better one after which training ends; None for no end.
@@ -112,8 +110,8 @@ class KeepBest(keras.callbacks.Callback):
         logs: The logs of that epoch.
 
     Raises:
-        FloatingPointError: at the end of an epoch, if the validation loss or the
-            weights are not finite.
+        FloatingPointError: at the end of an epoch, if the validation loss or the weights are not
+            finite.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class KeepBest(keras.callbacks.Callback):
 
     @property
     def monitor(self) -> str | None:
-        """The log entry by which the epoch is chosen; None without validation, or for the last."""
+        """The log entry that decides; None without validation, or if the last epoch is kept."""
         if self.result == "last":
             return None
         return next((key for key in ("val_accuracy", "val_loss") if key in self.logs), None)
@@ -211,11 +209,7 @@ class KeepBest(keras.callbacks.Callback):
 
 
 class Clock(keras.callbacks.Callback):
-    """Measure the training steps of each epoch, without validation.
-
-    `row` holds, of the last epoch, the learning rate of its last update, its seconds and its
-    images per second.
-    """
+    """Time the training steps of an epoch; `row` has its last learning rate and its speed."""
 
     # Keras may call it from another thread, so that steps do not wait for their losses.
     async_safe = True
@@ -258,10 +252,7 @@ class Clock(keras.callbacks.Callback):
 
 
 class Progress(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar with the images per second, and the time left before each epoch.
-
-    The clock comes before it in the list of callbacks.
-    """
+    """Keras's progress bar with images per second and time left; it comes after the clock."""
 
     async_safe = True
 
@@ -310,8 +301,5 @@ def _rate_of_the_last_update(model):
 
 
 def _variables(model):
-    """Return all variables that training changes, including seed generator states.
-
-    Under JAX they are empty while a step runs, so after an error all of them are restored.
-    """
+    """Return the variables that training changes: a failed step of JAX leaves all of them empty."""
     return [*model.trainable_variables, *model.non_trainable_variables]

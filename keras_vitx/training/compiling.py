@@ -31,11 +31,7 @@ def compile_for(
     labels: Callable[[], Any],
     distillation: Distillation | None = None,
 ) -> Evaluator:
-    """Compile `model` and return the `Evaluator` for validation, without label smoothing.
-
-    The optimizer, the loss and the metrics are those of the user's `compile`; without it, or
-    without a loss there, they follow from the recipe, the head and the labels of a batch.
-    """
+    """Compile `model`, and return the `Evaluator` for validation, without label smoothing."""
     own = compile_arguments(model) if compiled_by_user(model) else {}
     own = {name: value for name, value in own.items() if value is not None}
     if own:
@@ -76,7 +72,7 @@ def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Call
 def class_weights(
     weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
 ) -> dict[int, float] | None:
-    """Return the weights of classes by label, from those by label or name. Others weigh 1."""
+    """Return class weights by label, from those by label or name; others weigh 1."""
     if weights is None:
         return None
     labels = range(max(classes, 2))

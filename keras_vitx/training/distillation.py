@@ -23,17 +23,17 @@ WEIGHTS = {"hard": 0.5, "soft": 0.1}
 class Distillation:
     r"""A teacher, and how a student learns from it.
 
-    With $w$ the `weight`, $z$ the outputs of the student, $y$ the label and $t$ the
-    teacher's outputs for the same augmented and mixed image, the loss is
+    With $w$ the `weight`, $z$ the outputs of the student, $y$ the label and $t$ the teacher's
+    outputs for the same augmented and mixed image, the loss is
 
     $$(1 - w)\, \mathrm{CE}(z, y) + w\, \mathrm{CE}(z', \arg\max t) \quad \text{(hard)},
     \qquad (1 - w)\, \mathrm{CE}(z, y) + w\, \tau^2\, \mathrm{KL}(t_\tau \,\|\, z'_\tau)
     \quad \text{(soft)}.$$
 
-    Label smoothing applies to the first term only. A student with a distillation token
-    has two heads: $z$ is the output of the class token's, $z'$ that of the distillation
-    token's (DeiT, Section 3; CaiT, Table B.1; CB, Table 6). For other students $z' = z$
-    (CaiT's $\Upsilon$ models; ConViT, Table 4).
+    Label smoothing applies to the first term only. A student with a distillation token has two
+    heads: $z$ is the output of the class token's, $z'$ that of the distillation token's (DeiT,
+    Section 3; CaiT, Table B.1; CB, Table 6). For other students $z' = z$ (CaiT's $\Upsilon$ models;
+    ConViT, Table 4).
 
     ```python
     distillation = Distillation(teacher)
@@ -42,14 +42,13 @@ class Distillation:
     model.fit(distillation.batches(batches.train, model), validation_data=batches.validation)
     ```
 
-    Accuracy is measured on the labels, and in evaluation the loss is that of the labels.
+    Accuracy, and the loss in evaluation, are those of the labels.
 
     Args:
-        teacher: Any Keras classifier that returns logits or probabilities, of the student's
-            classes. Its attribute `preprocessing` says how its images are prepared: a
-            `keras_vitx.Preprocessing` (models of this package have one), or a function of
-            float32 images `(batch, height, width, channels)` in 0..255, such as
-            `keras.applications.resnet.preprocess_input`. Images are resized to its input.
+        teacher: A Keras classifier that returns logits or probabilities of the student's classes.
+            Its attribute `preprocessing` is a `keras_vitx.Preprocessing` (as in models of this
+            package), or a function of float32 images `(batch, height, width, channels)` in 0..255,
+            such as `keras.applications.resnet.preprocess_input`. Images are resized to its input.
         kind: `"hard"`, the teacher's most probable class, or `"soft"`, its probabilities.
         temperature: $\tau$, above 0; for `"soft"` only.
         weight: $w$, in [0, 1]; None is 0.5 for `"hard"` and 0.1 for `"soft"`.
@@ -78,9 +77,7 @@ class Distillation:
     def loss(self, student: keras.Model, loss: keras.losses.Loss | None = None) -> PerHead:
         """Return the training loss of `student`.
 
-        Args:
-            student: The model that is trained.
-            loss: The loss of the labels; None is the cross entropy without label smoothing.
+        `loss` is that of the labels; None is the cross entropy without label smoothing.
         """
         from_logits = _outputs("student", student).from_logits
         hard = SmoothedCrossentropy(from_logits=from_logits)
@@ -95,13 +92,12 @@ class Distillation:
         """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
 
         The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
-        teacher sees the images of the batch, so augmented and mixed. The targets are made when a
-        batch is asked for, which works in `model.fit` on every backend.
+        teacher predicts a batch when it is asked for, on the augmented and mixed images.
 
         Args:
-            batches: Training batches `(images, labels)` or `(images, labels, weights)`,
-                prepared for the student: a `keras.utils.PyDataset`, or an iterable that can
-                be iterated repeatedly (a `tf.data.Dataset`, a PyTorch `DataLoader`).
+            batches: Training batches `(images, labels)` or `(images, labels, weights)`, prepared
+                for the student: a `keras.utils.PyDataset`, or an iterable that can be iterated
+                repeatedly (a `tf.data.Dataset`, a PyTorch `DataLoader`).
             student: The model that is trained.
 
         Raises:
@@ -147,7 +143,7 @@ class TeacherLabels(Wrapped):
 
 
 def _label_name(student: keras.Model) -> str:
-    """Return the name of the targets of a student: of its distillation head, or `"teacher"`."""
+    """Return the name of a student's targets: its distillation head, or `"teacher"`."""
     if not hasattr(student, "steps"):
         raise ValueError(
             "`student` must be a model that takes several labels per image, a `Chain` as "

@@ -34,16 +34,14 @@ LOSS = "loss_per_image"
 class Evaluator(keras.Model):
     """A wrapper that evaluates a model with other metrics, without recompiling it.
 
-    All metrics are weighted by the sample weights, so images of weight 0 (padding) do
-    not count.
+    All metrics are weighted by the sample weights: images of weight 0 (padding) do not count.
 
     Args:
         model: The model to evaluate.
-        loss: A loss, its name, or a function `(y_true, y_pred)` that returns one
-            value per image.
+        loss: A loss, its name, or a function `(y_true, y_pred)` that returns one value per image.
         metrics: Keras metrics or their names.
         order: Indices of the outputs in the order of the labels; None leaves the order.
-        normalize: Whether the outputs that remain are divided by their sum.
+        normalize: Whether the remaining outputs are divided by their sum.
     """
 
     def __init__(
@@ -84,8 +82,7 @@ class Evaluator(keras.Model):
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> dict[str, float]:
         """Return the mean loss and the metrics over `dataset`, by name."""
-        # Under TensorFlow, the first `evaluate` does not reset metrics: those shared with the
-        # model would continue from its training.
+        # Under TensorFlow, the first `evaluate` does not reset the metrics of the training.
         self.reset()
         shared = share_of(dataset, pad=True)
         callbacks = [Replicate(), *callbacks]
@@ -122,60 +119,56 @@ def evaluate(
     kv.evaluate(model, "photos", validation_split=kv.training.held_out("runs/photos"))
     ```
 
-    The loss and the metrics follow from the head and the labels (see
-    `keras_vitx.training.task.Task`): for class labels the plain cross entropy, the
-    accuracy and, with more than five classes, the top-5 accuracy; for several labels
-    per image the binary cross entropy and the binary accuracy at a threshold of 0.5;
-    for other floats the mean squared and the mean absolute error.
+    The loss and the metrics follow from the head and the labels: for class labels the plain cross
+    entropy, the accuracy and, with more than five classes, the top-5 accuracy; for several labels
+    per image the binary cross entropy and the binary accuracy at a threshold of 0.5; for other
+    floats the mean squared and the mean absolute error.
 
-    If both model and source have class names, labels are matched with outputs by
-    name: the source may have them in another order, or have only some of them. A model
-    of 1,000 outputs without names has ImageNet's classes: folders may have the names of their
-    WordNet synsets (ImageNet, ImageNet-A, ImageNet-R), or the numbers 0 to 999
-    (ImageNet-V2).
+    If both model and source have class names, labels are matched with outputs by name: the source
+    may have them in another order, or have only some of them. A model of 1,000 outputs without
+    names has ImageNet's classes: folders may be named by WordNet synsets (ImageNet, ImageNet-A,
+    ImageNet-R) or by the numbers 0 to 999 (ImageNet-V2).
 
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one.
         source: Any source that `fit` accepts.
-        split: `"test"`, `"validation"` or `"train"`. None is the first of these that
-            the source has. Your own batches have no splits.
+        split: `"test"`, `"validation"` or `"train"`. None is the first of these that the source
+            has. Your own batches have no splits.
         batch_size: Images per batch of a source.
-        validation_split: Of a source without validation images, those that are split off as such,
+        validation_split: Of a source without validation images, those that are split off as such
             and measured: the names of `held_out`, or a fraction. 0 splits off none.
         seed: Seed of a fraction, as in `fit`.
         strict: Whether an image that can't be decoded is an error.
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
-        restrict: Whether the prediction is the best one of the source's classes, leaving the
-            other outputs out, as is usual for ImageNet-A and ImageNet-R, which have 200.
+        restrict: Whether only the outputs of the source's classes compete, as is usual for the 200
+            classes of ImageNet-A and ImageNet-R.
         confusion: Whether to count which classes are taken for which.
-        scores: Whether to compute precision, recall, F1 and the area under the ROC curve, by
-            scikit-learn: means over the classes.
+        scores: Whether to compute precision, recall, F1 and the area under the ROC curve, means
+            over the classes, by scikit-learn.
         wrong: Path of a picture of the 16 images whose label has the lowest probability.
         perturb: A function that changes the images of each batch, such as those of
-            `keras_vitx.robustness`. It is given the images, the indices of the right outputs
-            and the index of the batch.
+            `keras_vitx.robustness`. It is given the images, the indices of the right outputs and
+            the index of the batch.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
-        A dictionary of `"split"`, the evaluated split (`"batches"` for your own);
-        `"images"`, the number of images; `"images_per_second"`, from the second batch on,
-        None for fewer than three batches; `"loss"`; and the metrics by name, of
-        `"accuracy"`, `"top_5_accuracy"`, `"binary_accuracy"` and
-        `"mean_absolute_error"`. With `scores`, also `"precision"`, `"recall"`, `"f1"` and
-        `"auc"`. With `confusion`, also `"class_accuracy"`, the mean of the
-        accuracies of the classes; `"confusion"`, the counts (classes, classes) of the
-        predicted classes (columns) of the images of each class (rows), which
-        `keras_vitx.analysis.plot_confusion` draws; `"class_names"`, the names of both; and
-        `"per_class"`, one row per class that has images, of `"class"`, `"images"`, `"accuracy"`
-        (the fraction of its images that were predicted), `"precision"` (the fraction of its
-        predictions that were right, None without predictions) and `"taken for"`, the most
-        frequent wrong prediction, or None.
+        A dictionary of `"split"`, the evaluated split (`"batches"` for your own); `"images"`, the
+        number of images; `"images_per_second"`, from the second batch on, None for fewer than three
+        batches; `"loss"`; and the metrics by name, of `"accuracy"`, `"top_5_accuracy"`,
+        `"binary_accuracy"` and `"mean_absolute_error"`. With `scores`, also `"precision"`,
+        `"recall"`, `"f1"` and `"auc"`. With `confusion`, also `"class_accuracy"`, the mean of the
+        accuracies of the classes; `"confusion"`, the counts (classes, classes) of predicted classes
+        (columns) by class of the images (rows), for `keras_vitx.analysis.plot_confusion`;
+        `"class_names"`, the names of both; and `"per_class"`, one row per class that has images, of
+        `"class"`, `"images"`, `"accuracy"` (the fraction of its images that were predicted),
+        `"precision"` (the fraction of its predictions that were right, None without predictions)
+        and `"taken for"`, the most frequent wrong prediction, or None.
 
     Raises:
-        ValueError: if the model has no classifier, the data do not fit it, `confusion` is
-            asked of a task without classes, or `crop_ratio` of your own batches; if
-            `perturb` is given with batches that have no index; or if `restrict` is given
-            without class names on both sides, or to independent outputs.
+        ValueError: if the model has no classifier, the data do not fit it, `confusion` is asked of
+            a task without classes, or `crop_ratio` of your own batches; if `perturb` is given with
+            batches that have no index; or if `restrict` is given without class names on both sides,
+            or to independent outputs.
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
@@ -292,9 +285,9 @@ def _output_names(model: keras.Model, labels: Sequence[str] | None) -> Sequence[
 
 
 def _order(outputs: Sequence[str] | None, labels: Sequence[str] | None) -> list[int] | None:
-    """Return the indices of the outputs in the order of the labels, those without labels last.
+    """Return the outputs' indices in the order of the labels, then the others.
 
-    Class names that are numbers, as of arrays, are indices already.
+    None if names are unknown, or numbers, as of arrays, which are indices already.
     """
     if outputs is None or labels is None or are_numbers(labels):
         return None

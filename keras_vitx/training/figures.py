@@ -1,4 +1,4 @@
-"""Pictures of a training and of an evaluation; without matplotlib, an ImportError."""
+"""Pictures of a training and of an evaluation; without matplotlib, an ImportError is raised."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,7 @@ TIMES = ("epoch", "seconds", "images_per_second")
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Path:
-    """Draw the columns of a history by epoch, each with its `val_` column.
-
-    Args:
-        rows: The rows of `history.csv`.
-        path: Path of the picture; the suffix selects the format (`.png`, `.pdf`).
-    """
+    """Draw the columns of a `history.csv` by epoch, each with its `val_` column."""
     columns = dict.fromkeys(key for row in rows for key in row)
     names = list(dict.fromkeys(c.removeprefix("val_") for c in columns if c not in TIMES))
     names.sort(key=lambda name: name == "learning_rate")

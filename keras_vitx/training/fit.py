@@ -55,19 +55,19 @@ def fit(
 ) -> keras.callbacks.History:
     """Train `model` in place by a recipe, and restore the weights that are its result.
 
-    `docs/training.md` has the lines of plain `model.fit` that this function stands for, and says
-    which epoch is the result, what is written, and what an error leaves behind.
+    `docs/training.md` has the equivalent lines of plain `model.fit`, and says which epoch is the
+    result, what is written, and what an error leaves behind.
 
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one. If it is compiled, its
             own optimizer, loss and metrics are used instead of the recipe's.
         source: Any source that `keras_vitx.data.pipelines` accepts; `Pipelines`; or your own
-            batches, already preprocessed, which Keras's `fit` accepts.
+            preprocessed batches, which Keras's `fit` accepts.
         recipe: Name of a recipe, the folder of a run, or a `Recipe`.
         teacher: A classifier whose predictions are further labels (`Distillation`).
         token_labels: Labels of the patches, for models with a dense head (`TokenLabels`).
-        head: A trained head is compared with the class names of the data (`"match"`): permuted,
-            or reinitialized if they differ. `"keep"` leaves it, `"fresh"` reinitializes it.
+        head: `"match"` permutes a trained head if the class names of the data are in another order,
+            or reinitializes it if they differ; `"keep"` leaves it, `"fresh"` reinitializes it.
         class_weight: Weight in the training loss by label or class name; others weigh 1.
         callbacks: Run after the callbacks of `fit`, so their logs include the `val_` entries.
         output: Folder for `best.keras` or `last.keras`, `history.csv`, `curves.png`, `run.json`,
@@ -82,12 +82,12 @@ def fit(
             `fraction`, `sampling`, `strict` and `workers` of `keras_vitx.data.pipelines`.
 
     Returns:
-        The history, as `keras.Model.fit` returns it. Its attribute `test` holds the
-        loss and metrics on the test images by name, or None.
+        The history, as `keras.Model.fit` returns it. Its attribute `test` holds the loss and
+        metrics on the test images by name, or None.
 
     Raises:
-        ValueError: if the data do not fit the model or the devices, or `output` is in use, holds
-            a run already, or one that `resume` can't continue.
+        ValueError: if the data do not fit the model or the devices, or `output` is in use, holds a
+            run already, or one that `resume` can't continue.
         OSError: if the data can't be read, or a checkpoint can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """

@@ -23,17 +23,10 @@ log = logging.getLogger(__name__)
 def match_head(
     model: keras.Model, class_names: Sequence[str] | None, head: Head = "match"
 ) -> Literal["kept", "permuted", "fresh"]:
-    """Match the head of `model` to the classes of a data set, and log a line if it changes.
+    """Match the head of `model` to a data set, set `model.class_names`, and return what was done.
 
-    With `"match"`, the head is
-
-    - permuted, if both have the same names in another order: output i becomes
-      that of `class_names[i]`, in every classifier of the head;
-    - reinitialized, if the names differ;
-    - kept, if the names agree or are unknown on either side.
-
-    `"keep"` and `"fresh"` override the comparison of names. Sets `model.class_names` to
-    `class_names`, and returns what was done.
+    `"match"` permutes the classifiers if the names are the same in another order, reinitializes
+    them if the names differ, and keeps them otherwise.
     """
     check_head(head)
     old, new = _names(model), None if class_names is None else tuple(class_names)
@@ -76,10 +69,7 @@ def train_head(
     distillation: Any = None,
     **settings: Any,
 ) -> None:
-    """Train the classifiers of `model` alone, for the `freeze_epochs` of a recipe.
-
-    Its layers are trainable again in the end. `settings` are further arguments of `model.fit`.
-    """
+    """Train only the classifiers for the recipe's `freeze_epochs`; `settings` go to `model.fit`."""
     epochs = recipe.freeze_epochs
     if compiled_by_user(model):
         raise ValueError(
@@ -116,7 +106,7 @@ def check_head(head: str) -> None:
 
 
 def _names(model):
-    """Return the names of the classes that the head was trained for; None if unknown."""
+    """Return the names of the classes of a trained head; None if unknown."""
     names = getattr(model, "class_names", None)
     # ImageNet checkpoints contain no class names.
     if names is None and _is_trained(model) and model.output_shape[-1] == len(imagenet_classes()):
@@ -125,7 +115,7 @@ def _names(model):
 
 
 def _is_trained(model):
-    """Return whether the head is known to be trained: by its class names, or loaded weights."""
+    """Return whether the head is known to be trained: it has class names, or loaded weights."""
     return getattr(model, "class_names", None) is not None or getattr(model, "head_loaded", False)
 
 

@@ -1,4 +1,4 @@
-"""What a recipe changes in a network that is built already."""
+"""Changes that a recipe makes to a built network."""
 
 import typing
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from keras_vitx.training.recipe import Precision, Recipe
 
 
 def set_network(model: keras.Model, recipe: Recipe) -> None:
-    """Change `model`, in place, as a recipe asks; before it is compiled.
+    """Change `model` in place as a recipe asks, before it is compiled.
 
-    These are its settings `drop_path` to `precision`: `Recipe("mine", drop_path=0.1)` changes
+    It applies the settings `drop_path` to `precision`: `Recipe("mine", drop_path=0.1)` changes
     stochastic depth alone.
 
     Raises:
@@ -41,10 +41,9 @@ def set_network(model: keras.Model, recipe: Recipe) -> None:
 
 
 def set_drop_path(model: keras.Model, rate: float, rises: bool = True) -> None:
-    """Set the rate of stochastic depth in the blocks of `model`, in place.
+    """Set the rate of stochastic depth in the blocks: linear from 0, or the same in all.
 
-    If it `rises`, it does linearly over the blocks, from 0 in the first to `rate` in the last.
-    If not, all blocks have the same rate, as in CaiT, whose class attention drops nothing.
+    Class attention drops nothing, as in CaiT.
     """
     blocks = [block for block in _blocks(model) if not hasattr(block.attention, "num_class_tokens")]
     if not blocks:
@@ -59,12 +58,10 @@ def set_drop_path(model: keras.Model, rate: float, rises: bool = True) -> None:
 
 
 def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
-    """Set the weight of the similarity between the maps of blocks in the loss, in place.
+    """Set the weight of the similarity between maps in the loss, in place.
 
-    Each of `depth` pairs of blocks, from the first one on, has the weight `weight / depth`
-    (DeepViT, Appendix A, Equation 6, whose B is `depth`). The axis of the cosine stays as it
-    was built. The blocks have to hand on maps: those of a Refined-ViT, or of a DeepViT that was
-    built with `similarity`.
+    Each of the first `depth` pairs of blocks has the weight `weight / depth` (DeepViT, Appendix A,
+    Equation 6, whose B is `depth`). A ValueError is raised unless the blocks hand on maps.
     """
     blocks = _blocks(model)
     if not 1 <= depth < len(blocks):
@@ -106,7 +103,7 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
 
 
 def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yield the layers of a model in order; those of nested models in their places."""
+    """Yield the layers of a model in order, with those of nested models in their places."""
     for layer in model.layers:
         if isinstance(layer, keras.Model):
             yield from layers_of(layer)

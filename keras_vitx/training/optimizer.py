@@ -1,4 +1,4 @@
-"""Optimizers of Keras as a recipe asks for them, their schedule, and the average of the weights."""
+"""The optimizers and the learning rate schedule of a recipe, and averaged weights."""
 
 import contextlib
 import dataclasses
@@ -30,14 +30,13 @@ def make_optimizer(
     Args:
         model: The built model that will be trained.
         recipe: The recipe.
-        steps_per_epoch: Number of batches per epoch, for the length of the schedule. Where
-            the optimizer accumulates gradients, these are the batches of
-            `batch_size / accumulate_steps` images that `model.fit` is given.
+        steps_per_epoch: Number of batches per epoch that `model.fit` is given; where gradients are
+            accumulated, these have `batch_size / accumulate_steps` images.
 
     Raises:
         ValueError: if `accumulate_steps` does not divide the batch.
     """
-    _ = recipe.part_of_batch  # An error, if the parts don't divide it.
+    _ = recipe.part_of_batch  # Raises if the parts don't divide it.
     parts, ema = recipe.accumulate_steps, recipe.ema
     updates = recipe.all_epochs * steps_per_epoch / parts
     if ema is not None and updates * (1 - ema) < 3:
@@ -71,22 +70,20 @@ def make_optimizer(
 def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
     r"""Return the learning rate of a recipe over the steps of a training run.
 
-    At step $s$ of the $S$ steps of all `epochs`, of which $W$ are warm-up, with the peak $\eta$,
-    it is
+    At step $s$ of the $S$ steps of all `epochs`, of which $W$ are warm-up, with the peak $\eta$, it
+    is
 
     $$\eta(s) = \begin{cases}
     \eta_0 + (\eta - \eta_0)\, s / W & s < W \\
     \eta_1 + (\eta - \eta_1)\,(1 + \cos(\pi s / S)) / 2 & W \le s < S \\
     \eta_1 & S \le s \end{cases}$$
 
-    as in timm's trainer and DeiT's code, with which the papers were trained: the cosine
-    begins at step 0, and the warm-up replaces its first part. (Keras's `CosineDecay` begins
-    at $W$.) Their codes change the rate once per epoch, so that a whole epoch of the warm-up
-    runs at $\eta_0$. Here it changes with every update, which gives the same rates at the
-    start of each epoch, and keeps short runs smooth.
+    as in timm's trainer and DeiT's code: the cosine begins at step 0, and the warm-up replaces its
+    first part (Keras's `CosineDecay` begins at $W$). The rate changes with every update; in these
+    codes, once per epoch.
 
-    If the learning rate is scaled to a batch so small that it would lie below $\eta_0$ or
-    $\eta_1$, these are lowered to it.
+    If the learning rate is scaled to so small a batch that it would lie below $\eta_0$ or $\eta_1$,
+    these are lowered to it.
 
     Args:
         recipe: The recipe.
@@ -107,11 +104,7 @@ def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
 @keras.saving.register_keras_serializable(package="keras_vitx")
 @dataclasses.dataclass(eq=False)
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, cosine decay, and a constant rate from then on; see `make_schedule`.
-
-    Where the optimizer accumulates gradients, there are several steps per update of the weights,
-    as Keras counts them, and the rate changes only with the updates.
-    """
+    """The schedule of `make_schedule`, which changes only with updates of the weights."""
 
     learning_rate: float
     steps: float
@@ -144,12 +137,12 @@ _AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
 class AdamW(ClipsTogether, _AdamW):
     """Keras's AdamW with weight decay of kernels only.
 
-    `exclude_from_weight_decay` of Keras is not kept in saved files; this is.
+    Saved files keep this, unlike `exclude_from_weight_decay` of Keras.
 
     Args:
         learning_rate: As in Keras.
-        weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale,
-            tokens and position embeddings.
+        weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
+            and position embeddings.
         **kwargs: As in `keras.optimizers.AdamW`.
     """
 
@@ -172,10 +165,7 @@ class AdamW(ClipsTogether, _AdamW):
 
 
 class _RatePerVariable(ClipsTogether):
-    """Weight decay of kernels only, and a factor of the learning rate for each variable.
-
-    The factors, in the order of `model.trainable_variables`, apply to weight decay as well.
-    """
+    """Weight decay of kernels only; a variable's factor scales its rate, and so its decay."""
 
     def __init__(
         self,
@@ -230,10 +220,12 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
     r"""Keras's Muon for the blocks' matrices and AdamW for the rest, with decay as in `AdamW`.
 
     For a matrix $W$ of $n \times m$ with gradient $G$, at learning rate $\eta$ and weight decay
-    $\lambda$ (Jordan et al. 2024; the factor 0.2, with which AdamW's learning rate and
-    weight decay fit, is from Liu et al. 2025, arXiv 2502.16982, Section 2.2):
+    $\lambda$ (Jordan et al. 2024; the factor 0.2, with which AdamW's learning rate and weight decay
+    fit, is from Liu et al. 2025, arXiv 2502.16982, Section 2.2):
+
     $$M \leftarrow 0.95\,M + G, \qquad W \leftarrow (1 - \eta\lambda)\,W
     - 0.2\,\eta\sqrt{\max(n, m)}\ \mathrm{NS}(G + 0.95\,M),$$
+
     where NS, five steps of a Newton-Schulz iteration, brings all singular values close to 1.
 
     Under XLA (JAX), each matrix adds to the time of compilation.
@@ -243,10 +235,9 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
         weight_decay: As in `AdamW`, for both rules.
         rate_factors: Factor of the learning rate, and of the decay, for each of
             `model.trainable_variables`. None is 1 for all.
-        matrices: Indices of the matrices that Muon updates, in `model.trainable_variables`;
-            all others become `exclude_layers` of Keras. `make_optimizer` chooses the projections
-            of the blocks. None is all variables with two axes, as in Keras, by which the head is
-            one of them.
+        matrices: Indices in `model.trainable_variables` of the matrices that Muon updates;
+            `make_optimizer` chooses the projections of the blocks. None is all variables with two
+            axes, as in Keras, the head's included.
         **kwargs: As in `keras.optimizers.Muon`.
 
     Raises:
@@ -278,26 +269,18 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
 
 
 def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
-    """Return the optimizer of a model, inside what Keras wraps around it in mixed_float16."""
+    """Return the optimizer of a model, without Keras's wrapper for mixed_float16."""
     optimizer = getattr(model, "optimizer", None)
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def is_decayed(variable: keras.Variable) -> bool:
-    """Return whether weight decay applies to `variable`: only if it is a kernel.
-
-    Biases, norms and LayerScale have one axis; tokens and position embeddings are
-    recognized by their names.
-    """
+    """Return whether weight decay applies: to kernels, not to vectors, tokens and positions."""
     return len(variable.shape) > 1 and variable.name not in ("embeddings", "token")
 
 
 def matrices_of(model: keras.Model) -> tuple[int, ...]:
-    """Return the indices in `model.trainable_variables` of the blocks' `Dense` kernels.
-
-    These are the projections of the attention and the MLP, but not the mixes of heads, the
-    patch embedding and the head. In a model without blocks, all `Dense` layers but the last.
-    """
+    """Return the indices of the blocks' `Dense` kernels; without blocks, of all but the last."""
     blocks = [layer for layer in layers_of(model) if is_block(layer)]
     layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
     dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
@@ -308,11 +291,9 @@ def matrices_of(model: keras.Model) -> tuple[int, ...]:
 def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     """Return the factor of the learning rate for each of `model.trainable_variables`.
 
-    With L blocks, the layers before the first block have the factor `decay ** (L + 1)`, block
-    i (from 1) has `decay ** (L + 1 - i)`, and the layers after the last one have 1 (BEiT,
-    Appendix; the head learns fastest). A layer between two blocks, such as a class token,
-    has the factor of the block before it. In a model without blocks, each layer with
-    weights counts as one.
+    With L blocks, it is `decay ** (L + 1)` before the first block, `decay ** (L + 1 - i)` in block
+    i (from 1) and in layers between it and the next, and 1 after the last block (BEiT, Appendix).
+    In a model without blocks, each layer with weights counts as one.
     """
     layers = [layer for layer in layers_of(model) if layer.trainable_variables]
     blocks = [layer for layer in layers if is_block(layer)] or layers[1:]
@@ -331,15 +312,11 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def averaged(model: keras.Model) -> Iterator[None]:
-    """Within this context, `model` has the moving average of its weights, if one is kept.
+    """Give `model` the moving average of its weights in this context, if one is kept.
 
-    The average covers the trainable variables; running statistics of batch normalization
-    stay the current ones. A file saved within holds the average both as the weights and as
-    the optimizer's state, so training may continue from it. (Keras's `SwapEMAWeights`
-    exchanges the two, so that the file would hold the current weights as the average.)
-
-    Args:
-        model: A compiled model. Between the steps of `fit`, as in the epoch's callbacks.
+    Statistics of batch normalization stay the current ones. A file saved within holds the average
+    as the weights and as the optimizer's state, so training may continue from it; Keras's
+    `SwapEMAWeights` would exchange the two.
     """
     optimizer = optimizer_of(model)
     if not getattr(optimizer, "use_ema", False) or not optimizer.built:

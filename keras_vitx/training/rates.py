@@ -29,8 +29,8 @@ def find_learning_rate(
 ) -> float:
     """Return the learning rate at which the loss falls fastest; the model keeps its weights.
 
-    The rate rises from `low` to `high` by the same factor in each step (Smith, 2017, Section
-    3.3), until the loss, averaged over some steps, is four times as large as at best.
+    The rate rises from `low` to `high` by the same factor in each step (Smith, 2017, Section 3.3),
+    until the loss, averaged over some steps, is four times the lowest so far.
 
     ```python
     rate = kv.training.find_learning_rate(model, "photos", path="rates.png")
@@ -39,7 +39,7 @@ def find_learning_rate(
 
     Args:
         model: A classifier.
-        source: As in `fit`, but for an iterator that ends.
+        source: As in `fit`, but not an iterator that ends.
         recipe: As in `fit`; its schedule is not used.
         low: The first rate.
         high: The last rate.

@@ -39,8 +39,7 @@ class Recipe:
         name: Name of the recipe.
         epochs: Passes over the training images, warm-up included and cool-down excluded.
         batch_size: Images per update of the weights, over all devices.
-        learning_rate: Peak learning rate; for `base_batch_size` images per update, if that
-            is set.
+        learning_rate: Peak learning rate; for `base_batch_size` images per update, if that is set.
         base_batch_size: If set, the learning rate is proportional to the batch size:
             `learning_rate * batch_size / base_batch_size`.
         warmup_epochs: Epochs of linear warm-up; may be fractional.
@@ -49,32 +48,32 @@ class Recipe:
         final_learning_rate: Learning rate at the end of the cosine decay.
         cooldown_epochs: Further epochs at the last learning rate.
         steps_per_epoch: Batches per epoch; None for all. Needed for endless batches.
-        min_updates: Fewest updates of a run: for few images, the batch is halved as often as it
-            needs, down to 8 images, and then the epochs are raised; None for any number.
+        min_updates: Fewest updates of a run, None for any number: for few images, the batch is
+            halved as needed, down to 8 images, and then the epochs are raised.
         freeze_epochs: Epochs before all others in which only the head learns.
-        patience: Epochs without a better one after which training ends, with
-            `result="best"`; None for no early end.
-        algorithm: `"adamw"`, or `"muon"` (`keras_vitx.training.Muon`): Muon for the
-            matrices of the blocks, AdamW for the rest.
-        weight_decay: Decoupled weight decay. It does not apply to biases, norms,
-            LayerScale, tokens and position embeddings.
+        patience: Epochs without a better one after which training ends, with `result="best"`; None
+            for no early end.
+        algorithm: `"adamw"`, or `"muon"` for the matrices of the blocks and AdamW for the rest
+            (`keras_vitx.training.Muon`).
+        weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
+            and position embeddings.
         beta_1: AdamW's decay of the mean of the gradients.
         beta_2: Decay of the mean of their squares.
         epsilon: Added to the root of that mean.
         clip_norm: Maximum global norm of the gradient; None for no clipping.
-        layer_decay: Factor of the learning rate from one block to the block before it;
-            None gives all layers the same rate.
-        ema: Momentum of the moving average of the weights. If set, the average is
-            validated, and its weights are the result; None keeps no average.
-        accumulate_steps: Number of parts of a batch that are computed one after the other,
-            to save memory. It divides `batch_size`.
+        layer_decay: Factor of the learning rate from one block to the block before it; None gives
+            all layers the same rate.
+        ema: Momentum of the moving average of the weights, which is validated and is the result;
+            None keeps no average.
+        accumulate_steps: Number of parts of a batch that are computed one after the other, to save
+            memory. It divides `batch_size`.
         augmentation: Augmentation of the training images, or a name of one (see
             `keras_vitx.data.pipelines`); None trains on the images of evaluation.
         mixing: MixUp and CutMix; None for neither.
-        drop_path: Rate of stochastic depth. None leaves it as the network was built, as it does
-            in the settings up to `precision`.
-        drop_path_rises: Whether the rate rises linearly over the blocks, from 0 to
-            `drop_path`. If not, all blocks have the same rate.
+        drop_path: Rate of stochastic depth. For this and the settings up to `precision`, None
+            leaves the network as it was built.
+        drop_path_rises: Whether the rate rises linearly over the blocks, from 0 to `drop_path`. If
+            not, all blocks have the same rate.
         similarity: Weight of the similarity between maps in the loss (DeepViT, Appendix A).
         similarity_depth: Number of pairs of blocks whose maps are compared.
         remat: Whether training keeps only the input of each layer and recomputes the rest.
@@ -82,14 +81,13 @@ class Recipe:
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
         label_smoothing: Label smoothing, in training only.
         mix_token: Whether MixToken mixes the patches (`keras_vitx.training.MixToken`).
-        distillation: `"hard"` or `"soft"`, how the teacher that `fit` is given is imitated
-            (`keras_vitx.training.Distillation`). None is `"hard"` with a teacher, and needs
-            none.
+        distillation: `"hard"` or `"soft"`, how the teacher given to `fit` is imitated
+            (`keras_vitx.training.Distillation`). None is `"hard"` with a teacher, and needs none.
         temperature: Temperature of soft distillation.
-        distillation_weight: Weight of the teacher's part in the loss; None is 0.5 for
-            `"hard"` and 0.1 for `"soft"`.
-        result: Epoch whose weights are the result: the `"last"`, or the `"best"` by the
-            validation images.
+        distillation_weight: Weight of the teacher's part in the loss; None is 0.5 for `"hard"` and
+            0.1 for `"soft"`.
+        result: Epoch whose weights are the result: the `"last"`, or the `"best"` by the validation
+            images.
 
     Raises:
         ValueError: if a value is out of range.
@@ -166,7 +164,7 @@ class Recipe:
             )
 
     def __getattr__(self, name: str) -> "Recipe":
-        # Settings were in groups: `recipe.schedule.epochs`.
+        # Old code reads settings by group: `recipe.schedule.epochs`.
         if name not in GROUPS:
             raise AttributeError(f"'Recipe' object has no attribute {name!r}")
         warnings.warn(f"`recipe.{name}` is now the recipe.", DeprecationWarning, stacklevel=2)
@@ -175,11 +173,11 @@ class Recipe:
     def but(self, **changes: Any) -> "Recipe":
         """Return a copy with some settings changed.
 
-        A change is any setting, also one of the augmentation or the mixing (`mixup=0.2`), or
-        the whole of these (`mixing=None`). None turns off what can be off, such as `clip_norm`,
-        and leaves any other setting as it is. A setting of an augmentation or a mixing that is
-        off turns it on, with nothing else in it. If `epochs` changes without `warmup_epochs`,
-        the warm-up scales with it.
+        A change is any setting, also one of the augmentation or the mixing (`mixup=0.2`), or the
+        whole of these (`mixing=None`). None turns off what can be off, such as `clip_norm`, and
+        leaves any other setting as it is. A setting of an augmentation or a mixing that is off
+        turns it on, with nothing else in it. If `epochs` changes without `warmup_epochs`, the
+        warm-up scales with it.
 
         Raises:
             ValueError: if a setting is unknown or out of range.
@@ -222,11 +220,9 @@ class Recipe:
         return self.batch_size // self.accumulate_steps
 
     def for_images(self, images: int, fixed: Collection[str] = ()) -> "Recipe":
-        """Return the recipe with at least `min_updates` updates for a number of images.
+        """Return the recipe with at least `min_updates` updates for a number of training images.
 
-        Args:
-            images: Number of training images.
-            fixed: Of `"batch_size"` and `"epochs"`, those that stay as they are.
+        `fixed` names those of `"batch_size"` and `"epochs"` that stay as they are.
         """
         if self.min_updates is None:
             return self
@@ -241,7 +237,7 @@ class Recipe:
         return self.but(batch_size=batch, epochs=epochs)
 
     def smoke(self) -> "Recipe":
-        """Return the same recipe with two short epochs and tiny batches, to try all its parts."""
+        """Return the recipe with two short epochs and tiny batches, to try all its parts."""
         return dataclasses.replace(
             self,
             epochs=2,
@@ -263,7 +259,7 @@ class Recipe:
     def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
         """Return the settings that differ, by name: those of this recipe and of `other`.
 
-        Where augmentation or mixing is off in one of them, its settings are None there.
+        Settings of an augmentation or a mixing that is off are None.
         """
         mine, theirs = self.settings(), other.settings()
         names = [name for name in {**mine, **theirs} if name not in OFF]
@@ -321,10 +317,7 @@ class Recipe:
 
     @classmethod
     def read(cls, run: str | os.PathLike) -> "Recipe":
-        """Read the recipe of a training run.
-
-        Args:
-            run: The folder that `fit` wrote, or its `run.json`.
+        """Read the recipe of a training run from its folder, or from its `run.json`.
 
         Raises:
             OSError: if there is no such file.

@@ -1,4 +1,4 @@
-"""`fit` of Keras for long trainings: it can be killed at any moment and continued, bit for bit."""
+"""`fit` of Keras that can be killed at any moment and continues bit for bit."""
 
 import contextlib
 import errno
@@ -60,23 +60,20 @@ def resumable_fit(
 ) -> keras.callbacks.History:
     """Train a compiled model as `model.fit` does, and save all that the next step depends on.
 
-    A training that was killed continues with `resume=True`, on the same backend with the
-    same numbers, bit for bit, as if it had not been killed, also in the middle of an
-    epoch. That holds for batches that depend on their epoch and index only, as those of
-    `keras_vitx.data`, and on a GPU for kernels that are deterministic. A finished training
-    continues if `epochs` is larger.
+    A training that was killed continues with `resume=True`, also in the middle of an epoch: on the
+    same backend with the same numbers, bit for bit, if batches depend on their epoch and index
+    only, as those of `keras_vitx.data`, and the kernels of a GPU are deterministic. A finished
+    training continues if `epochs` is larger.
 
-    A callback continues where it was if it has `get_state()`, which returns JSON values and
-    arrays, and `set_state(state)`; others begin anew.
-
-    At SIGTERM and at Ctrl-C, the step is finished and the state saved; then `SystemExit`
-    with code 143, or `KeyboardInterrupt`, is raised.
+    A callback continues where it was if it has `get_state()`, which returns JSON values and arrays,
+    and `set_state(state)`; others begin anew. At SIGTERM and at Ctrl-C, the step is finished and
+    the state saved; then `SystemExit` with code 143, or `KeyboardInterrupt`, is raised.
 
     Args:
         model: A compiled model.
-        batches: Batches (inputs, targets) or (inputs, targets, weights): a
-            `keras.utils.PyDataset`, or another iterable that `fit` takes. Those of
-            `keras_vitx.data` are told the epoch. On several devices, each computes its share.
+        batches: Batches (inputs, targets) or (inputs, targets, weights): a `keras.utils.PyDataset`,
+            or another iterable that `fit` takes. Those of `keras_vitx.data` are told the epoch. On
+            several devices, each computes its share.
         epochs: Number of the last epoch, counted from 1.
         folder: Folder of the checkpoints, `step-*.safetensors`; None saves nothing.
         save_every: Steps between two checkpoints; None for one per epoch.
@@ -85,16 +82,16 @@ def resumable_fit(
         callbacks: As in `fit`. They see the numbers of the whole epoch's steps.
         steps_per_epoch: As in `fit`.
         class_weight, verbose: As in `fit`.
-        config: Settings, as JSON values, that a continued training must have in common
-            with the one before, such as a recipe.
+        config: Settings, as JSON values, that must be the same when a training continues, such as
+            those of a recipe.
 
     Returns:
         The history of all epochs.
 
     Raises:
-        ValueError: if `folder` has checkpoints and `resume` is false, or if the model,
-            the optimizer, the loss, the number of steps, `class_weight` or `config` differ from
-            those of the checkpoint; the message says in what.
+        ValueError: if `folder` has checkpoints and `resume` is false, or if the model, the
+            optimizer, the loss, the number of steps, `class_weight` or `config` differ from those
+            of the checkpoint; the message says in what.
         OSError: if a checkpoint can't be written or read.
     """
     for name, value in (("save_every", save_every), ("keep", keep)):
@@ -151,7 +148,7 @@ def resumable_fit(
 
 
 def _state_to_continue(model, folder, config, epochs):
-    """Return the last state after checking and assigning it, or None if there is none."""
+    """Return the last state, checked and assigned to the model, or None if there is none."""
     state = read_last_state(folder)
     if state is None:
         return None
@@ -185,15 +182,12 @@ class CountEpochs(keras.callbacks.Callback):
 
 
 class _Saving(keras.callbacks.CallbackList):
-    """The callbacks of one training in two calls of `fit`, between whose steps its state is saved.
+    """The callbacks of one training in two calls of `fit`, whose state is saved between steps.
 
-    The first call trains on the rest of an epoch, from `first_step` on. The callbacks see
-    one beginning, one end, and the steps of whole epochs.
-
-    The state is saved, and restored, at the beginning of a step: the callbacks have done their
-    work for the step before, and the iterator over the epoch has drawn its random numbers. Of
-    several processes, the chief writes, and each restores. The states before the first step and
-    after the last epoch are always written.
+    The first call trains on the rest of an epoch, from `first_step` on. The state is saved and
+    restored at the beginning of a step, when the callbacks have finished the step before and the
+    iterator has drawn its random numbers. Of several processes, the chief writes, and each
+    restores.
     """
 
     def __init__(self, folder, every, keep, config, state, callbacks, **params):
@@ -261,10 +255,7 @@ class _Saving(keras.callbacks.CallbackList):
             self.at_epoch_end = arrays_of(self.model)
 
     def save(self, epoch: int, batch: int, finished: bool = False) -> None:
-        """Write the state before step `batch` of an epoch, both counted from 0.
-
-        A state that is not finite is not written.
-        """
+        """Write the state before step `batch` of an epoch, both from 0, unless it is not finite."""
         step = epoch * self.params["steps"] + batch
         arrays = arrays_of(self.model)
         if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind not in "iub"):
@@ -327,10 +318,7 @@ def checkpoints_in(folder: str | os.PathLike) -> list[Path]:
 def write_state(
     folder: str | os.PathLike, step: int, state: Mapping[str, Any], keep: int = 3
 ) -> Path:
-    """Write the state after `step` steps, then remove the checkpoints before the last `keep`.
-
-    The file is safetensors: the arrays of the state, and its JSON values as metadata.
-    """
+    """Write the state after `step` steps as safetensors, and remove all but the last `keep`."""
     path = Path(folder) / f"step-{step:09d}.safetensors"
     arrays: dict[str, np.ndarray] = {}
 
@@ -397,11 +385,7 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def variables_of(model: keras.Model) -> dict[str, Any]:
-    """Return the variables of a training by name: `"weights/0"`, `"optimizer/3"`, ...
-
-    Weights include the states of seed generators; the metrics are those of the running epoch. By
-    position, because the paths of `get_state_tree` hold names that Keras numbers.
-    """
+    """Return the variables of a training by position, because Keras numbers names in paths."""
     groups = {
         "weights": [*model.trainable_variables, *model.non_trainable_variables],
         "optimizer": model.optimizer.variables,
@@ -456,10 +440,9 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[str] = ()) -> None:
-    """Check that the configuration of a training, flat, is that of its checkpoint.
+    """Raise a ValueError if the flat configuration of a training differs from its checkpoint's.
 
-    Values that only one of both has are not compared: an earlier version of the package wrote
-    others. Those whose names begin with one of `but` may differ.
+    Names in one of them only, as of another version, or that begin with one of `but`, are ignored.
     """
     names = [name for name in before if name in now and before[name] != now[name]]
     names = [name for name in names if not name.startswith(tuple(but))]
@@ -504,10 +487,7 @@ def _structure_of(model):
 
 
 def fingerprint(batches: Pipelines) -> dict[str, Any]:
-    """Return JSON values that tell two datasets of `keras_vitx.data` apart.
-
-    Of files, they cover the labels, names and sizes; of arrays, the labels and all pixels.
-    """
+    """Return what tells data sets apart: labels, and names and sizes of files, or all pixels."""
     found = {}
     for name in ("train", "validation"):
         split = getattr(getattr(batches, name), "split", None)

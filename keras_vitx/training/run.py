@@ -28,10 +28,10 @@ HELD_OUT = "held_out.txt"
 
 
 class Run(keras.callbacks.Callback):
-    """The record of a training in its folder; a context, in which no other process may train there.
+    """The record of a training in its folder, which as a context it locks for other processes.
 
-    `run.json`, the `record`, is written when the training begins and when it ends, also by an
-    error, which leaves the model with its best weights. Without `output`, nothing is written.
+    `run.json` is written when the training begins and when it ends, also by an error, which leaves
+    the model with its best weights. Without `output`, nothing is written.
     """
 
     best: KeepBest
@@ -151,7 +151,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def held_out(run: str | os.PathLike) -> list[str]:
-    """Return the names of the images that a run held out for validation.
+    """Return the images that a run held out: file names relative to the source, or array indices.
 
     ```python
     kv.evaluate(model, "photos", validation_split=kv.training.held_out("runs/photos"))
@@ -159,9 +159,6 @@ def held_out(run: str | os.PathLike) -> list[str]:
 
     Args:
         run: The folder of the run.
-
-    Returns:
-        The names of files, relative to the folder of the source; or the indices of arrays.
 
     Raises:
         OSError: if the run has no list of them.

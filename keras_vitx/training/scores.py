@@ -1,4 +1,4 @@
-"""What an evaluation says beyond its metrics: confusions, scores, and the worst images."""
+"""Results of an evaluation beyond its metrics: confusions, scores, and the worst images."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -73,12 +73,9 @@ def per_class(matrix: np.ndarray, class_names: Sequence[str]) -> list[dict[str, 
 
 
 class Predictions(NamedTuple):
-    """The predictions of a classifier.
+    """A classifier's predictions for n images, and the images as the model takes them, or None.
 
-    Attributes:
-        labels: Integers (n,), or 0 and 1 (n, classes) for several labels per image.
-        probabilities: (n, classes), at least two.
-        images: As the model takes them, or None.
+    Labels are integers (n,), or 0 and 1 (n, classes); probabilities have at least two columns.
     """
 
     labels: np.ndarray
@@ -89,13 +86,7 @@ class Predictions(NamedTuple):
 def predictions_of(
     model: keras.Model, batches: Iterable, task: Task
 ) -> tuple[Predictions, Predictions]:
-    """Return the predictions for all images, and those for the worst ones with the images.
-
-    Args:
-        model: A model that returns the outputs of `task`.
-        batches: Batches (images, labels) or (images, labels, weights); weights of 0 are padding.
-        task: The task, which must have classes.
-    """
+    """Return the predictions for all images, and those for the worst ones with the images."""
     if task.kind == "regression":
         raise ValueError("`scores` and `wrong` need classes. The task is regression.")
     if isinstance(batches, keras.utils.PyDataset):

@@ -1,4 +1,4 @@
-"""What `fit` adds to the labels of the training batches: a teacher's, of patches, of MixToken."""
+"""Labels that `fit` adds to the training batches: a teacher's, of patches, and of MixToken."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,16 +18,16 @@ from keras_vitx.training.wrapped import Wrapped
 class MixToken(Wrapped):
     r"""Batches with a box, in which the network exchanges patches with other images.
 
-    MixToken (Jiang et al., 2021, Section 3.2) is CutMix on tokens, and takes its place. After
-    the patch embedding, the patches in a box are exchanged with those of the batch in reverse
-    order. The class label is mixed by the share of the area. Each patch keeps the label of its
-    own image (`TokenLabels`, or that of the image): the outputs of a dense head are exchanged
-    back before the loss. Nothing is exchanged in evaluation.
+    MixToken (Jiang et al., 2021, Section 3.2) is CutMix on tokens, and takes its place. After the
+    patch embedding, the patches in a box are exchanged with those of the batch in reverse order.
+    The class label is mixed by the share of the area. Each patch keeps the label of its own image
+    (`TokenLabels`, or that of the image): the outputs of a dense head are exchanged back before the
+    loss. Nothing is exchanged in evaluation.
 
-    The box is of the grid's proportions and of area $1 - \lambda$ with $\lambda \sim
+    The box has the grid's proportions and the area $1 - \lambda$ with $\lambda \sim
     \mathrm{Beta}(\alpha, \alpha)$, around a uniform center and clipped at the border, as in
-    `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the
-    batch, and is passed with the labels:
+    `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the batch, and is
+    passed with the labels:
 
     ```python
     model.compile("adamw", SmoothedCrossentropy(0.1), metrics=["accuracy"])
@@ -38,9 +38,8 @@ class MixToken(Wrapped):
     PyTorch or TensorFlow, images are exchanged among those of one device.
 
     Args:
-        batches: Batches `(images, labels)` or `(images, labels, weights)`, prepared for the
-            model, with any labels that the loss takes. The loss is linear in the label, as
-            a cross entropy is.
+        batches: Batches `(images, labels)` or `(images, labels, weights)`, prepared for the model.
+            The loss must be linear in the label, as a cross entropy is.
         model: The model that is trained: a `Chain` with a patch embedding.
         alpha: $\alpha$, above 0.
         seed: Seed of the boxes.
@@ -106,7 +105,7 @@ def with_targets(
     class_weight: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> Pipelines:
-    """Return the batches with the teacher's targets and the boxes of MixToken, if they fit."""
+    """Return the batches with a teacher's targets and the boxes of MixToken, if the recipe asks."""
     train, token_labels = batches.train, getattr(batches.train, "targets", None)
     if isinstance(token_labels, TokenLabels):
         split = train.split

@@ -24,10 +24,6 @@ class Task:
     | `"multi-label"` | sigmoid | `(n, classes)` in 0..1 | binary cross entropy |
     | `"binary"` | sigmoid, one output | 0 or 1, `(n,)` or `(n, 1)` | binary cross entropy |
     | `"regression"` | linear | floats, `(n, outputs)`, or `(n,)` for one | squared error |
-
-    Attributes:
-        kind: The kind of the task.
-        outputs: The kind and the number of the model's outputs.
     """
 
     kind: Kind
@@ -59,15 +55,7 @@ class Task:
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:
-    """Return the task of a model with these outputs and labels of this form.
-
-    Args:
-        outputs: The kind and the number of the model's outputs.
-        labels: The labels of a batch, an array.
-
-    Raises:
-        ValueError: if head and labels do not match, or do not determine the task.
-    """
+    """Return the task for a batch of labels; raises a ValueError if they don't fit the outputs."""
     labels = np.asarray(labels)
     classes = outputs.classes
     whole = labels.dtype.kind in "iub" or bool((labels == np.floor(labels)).all())

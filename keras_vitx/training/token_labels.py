@@ -13,10 +13,10 @@ from keras_vitx.data.augmentation.windows import Window
 class TokenLabels:
     """Labels of the patches of each image, made beforehand by another network.
 
-    Token labeling (Jiang et al., 2021), as in Refined-ViT's advanced recipe. An image has a
-    grid of labels. A training image shows a window of it, and each patch of the window gets
-    the labels at its place: the average of bilinear samples within the patch, as RoIAlign
-    computes it (He et al., 2017), flipped along with the image.
+    Token labeling (Jiang et al., 2021), as in Refined-ViT's advanced recipe. Each patch of a
+    training image, which shows a window of the original, gets the labels at its place in a grid of
+    labels: the average of bilinear samples within the patch, as RoIAlign computes it (He et al.,
+    2017), flipped along with the image.
 
     ```python
     model = kv.RefinedViT_S(dense_head=True)
@@ -29,18 +29,16 @@ class TokenLabels:
     The targets take `4 * patches * classes` bytes per image of a batch.
 
     Args:
-        labels: The grids of labels of all images: an array `(images, rows, columns,
-            classes)`; or a pair `(scores, classes)` of arrays `(images, rows, columns, k)`
-            with the k highest scores and their classes; indexed as the source (before its
-            split). Or a mapping from the path of an image file, as a source of files has it
-            in `ids`, to its grid or pair.
+        labels: The grids of labels of all images: an array `(images, rows, columns, classes)`; or a
+            pair `(scores, classes)` of arrays `(images, rows, columns, k)` with the k highest
+            scores and their classes; indexed as the source (before its split). Or a mapping from
+            the path of an image file, as a source of files has it in `ids`, to its grid or pair.
         model: The model that is trained: a `Chain` with a dense head.
         from_logits: Whether the scores are logits, whose softmax is taken after the window is
-            sampled (as released; logits beyond the k highest are 0), rather than
-            probabilities (of which the rest is divided among the other classes).
-        relabel_size: Side of a grid on which the window is sampled before it is sampled again
-            on the grid of the model, 24 in the released fine-tuning at 448. None samples it
-            once.
+            sampled (as released; logits beyond the k highest are 0), rather than probabilities (of
+            which the rest is divided among the other classes).
+        relabel_size: Side of a grid on which the window is sampled before it is sampled again on
+            the grid of the model, 24 in the released fine-tuning at 448. None samples it once.
 
     Raises:
         ValueError: if the model has no dense head, or the shapes of the labels do not fit.
@@ -69,18 +67,13 @@ class TokenLabels:
             _check_shapes(labels, 4, self.classes)
 
     def __call__(self, image: Any, window: Window) -> np.ndarray:
-        """Return the targets of a training image, float32 `(patches, classes)`.
-
-        Args:
-            image: Id of the image: its index in the source, or its path.
-            window: The window of the image that is seen.
-        """
+        """Return the targets of a window of an image, by its id: float32 `(patches, classes)`."""
         grid, classes = self._grid_of(image)
         if self.relabel_size is not None:
             grid = sampled(grid, window._replace(flip=False), (self.relabel_size,) * 2)
             window = Window(flip=window.flip)
         targets = sampled(grid, window, self.grid).reshape(-1, grid.shape[-1])
-        # How many classes each of the channels is.
+        # The number of classes that each channel stands for.
         counts = np.ones(grid.shape[-1], "float32")
         if classes is not None:
             counts[-1] = self.classes - len(classes)
@@ -118,8 +111,8 @@ class TokenLabels:
     def _grid_of(self, image) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the labels of an image, float32 `(rows, columns, channels)`, and their classes.
 
-        Without classes, each channel is a class. Otherwise there is one channel more, with the
-        score of each class that is not among the k highest anywhere in the image.
+        Without classes (None), each channel is a class. Otherwise, a last channel has the score of
+        each class that is not among the k highest anywhere in the image.
         """
         key = self._key_of(image)
         if isinstance(self.labels, Mapping):
@@ -142,11 +135,10 @@ class TokenLabels:
 
 
 def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:
-    """Sample a window of a grid on another grid, as RoIAlign.
+    """Sample a window of a grid as RoIAlign, flipped if the window is: float32 `(*size, channels)`.
 
-    Each cell of the result, float32 `(*size, channels)`, is the mean of bilinear samples at equal
-    distances of at most one cell of `grid`. Beyond its outermost centers, the grid continues
-    unchanged. The result is flipped if the window is.
+    Each cell is the mean of bilinear samples at equal distances of at most one cell of `grid`.
+    Beyond its outermost centers, the grid continues unchanged.
     """
     rows = _weights(window.top, window.height, len(grid), size[0])
     columns = _weights(window.left, window.width, grid.shape[1], size[1])

@@ -45,17 +45,11 @@ class InTurn(keras.utils.PyDataset):
 
 
 class Wrapped(keras.utils.PyDataset):
-    """Batches with other labels or images; a subclass defines `changed`.
+    """Batches whose labels or images are changed by `changed`, which a subclass defines.
 
-    All other attributes are those of the batches inside.
-
-    Args:
-        batches: Batches `(images, labels)` or `(images, labels, weights)`: a
-            `keras.utils.PyDataset`, or an iterable that can be iterated repeatedly (`InTurn`).
-
-    Attributes:
-        by_image: Whether `changed` may be given a share of a batch, because it treats each
-            image alone.
+    They are `(images, labels)` or `(images, labels, weights)`; all other attributes are those of
+    the batches inside. `by_image` says whether `changed` treats each image alone, so that it may be
+    given a share of a batch.
     """
 
     by_image = False
@@ -67,7 +61,7 @@ class Wrapped(keras.utils.PyDataset):
 
     @property
     def epoch(self) -> int:
-        """The current epoch: of the batches inside, or counted here if they don't."""
+        """The current epoch: that of the batches inside, or counted here if they have none."""
         return getattr(self.batches, "epoch", self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -123,13 +117,10 @@ class Wrapped(keras.utils.PyDataset):
 
 
 class Window(Wrapped):
-    """A range of batches, which begin again after the last one.
+    """`count` batches from `start` on (None: as many as there are), which begin again at the end.
 
-    Args:
-        batches: The batches: a `keras.utils.PyDataset`, whose batch i must not depend on the
-            batches before it; or another iterable, of which those before `start` are skipped.
-        start: Index of the first batch.
-        count: Number of batches; None for as many as `batches` has.
+    Batch i of a `PyDataset` must not depend on the batches before it; of another iterable, those
+    before `start` are skipped.
     """
 
     def __init__(self, batches: Any, start: int = 0, count: int | None = None):
@@ -163,10 +154,7 @@ class Window(Wrapped):
 
 
 class Perturbed(Wrapped):
-    """Batches whose images are changed by `perturb` of `evaluate`.
-
-    `order` holds the index of the model's output for each label; None if they are the same.
-    """
+    """Batches changed by `perturb` of `evaluate`; `order` has the output of each label, or None."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the hub reads of a saved model: the card, README.md, and the image processor."""
+"""The model card and the image processor config that the hub reads of a saved model."""
 
 import html
 import json
@@ -22,14 +22,8 @@ def model_card(
 ) -> str:
     """Return the text of a model card, starting with the YAML metadata that the hub reads.
 
-    Args:
-        model: A built model of this package.
-        weights: File name of the weights, in the same folder as the card.
-        recipe: How the model was trained: text, or a dictionary of settings.
-        accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
-        dataset: Name of the training data.
-        license: License identifier, as spelled on the hub.
-        custom_objects: Registered names of the custom objects that `load` needs.
+    `weights` is a file beside the card, `accuracy` the top-1 accuracy on the test images of
+    `dataset`, in 0..1, and `custom_objects` are the registered names of those that `load` needs.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -105,15 +99,9 @@ def _training(recipe) -> str:
 
 
 def image_processor(preprocessing: Preprocessing, size: tuple[int, int]) -> dict[str, Any] | None:
-    """Return a preprocessing as the config of an image processor of Transformers.
+    """Return the `preprocessor_config.json` of Transformers for images of size (height, width).
 
-    Args:
-        preprocessing: The preprocessing of a model.
-        size: Height and width of its images, in pixels.
-
-    Returns:
-        The content of `preprocessor_config.json`; None if Transformers can't do the same: the
-        images are not square or not in color.
+    None where Transformers can't do the same: if images are not square or not in color.
     """
     if size[0] != size[1] or len(preprocessing.mean) != 3:
         return None

@@ -19,26 +19,26 @@ class Checkpoint:
         name: A unique name, accepted by `weights=`.
         constructor: Name of the constructor whose models it fits, such as "CaiT_XXS24".
         image_size: Side of the square training images, in pixels.
-        top1: Published top-1 accuracy on the dataset's test images, in percent; None
-            if its classes are not those of the test images (ImageNet-21k).
+        top1: Published top-1 accuracy on the dataset's test images, in percent; None if its classes
+            are not those of the test images (ImageNet-21k).
         top5: Published top-5 accuracy, likewise.
         top1_real: Top-1 accuracy with the ImageNet-ReaL labels.
         top1_v2: Top-1 accuracy on ImageNet-V2 (matched frequency).
-        source: "hf://owner/repo"; "package:FILE" for a file that ships with this
-            project; or the URL of a page for downloading it by hand.
+        source: "hf://owner/repo"; "package:FILE" for a file that ships with this project; or the
+            URL of a page for downloading it by hand.
         file: File name in the hub repository.
         url: URL of the authors' original file (PyTorch or NumPy), if any.
-        revision: Commit of the hub repository; None if unknown, as for every entry until
-            one has been looked up. Loading a file that nothing identifies logs a warning.
+        revision: Commit of the hub repository; None if unknown. Loading a file that nothing
+            identifies logs a warning.
         sha256: SHA-256 of `file`, or a prefix of it; None if unknown.
         classes: Number of classes of the head.
-        dataset: The data whose classes the head has; `weights=dataset` selects the
-            checkpoint of a size.
+        dataset: The data whose classes the head has; `weights=dataset` selects the checkpoint of a
+            size.
         preprocessing: Preprocessing of the images.
         license: SPDX identifier in lower case; None if no license is stated.
         distillation_token: Whether it has DeiT's distillation token.
-        also_starts: Names of other constructors with the same variables. For these
-            models it is only an initialization; they must be trained further.
+        also_starts: Other constructors with the same variables, for whose models it is only an
+            initialization.
         class_names: One name per class; None for the dataset's standard names.
     """
 
@@ -71,7 +71,7 @@ class Checkpoint:
 FACEBOOK = "https://dl.fbaipublicfiles.com/deit/"
 SHORT = {"tiny": "Ti", "small": "S", "base": "B"}
 
-# Preprocessing by mean and deviation, and crop ratio.
+# Named by their mean and deviation, and crop ratio.
 DEFAULT_875, DEFAULT_90, DEFAULT_100 = (IMAGENET_DEFAULT.but(crop_ratio=c) for c in (0.875, 0.9, 1))
 HALF_875, HALF_90, HALF_100 = (IMAGENET_INCEPTION.but(crop_ratio=c) for c in (0.875, 0.9, 1))
 MIIL = Preprocessing((0.0,) * 3, (1.0,) * 3, 0.875, "bilinear")
@@ -86,7 +86,7 @@ def _timm(
     classes: int = 1000,
     url: str | None = None,
 ) -> Checkpoint:
-    """A repository of timm; accuracies are ImageNet top-1 and top-5, ReaL top-1, V2 top-1."""
+    """Return a timm repository; accuracies are ImageNet top-1 and top-5, ReaL top-1, V2 top-1."""
     # Context Broadcasting adds no variables.
     broadcasting = name.startswith(("deit", "pit"))
     return Checkpoint(
@@ -239,17 +239,16 @@ def find(
     """Return the checkpoint that `weights=name` refers to.
 
     Args:
-        name: A checkpoint's name; or a dataset's, "imagenet", "imagenet-21k" or "cifar10",
-            for the constructor's checkpoint with the nearest resolution.
+        name: A checkpoint's name; or a dataset's, "imagenet", "imagenet-21k" or "cifar10", for the
+            constructor's checkpoint with the nearest resolution.
         constructor: Name of the constructor of the model; None for any.
-        image_size: Side or (height, width) of the model's images, in pixels.
-            None selects the smallest resolution.
+        image_size: Side or (height, width) of the model's images, in pixels. None selects the
+            smallest resolution.
         distillation_token: Whether the model has DeiT's distillation token.
 
     Raises:
-        ValueError: if the name is unknown, belongs to another constructor or to a
-            model with a different number of class tokens, or if the constructor
-            has no such checkpoint.
+        ValueError: if the name is unknown, belongs to another constructor or another number of
+            class tokens, or if the constructor has no such checkpoint.
     """
     mine = checkpoints_of(constructor)
     usable = [c for c in mine if c.distillation_token == distillation_token]

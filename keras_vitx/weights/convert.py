@@ -33,7 +33,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """The variables of a model and their checked arrays, which iterating reads one at a time."""
+    """A model's variables and their checked arrays, which iteration reads one at a time."""
 
     tensors: Tensors
     entries: "list[tuple[_Entry, Grid | None]]"
@@ -57,16 +57,12 @@ class _Entry(NamedTuple):
 
 
 def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
-    """Match every variable of a model with its array in a file.
+    """Match every variable of a model with its array in a file, by the family's rename table.
 
-    Names and axes follow the family's rename table. Position embeddings are resampled
-    to the model's grid, and the kernel of the first convolution is adapted to the
-    model's image channels. The classifier is skipped if its number of classes differs
-    or if the model has none. Any other difference is an error, which uses `sizes` to name one.
-
-    Raises:
-        ValueError: if arrays are missing, unexpected or of another shape; the message
-            lists all of them.
+    Position embeddings are resampled, and the first kernel is adapted to the image channels. A
+    classifier with another number of classes is skipped. Any other difference raises a ValueError
+    that lists all missing, unexpected and misshapen arrays, with the size in the file according to
+    `sizes`.
     """
     entries = _entries(model, tensors.native)
     shapes = {name: shape for name, shape in tensors.shapes.items() if not name.endswith(IGNORED)}
@@ -98,13 +94,7 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:
-    """Return a model's weights with the names and layouts of PyTorch checkpoints.
-
-    Args:
-        model: A built model of this package.
-
-    Returns:
-        float32 arrays by name.
+    """Return a model's weights, float32, by the names and in the layouts of PyTorch checkpoints.
 
     Raises:
         ValueError: if a variable has no name in the family's checkpoints.
@@ -139,7 +129,7 @@ def _entries(model, native: bool) -> list[_Entry]:
 
 
 def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int | None, bool]:
-    """Return the classes in the file, and whether they are the model's.
+    """Return the number of classes in the file, and whether it is that of the model.
 
     Returns (None, True) if the heads differ in anything else.
     """
@@ -190,12 +180,11 @@ def _read(entry: _Entry, grid: Grid | None, tensors: Tensors) -> np.ndarray:
 
 
 def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """Adapt the kernel of a convolution on color images to `channels` channels, as timm does.
+    """Adapt a kernel (height, width, 3, outputs) of color images to `channels`, as timm does.
 
-    For one channel the kernel is summed over its input channels, which equals a gray image
-    repeated in all three. For other counts the input channels are repeated cyclically and
-    scaled by 3 / channels, so that the magnitude of the outputs is kept. Shapes are
-    (height, width, 3, outputs) and (height, width, channels, outputs).
+    For one channel it is summed, as if a gray image were repeated in all three; otherwise the
+    inputs are repeated cyclically and scaled by 3 / channels, which keeps the magnitude of the
+    outputs.
     """
     rgb = kernel.shape[-2]
     if channels == rgb:
@@ -234,12 +223,7 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes
 
 
 def abbreviated(names: Iterable[str]) -> list[str]:
-    """Merge names that differ only in the index of a layer.
-
-    Example:
-        blocks.0.norm1.bias, blocks.1.norm1.bias, blocks.2.norm1.bias
-        become blocks.{0-2}.norm1.bias.
-    """
+    """Merge names that differ in a layer's index only, as in blocks.{0-2}.norm1.bias."""
     groups: dict[tuple[str, str], list[int]] = {}
     for name in names:
         # The number after "blocks." in a checkpoint, after "blocks_" in Keras.

@@ -20,11 +20,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Description:
-    """What a saved model is, which can't be read off its tensors.
-
-    Raises:
-        ValueError: if a value is malformed; the message names it.
-    """
+    """What a saved model's tensors don't tell; raises a ValueError for a malformed value."""
 
     model: str  # The model's name.
     family: str | None
@@ -50,7 +46,7 @@ class Description:
             object.__setattr__(self, "preprocessing", Preprocessing.of(self.preprocessing))
 
     def to_metadata(self) -> dict[str, str]:
-        """Return them as safetensors metadata: strings, each in JSON."""
+        """Return it as safetensors metadata: strings, each in JSON."""
         metadata = {
             key: json.dumps(value.to_dict() if isinstance(value, Preprocessing) else value)
             for key, value in vars(self).items()

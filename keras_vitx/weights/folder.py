@@ -20,18 +20,11 @@ PAUSE = 0.01  # seconds between them
 
 @contextlib.contextmanager
 def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
-    """Open the config and the weights of a folder at the same time.
+    """Yield the model's config, the name of the weights file, and a path to the opened file.
 
-    `save` replaces a folder in one step. If that happens between the opening of the two files,
-    both are opened again; once open, they stay whole after the folder is replaced.
-
-    Yields:
-        The serialized model, the name of the weights file, and a path that leads to the
-        opened weights file.
-
-    Raises:
-        ValueError: if the config is damaged, or was not written by `kv.save`.
-        OSError: if a file can't be read; the message names it.
+    `save` replaces a folder in one step; if that happens between the opening of the two files, both
+    are opened again. Raises a ValueError if the config is damaged or was not written by `kv.save`,
+    and an OSError if a file can't be read.
     """
     with contextlib.ExitStack() as stack:
         for attempt in range(ATTEMPTS):
@@ -51,20 +44,15 @@ def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
             time.sleep(PAUSE)
         else:
             raise OSError(f"The folder {str(folder)!r} changes too often to be read.")
-        # The path of an open file leads to it even if it is removed; on Windows, it can't be.
+        # A descriptor's path works even if the file is removed; on Windows, it can't be removed.
         path = Path(f"/dev/fd/{file.fileno()}")
         yield config, name, path if path.exists() else folder / name
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], str]:
-    """Read the `config.json` of a saved model.
+    """Read a `config.json`: the serialized model, and the name of the weights file beside it.
 
-    Returns:
-        The serialized model, and the name of the weights file in the same folder.
-
-    Raises:
-        ValueError: if the file is damaged, or was not written by `kv.save`.
-        OSError: if it can't be read.
+    Raises a ValueError if it is damaged, or was not written by `kv.save`.
     """
     return _parse(path.read_bytes())
 

@@ -26,11 +26,9 @@ class Address(NamedTuple):
 
 
 def parse(address: str) -> Address:
-    """Read "hf://owner/repo[@revision][/file]"; a "/" in a revision is written "%2F".
+    """Parse "hf://owner/repo[@revision][/file]"; a "/" in a revision is written "%2F".
 
-    Raises:
-        ValueError: if the address is malformed, or a part of it could point outside of
-            the repository.
+    Raises a ValueError if it is malformed, or a part of it could point outside of the repository.
     """
     match = re.fullmatch(r"hf://([^/@\s]+/[^/@\s]+)(?:@([^/@\s]+))?(?:/(\S*[^/\s]))?/?", address)
     if not match:
@@ -55,15 +53,10 @@ def _is_inside(path: str) -> bool:
 
 
 def download(address: str | Address, sha256: str | None = None) -> Path:
-    """Return the local copy of a file on the hub, downloaded if necessary.
+    """Return the local copy of a file on the hub, downloaded if it is not in the cache.
 
-    A copy in the hub's cache is used without contacting the hub. It is checked against `sha256`,
-    or a prefix of it, or else against the hash in its name in the cache.
-
-    Raises:
-        ValueError: if the address is malformed, the hash of the file is wrong, or the hub
-            names it by anything but a hash.
-        OSError: if the file is not in the cache and can't be downloaded.
+    The copy is checked against `sha256`, or a prefix of it, or else against the hash in its name in
+    the cache. Raises a ValueError if a hash is wrong, and an OSError if it can't be downloaded.
     """
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -101,7 +94,7 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
 
 
 def _check_names(where: Address) -> None:
-    """Check the hub's hashes of a file, which become names in the cache, and could lead out."""
+    """Check the hub's hashes, which become names in the cache and could point outside of it."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     found = get_hf_file_metadata(
@@ -113,7 +106,7 @@ def _check_names(where: Address) -> None:
 
 
 def _network_cause(error: BaseException) -> str:
-    """Return the type of a network error, the status of the answer behind it, and who answered."""
+    """Return the type of a network error, the status of the answer, and who answered."""
     from huggingface_hub import constants
 
     behind: BaseException | None = error
@@ -126,11 +119,7 @@ def _network_cause(error: BaseException) -> str:
 
 
 def verified(path: Path, sha256: str | None) -> Path:
-    """Return `path` if the file has the expected hash or prefix of it; None accepts any file.
-
-    Raises:
-        ValueError: if the hash differs.
-    """
+    """Return `path`; raises a ValueError unless its SHA-256 begins with `sha256` (None: any)."""
     found = hash_of(path) if sha256 else ""
     if sha256 and not found.startswith(sha256.lower()):
         raise ValueError(
@@ -147,16 +136,10 @@ def hash_of(path: Path) -> str:
 
 
 def upload(folder: Path, repository: str, names: Sequence[str], private: bool = False) -> str:
-    """Upload those files of a folder that are among `names` to a repository "owner/repo".
+    """Upload those files of a folder that are among `names`; return "hf://owner/repo@COMMIT".
 
-    The repository is made if it doesn't exist, private or not.
-
-    Returns:
-        The address of the commit, "hf://owner/repo@COMMIT".
-
-    Raises:
-        ValueError: if the name of the repository is malformed.
-        OSError: if the hub refuses or can't be reached.
+    A missing repository is made. Raises a ValueError for a malformed name, and an OSError if the
+    hub refuses or can't be reached.
     """
     from huggingface_hub import HfApi
 

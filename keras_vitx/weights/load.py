@@ -1,4 +1,4 @@
-"""The argument `weights=`: finding the file, and loading it into the model."""
+"""Resolve the argument `weights=` to a file, and load it into a model."""
 
 import contextlib
 import logging
@@ -37,10 +37,7 @@ def entry_of(
     image_size: int | tuple[int, int] | None = None,
     distillation_token: bool = False,
 ) -> Checkpoint | None:
-    """Return the catalog entry of the file that `weights` refers to; None if it has none.
-
-    Nothing is downloaded. The arguments and the errors are those of `resolve`.
-    """
+    """Return the catalog entry of `weights`, or None; as `resolve`, but without a download."""
     if weights is None:
         return None
     if not isinstance(weights, str | os.PathLike):
@@ -64,14 +61,10 @@ def resolve(
     image_size: int | tuple[int, int] | None = None,
     distillation_token: bool = False,
 ) -> Resolved | None:
-    """Find the file that `weights` refers to, downloading it if necessary.
+    """Find the file of `weights` (see `load_weights` and `find`), downloading it if necessary.
 
-    Called before the model is built, so that a wrong name fails fast. `weights` is as in
-    `load_weights`; the other arguments are those of `find`, which looks up its name.
-
-    Raises:
-        ValueError: if the name or the file format is unknown.
-        OSError: if the file doesn't exist or can't be downloaded.
+    Called before the model is built, so that a wrong name fails fast. Raises a ValueError for an
+    unknown name or format, and an OSError for a file that doesn't exist or can't be downloaded.
     """
     entry = entry_of(weights, constructor, image_size, distillation_token)
     if weights is None:
@@ -103,14 +96,9 @@ def resolve(
 def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
     """Load the weights of a file into a built model.
 
-    Either every variable is assigned, or an error lists what doesn't fit and the model is
-    unchanged. If the number of classes differs, the classifier keeps its current weights
-    and a warning is logged. A catalog entry, or a file written by this package, also sets
-    `model.preprocessing` and, if the classifier is loaded, `model.class_names`.
-
-    Raises:
-        ValueError: if the file is damaged or doesn't fit the model.
-        ImportError: if a PyTorch file is given and PyTorch isn't installed.
+    Either every variable is assigned, or a ValueError lists what doesn't fit. A classifier with
+    another number of classes keeps its weights, with a warning. What is known of the file sets
+    `model.preprocessing` and, with the classifier, `model.class_names`.
     """
     if resolved is None:
         return
@@ -161,7 +149,7 @@ def _open(resolved: Resolved, model) -> Iterator[Tensors]:
 
 
 def warn_not_finite(paths: Sequence[str], source: str) -> None:
-    """Log a warning about variables whose values, from `source`, are not all finite."""
+    """Log a warning about variables with values from `source` that are not finite."""
     if paths:
         logger.warning(
             "%s: %d variables hold NaN or infinite values, and so may all predictions: %s.",
@@ -176,10 +164,10 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
 
     Args:
         model: A built model of this package.
-        weights: None, the name of a checkpoint, "hf://owner/repo" or "hf://owner/repo/file"
-            (with "@revision" after the repository to pin a branch, tag or commit), the path of
-            a file (`.safetensors`, `.pth`, `.pt`, `.bin`, `.pth.tar`, `.weights.h5` or
-            `.keras`), or a folder that `kv.save` wrote.
+        weights: None, the name of a checkpoint, "hf://owner/repo" or "hf://owner/repo/file" (with
+            "@revision" after the repository for a branch, tag or commit), the path of a file
+            (`.safetensors`, `.pth`, `.pt`, `.bin`, `.pth.tar`, `.weights.h5` or `.keras`), or a
+            folder that `kv.save` wrote.
 
     Raises:
         ValueError: if the name is unknown, or the file is damaged or doesn't fit the model.

@@ -1,4 +1,4 @@
-"""The rename table between variable paths and PyTorch checkpoint names, and what names tell.
+"""Rename tables from variable paths to PyTorch checkpoint names, and what names identify.
 
 A table has one rule per row; the first match wins.
 """
@@ -14,13 +14,12 @@ class Row(NamedTuple):
     """One rule of a rename table.
 
     Attributes:
-        pattern: Regular expression matched against the whole path of a variable, after
-            the replacement of `Table.parts` (so `blocks_7/` reads `blocks.7/`).
+        pattern: Regular expression for the whole path of a variable, after the replacement of
+            `Table.parts` (so `blocks_7/` reads `blocks.7/`).
         name: The name in the checkpoint, with `/` for a dot.
-        layout: Layout in the checkpoint: "same"; "kernel", with the outputs first, not
-            last as in Keras; "positions", resampled if the grids differ; "mixing", a head
-            mixing stored as a 1 x 1 convolution; "depthwise", one kernel per channel;
-            "map", position embeddings stored as an image, channels first.
+        layout: Layout in the checkpoint: "same"; "kernel", outputs first; "positions", resampled if
+            the grids differ; "mixing", a 1 x 1 convolution; "depthwise", one kernel per channel;
+            "map", position embeddings as an image, channels first.
     """
 
     pattern: str
@@ -31,13 +30,9 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """The rename table of a family, from variable paths to checkpoint names.
 
-    Attributes:
-        parts: Pairs of a pattern and its replacement, applied to the path in order, as in
-            `re.sub`.
-        rows: Rules for the result, tried before the generic ones.
-        mark: Regular expression found only in the variable names of this family, in
-            checkpoints or in Keras. Error messages use it to identify a file. None if the
-            family has no variables of its own.
+    `parts` are replacements as in `re.sub`, after which `rows` are tried, before the generic ones.
+    `mark` is a regular expression for variables of this family only, by which errors identify a
+    file.
     """
 
     parts: tuple[tuple[str, str], ...] = ()
@@ -84,11 +79,7 @@ _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
 
 
 def checkpoint_name(path: str, family: str) -> tuple[str, str]:
-    """Return the (name, layout) in a PyTorch checkpoint of a variable's path.
-
-    Raises:
-        ValueError: if no rule matches the path.
-    """
+    """Return a path's (name, layout) in a PyTorch checkpoint; raises a ValueError without one."""
     table = TABLES.get(family, Table())
     known = path
     for part, replacement in (*GENERIC.parts, *table.parts):
@@ -142,10 +133,8 @@ def shape_in_checkpoint(
 class Identity(NamedTuple):
     """A network, as far as the names and shapes of its arrays tell it.
 
-    Attributes:
-        family: Such as "CaiT"; "ViT" stands for all families with the variables of a ViT.
-        depth: Number of blocks, excluding class blocks.
-        dim: Width of a token, in the last stage if there are several.
+    `family` "ViT" stands for all families with the variables of a ViT; `depth` excludes class
+    blocks, and `dim` is the width of a token in the last stage.
     """
 
     family: str
@@ -161,11 +150,7 @@ Sizes = Callable[[str], Mapping[str, Identity]]
 
 
 def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
-    """Return the identity of a network, or None if it is of no family of this package.
-
-    Args:
-        shapes: Shapes by name, as named in a checkpoint or in Keras.
-    """
+    """Return the network whose arrays have these names, of a checkpoint or of Keras, and shapes."""
     # The plain transformer, the last, has no variables of its own but its class token.
     marks = {name: table.mark for name, table in TABLES.items() if table.mark}
     marks["ViT"] = "cls_token"
@@ -181,7 +166,7 @@ def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
 
 
 def looks_like(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes | None = None) -> str:
-    """Describe what arrays look like: a size, a family with its numbers, or neither."""
+    """Describe arrays by the size or the family that they look like, or by neither."""
     found = identify(shapes)
     if found is None:
         return "another architecture"

@@ -16,17 +16,8 @@ def square_grid(count: int) -> Grid | None:
 def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens: int = 0):
     """Resample position embeddings bicubically, with antialiasing if the grid shrinks.
 
-    Equivalent to PyTorch's `interpolate(mode="bicubic", antialias=True)`, which is the
-    usual way to run the public checkpoints at other resolutions.
-
-    Args:
-        embeddings: (1, num_prefix_tokens + rows * columns, dim), row by row.
-        old: (rows, columns) of `embeddings`.
-        new: (rows, columns) of the result.
-        num_prefix_tokens: Number of leading entries that are not patches; they are kept.
-
-    Returns:
-        float32, (1, num_prefix_tokens + new rows * new columns, dim).
+    Embeddings are (1, num_prefix_tokens + rows * columns, dim), row by row; prefix tokens are kept.
+    Returns float32, equal to PyTorch's `interpolate(mode="bicubic", antialias=True)`.
     """
     embeddings = np.asarray(embeddings, "float32")
     if old == new:

@@ -1,8 +1,7 @@
 """Reading weights files, one array at a time.
 
-The libraries of the formats read: safetensors, PyTorch (`weights_only=True`), h5py and
-zipfile. Before, each file is checked for what they would follow, run or expand: no code in a
-file runs, no other file is opened, and memory is bounded by the size of the file.
+Before a library (safetensors, PyTorch with `weights_only=True`, h5py, zipfile) reads a file, it is
+checked: no code in it runs, no other file is opened, and its size bounds the memory.
 """
 
 import argparse
@@ -67,15 +66,11 @@ def suffix_of(path: Path) -> str | None:
 def open_weights(
     path: Path, model, description: Description | None = None, kind: str | None = None
 ) -> Iterator[Tensors]:
-    """Open a weights file for a built model.
+    """Open a weights file for a built model, checked so that `Tensors.read` succeeds.
 
-    All errors in the file are detected here, so that `Tensors.read` succeeds. `description`
-    overrides the one in the file, and `kind`, one of `KINDS`, the suffix of the path.
-
-    Raises:
-        ValueError: if the file is damaged, is not in the format of its suffix, or holds
-            anything but arrays.
-        ImportError: if a PyTorch file is given and PyTorch isn't installed.
+    `description` overrides the one in the file, and `kind`, one of `KINDS`, the suffix of the path.
+    Raises a ValueError if the file is damaged, of another format or holds anything but arrays, and
+    an ImportError for a PyTorch file without PyTorch.
     """
     kind = kind or suffix_of(path)
     if path.stat().st_size == 0:
@@ -195,7 +190,7 @@ def _check_pickles(path: Path) -> bool:
         else:
             raise ValueError("neither of PyTorch's formats")
         for content in pickles:
-            # PyTorch allows it, of any length; all other names it checks itself.
+            # PyTorch checks all other names, but allows bytearrays of any length.
             if any(str(name).endswith(" bytearray") for _, name, _ in pickletools.genops(content)):
                 raise ValueError("it names 'bytearray'")
     return start != OLD_MAGIC
@@ -264,10 +259,7 @@ KINDS = {
 def open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, h5py.Dataset]]]:
     """Open an HDF5 file that holds nothing but arrays stored as Keras stores them.
 
-    Yields the path of the layer, the number and the array of each of the layers' variables.
-
-    Raises:
-        Exception: of any kind, when something is wrong with the file.
+    Yields (path of the layer, number, array) per variable; a bad file raises any exception.
     """
     is_path = isinstance(source, Path)
     content = np.memmap(source, "uint8", "r") if is_path else source.getbuffer()
@@ -297,10 +289,7 @@ def open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, 
 
 
 def _check_heaps(content: np.ndarray | memoryview) -> None:
-    """Check the heaps in which an HDF5 file stores text, such as layer names.
-
-    HDF5 1.14 loops forever on a heap that has an entry of length 0.
-    """
+    """Check the text heaps of an HDF5 file: HDF5 1.14 loops forever on an entry of length 0."""
     for found in re.finditer(rb"GCOL\x01", content):
         start = found.start()
         size = int.from_bytes(bytes(content[start + 8 : start + 16]), "little")
@@ -321,10 +310,7 @@ def _check_heaps(content: np.ndarray | memoryview) -> None:
 
 
 def _check_array(array: Any, size: int) -> None:
-    """Check that a file of `size` bytes holds an array in one piece, as Keras writes it.
-
-    A compressed, chunked, external or unallocated array could claim any size.
-    """
+    """Check that an array is stored in one piece, as by Keras; others could claim any size."""
     start, item = array.id.get_offset(), array.dtype.itemsize
     stored = array.id.get_type()
     as_written = array.dtype.kind == "V" or stored == h5py.h5t.py_create(array.dtype)
@@ -342,16 +328,11 @@ def _dtype(array: h5py.Dataset) -> np.dtype:
 
 
 def check_archive(path: str | os.PathLike) -> dict[str, Any]:
-    """Check a `.keras` file before passing it to `keras.saving.load_model`.
+    """Check a `.keras` file before `keras.saving.load_model` reads it, and return its config.
 
-    Keras accepts archives that expand to a hundred times their size and weights files that
-    expand to a thousand times theirs. A file that passes this check takes memory in
-    proportion to its size. Returns the config in the archive.
-
-    Raises:
-        ValueError: if the file is damaged, is not a `.keras` file, or expands to more than
-            Keras would have written.
-        OSError: if it can't be read.
+    Keras accepts archives that expand to a hundred times their size, and weights files to a
+    thousand. Raises a ValueError if the file is damaged, is not a `.keras` file, or expands to more
+    than Keras would have written.
     """
     path = Path(path).expanduser()
     path.open("rb").close()  # An error about the path is an `OSError`.
@@ -365,7 +346,7 @@ def check_archive(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def _members(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
-    """Return the config and the weights of an archive, having checked the size of every member."""
+    """Return the config and the weights of an archive, after a check of every member's size."""
     # Keras does not compress archives, but repacked ones may be compressed.
     limit = 2 * path.stat().st_size + (1 << 20)
     contents = {}

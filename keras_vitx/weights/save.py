@@ -21,13 +21,13 @@ def save_safetensors(
 ) -> None:
     """Save a model's weights as safetensors, with the names of PyTorch checkpoints.
 
-    The metadata of the file holds the model's name, family, grid, class names and
-    preprocessing, which loading restores.
+    The metadata holds the model's name, family, grid, class names and preprocessing, which loading
+    restores.
 
     Args:
         model: A built model of this package.
         path: Path of the file, ending in ".safetensors". It is written atomically.
-        dtype: None for float32, or "float16" for half the size. Vectors (biases, scales,
+        dtype: None for float32, or "float16" for half the size, where vectors (biases, scales,
             statistics) stay in float32.
         metadata: Additional string metadata, such as the provenance.
 
@@ -54,9 +54,8 @@ def save_safetensors(
 
 
 def _in_half(name: str, array: np.ndarray) -> np.ndarray:
-    # Vectors are about one percent of a file. The maps that re-attention normalizes have
-    # variances of 1e-6, below float16's normal numbers, and means and biases near 0.5 that
-    # cancel to differences of 1e-3.
+    # Re-attention has variances of 1e-6, below float16's normal numbers, and means and biases
+    # near 0.5 that cancel to differences of 1e-3.
     if array.ndim < 2:
         return array
     largest = float(np.finfo("float16").max)
@@ -66,7 +65,7 @@ def _in_half(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def save_torch(model, path: str | os.PathLike) -> None:
-    """Save a model's weights as a PyTorch state dict, which requires PyTorch.
+    """Save a model's weights as a PyTorch state dict.
 
     Args:
         model: A built model of this package.
@@ -97,10 +96,7 @@ def _ending_in(suffix: str, path: str | os.PathLike) -> Path:
 
 
 def has_checkpoint_names(model) -> bool:
-    """Return whether every variable of a model has a name in PyTorch checkpoints.
-
-    The variables of LoRA and quantization have none, nor do some layers of other families.
-    """
+    """Return whether all variables have PyTorch names; those of LoRA and quantization don't."""
     names = set()
     for variable in model.weights:
         try:

@@ -36,13 +36,9 @@ def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "to
 
 
 def scale_summary(scale: Any) -> tuple[float, float]:
-    r"""Return the mean of $\Lambda$ of $\mathrm{CB_S}$, and the .1 quantile divided by the .9 one.
+    r"""Return the mean of $\Lambda$, `(dim,)`, of $\mathrm{CB_S}$, and its .1 over its .9 quantile.
 
-    Context Broadcasting, Section 3.5, Figure 6. Which quantiles the paper takes is unreadable
-    in our copy; these are our choice.
-
-    Args:
-        scale: $\Lambda$, `(dim,)`.
+    Context Broadcasting, Section 3.5, Figure 6. The choice of quantiles is ours.
     """
     scale = np.asarray(scale, "float32")
     below, above = np.quantile(scale, [0.1, 0.9])

@@ -9,11 +9,7 @@ ROUNDING = 0.02
 
 
 def float_maps(maps: Any) -> np.ndarray:
-    """Return attention maps as at least float32, so that sums do not run in half precision.
-
-    Raises:
-        ValueError: if there are fewer than two dimensions, `(..., queries, keys)`.
-    """
+    """Return maps as at least float32, for sums; raise a ValueError below two dimensions."""
     maps = np.asarray(maps)
     if maps.ndim < 2:
         raise ValueError(f"`maps` must be (..., queries, keys). Received: shape {maps.shape}.")
@@ -21,11 +17,7 @@ def float_maps(maps: Any) -> np.ndarray:
 
 
 def probabilities(maps: Any) -> np.ndarray:
-    """Return attention maps as at least float32, with every row a distribution.
-
-    Raises:
-        ValueError: if an entry is negative, or a row does not sum to 1.
-    """
+    """Return maps as at least float32; raise a ValueError unless every row is a distribution."""
     maps = float_maps(maps)
     sums = maps.sum(-1)
     if not (maps.min() >= 0 and np.abs(sums - 1).max() <= ROUNDING):
@@ -39,11 +31,7 @@ def probabilities(maps: Any) -> np.ndarray:
 
 
 def check_same_shape(names: str, shape: str, one: np.ndarray, other: np.ndarray) -> None:
-    """Check that two arrays, whose names and shape are given in words, have the same shape.
-
-    Raises:
-        ValueError: if they have not.
-    """
+    """Raise a ValueError, with the names and shape in words, if two arrays differ in shape."""
     if one.shape != other.shape:
         raise ValueError(
             f"{names} must have the same shape, {shape}. Received: {one.shape} and {other.shape}."
@@ -51,11 +39,7 @@ def check_same_shape(names: str, shape: str, one: np.ndarray, other: np.ndarray)
 
 
 def on_grid(maps: Any, grid: tuple[int, int]) -> np.ndarray:
-    """Return maps between patches as at least float32.
-
-    Raises:
-        ValueError: if they have not one query and one key per patch of the grid.
-    """
+    """Return maps as at least float32; raise a ValueError unless all tokens are patches."""
     maps = float_maps(maps)
     patches = grid[0] * grid[1]
     if maps.shape[-2:] != (patches, patches):

@@ -7,21 +7,14 @@ import numpy as np
 
 
 def linear_cka(x: Any, y: Any) -> float:
-    r"""Return the linear centred kernel alignment of two sets of features.
+    r"""Return the linear centered kernel alignment of two sets of features, `(images, ...)`.
 
     $$\mathrm{CKA}(X, Y) = \frac{\|Y^\top X\|_F^2}{\|X^\top X\|_F \, \|Y^\top Y\|_F}$$
-    with centred columns (Kornblith et al., 2019; Refiner, Appendix A.4). It is computed
+    with centered columns (Kornblith et al., 2019; Refiner, Appendix A.4). It is computed
     from the `(images, images)` products, $\|Y^\top X\|_F^2 = \langle XX^\top, YY^\top \rangle$.
 
-    Args:
-        x: `(images, features)`; further dimensions are flattened to features.
-        y: The same number of images; the number of features may differ.
-
-    Returns:
-        A number from 0 to 1; NaN if one of the sets is the same for all images.
-
-    Raises:
-        ValueError: if the numbers of images differ, or there are fewer than two.
+    The result is 0 to 1, or NaN if one set is the same for all images. Raises a ValueError for
+    different numbers of images, or fewer than two.
     """
     x, y = (np.asarray(one, "float64") for one in (x, y))
     if len(x) != len(y) or len(x) < 2:
@@ -59,7 +52,7 @@ def normalized_cka(features: Sequence[Any], last: Any | None = None) -> np.ndarr
 
 
 def _products(features):
-    """Return the centred products between images, `(images, images)`."""
+    """Return the centered products between images, `(images, images)`."""
     features = features.reshape(len(features), -1)
     features = features - features.mean(0)
     return features @ features.T

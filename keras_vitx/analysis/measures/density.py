@@ -49,18 +49,9 @@ def steepness(maps: Any) -> np.ndarray:
 
 
 def sorted_by_entropy(maps: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return all maps sorted by their mean entropy, the sparsest first.
+    """Return all maps, probabilities, and their mean entropies, `(count,)`, the sparsest first.
 
-    Context Broadcasting, Figure 3b.
-
-    Args:
-        maps: `(..., queries, keys)`, probabilities.
-
-    Returns:
-        The maps `(count, queries, keys)`, and the mean entropy of each, `(count,)`.
-
-    Raises:
-        ValueError: if the maps are not probabilities.
+    Context Broadcasting, Figure 3b. Leading axes are flattened: `(count, queries, keys)`.
     """
     means = entropy(maps).mean(-1).ravel()
     order = np.argsort(means, kind="stable")

@@ -10,17 +10,8 @@ from keras_vitx.analysis.measures.checks import float_maps, on_grid
 def patch_maps(maps: Any, grid: tuple[int, int]) -> np.ndarray:
     """Return the part of maps between patches, without class and distillation tokens.
 
-    Rows are not normalized again: what a query gives to the class token is left out.
-
-    Args:
-        maps: `(..., queries, keys)`; patches are the last tokens.
-        grid: Rows and columns of the patches.
-
-    Returns:
-        `(..., patches, patches)`.
-
-    Raises:
-        ValueError: if there are fewer queries or keys than patches, as in class attention.
+    Rows are not normalized again: what a query gives to the class token is left out. Raises a
+    ValueError for fewer queries or keys than patches, as in class attention.
     """
     maps, patches = float_maps(maps), grid[0] * grid[1]
     if min(maps.shape[-2:]) < patches:
@@ -32,15 +23,10 @@ def patch_maps(maps: Any, grid: tuple[int, int]) -> np.ndarray:
 
 
 def patch_distances(grid: tuple[int, int], unit_square: bool = False) -> np.ndarray:
-    r"""Return the distances $\|\delta_{ij}\|$ between the centers of patches.
+    r"""Return the distances $\|\delta_{ij}\|$ between the centers of patches, row by row.
 
-    Args:
-        grid: Rows and columns of the patches.
-        unit_square: Whether coordinates are scaled to $[0, 1]^2$ (the first patch is at 0,
-            the last one at 1, on each axis); else the unit is one patch.
-
-    Returns:
-        `(patches, patches)`, in the order of the tokens (row by row).
+    The result is `(patches, patches)`. The unit is one patch; in the `unit_square`, the first patch
+    is at 0 and the last one at 1 on each axis.
     """
     axes = (np.arange(count) / (max(count - 1, 1) if unit_square else 1) for count in grid)
     places = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)

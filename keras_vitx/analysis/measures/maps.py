@@ -8,36 +8,20 @@ from keras_vitx.analysis.measures.checks import float_maps
 
 
 def scaled_by_maximum(maps: Any) -> np.ndarray:
-    r"""Return maps divided by their largest entry, $A / \max_{ij} |A_{ij}|$.
+    r"""Return maps `(..., queries, keys)` divided by their largest entry, $A / \max_{ij} |A_{ij}|$.
 
-    DeepViT, Figure 6, shows the mean over batch and heads in that form. The absolute value
-    matters for modified maps only, all entries of which may be negative.
-
-    Args:
-        maps: `(..., queries, keys)`.
-
-    Returns:
-        The same shape.
+    DeepViT, Figure 6, of the mean over batch and heads. All entries of modified maps may be
+    negative.
     """
     maps = float_maps(maps)
     return maps / np.maximum(np.abs(maps).max((-2, -1), keepdims=True), np.finfo("float32").tiny)
 
 
 def class_rows(maps: Any, grid: tuple[int, int]) -> np.ndarray:
-    """Return the attention of the class token to each key.
+    """Return the attention of the class token to each key, `(..., keys)`.
 
-    Context Broadcasting, Figure 10, stacks the rows of all blocks; CaiT, Figure 6, arranges
-    the patches of a row on the grid (`keras_vitx.analysis.class_attention`).
-
-    Args:
-        maps: `(..., queries, keys)`.
-        grid: Rows and columns of the patches, which are the last tokens.
-
-    Returns:
-        `(..., keys)`, the class token itself first if it is a key.
-
-    Raises:
-        ValueError: if the tokens are all patches, without a class token.
+    Context Broadcasting, Figure 10; CaiT, Figure 6. The class token is first if it is a key. Raises
+    a ValueError if all tokens are patches.
     """
     maps, patches = float_maps(maps), grid[0] * grid[1]
     if maps.shape[-2:] == (patches, patches):
@@ -49,21 +33,10 @@ def class_rows(maps: Any, grid: tuple[int, int]) -> np.ndarray:
 
 
 def query_maps(maps: Any, grid: tuple[int, int], row: int, column: int) -> np.ndarray:
-    """Return the attention of one patch to all patches, arranged on the grid.
+    """Return the attention of one patch to all patches, `(..., rows, columns)`.
 
-    ConViT, Figures 3, 7, 16 and 17.
-
-    Args:
-        maps: `(..., queries, keys)`.
-        grid: Rows and columns of the patches, which are the last tokens.
-        row: Row of the query patch.
-        column: Column of the query patch.
-
-    Returns:
-        `(..., rows, columns)`.
-
-    Raises:
-        ValueError: if the patch is not on the grid, or the patches have no queries.
+    ConViT, Figures 3, 7, 16 and 17. Raises a ValueError for a patch off the grid or without a
+    query.
     """
     maps, (rows, columns) = float_maps(maps), grid
     if not (0 <= row < rows and 0 <= column < columns):

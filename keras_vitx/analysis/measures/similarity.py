@@ -13,23 +13,12 @@ OVER = {"queries": -2, "heads": -3}
 def map_cosines(
     maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
 ) -> np.ndarray:
-    r"""Return the cosines between the maps of two blocks.
+    r"""Return the cosines between the maps of two blocks, `(..., heads, queries, keys)`.
 
     $$M^{p,q}_{h,t} = \frac{A^{p\,\top}_{h,:,t} A^q_{h,:,t}}
         {\|A^p_{h,:,t}\| \|A^q_{h,:,t}\|}$$
-    over the queries, one value per head $h$ and key $t$ (DeepViT, Section 3, Equation 2).
-
-    Args:
-        maps: `(..., heads, queries, keys)`.
-        others: The same shape.
-        over: `"queries"`, or `"heads"` as in the regularizer of the released code: one value
-            per query and key.
-
-    Returns:
-        `(..., heads, keys)`; `(..., queries, keys)` over heads.
-
-    Raises:
-        ValueError: if the shapes differ, or `over` is unknown.
+    over the queries, one value per head $h$ and key $t$ (DeepViT, Section 3, Equation 2);
+    over the heads, one per query and key, as in the regularizer of the released code.
     """
     if over not in OVER:
         raise ValueError(f"`over` must be one of {tuple(OVER)}. Received: {over!r}.")
@@ -91,14 +80,7 @@ def cross_layer_similarity(
 
 
 def adjacent_similarity(similarity: Any) -> np.ndarray:
-    """Return S of each block and the one before it; NaN for the first one.
-
-    Args:
-        similarity: `(..., blocks, blocks)`, as `cross_layer_similarity` returns it.
-
-    Returns:
-        `(..., blocks)`.
-    """
+    """Return S of each block and the one before it, `(..., blocks)`; NaN for the first one."""
     similarity = np.asarray(similarity)
     beside = np.diagonal(similarity, offset=-1, axis1=-2, axis2=-1)
     return np.concatenate([np.full_like(beside[..., :1], np.nan), beside], -1)
@@ -121,16 +103,10 @@ def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
 
 
 def head_similarity(maps: Any) -> np.ndarray:
-    r"""Return the similarity between the heads of one block.
+    r"""Return the similarity between the heads of one block, `(..., heads, heads)`.
 
     $$\frac1T \sum_t \cos(A_{g,:,t}, A_{h,:,t})$$
     for each pair of heads $g, h$ (DeepViT, Section 4.2, Figure 3c).
-
-    Args:
-        maps: `(..., heads, queries, keys)`.
-
-    Returns:
-        `(..., heads, heads)`.
     """
     unit = _unit(float_maps(maps), -2)
     return np.einsum("...gqk,...hqk->...gh", unit, unit) / unit.shape[-1]

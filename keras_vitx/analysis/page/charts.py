@@ -5,15 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chart:
-    """A measure by depth.
-
-    Attributes:
-        measure: Name of one of `keras_vitx.analysis.MEASURES` with one number per block, or
-            one per head.
-        title: Heading of the chart.
-        text: What the numbers mean, in one sentence.
-        beside: Name of a measure that is drawn as a dashed line, for comparison.
-    """
+    """A measure by depth, with one number per block or per head; `beside` names a dashed line."""
 
     measure: str
     title: str

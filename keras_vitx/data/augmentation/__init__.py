@@ -1,8 +1,7 @@
 """Data augmentation of single images, in NumPy and Pillow.
 
-Every step is a pure function of an image and a random generator. Keras 3.15 has no random resized
-crop (`RandomCrop` does not resize), and its layers work on batches of images of one size;
-`rand_augment.py` and `erasing.py` say how those two differ.
+Every step is a pure function of an image and a random generator. Keras's layers are not used: they
+work on batches of images of one size, and Keras 3.15 has no random resized crop.
 """
 
 import dataclasses
@@ -28,29 +27,27 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The augmentation of training images.
+    """The augmentation of training images: crop, flip, then RandAugment or color jitter.
 
-    In this order: crop, flip, RandAugment or color jitter; then, after mixing, normalization and
-    random erasing.
+    Random erasing follows after mixing and normalization.
 
     Attributes:
         crop: "random_resized", a random window of the original image, resized to the model's
-            input size (`windows.random_resized`); "shift", of the image at the input size, by
-            up to an eighth (`windows.shifted`); or None, the center, as in evaluation.
+            input size; "shift", of the image at the input size, by up to an eighth; or None, the
+            center, as in evaluation.
         scale: Minimum and maximum area of a random resized crop, as a fraction of the image.
         ratio: Minimum and maximum aspect ratio, width over height, of a random resized crop.
         train_interpolation: "bicubic"; "bilinear"; or "random", one of the two drawn per image,
-            as in the released files of DeepViT and Refiner. Of random resized crops, and of the
-            operations of RandAugment that move pixels. keras-cv's layers have their own.
+            as in the released code of DeepViT and Refiner. Used by random resized crops and by
+            RandAugment's geometric operations, not by keras-cv's layers.
         flip: Probability of a horizontal flip.
-        rand_augment: RandAugment in timm's notation, such as "m9-mstd0.5-inc1"
-            (`RandAugment.named`), or None.
+        rand_augment: RandAugment in timm's notation, such as "m9-mstd0.5-inc1", or None.
         color_jitter: Brightness, contrast and saturation are multiplied by random factors in
             [1 - x, 1 + x], in random order. Not together with `rand_augment`.
-        erasing: Probability that a box is replaced by noise (`erasing.erase`).
-        repeats: How often an image is repeated within an epoch, in a row, each time augmented
-            anew. An epoch still has as many images as the source, of which one in `repeats`
-            is used (repeated augmentation; Hoffer et al., 2020).
+        erasing: Probability that a box is replaced by noise (Zhong et al., 2020).
+        repeats: How often an image is repeated in a row within an epoch, each time augmented
+            anew. The length of an epoch stays the same, so that it uses one in `repeats` images
+            (repeated augmentation; Hoffer et al., 2020).
         by: "pillow", this module; or "keras_cv", the layers of keras-cv.
 
     Raises:
@@ -132,7 +129,7 @@ class Augmentation:
             size: (height, width) of the result.
             random: Source of all random numbers.
             mean: Mean color in 0..1 per channel, which fills pixels from beyond the image in
-                RandAugment's rotations, shears and translations.
+                RandAugment.
 
         Returns:
             uint8 (*size, channels), and the window of the image that it shows.
@@ -156,10 +153,9 @@ class Augmentation:
 
 
 def jittered(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
-    """Multiply brightness, contrast and saturation by random factors, in random order.
+    """Multiply brightness, contrast and saturation by factors in 1 ± strength, in random order.
 
-    The image is uint8 (height, width, channels), of one or three channels; each factor is uniform
-    in [1 - strength, 1 + strength].
+    The image is uint8 (height, width, channels), of one or three channels.
     """
     picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)

@@ -1,9 +1,7 @@
 """Random erasing: a box of an image is replaced by noise.
 
-Zhong et al., 2020, with timm's defaults and mode "pixel". `keras.layers.RandomErasing` of
-Keras 3.15 differs: the height and the width of its box are drawn independently, without limits
-of the aspect ratio, and a `factor` p erases with probability p / 2, as the probability is itself
-uniform in [0, p].
+Zhong et al., 2020, with timm's defaults and mode "pixel". In `keras.layers.RandomErasing` of Keras
+3.15 the aspect ratio has no limits, and a `factor` p erases with probability p / 2.
 """
 
 import functools
@@ -14,21 +12,19 @@ import numpy as np
 
 from keras_vitx.data.augmentation.windows import ATTEMPTS
 
-# The box, as a fraction of the image area, and its aspect ratio (height over width).
+# Area of the box as a fraction of the image (uniform); height over width (log-uniform).
 AREA = (0.02, 1 / 3)
 RATIO = (0.3, 1 / 0.3)
-# Number of random numbers that all noise is taken from.
+# One table of noise, read at random offsets, is the same on every backend and device.
 NOISE = 2**20
 
 
 def draw_erasing(
     height: int, width: int, probability: float, random: np.random.Generator
 ) -> tuple[int, int, int, int, int]:
-    """Return a box to erase (top, left, height, width) and the offset of its noise.
+    """Return a box to erase, in pixels (top, left, height, width), and the offset of its noise.
 
-    The box is smaller than the image; its area is uniform in `AREA`, its aspect ratio log-uniform
-    in `RATIO`, its position uniform. All are 0, with 1 - `probability` or if ten boxes exceed
-    the image, where nothing is erased.
+    All are 0 where nothing is erased, also if ten boxes exceed the image.
     """
     if random.random() >= probability:
         return 0, 0, 0, 0, 0
@@ -44,11 +40,7 @@ def draw_erasing(
 
 @functools.lru_cache(maxsize=4)
 def noise(count: int) -> np.ndarray:
-    """Return `NOISE` standard normal numbers and their first `count` ones again, float32.
-
-    The noise of an image begins at a random offset. It is the same on every backend and device,
-    whose own generators differ.
-    """
+    """Return `NOISE` standard normal float32 numbers, then the first `count` of them again."""
     numbers = np.random.default_rng(0).standard_normal(NOISE, dtype="float32")
     return np.concatenate([numbers, np.resize(numbers, count)])
 

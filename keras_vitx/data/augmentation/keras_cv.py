@@ -1,17 +1,8 @@
 """The augmentation built from the layers of keras-cv 0.9, which run in TensorFlow on the CPU.
 
-It has the settings of `Augmentation`, but it is not that of the recipes:
-
-- crop: bilinear without antialiasing; the aspect ratio is uniform, and relative to the image's; a
-  box that exceeds the image is clipped.
-- RandAugment: 10 operations; no Invert, Posterize, Rotate or Sharpness, solarization is one
-  operation, and brightness, contrast and translation are uniform up to the magnitude. Pixels
-  from beyond the image are reflected.
-- color jitter: brightness is added, not multiplied.
-- erasing: the height and the width of the box are independent, and it is cut off at the border.
-
-It is not the default for these reasons, and because keras-cv is no longer maintained: its layers
-moved to Keras.
+It is not that of the recipes: crops are not antialiased, RandAugment lacks Invert, Posterize,
+Rotate and Sharpness, brightness is added, and erased boxes are cut off at the border. keras-cv is
+no longer maintained.
 """
 
 import math
@@ -27,17 +18,10 @@ from keras_vitx.text import needs_extra
 
 
 class KerasCV:
-    """The layers of keras-cv for an augmentation.
+    """The layers of keras-cv for an augmentation; an ImportError if it is not installed.
 
-    Their random state is partly TensorFlow's own, and global: it is set per batch, of which the
-    images come one after the other.
-
-    Args:
-        augmentation: The settings.
-        size: (height, width) of the results.
-
-    Raises:
-        ImportError: if keras-cv is not installed.
+    Their random state is partly global in TensorFlow. It is set per batch, whose images are
+    augmented one after the other.
     """
 
     def __init__(self, augmentation: Augmentation, size: tuple[int, int]):
@@ -72,12 +56,9 @@ class KerasCV:
         self._pixels, self.erase = in_turn(layers), in_turn(erasing)
 
     def pixels(self, images: Sequence[np.ndarray], seed: int) -> np.ndarray:
-        """Return the augmented images of a batch, uint8 (n, *size, channels).
-
-        `erase` then replaces a random box of each normalized image by noise.
-        """
+        """Return augmented images, uint8 (n, *size, channels); `erase` takes them normalized."""
         self.generator.reset_from_seed(seed)
-        # TensorFlow prepares its functions anew after it, which takes about a second.
+        # Slow, since TensorFlow traces its functions anew afterwards.
         self.set_seed(seed)
         found = self._pixels([image.astype("float32") for image in images])
         return np.rint(np.clip(found, 0, 255)).astype("uint8")
@@ -103,7 +84,7 @@ def _layers(layers, augmentation: Augmentation, size: tuple[int, int]) -> list:
             )
         )
     if x := augmentation.color_jitter:
-        # A saturation f / (1 - f) in 1 - x..1 + x.
+        # A factor f multiplies the saturation by f / (1 - f), here in 1 - x..1 + x.
         saturation = (1 - x) / (2 - x), (1 + x) / (2 + x)
         found.append(layers.RandomColorJitter((0, 255), x, x, saturation, hue_factor=0.0))
     return found

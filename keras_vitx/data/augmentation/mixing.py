@@ -1,10 +1,8 @@
 """MixUp and CutMix: pairs of images of a batch are mixed, and their labels alike.
 
-Zhang et al., 2018, and Yun et al., 2019, in the form in which DeiT and its successors use
-them (timm's, mode "batch"). `keras.layers.MixUp` and `CutMix` of Keras 3.15 differ: they draw a
-coefficient per image, pair the images by a random permutation, and CutMix's box is within the
-image, not clipped at its border; no layer switches between the two. Label smoothing is left to
-the loss: it is linear in the label, and so equal to smoothing before mixing.
+Zhang et al., 2018, and Yun et al., 2019, as timm's mode "batch", which DeiT and its successors use.
+Keras 3.15's layers draw a coefficient per image, pair images at random, and can't take turns.
+Label smoothing is left to the loss: it is linear in the label, and so commutes with mixing.
 """
 
 import math
@@ -34,8 +32,7 @@ class Mixing:
         mixing_probability: Probability that a batch is mixed.
         switch: Probability of CutMix in a mixed batch, if both are on.
         group_size: Number of images that share a coefficient and a box; None for the whole
-            batch. DeiT trained on 16 devices, and drew one for the 64 images of each: that is
-            `group_size=64`, on any number of devices.
+            batch. DeiT drew one per device, of 64 images each: `group_size=64`.
 
     Raises:
         ValueError: if a value is out of range; the message names the field.
@@ -63,7 +60,7 @@ class Mixing:
         """Return `value`, or a `Mixing` from a dictionary of its fields; None if it never mixes.
 
         Raises:
-            ValueError: if `value` is nothing of these.
+            ValueError: if `value` is of another type, or a field is unknown.
         """
         if isinstance(value, Mapping):
             value = from_fields(cls, value)
@@ -79,12 +76,7 @@ class Mixing:
     def draw(
         self, size: tuple[int, int], random: np.random.Generator
     ) -> tuple[float, tuple[slice, slice] | None]:
-        """Return the coefficient of a batch, and the box of CutMix (rows, columns) or None.
-
-        Args:
-            size: (height, width) of the images.
-            random: Source of both.
-        """
+        """Return a coefficient and CutMix's box (rows, columns), or None, for images of `size`."""
         if not self.on or random.random() >= self.mixing_probability:
             return 1.0, None
         cut = bool(self.cutmix) and (not self.mixup or random.random() < self.switch)
@@ -115,10 +107,10 @@ class Mixing:
         """Return the mixed images and labels.
 
         Args:
-            images: (n, height, width, channels), float32, or uint8, which are rounded; in place.
-            labels: float32 (n, ...), as of `soft_labels`, or a dictionary of such arrays.
+            images: (n, height, width, channels), float32, or uint8, which is rounded; in place.
+            labels: float32 (n, ...), as from `soft_labels`, or a dictionary of such arrays.
             random: Source of the coefficients and the boxes.
-            share, shares: The images are this share of a batch, as of `worker.share_of_batch`.
+            share, shares: Which share of a batch the images are (`data.worker.share_of_batch`).
         """
         count = len(images)
         pairs = (count + 1) // 2
@@ -143,22 +135,14 @@ class Mixing:
 
 
 def mixed(values: np.ndarray, coefficient: float) -> np.ndarray:
-    """Return coefficient · x + (1 - coefficient) · x', with x' in reverse order.
-
-    float32; uint8 remains uint8, rounded.
-    """
+    """Return coefficient · x + (1 - coefficient) · x', x' reversed: float32, or uint8, rounded."""
     found = np.float32(coefficient) * values
     found += np.float32(1 - coefficient) * values[::-1]
     return np.rint(found, out=found).astype("uint8") if values.dtype == np.uint8 else found
 
 
 def check_mixable(labels: np.ndarray, classes: int | None) -> None:
-    """Check that `soft_labels` can convert labels.
-
-    Raises:
-        ValueError: if the number of classes of integer labels is unknown or too small, or the
-            labels are regression targets.
-    """
+    """Raise a ValueError unless `soft_labels` can convert the labels."""
     if labels.dtype.kind in "iub" and labels.ndim == 1:
         if classes is None:
             raise ValueError(
@@ -177,11 +161,7 @@ def check_mixable(labels: np.ndarray, classes: int | None) -> None:
 
 
 def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
-    """Return labels that can be mixed, float32 (n, classes).
-
-    Integers (n,) are one-hot encoded; numbers in 0..1, (n, classes), stay, as do labels 0 and 1 of
-    a single output, (n,), with `classes=1`.
-    """
+    """Return float32 labels: integers (n,) as one-hot (n, classes), unless `classes` is 1."""
     if labels.ndim == 2 or classes == 1:
         return labels.astype("float32")
     soft = np.zeros((len(labels), classes), "float32")

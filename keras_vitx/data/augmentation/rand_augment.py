@@ -1,11 +1,8 @@
 """RandAugment, with operations whose strength increases with the magnitude.
 
-Cubuk et al., 2020, with the operations and the random magnitudes of timm's
-"rand-m9-mstd0.5-inc1", which DeiT and its successors train with; written from the
-definitions, with Pillow. Rotations, shears and translations have the interpolation of the crop, as
-in timm. `keras.layers.RandAugment` of Keras 3.15 is another augmentation: it draws the
-operations once per batch, not per image, always applies them, has 11 of them (neither Invert
-nor SolarizeAdd), and draws strengths from 0 to a maximum rather than around a magnitude.
+Cubuk et al., 2020, with the operations and random magnitudes of timm's "rand-m9-mstd0.5-inc1".
+`keras.layers.RandAugment` of Keras 3.15 is another augmentation: it draws the operations once per
+batch, always applies them, and lacks Invert and SolarizeAdd.
 """
 
 import re
@@ -84,17 +81,10 @@ SIGNED = NAMES[NAMES.index("Rotate") :]
 
 @dataclass(frozen=True)
 class RandAugment:
-    """A sequence of random operations on an image.
+    """Random operations on an image, drawn uniformly from `OPERATIONS` with replacement.
 
-    Each of `operations` operations is drawn uniformly from `OPERATIONS`, with replacement,
-    and applied with a probability, at a strength x = clip(magnitude + std · N(0, 1), 0, 10) / 10
-    and, where it has two directions, in a random one.
-
-    Attributes:
-        magnitude: Mean magnitude, from 0 to 10.
-        std: Standard deviation of the magnitude.
-        operations: Number of operations per image.
-        probability: Probability of each operation.
+    Each is applied with `probability`, at strength x = clip(magnitude + std · N(0, 1), 0, 10) / 10,
+    in a random direction if it has two.
     """
 
     magnitude: float = 9.0
@@ -104,13 +94,10 @@ class RandAugment:
 
     @classmethod
     def named(cls, name: str) -> "RandAugment":
-        """Read timm's notation, e.g. "m9-mstd0.5-inc1".
+        """Read timm's notation, e.g. "m9-mstd0.5-inc1"; a ValueError if it has another form.
 
-        m is the magnitude, mstd its standard deviation (0 if left out), n the number of
-        operations, p their probability. inc1, the increasing operations, is required.
-
-        Raises:
-            ValueError: if the name has another form, or a number is out of range.
+        m is the magnitude, mstd its standard deviation (default 0), n the number of operations, p
+        their probability. inc1, the increasing operations, is required.
         """
         parts = [NAME.fullmatch(part) for part in str(name).removeprefix("rand-").split("-")]
         given = {part[1]: float(part[2]) for part in parts if part}
@@ -148,11 +135,7 @@ class RandAugment:
     ) -> np.ndarray:
         """Return the augmented image, uint8 (height, width, channels), of one or three channels.
 
-        Args:
-            image: The image.
-            random: Source of the operations.
-            fill: Level per channel of pixels from beyond the image, in 0..255.
-            interpolation: As in `Augmentation.train_interpolation`; drawn for each operation.
+        Pixels from beyond the image have the level `fill`, in 0..255.
         """
         drawn = self.draw(random)
         if not drawn:

@@ -20,14 +20,9 @@ FILTERS = {
 class Window(NamedTuple):
     """The window of an image that a training image shows, for targets that follow it.
 
-    The image before the crop is the original for a random resized crop, and otherwise the
-    image at the model's input size (`resize_and_crop`).
-
-    Attributes:
-        top, left: Upper left corner, as a fraction of the height and width of the image
-            before the crop. Negative where the window reaches beyond the image.
-        height, width: Size, as a fraction of the height and width of that image.
-        flip: Whether the window was flipped horizontally after the crop.
+    `top`, `left`, `height` and `width` are fractions of the image before the crop: the original for
+    a random resized crop, else the image at the input size. The window may reach beyond it, and is
+    mirrored afterwards if `flip`.
     """
 
     top: float = 0.0
@@ -45,10 +40,9 @@ def random_resized(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     interpolation: str = "bicubic",
 ) -> tuple[np.ndarray, Window]:
-    """Crop a random box of an image, as of `random_box`, and resize it to uint8 (*size, channels).
+    """Crop a box of an image, as from `random_box`, and resize it to uint8 (*size, channels).
 
-    The image is uint8 (height, width, channels), of any size, or an RGB picture of Pillow;
-    `interpolation` is a name of `FILTERS`.
+    The image is uint8 (height, width, channels), or an RGB picture of Pillow.
     """
     pillow = isinstance(image, Image.Image)
     height, width = image.size[::-1] if pillow else image.shape[:2]
@@ -76,10 +70,9 @@ def random_box(
 ) -> tuple[int, int, int, int]:
     """Return a random box (top, left, height, width) within an image, in pixels.
 
-    Its area is uniform in `scale`, as a fraction of the image's, and its aspect ratio (width
-    over height) log-uniform in `ratio`; its position is uniform. If ten such boxes all exceed
-    the image, the box is the largest centered one with an aspect ratio in `ratio` (Szegedy et
-    al., 2015, Section 6, as torchvision and timm define it).
+    The area, as a fraction of the image's, is uniform in `scale`, the aspect ratio (width over
+    height) log-uniform in `ratio`. If ten boxes exceed the image, the largest centered one is taken
+    (Szegedy et al., 2015, Section 6, as in torchvision and timm).
     """
     for _ in range(ATTEMPTS):
         area = random.uniform(*scale) * height * width
@@ -96,8 +89,7 @@ def random_box(
 def shifted(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
     """Shift a uint8 image (height, width, channels) by up to an eighth in each direction.
 
-    It is padded with a black border of an eighth of its size on each side, and a random window
-    of the original size is cropped.
+    Its border becomes black.
     """
     height, width = image.shape[:2]
     rows, columns = height // 8, width // 8

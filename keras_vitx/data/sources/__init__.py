@@ -38,8 +38,8 @@ def load_dataset(
     If the source has no validation images, some are held out from its training images. Test
     images are never used for validation.
 
-    Images are uint8 and keep their original sizes. Those of files are decoded when they are
-    used; loading reads names and labels only. `keras-vitx list --damaged` finds damaged files.
+    Images are uint8 and keep their original sizes. Files are decoded when they are used; loading
+    reads names and labels only. `keras-vitx list --damaged` finds damaged files.
 
     Args:
         source: One of
@@ -48,7 +48,7 @@ def load_dataset(
             a path to a folder with one sub-folder per class, or with folders of splits that hold
             such sub-folders: `train/` or `training/`; optionally `val/`, `valid/`,
             `validation/`, `dev/` or `eval/`; and `test/` or `testing/`, in any case;
-            a path to a .csv file of files and labels (`sources.tables.load_table`);
+            a path to a .csv file with the columns `file` and `label`, or one column per class;
             "tfds:NAME", any dataset of tensorflow-datasets with one label per image,
             downloaded if necessary;
             a path to an .npz file with x_train and y_train, and optionally x_val

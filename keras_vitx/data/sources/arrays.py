@@ -16,9 +16,9 @@ MAX_RATIO, MAX_SMALL = 100, 1 << 28
 
 
 def load_npz(path: Path, name: str) -> Dataset:
-    """Load an .npz file with x_train and y_train, and optional x_val, y_val, x_test, y_test.
+    """Load an .npz file with the arrays that `load_dataset` lists.
 
-    It may also hold `class_names`. One that expands to far more than its own size is an OSError.
+    One that expands to far more than its own size is an OSError.
     """
     try:
         with zipfile.ZipFile(path) as archive:

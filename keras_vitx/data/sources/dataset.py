@@ -32,11 +32,7 @@ def split_of(name: str) -> str | None:
 
 
 class EncodedImages(Sequence):
-    """Encoded images, decoded to uint8 (height, width, 3) when they are used.
-
-    Args:
-        keys: What identifies each image: a path, an index, ...
-    """
+    """Images that are decoded to uint8 (height, width, 3) when used, by keys such as paths."""
 
     def __init__(self, keys: Sequence[Any]):
         self.keys = keys
@@ -48,16 +44,12 @@ class EncodedImages(Sequence):
         return np.asarray(self.picture(index))
 
     def picture(self, index: int) -> Image.Image:
-        """Return an RGB picture, of which a window can be cropped at less cost than of an array.
-
-        Raises:
-            OSError: if the image can't be decoded; the message names it.
-        """
+        """Return an RGB picture, cheaper to crop than an array; an OSError names the image."""
         file = self.open(self.keys[index])
         try:
             return read_picture(file)
         except OSError as error:
-            if isinstance(file, Path):  # The message names it.
+            if isinstance(file, Path):  # Its message names the file.
                 raise
             raise OSError(f"{self.id(index)}: {error}") from error
 
@@ -149,7 +141,7 @@ class Split:
     def names(self) -> list[str]:
         """Return what names each image in a list of held-out images.
 
-        The path relative to the folder of the source, so that the folder may move; else the id.
+        The path relative to the folder of the source, which may move; else the id.
         """
         name = getattr(self.images, "name", self.id)
         return [str(name(index)) for index in range(self.size)]
@@ -188,13 +180,9 @@ def dataset_of(
     class_names: Sequence[str] | None = None,
     skipped: Sequence[Path] = (),
 ) -> Dataset:
-    """Return a dataset of the images and labels of each split, with labels as in `Split.labels`.
+    """Return a dataset of the images and labels of each split; a ValueError if they are wrong.
 
     Without class names, they are the integers up to the largest label.
-
-    Raises:
-        ValueError: if there are no training images, the labels are wrong (`checked_labels`) or
-            of another form in one split than in another, or there are fewer than two classes.
     """
     if "train" not in splits:
         raise ValueError(f"`source` {name} has no training images, only {', '.join(splits)}.")
@@ -220,19 +208,10 @@ def dataset_of(
 
 
 def checked_labels(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
-    """Return `labels` in one of the forms of `Split.labels`.
+    """Return `labels` in one of the forms of `Split.labels`; wrong ones are a ValueError.
 
-    Args:
-        labels: Integers (count,) or (count, 1); numbers in [0, 1], (count, classes); or
-            floats, (count,) or (count, targets), for regression. Floats (count,) are classes
-            if they are all 0 or 1, or if `classes` is known.
-        count: Number of images.
-        classes: Number of classes, or None if unknown.
-        what: Name of the labels in errors.
-
-    Raises:
-        ValueError: if the number or the shape of the labels is wrong, if one is NaN or
-            infinite, or if an integer is outside 0..classes-1.
+    They are integers (count,) or (count, 1), numbers (count, classes), or floats, for regression.
+    Floats (count,) are classes if they are all 0 or 1, or if `classes` is known.
     """
 
     def error(expected: str, received: str) -> ValueError:
@@ -253,7 +232,7 @@ def checked_labels(labels: Any, count: int, classes: int | None, what: str) -> n
         if classes not in (None, labels.shape[1]):
             raise error(f"(n, {classes}), one per class name", f"shape {labels.shape}")
         return labels.astype("float32")
-    # Ages are numbers, also where all of them are whole.
+    # Floats such as ages are numbers even if all are whole.
     if classes is None and labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all():
         return labels.astype("float32")
     bound = (classes or MAX_CLASSES) - 1
@@ -276,20 +255,11 @@ def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
 def hold_out(
     split: Split, validation_split: float | Iterable[str | int], seed: int
 ) -> tuple[Split, Split | None]:
-    """Split training images into (train, validation), stratified by class.
+    """Split training images into (train, validation), by a fraction of each class or by names.
 
-    A class of two or more images is in both splits. The only image of a class stays in the
-    training split, and a warning is logged. Labels (n, classes) are stratified by their
-    largest entry; regression targets are not stratified.
-
-    Args:
-        split: The images.
-        validation_split: Fraction of each class, in [0, 1); with 0, validation is None. Or the
-            `Split.names` of the images; names that are no longer there are logged.
-        seed: Seed of the split.
-
-    Raises:
-        ValueError: if no class has two images, or no image has one of the names.
+    A class of two or more images is in both splits, a single image stays in training. Labels
+    (n, classes) are stratified by their largest entry, regression targets not at all. A ValueError
+    if no class has two images, or no image has one of the names.
     """
     if not isinstance(validation_split, Real):
         held_out = _named(split, set(map(str, validation_split)))

@@ -16,7 +16,7 @@ LAYOUT = (
     "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
     "folders train/, and optionally val/ and test/, that hold such sub-folders."
 )
-# Files that a photographer would call images; Pillow reads most of them.
+# Includes kinds that Pillow can't read, so that they are reported and not just ignored.
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp", ".tif"),
     *(".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".qoi", ".psd", ".jp2", ".j2k"),
@@ -27,12 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
-    """Load a folder by the names of its files; none is read.
-
-    With `strict`, a file of a kind that Pillow can't read is an OSError. `splits` says whether
-    sub-folders are splits or classes; None decides by their names, and raises where they could be
-    both.
-    """
+    """Load a folder by the names of its files, none of which is read; see `load_dataset`."""
     folders = _folders_of_splits(folder, splits)
     train = folders["train"]
     names = [path.name for path in sub_folders(train)]
@@ -80,7 +75,7 @@ def _folders_of_splits(folder: Path, splits: bool | None) -> dict[str, Path]:
         return {"train": folder}
     if splits is None:
         others = [path for path in others if next(_files(path), None) is not None]
-        # Of classes, a folder holds images itself.
+        # The folder of a class holds images directly.
         nested = any(sub_folders(path) for paths in found.values() for path in paths)
         if others and not nested:
             return {"train": folder}  # such as the classes "test" and "cat"
@@ -110,10 +105,7 @@ def readable_suffixes() -> frozenset[str]:
 
 
 def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
-    """Return the image files of a folder and its sub-folders, by suffix, sorted by path.
-
-    Those of a kind that Pillow can't read are added to `skipped`.
-    """
+    """Return the image files below a folder, sorted; unreadable kinds are added to `skipped`."""
     readable, others = [], [] if skipped is None else skipped
     for path in _files(folder):
         (readable if path.suffix.lower() in readable_suffixes() else others).append(path)

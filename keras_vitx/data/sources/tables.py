@@ -17,22 +17,16 @@ SEVERAL = (";", "|")  # between the labels of one image
 
 
 def load_table(path: Path) -> Dataset:
-    """Load a .csv file with a header, one row per image file.
+    """Load a .csv file with a header, one row per image file, which must exist.
 
     Columns, by name in any case:
 
     - `file` (or `path`, `image`, ...): path of the image, relative to the table.
-    - `label` (or `labels`, `class`, ...): the class of the image by name; several classes are
-      separated by ";" or "|", and become multi-hot labels, as soon as one image has several. An
-      empty label is then no class. Numbers with a decimal point in each row are regression
-      targets.
-    - Without it, each other column is a class, and holds 1 for the images that show it, else 0.
-    - `split` (or `subset`, ...): `train`, `val` or `test`, or another name of `dataset.SPLITS`;
-      without it, all images are training images.
-
-    Raises:
-        ValueError: if a column is missing, a split is unknown, or the labels can't be read.
-        OSError: if the table can't be read, or an image file does not exist.
+    - `label` (or `labels`, `class`, ...): the class by name, or several, separated by ";" or "|",
+      for multi-hot labels, where an empty label is no class. Numbers with a decimal point in each
+      row are regression targets.
+    - Without `label`, each other column is a class, and holds numbers in 0..1.
+    - `split` (or `subset`, ...): a name of `dataset.SPLITS`; "train" if there is no such column.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)

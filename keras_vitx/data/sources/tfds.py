@@ -34,10 +34,9 @@ class TfdsImages(EncodedImages):
 
 
 def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
-    """Load a dataset of tensorflow-datasets: its training, validation and test images.
+    """Load a dataset of tensorflow-datasets, downloaded and prepared if necessary.
 
-    It is downloaded and prepared if necessary, if possible in the format array_record, which is
-    read without TensorFlow.
+    If possible, it is prepared as array_record, which is read without TensorFlow.
     """
     builder = builder_of(name, data_dir, ("image", "label"))
     import tensorflow_datasets as tfds
@@ -60,12 +59,7 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
 
 
 def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence[str]) -> Any:
-    """Return the builder of a dataset with these features, downloaded and prepared.
-
-    Raises:
-        ValueError: if the name is unknown, or a feature is missing.
-        ImportError: if tensorflow-datasets is missing or can't be imported.
-    """
+    """Return a builder, downloaded and prepared; a ValueError if it lacks one of the features."""
     try:
         import tensorflow_datasets as tfds
 

@@ -33,10 +33,7 @@ class RecordImages(EncodedImages):
 
 
 def shards_of(source: Path) -> list[Path]:
-    """Return the shards that a source names; an empty list if there are none.
-
-    It is a file or a folder of files with ".tfrecord" in their names, or a pattern of files.
-    """
+    """Return the shards of a file or folder, with ".tfrecord" in their names, or of a pattern."""
     if source.is_dir():
         found = source.glob("*.tfrecord*")
     elif source.is_file():
@@ -49,13 +46,10 @@ def shards_of(source: Path) -> list[Path]:
 def load_tfrecords(shards: Sequence[Path], name: str) -> Dataset:
     """Load TFRecord shards of encoded images (JPEG, PNG, ...) with one integer label each.
 
-    The features are "image/encoded" and "image/class/label", as in ImageNet's shards, where labels
-    may start at 1 and are then reduced by 1; or "image" and "label", as tensorflow-datasets
-    writes them. A file labels.txt beside the shards may hold the class names, one per line.
-
-    Shards with a name of a split (`SPLITS`) between separators, such as "valid-00000-of-00001",
-    hold that split, all others training images. The images are decoded when they are used,
-    without TensorFlow.
+    The features are those of `FEATURES`; labels of ImageNet's shards that start at 1 are reduced by
+    1. A file labels.txt beside the shards may hold the class names, one per line. A shard with the
+    name of a split between separators, such as "valid-00000-of-00001", holds that split, others
+    training images.
     """
     splits: dict[str, list[tuple]] = {}
     for shard in shards:
@@ -86,7 +80,7 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
     except ImportError as error:
         message = f"`source` {shard} needs TensorFlow, which reads TFRecords"
         raise ImportError(needs_extra(message, "data")) from error
-    start = 12  # A record is behind its length and a checksum, before another one.
+    start = 12  # A record follows its length and a checksum; another checksum follows it.
     try:
         for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator():
             example = tf.train.Example.FromString(record)

@@ -23,18 +23,10 @@ HALF_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 class Graph:
     """What is written: a transposition and preprocessing, if asked for, then the network.
 
-    Attributes:
-        networks: The network as "serve", and the same for other image sizes, by the names of
-            their signatures.
-        outputs: Names of its outputs, in order.
-        before: The layer before it that takes pixels, if any.
-        size: Height and width of the pixels.
-        data_format: `"channels_first"` if images are transposed first.
-        precision: Precision of the stored weights, one of `Format.precisions`, or None.
-        compute_dtype: `"float16"` or `"bfloat16"` if the layers compute in half precision.
-        classes: Names of the classes, empty without a classifier.
-        top: Number of classes that the signature of a server returns; 0 for none.
-        calibration: Images of the file's input, from which ranges of activations are taken.
+    `networks` are the network as "serve", and the same for other image sizes by their signatures;
+    `before` is the layer that takes pixels, of `size`. `precision` is that of stored weights,
+    `compute_dtype` half precision of the layers, `top` the number of classes that a server's
+    signature returns, and `calibration` images of the file's input.
     """
 
     networks: Mapping[str, keras.Model]
@@ -84,20 +76,15 @@ class Format:
     """A file format.
 
     Attributes:
-        name: Name in the public API.
-        title: Name in messages.
-        suffix: Suffix of the file; "" for a folder.
-        backend: The Keras backend that writes it.
-        needs: Packages that write it and run it.
-        extra: The extra of `pyproject.toml` that includes them.
-        write: A function of a `Graph` and a path. It runs under `backend`.
+        suffix: Suffix of the file; "" for a folder. `companions` are those of files beside it.
+        backend: The Keras backend under which `write` runs.
+        needs: Packages that write it and run it, in the extra `extra` of `pyproject.toml`.
         is_one: Whether a path holds this format, judged by its first bytes or its names.
         risk: What opening a file of a stranger may do; empty if it can only compute.
         float32: Whether a model in mixed precision is written in float32.
         int8_weights: Whether the products of int8 layers are written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
-        companions: Suffixes of files that belong to the one at the path.
-        precisions: Precisions of weights that it is written in, besides the model's own.
+        precisions: Precisions of stored weights, besides the model's own.
         computes: Dtypes of half precision that its products can be written in.
         quantizer: The package that quantizes its files, if `needs` has none for it.
     """
@@ -134,10 +121,7 @@ def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
 
 
 def halves(model: keras.Model, precision: str | None) -> dict[int, np.ndarray]:
-    """Return the variables that half precision can hold, as arrays by `id`.
-
-    Small ones, such as biases and scales, stay as they are: they take no space.
-    """
+    """Return the variables, except small ones, that half precision can hold, by `id`."""
     found = {}
     if precision not in HALF_DTYPES:
         return found
@@ -155,10 +139,9 @@ def halves(model: keras.Model, precision: str | None) -> dict[int, np.ndarray]:
 def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
     """Let layers compute in the arithmetic of the file within the context.
 
-    - `format.float32`: layers in mixed precision compute in float32.
-    - `format.int8_weights`: int8 `Dense` layers keep int8 weights, and multiply in float32:
-      $x (W / s) + b$ in place of the product of int8 weights and rounded inputs.
-    - `graph.compute_dtype`: all layers but the classifier compute in half precision.
+    With `format.float32`, mixed precision becomes float32; with `format.int8_weights`, int8 `Dense`
+    layers multiply in float32, $x (W / s) + b$, and don't round inputs; with `graph.compute_dtype`,
+    all layers but the classifier compute in half precision.
     """
     models = graph.models.values()
     before, products = {}, []

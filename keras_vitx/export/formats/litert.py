@@ -27,11 +27,7 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def _static(converter, images) -> bytes:
-    """Return a file with products in int8, in ranges found on images.
-
-    TensorFlow would round all operations. Layer normalization and softmax, whose outliers one
-    range per tensor does not fit, stay in float32.
-    """
+    """Return a file with products in int8, in ranges found on images."""
     import tensorflow as tf
     from tensorflow.lite.python.schema_py_generated import BuiltinOperator
 
@@ -43,6 +39,7 @@ def _static(converter, images) -> bytes:
     options = tf.lite.experimental.QuantizationDebugOptions(
         denylisted_ops=sorted(known - PRODUCTS - CONVERSIONS)
     )
+    # One range per tensor does not fit the outliers of layer normalization and softmax.
     debugger = tf.lite.experimental.QuantizationDebugger(
         converter=converter, debug_dataset=inputs, debug_options=options
     )

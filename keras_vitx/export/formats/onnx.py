@@ -46,11 +46,7 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def _exported(graph: Graph, decompose: bool):
-    """Return the model by PyTorch's exporter.
-
-    Without decomposing the program, which traces it a second time: 2.7 in place of 11.6 s for
-    CaiT_XXS24. An operation that ONNX lacks is then an error.
-    """
+    """Export by PyTorch; decomposing traces again, but is needed for operations that ONNX lacks."""
     import torch
 
     program, example = program_of(graph, in_half=bool(graph.compute_dtype))
@@ -59,7 +55,7 @@ def _exported(graph: Graph, decompose: bool):
     if not decompose and not any("_." in str(node.target) for node in nodes):
         aten = torch.ops.aten
         for node in nodes:
-            # In ONNX, one is unknown, and the other an Einsum.
+            # ONNX lacks the first; the second would become an Einsum.
             if node.target is aten.numpy_T.default:
                 node.target = aten.t.default
             elif node.target is aten.mT.default:
@@ -78,11 +74,7 @@ def _exported(graph: Graph, decompose: bool):
 
 
 def _simplify(model) -> None:
-    """Fold constants, transposed weights included, and remove what is unused or there twice.
-
-    `exported.optimize()` would also search for patterns, which runtimes fuse themselves; the search
-    takes most of its time.
-    """
+    """Fold constants and remove what is unused or duplicate; runtimes fuse patterns themselves."""
     from onnx_ir.passes import Sequential, common
     from onnxscript import optimizer
 
@@ -96,11 +88,7 @@ def _simplify(model) -> None:
 
 
 def _quantized(model, calibration: np.ndarray | None):
-    """Return the model with products in int8.
-
-    Without calibration, activations are rounded in ranges found at run time, by
-    `MatMulInteger`; with it, in constant ranges, by `QuantizeLinear` and `DequantizeLinear`.
-    """
+    """Return the model in int8, with activations in ranges found at run time or by calibration."""
     import onnx
     from onnxruntime import quantization
 

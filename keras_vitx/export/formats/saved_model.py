@@ -25,12 +25,9 @@ least significant byte is first."""
 
 
 def write(graph: Graph, folder: Path) -> None:
-    """Write the endpoint `serve`, and the signatures `serve` and `serving_default`.
+    """Write an endpoint and a signature per size, and `serving_default`, a server's if `graph.top`.
 
-    With `graph.top`, `serving_default` is that of a server.
-
-    Not by `model.export`: it names no outputs, stores each weight twice, and knows one image
-    size and one precision.
+    `model.export` names no outputs, stores each weight twice, and knows one size and one precision.
     """
     import tensorflow as tf
 
@@ -85,11 +82,9 @@ def _stateless(model, weights):
 
 
 def _server(before: keras.layers.Layer, predict: Callable[[Any], Any], classes, top: int):
-    """Return a TensorFlow function of `image_bytes`, strings `(batch,)`.
+    """Return a TensorFlow function of `image_bytes`, JPEG, PNG or GIF files as strings `(batch,)`.
 
-    Each string is a JPEG, PNG or GIF file, of any size up to `MAX_PIXELS`. The function
-    returns `classes`, strings `(batch, top)`, and `probabilities`, float32 `(batch, top)`, in
-    descending order.
+    It returns the `top` `classes`, strings, and `probabilities`, float32, in descending order.
     """
     import tensorflow as tf
 
@@ -111,11 +106,7 @@ def _server(before: keras.layers.Layer, predict: Callable[[Any], Any], classes, 
 
 
 def decoded(file, channels: int = 3):
-    """Decode an image file to uint8 `(height, width, channels)`, as stored: EXIF is not read.
-
-    The pixels of a JPEG equal those of Pillow, by the same version of the inverse cosine
-    transform. A file of more than `MAX_PIXELS` is an error before it is decoded.
-    """
+    """Decode a file as Pillow does, but without EXIF, to uint8 `(height, width, channels)`."""
     import tensorflow as tf
 
     count = tf.reduce_prod(_sides(file))
@@ -125,7 +116,7 @@ def decoded(file, channels: int = 3):
         f"{BYTES}: an image must have at most {MAX_PIXELS:,} pixels.",
     )
     with tf.control_dependencies([check]):
-        # For PNG and GIF, too.
+        # It decodes PNG and GIF, too.
         return tf.io.decode_jpeg(
             tf.identity(file), channels=channels, dct_method="INTEGER_ACCURATE"
         )

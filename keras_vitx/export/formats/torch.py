@@ -24,7 +24,7 @@ def program_of(graph: Graph, in_half: bool):
     import torch
 
     count, *sides = graph.model.inputs[0].shape
-    # PyTorch would take a dimension of 1 in the example for a constant; equal sides for one.
+    # PyTorch would take a dimension of 1 for a constant, and equal sides for one dimension.
     shape = [count or 2, *(side or 64 + 16 * axis for axis, side in enumerate(sides))]
     dtype = keras.backend.standardize_dtype(graph.model.inputs[0].dtype)
     images = torch.tensor(np.zeros(shape), dtype=getattr(torch, dtype))
@@ -42,16 +42,13 @@ def program_of(graph: Graph, in_half: bool):
             strict=False,
         )
     for node in program.graph.nodes:
-        # Paths and lines of this machine's sources.
+        # It holds paths of this machine.
         node.meta.pop("stack_trace", None)
     return program, images
 
 
 def _only_real_casts():
-    """Return a mode without casts to a tensor's own dtype: tracing would write two nodes for each.
-
-    They are two thirds of a graph by Keras, and of the time to trace, save and load it.
-    """
+    """Return a mode without casts to a tensor's own dtype, most of the nodes of Keras's graphs."""
     import torch
 
     class OnlyRealCasts(torch.overrides.TorchFunctionMode):

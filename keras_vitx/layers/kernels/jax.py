@@ -28,10 +28,10 @@ def on_cpu() -> bool:
 def call(
     layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
 ) -> Any:
-    """Let a `Dense` multiply rows of tokens, and a convolution of adjacent patches be a product.
+    """Let a `Dense` multiply rows of tokens, and a convolution of patches be a product. CPU.
 
-    CPU. Over a batch of three axes, XLA takes one and a half times as long for the gradient of a
-    Dense's kernel; for the projection of the stem's patches, three times as long as a product.
+    XLA takes 1.5 times as long for the gradient of a Dense's kernel if the inputs have three axes,
+    and three times as long for the stem's projection of patches as a convolution.
     """
     if on_cpu() and type(layer) is keras.layers.Conv2D and is_patchwise(layer, x):
         return project_patches(layer, x)
@@ -68,20 +68,15 @@ def project_patches(layer: keras.layers.Conv2D, x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """Compute GELU by `erf`, whose polynomial is several times shorter than `erfc`, Keras's form.
-
-    All devices. JAX's own SavedModels cannot hold `erf`; they have a symbolic batch size.
-    """
+    """Compute GELU by `erf`, several times shorter than Keras's form by `erfc`. All devices."""
     if all(isinstance(size, int) for size in x.shape):
         return _plain_gelu(x)
+    # JAX's own SavedModels, whose batch size is symbolic, cannot hold `erf`.
     return keras.activations.gelu(x, approximate=False)
 
 
 def convolve_maps(maps: Any, kernel: Any) -> Any:
-    """Add shifted maps, which XLA fuses into one loop.
-
-    CPU: several times faster than a depthwise convolution.
-    """
+    """Add shifted maps in one loop, several times faster than a depthwise convolution. CPU."""
     if not on_cpu():
         return _plain_convolve_maps(maps, kernel)
     _, _, queries, keys = maps.shape
@@ -97,11 +92,7 @@ def convolve_maps(maps: Any, kernel: Any) -> Any:
 
 
 def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
-    """Repeat the channels, so that each has one kernel.
-
-    All devices: for the gradient of several kernels of a channel, each device would gather the
-    images of all.
-    """
+    """Repeat the channels; else, for the gradient, each device gathers all images. All devices."""
     x, kernel = jnp.repeat(x, kernel.shape[-1], -1), jnp.reshape(kernel, (*kernel.shape[:2], -1, 1))
     return _plain_depthwise_conv(x, kernel, strides)
 
@@ -109,12 +100,7 @@ def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
 def fused_attention(
     query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
 ) -> Any:
-    """Multiply matrices with heads first, and save the maps for the backward pass.
-
-    CPU: `jax.nn.dot_product_attention` multiplies with the heads axis in between, several times
-    slower. At inference, the division by the sums of the softmax comes after the product with the
-    values, which has fewer entries than the maps.
-    """
+    """Multiply with heads first, several times faster than JAX's own, and save the maps. CPU."""
     if not on_cpu():
         return save(_attention_of_accelerators(query, key, value, mask, training))
     if keras.backend.standardize_dtype(query.dtype) == "bfloat16":
@@ -133,6 +119,7 @@ def fused_attention(
         weights = keras.ops.exp(logits - largest)
         sums = keras.ops.sum(weights, axis=-1, keepdims=True)
         y = keras.ops.matmul(keras.ops.cast(weights, value.dtype), value)
+        # The result has fewer entries than the maps.
         y = keras.ops.cast(y / sums, value.dtype)
     return save(keras.ops.transpose(y, (0, 2, 1, 3)))
 
@@ -145,8 +132,7 @@ def gains_from_scan() -> bool:
 def save_products(step: Callable) -> Callable:
     """Save only products with weights, and what `save` marks, for the backward pass. All devices.
 
-    Without it, the loop saves four to fifteen times as many bytes. Recomputing the rest, such as
-    mixes of heads, is faster than writing it to memory and reading it back.
+    Without it, the loop saves 4 to 15 times as many bytes; recomputing the rest is faster.
     """
     policies = jax.checkpoint_policies
     products = policies.dots_with_no_batch_dims_saveable
@@ -162,9 +148,8 @@ def save(x: Any) -> Any:
 def _attention_of_accelerators(query, key, value, mask, training):
     """Return attention by cuDNN where it runs and moves fewer bytes, else by XLA.
 
-    `keras.ops.dot_product_attention` is not asked. On a TPU, it takes a kernel that is causal
-    and unscaled if there is no mask; on a GPU, it takes cuDNN's in training by the conditions of
-    inference, which raises for an odd number of tokens.
+    On a TPU without a mask, `keras.ops.dot_product_attention` would be causal and unscaled; on a
+    GPU, it would raise in training for an odd number of tokens.
     """
     # The maps, queries x keys, have more entries than the queries and the keys.
     has_large_maps = min(query.shape[1], key.shape[1]) > query.shape[3]
@@ -189,10 +174,7 @@ def by_cudnn(query: Any, key: Any, value: Any) -> Any:
 
 @functools.cache
 def runs_cudnn(query: tuple, key: tuple, dtype: str, training: bool) -> bool:
-    """Return whether cuDNN takes queries and keys of these shapes, without the batch.
-
-    JAX asks the library, the device and the shapes while it traces.
-    """
+    """Return whether cuDNN takes these shapes, without the batch; JAX checks while it traces."""
     if keras.config.is_flash_attention_enabled() is False or dtype == "float32":
         return False
 

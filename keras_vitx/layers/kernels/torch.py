@@ -25,10 +25,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 def call(
     layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
 ) -> Any:
-    """Call `layer.call`, or its kernel in `LAYERS`, without `__call__`, where that is the same.
+    """Call `layer.call`, or its kernel in `LAYERS`, where that equals `__call__`. All devices.
 
-    `__call__` checks and casts again, which takes longer than a norm in a small network. Layers
-    with hooks, and others that need it, have it. All devices.
+    `__call__` checks and casts again, which takes longer than a norm in a small network.
     """
     if not is_direct(layer, x, dtype):
         return _plain_call(layer, x, training, dtype, **arguments)
@@ -56,19 +55,16 @@ def is_direct(layer: keras.layers.Layer, x: Any, dtype: Any) -> bool:
 
 
 def has_hooks(layer: torch.nn.Module) -> bool:
-    """Return whether hooks are registered for a layer, or for all modules.
-
-    They run only in `__call__`.
-    """
+    """Return whether a layer, or all modules, have hooks, which run only in `__call__`."""
     modules = vars(torch.nn.modules.module)
     return any(modules.get(f"_global{name}") or vars(layer).get(name) for name in HOOKS)
 
 
 def dense(layer: keras.layers.Dense, x: Any, training: Any = False) -> Any:
-    """Apply a `Dense`: product and bias are one operation; Keras adds the bias in a second pass.
+    """Add the bias in the product, where Keras makes a second pass. All devices.
 
-    All devices. On a CPU without gradients, oneDNN's product, which PyTorch has for the code that
-    it compiles: it copies no bias, and applies the GELU while the result is in the cache.
+    On a CPU without gradients, oneDNN's product copies no bias, and applies the GELU while the
+    result is in the cache.
     """
     kernel, bias = _value(layer.kernel).T, _value(layer.bias)
     if _runs_onednn(x):
@@ -91,10 +87,7 @@ def _runs_onednn(x):
 
 
 def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
-    """Apply a `LayerNormalization` over the last axis, without float32 copies of bfloat16.
-
-    PyTorch computes the statistics in float32. All devices.
-    """
+    """Normalize the last axis: float32 statistics without float32 copies. All devices."""
     if layer.axis not in ([-1], [x.ndim - 1]) or layer.rms_scaling:
         return layer.call(x)
     weights = _value(layer.gamma), _value(layer.beta)
@@ -102,10 +95,7 @@ def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
 
 
 def batch_norm(layer: keras.layers.BatchNormalization, x: Any, training: Any = False) -> Any:
-    """Apply a `BatchNormalization` as one operation; Keras makes four passes over the input.
-
-    PyTorch computes the statistics in float32 in every precision. All devices.
-    """
+    """Make one pass, where Keras makes four; the statistics are in float32. All devices."""
     learns = training and layer.trainable
     special = layer.renorm or layer.synchronized
     if special or x.dtype is torch.float64 or (is_traced(x) and not learns):
@@ -130,10 +120,7 @@ def batch_norm(layer: keras.layers.BatchNormalization, x: Any, training: Any = F
 
 
 def convolution(layer: keras.layers.Conv2D, x: Any) -> Any:
-    """Apply a `Conv2D` to images as they are; Keras copies them to channels first and back.
-
-    All devices.
-    """
+    """Convolve images as they are; Keras copies them to channels first and back. All devices."""
     is_even = layer.padding == "valid" or (
         layer.padding == "same"
         and set(layer.strides) == {1}
@@ -161,11 +148,7 @@ LAYERS = {
 
 
 def shape(x: Any) -> tuple:
-    """Ask the tensor itself, as `reshape`, `transpose`, `split`, `matmul` and `cast` do.
-
-    `keras.ops` searches the arguments of every operation for symbolic tensors, which takes longer
-    than a reshape. All devices.
-    """
+    """Ask the tensor; `keras.ops` first looks for symbolic ones, which is slow. All devices."""
     return tuple(x.shape)
 
 
@@ -195,10 +178,7 @@ def cast(x: Any, dtype: Any) -> Any:
 
 
 def logits(query: Any, key: Any) -> Any:
-    """Copy the keys row by row; PyTorch would copy their transpose column by column.
-
-    All devices: it is the same number of copies.
-    """
+    """Copy the keys by rows; PyTorch would copy their transpose by columns. All devices."""
     query = (query * query.shape[-1] ** -0.5).transpose(1, 2)
     return torch.matmul(query, key.transpose(1, 2).contiguous().mT)
 
@@ -211,12 +191,10 @@ def softmax(logits: Any, dtype: str | None = None) -> Any:
 def fused_attention(
     query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
 ) -> Any:
-    """Run PyTorch's kernel on the inputs as they are; `keras.ops` copies them.
-
-    On a CPU in bfloat16, where that kernel takes 2 to 7 times as long, multiply matrices.
-    """
+    """Run PyTorch's kernel without the copies that `keras.ops` makes. All devices."""
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     if query.device.type == "cpu" and query.dtype is torch.bfloat16:
+        # The kernel takes 2 to 7 times as long.
         scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
         return torch.matmul(softmax(ops.mask_logits(scores, mask)), value).transpose(1, 2)
     y = functional.scaled_dot_product_attention(query, key, value, mask)
@@ -224,10 +202,9 @@ def fused_attention(
 
 
 def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
-    """Multiply and add the bias in one operation.
+    """Multiply and add the bias in one operation. All devices.
 
-    On a CPU, an expansion leaves the heads last in memory, as the convolution after it needs
-    them, and a product of such maps leaves the result so.
+    On a CPU, expanded maps keep the heads last in memory, as the convolution after them needs them.
     """
     batch, heads, queries, keys = maps.shape
     columns, kernel = maps.reshape(batch, heads, queries * keys), _value(kernel)
@@ -246,9 +223,9 @@ def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
 
 
 def pad(x: Any, widths: Any) -> Any:
-    """Pad without the name that Keras makes for each of its calls, for which code is compiled anew.
+    """Pad without the new name that Keras makes for each call. All devices.
 
-    All devices: two graphs of `torch.compile` in place of four for four sizes of batches.
+    `torch.compile` compiles anew for each name: four graphs for four sizes of batches, not two.
     """
     return functional.pad(x, [width for pair in reversed(widths) for width in pair])
 
@@ -259,10 +236,7 @@ def gelu(x: Any) -> Any:
 
 
 def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
-    """Draw from PyTorch's own generator, as Keras's `Dropout` does, unless there is a seed.
-
-    Keras reads the state of a `SeedGenerator` on the host, which waits for the device.
-    """
+    """Draw from PyTorch's generator unless there is a seed: Keras's waits for an accelerator."""
     if seed is not None:
         return _plain_kept_samples(x, keep, generator, seed)
     shape = (x.shape[0], *[1] * (x.ndim - 1))
@@ -270,11 +244,7 @@ def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
 
 
 def numbers_on_device() -> contextlib.AbstractContextManager:
-    """Make tensors of Python numbers on the device itself.
-
-    Keras copies each number in its losses, metrics and optimizers from the host, which waits for
-    the device.
-    """
+    """Make tensors of numbers on the accelerator: Keras's copies from the host wait for it."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() else _NumbersOnDevice()
 
 

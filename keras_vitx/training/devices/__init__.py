@@ -8,8 +8,8 @@ JAX and TensorFlow have one process per machine, PyTorch one per device:
 | TensorFlow | `tf.distribute.MirroredStrategy` | one machine only |
 | PyTorch | `DistributedDataParallel` | `torchrun`, one per device |
 
-Everywhere, `batch_size` counts the images of all devices, so that a recipe means the same on
-any number of them. `replicas.py` has what training and evaluation need beyond the choice.
+Everywhere, `batch_size` counts the images of all devices, so that a recipe means the same on any
+number of them.
 """
 
 import atexit
@@ -31,13 +31,10 @@ Count = int | Literal["all"]
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices in use, as the engine of the backend has them.
+    """The devices in use: `count` in all processes, and `replicas` copies of the model.
 
-    Attributes:
-        count: Number of devices, in all processes.
-        replicas: Number of copies of the model, between which each batch is split.
-        processes: Number of processes, each of which reads a part of every batch.
-        process: Index of this process. Process 0 is the chief, which writes the files.
+    Each of the `processes` reads a part of every batch. Process 0 is the chief, which writes the
+    files.
     """
 
     count: int = 1
@@ -56,20 +53,16 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     ```
 
     Args:
-        devices: Number of devices, in all processes; `"all"` for all there are; 1 to return
-            to one device.
-        model_parallel: Number of devices between which each copy of the model is split (JAX
-            only): the projections to queries, keys and values and the first Dense of each MLP by
-            columns, the projections after them by rows. It divides `devices`.
-        shard_weights: Whether every device keeps a part of each weight and its optimizer
-            states, and gathers those of a block when it computes the block (JAX only).
-
-    Returns:
-        The devices in use.
+        devices: Number of devices, in all processes; `"all"` for all there are; 1 to return to one
+            device.
+        model_parallel: Number of devices between which each copy of the model is split (JAX only):
+            the projections to queries, keys and values and the first Dense of each MLP by columns,
+            the projections after them by rows. It divides `devices`.
+        shard_weights: Whether every device keeps a part of each weight and its optimizer states,
+            and gathers the weights of a block when it computes the block (JAX only).
 
     Raises:
-        ValueError: if there are not that many devices, or PyTorch was started as a single
-            process.
+        ValueError: if there are not that many devices, or PyTorch was started as a single process.
     """
     backend = keras.backend.backend()
     if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
@@ -122,11 +115,7 @@ def is_chief() -> bool:
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """Return a context in which one process can save a model.
-
-    Keras makes variables when it saves; under JAX, all processes make those of a distribution
-    together.
-    """
+    """Return a context for saving in one process: JAX makes variables in all processes together."""
     current = keras.distribution.distribution()
     if in_use().processes > 1:
         keras.distribution.set_distribution(None)
@@ -163,7 +152,7 @@ def copies_of(variable: keras.Variable) -> list[Any]:
 
 
 def check_devices(devices: Count | None, model: keras.Model) -> Devices:
-    """Return the devices in use, if they are as many as `fit` was told, and fit the model.
+    """Check the number of devices in use, and that the model fits on them; return them.
 
     Under PyTorch, processes started by `torchrun` are connected here if they aren't yet.
     """
@@ -201,10 +190,9 @@ def check_batch(images: int, here: Devices) -> None:
 
 
 def check_limits(model: keras.Model, shares: int = 1) -> None:
-    """Raise a ValueError for what a device lacks for training, as far as it is known before.
+    """Raise a ValueError if training needs arithmetic or memory that a device lacks.
 
-    That is arithmetic in the precision of the model, or memory for its weights, gradients and
-    optimizer states, which are split between a number of devices (`shares`).
+    Weights, gradients and optimizer states are split between `shares` devices.
     """
     name, memory, lacking = device_of(keras.backend.backend())
     precision = model.compute_dtype

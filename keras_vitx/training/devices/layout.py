@@ -1,16 +1,15 @@
-"""The layouts of a model that is split between devices (JAX)."""
+"""How a model is split between devices (JAX)."""
 
 import math
 from typing import Any
 
 import keras
 
-# Minimum number of entries of a variable that is sharded; a smaller one is not worth a collective.
+# Minimum size of a sharded variable; a smaller one is not worth a collective.
 SHARDED = 4096
 
-# Columns of one product, rows of the next: the products of a pair need one sum over the
-# devices between them (Megatron-LM: Shoeybi et al., 2019, Section 3). Of a fused `qkv`, the
-# parts of a head may lie on different devices, between which XLA moves them.
+# Columns of one product, rows of the next, so that a pair needs one sum over the devices
+# (Megatron-LM: Shoeybi et al., 2019, Section 3). XLA moves the parts of a fused `qkv`.
 COLUMNS = r"(?:.*/)?(?:q|k|v|qk|qkv|fc1)"
 ROWS = r"(?:.*/)?(?:attn/proj|fc2)"
 
@@ -32,13 +31,9 @@ class Split(keras.distribution.ModelParallel):
 def layout_for(
     mesh: keras.distribution.DeviceMesh, auto_shard_dataset: bool = True
 ) -> keras.distribution.ModelParallel:
-    """Return the distribution that splits the models of all families over a mesh.
+    """Return the distribution that splits any family's model over the axes "batch" and "model".
 
     It holds for the loop over depth, too, in which each variable has one more axis in front.
-
-    Args:
-        mesh: A mesh with the axes `"batch"`, over which batches are split, and `"model"`.
-        auto_shard_dataset: As in `keras.distribution.ModelParallel`.
     """
     layouts = keras.distribution.LayoutMap(mesh)
     layouts[f"{COLUMNS}/kernel"] = (None, "model")
@@ -48,11 +43,10 @@ def layout_for(
 
 
 class ShardedWeights(keras.distribution.DataParallel):
-    """`DataParallel` in which every device keeps a part of each weight and its optimizer states.
+    """`DataParallel` that splits each weight and its optimizer states over the devices (FSDP).
 
-    Known as FSDP, or the third stage of ZeRO (Rajbhandari et al., 2020). Weights are gathered
-    where a block uses them, in the backward pass again; the loop over depth asks for both, and
-    activations stay where their images are.
+    This is the third stage of ZeRO (Rajbhandari et al., 2020): weights are gathered for each block,
+    and again in the backward pass, while activations stay where their images are.
     """
 
     def get_variable_layout(self, variable):

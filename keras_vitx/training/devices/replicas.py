@@ -1,12 +1,8 @@
-"""What training and evaluation need on several devices, beyond what the engines do.
+"""Training and evaluation on several devices, beyond what the engines do.
 
-- `share_of`: the images of a batch that this process computes (PyTorch; JAX on several
-  machines).
-- `Replicate`: DistributedDataParallel and metrics over all processes under PyTorch; random
-  numbers that differ between replicas under PyTorch and TensorFlow.
-
-Under JAX, the compiled step computes the same function of the whole batch on any number of
-devices, so nothing is left to do.
+Under JAX, the compiled step computes the same function of the whole batch on any number of devices,
+so only `share_of` is needed, on several machines. PyTorch also needs DistributedDataParallel and
+metrics over all processes; PyTorch and TensorFlow, other random numbers for each replica.
 """
 
 from typing import Any
@@ -26,12 +22,12 @@ SEED_STATE = "seed_generator_state"
 
 
 def share_of(batches: Any, pad: bool = False) -> Any:
-    """Return the batches of this process, of which each is a share of a whole batch.
+    """Return the batches of this process, each a share of a whole batch.
 
     Args:
         batches: Whole batches, the same in every process: what `fit` of Keras takes.
-        pad: Whether a batch that the devices don't divide is filled with copies of its first
-            image of weight 0, for evaluation.
+        pad: Whether a batch that the devices don't divide is filled with copies of its first image
+            of weight 0, for evaluation.
 
     Returns:
         A `keras.utils.PyDataset`; or `batches`, where no process needs a share.
@@ -87,7 +83,7 @@ def _padded(batch, images, missing):
 class Replicate(keras.callbacks.Callback):
     """Make `fit` and `evaluate` of Keras compute the same on several devices as on one.
 
-    Part of `kv.fit` and `kv.evaluate`. Without them:
+    `kv.fit` and `kv.evaluate` contain it. Without them:
 
     ```python
     kv.training.use_devices("all")
@@ -96,9 +92,9 @@ class Replicate(keras.callbacks.Callback):
     model.fit(kv.training.share_of(batches), callbacks=[kv.training.Replicate()])
     ```
 
-    Place it after callbacks that restore a state. The metrics must be sums or means over
-    images, as Keras's are. Under TensorFlow and PyTorch, BatchNormalization learns from the images
-    of each replica, and its moving statistics are averaged after each epoch.
+    Place it after callbacks that restore a state. Metrics must be sums or means over images, as
+    Keras's are. Under TensorFlow and PyTorch, BatchNormalization learns from the images of each
+    replica, and its moving statistics are averaged after each epoch.
     """
 
     def __init__(self):
@@ -123,8 +119,8 @@ class Replicate(keras.callbacks.Callback):
         if _runs("torch") and here.process:
             import torch
 
-            # Keras's dropout without a seed draws from PyTorch's own generator. Only the chief's
-            # is saved, so those of others are functions of the step.
+            # Dropout without a seed draws from PyTorch's own generator. Only the chief's is
+            # saved, so those of others are functions of the step.
             numbers = np.random.SeedSequence((self.seed, self.epoch, batch, here.process))
             torch.manual_seed(int(numbers.generate_state(1)[0]))
 
@@ -160,7 +156,7 @@ class Replicate(keras.callbacks.Callback):
         self.model.train_function = self._over_processes(view.train_step)
 
     def _over_processes(self, step):
-        """Return a function of Keras's steps whose metrics count the images of all processes."""
+        """Return a train or test function whose metrics count the images of all processes."""
         import torch
 
         variables = [variable for metric in self.model.metrics for variable in metric.variables]

@@ -14,13 +14,9 @@ def list_recipes() -> list[str]:
 
 
 def get(recipe: str | os.PathLike | Recipe) -> Recipe:
-    """Return the recipe of that name, or of a run; a `Recipe` is returned unchanged.
+    """Return a recipe by its name or the folder of a run; a `Recipe` is returned unchanged.
 
-    Args:
-        recipe: A name of `list_recipes`, the folder of a training run, or a `Recipe`.
-
-    Raises:
-        ValueError: if there is no such recipe; the message suggests the nearest names.
+    Raises a ValueError that suggests the nearest names if there is no such recipe.
     """
     if isinstance(recipe, Recipe):
         return recipe
