@@ -7,7 +7,8 @@ from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.predictions import decode_predictions
 from keras_vitx.data.preprocessing import FileBatch as FileBatch
-from keras_vitx.data.preprocessing import batches_of_files, decode_image
+from keras_vitx.data.preprocessing import batches_of_files
+from keras_vitx.data.preprocessing import decode_image as decode_image
 from keras_vitx.data.preprocessing import preprocess_input as preprocess_input
 from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
 from keras_vitx.renamed import renamed_names
@@ -43,7 +44,6 @@ __all__ = [
     "Pipelines",
     "Split",
     "batches_of_files",
-    "decode_image",
     "decode_predictions",
     "load_dataset",
     "load_real",

@@ -12,7 +12,6 @@ from keras_vitx.models.features import Features as Features
 from keras_vitx.models.features import features as features
 from keras_vitx.models.network import Layers as Layers
 from keras_vitx.models.network import Network as Network
-from keras_vitx.models.network import Similarity as Similarity
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.renamed import renamed_names as _renamed_names
 
