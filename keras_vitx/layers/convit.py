@@ -222,8 +222,9 @@ class GatedPositionalAttention(PositionalAttention):
 
     def gates(self):
         r"""Return $\sigma(\lambda)$, the weight of the positional map per head, `(heads, 1, 1)`."""
-        gates = 1 - self.content_gate if self.constant_positions else ops.sigmoid(self.gating_param)
-        return ops.reshape(gates, (self.num_heads, 1, 1))
+        gate = self.content_gate if self.constant_positions else self.gating_param
+        gate = ops.reshape(gate, (self.num_heads, 1, 1))
+        return 1 - gate if self.constant_positions else ops.sigmoid(gate)
 
     def gated_positions(self):
         r"""Return $1 - \sigma(\lambda)$, `(heads, 1, 1)`, $\sigma(\lambda) R$ and $C$."""

@@ -91,11 +91,12 @@ def fit(
         OSError: if the data can't be read, or a checkpoint can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
-    check_devices(settings.pop("devices", None), model)
+    recipe, devices = recipes.get(recipe), settings.pop("devices", None)
     arguments = {name: settings.pop(name) for name in DATA if name in settings}
     _check(model, head, output, resume or save_every, settings)
-    recipe = recipes.get(recipe).but(**settings)
+    recipe = recipe.but(**settings)
     distillation = distillation_of(recipe, teacher)
+    check_devices(devices, model)
     with Run(output, resume) as run:
         targets = token_labels_of(token_labels, model, source)
         recipe, batches = load_batches(

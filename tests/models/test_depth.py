@@ -196,7 +196,8 @@ FAMILY = {
 
 
 @pytest.mark.parametrize(
-    ("case", "remat"), [("CaiT", True), ("alternating", True), ("similarity", False)]
+    ("case", "remat"),
+    [("CaiT", True), pytest.param("alternating", True, marks=jax_only), ("similarity", False)],
 )
 def test_families(loops, case, remat):
     make, runs = FAMILY[case]
