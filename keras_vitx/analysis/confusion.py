@@ -49,7 +49,7 @@ def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | o
         for row, column in np.ndindex(shares.shape) if few else ():
             share = shares[row, column]
             if share >= 0.005:
-                colour = "black" if share > 0.5 else "white"
+                color = "black" if share > 0.5 else "white"
                 words = f"{100 * share:.0f}"
-                axis.text(column, row, words, ha="center", va="center", fontsize=7, color=colour)
+                axis.text(column, row, words, ha="center", va="center", fontsize=7, color=color)
     return Path(path)

@@ -45,7 +45,7 @@ class LocalMapConvolution(MapLayer):
         super().__init__(**kwargs)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(
-                "`kernel_size` must be odd, so that a kernel has a centre. "
+                "`kernel_size` must be odd, so that a kernel has a center. "
                 f"Received: kernel_size={kernel_size}."
             )
         if constraint not in self.constraints:

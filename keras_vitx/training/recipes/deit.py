@@ -17,7 +17,7 @@ Settings of single models, as changes:
 - ConViT's Table 2 trains on a fraction f of each class for 300 / f epochs.
 - CIFAR-100 at 224 x 224 (ConViT, Appendix C): `epochs=1000` in the text, 3000 in Figure 11.
 
-The released code lists a colour jitter of 0.3 or 0.4, which RandAugment switches off, and
+The released code lists a color jitter of 0.3 or 0.4, which RandAugment switches off, and
 keeps a moving average of the weights that it does not evaluate. Its rate changes once per
 epoch, and one epoch late. Repeated augmentation needs 3 epochs to see every image once.
 """
