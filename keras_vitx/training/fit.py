@@ -86,8 +86,7 @@ def fit(
         metrics on the test images by name, or None.
 
     Raises:
-        ValueError: if the data do not fit the model or the devices, or `output` is in use, holds a
-            run already, or one that `resume` can't continue.
+        ValueError: if the data do not fit the model or the devices, or `output` can't be used.
         OSError: if the data can't be read, or a checkpoint can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
