@@ -17,29 +17,24 @@ class Attention(Layer):
     A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))), \qquad y = A V W_o + b_o,$$
     where $d$ is the size of a head, $l$ are the layers of `on_logits` and $w$ those of
     `on_weights`, in order. The softmax is computed in float32 in every precision. Layers of
-    `on_weights` may change the number of maps; there is one value head per final map.
-    If both lists are empty, no dropout applies and the maps are not requested, the backend's
-    fused attention runs instead.
+    `on_weights` may change the number of maps; there is one value head per final map. With neither
+    list, no dropout and no maps requested, the backend's fused attention runs instead.
 
-    Input: `(batch, tokens, dim)`. Output: the same shape; with
-    `return_attention_scores=True`, a pair of it and the maps that multiplied the values,
-    `(batch, heads, tokens, tokens)`.
+    Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
+    pair of it and the maps that multiplied the values, `(batch, heads, tokens, tokens)`; with
+    `return_parts=True`, a pair of it and a dictionary: `softmax`, the maps before `on_weights`
+    (None if the layer computes none), and `maps`, those that multiplied the values.
 
-    `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a
-    query may attend a key, as in `keras.layers.MultiHeadAttention`; a mask of padding
-    `(batch, keys)` is passed as `mask[:, None, :]`. The softmax runs over the allowed keys; the
-    maps are 0 at the others, after each layer of `on_weights`, too, and for a query without an
-    allowed key. The layers over maps know no mask: they see the zeros. A convolution also sees
-    the rows of neighboring queries, so padded queries must be masked for it, too:
+    `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a query
+    may attend a key; a mask of padding `(batch, keys)` is passed as `mask[:, None, :]`. The softmax
+    runs over the allowed keys; the maps are 0 at the others, after each layer of `on_weights`, too,
+    and for a query without an allowed key. The layers over maps see the zeros. A convolution also
+    sees the rows of neighboring queries, so padded queries must be masked for it, too:
     `mask[:, :, None] & mask[:, None, :]`.
 
-    With `return_parts=True`, the output is a pair of `y` and a dictionary: `softmax`, the maps
-    before `on_weights` (None if the layer computes none), and `maps`, those that multiplied the
-    values.
-
-    A subclass overrides the step in which it differs: `projections` (to queries, keys and
-    values, with `build_projections`), `logits_of`, `weights_of` (the maps before `on_weights`),
-    `maps_of` (after).
+    A subclass overrides the step in which it differs: `projections` (to queries, keys and values,
+    with `build_projections`), `logits_of`, `weights_of` (the maps before `on_weights`), `maps_of`
+    (after).
 
     Args:
         num_heads: Number of query and key heads.
@@ -51,8 +46,7 @@ class Attention(Layer):
         qkv_bias: Whether the projections to queries, keys and values have a bias.
         dropout: Dropout rate of the maps.
         proj_dropout: Dropout rate of the output projection.
-        initialization: Initial weights of the projections, as in
-            `keras_vitx.layers.initializers`: `"normal"`, or `"uniform"` in PiT.
+        initialization: Initial weights of the projections, as in `keras_vitx.layers.initializers`.
 
     Raises:
         ValueError: at build, when `num_heads` does not divide `dim`, or shared maps have another
@@ -105,8 +99,9 @@ class Attention(Layer):
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
         mask = as_mask(attention_mask, value if query is None else query, value)
+        changes_maps = self.reads_maps or self.on_logits or self.on_weights
         weights = maps = None
-        if return_attention_scores or return_parts or self.needs_maps(training):
+        if return_attention_scores or return_parts or changes_maps or (training and self.dropout):
             weights = self.weights_of(query, key, training, mask)
             maps = self.maps_of(weights, shared, training, mask)
             y = self.aggregate(maps, value, training)
@@ -118,10 +113,7 @@ class Attention(Layer):
         return (y, maps) if return_attention_scores else y
 
     def projections(self, x, training=False):
-        """Return the queries, keys and values of the tokens `x`.
-
-        Each is `(batch, tokens, heads, size)`; the number of value heads may differ.
-        """
+        """Return queries, keys and values, each `(batch, tokens, heads, size)`."""
         x, heads = self.split_heads(self.run(self.qkv, x, training)), self.num_heads
         if self.value_width == self.width:
             # The gradient of a split is one concatenation; that of slices, a sum of three tensors.
@@ -130,14 +122,7 @@ class Attention(Layer):
         return x[:, :, :heads], x[:, :, heads : 2 * heads], x[:, :, 2 * heads :]
 
     def weights_of(self, query, key, training=False, mask=None):
-        """Return the maps after the softmax, `(batch, heads, queries, keys)`.
-
-        Args:
-            query: `(batch, queries, heads, size)`.
-            key: `(batch, keys, heads, size)`.
-            training: Whether this is a training pass.
-            mask: `(batch or 1, 1, queries or 1, keys)`, boolean, or None.
-        """
+        """Return the maps after the softmax, `(batch, heads, queries, keys)`."""
         logits = self.logits_of(query, key)
         logits = self.run_over_maps(self.on_logits, logits, training, mask)
         # A layer that computes in float32 sees maps that were not rounded before.
@@ -150,7 +135,8 @@ class Attention(Layer):
 
     def maps_of(self, weights, shared, training=False, mask=None):
         """Return the maps that multiply the values; `shared` are those of an earlier block."""
-        return self.run_over_maps(self.on_weights, weights, training, mask)
+        maps = weights if self.computes_maps else shared
+        return self.run_over_maps(self.on_weights, maps, training, mask)
 
     def run_over_maps(self, layers, maps, training=False, mask=None):
         """Run map layers, one after another; the masked entries of what they see are 0."""
@@ -164,11 +150,6 @@ class Attention(Layer):
         y = ops.save(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
         return ops.transpose(y, (0, 2, 1, 3))
 
-    def needs_maps(self, training=False):
-        """Return whether the maps are computed, for a layer or a dropout over them."""
-        drops = training and self.dropout
-        return self.reads_maps or self.on_logits or self.on_weights or drops
-
     def fused(self, query, key, value, training=False, mask=None):
         """Return `aggregate(weights_of(query, key), value)` without the maps."""
         return ops.attention(query, key, value, mask, training)
@@ -181,8 +162,8 @@ class Attention(Layer):
         return self.run_all(self.on_output, y, training)
 
     def build(self, input_shape):
-        # Sets `size`, `width` (of queries and of keys), `value_width`, and `emitted_heads`, the
-        # number of heads of the maps that a block passes on to the next.
+        # `width` is that of all queries, or keys; `emitted_heads` the number of heads of the maps
+        # that a block passes on to the next.
         if self.reads_maps:
             input_shape, shared = input_shape
             check_shared_maps(input_shape, shared, self.num_heads)
@@ -192,9 +173,8 @@ class Attention(Layer):
                 "`num_heads` must divide the width of the tokens. "
                 f"Received: num_heads={self.num_heads}, width={dim}."
             )
-        _, heads, queries, _ = build_all(
-            (*self.on_logits, *self.on_weights), self.maps_shape(tokens)
-        )
+        over_maps = (*self.on_logits, *self.on_weights)
+        _, heads, queries, _ = build_all(over_maps, self.maps_shape(tokens))
         for layer in (*self.on_input, *self.on_output):
             layer.build(input_shape)
         self.size = self.head_size or dim // self.num_heads
@@ -221,22 +201,19 @@ class Attention(Layer):
 
 def check_shared_maps(tokens: tuple, maps: tuple, num_heads: int) -> None:
     """Check that shared maps have one row and one column per token, and `num_heads` heads."""
-    expected = (num_heads, tokens[1], tokens[1])
-    if any(
-        None not in (found, wanted) and found != wanted
-        for found, wanted in zip(maps[1:], expected, strict=True)
-    ):
+    expected = (None, num_heads, tokens[1], tokens[1])
+    pairs = zip(maps, expected, strict=True)
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         raise ValueError(
-            "The carried maps must have the shape (batch, heads, tokens, tokens) of the "
-            f"attention that receives them, (None, {', '.join(map(str, expected))}). "
-            f"Received: maps of shape {tuple(maps)}."
+            "The carried maps must have the shape (batch, heads, tokens, tokens) of the attention "
+            f"that receives them, {expected}. Received: maps of shape {tuple(maps)}."
         )
 
 
 def as_mask(attention_mask: Any, queries: Any, keys: Any) -> Any:
-    """Return a mask, broadcastable to `(batch, queries, keys)`, as booleans; None for None.
+    """Return a mask as booleans, `(batch or 1, 1, queries or 1, keys)`; None for None.
 
-    The result is `(batch or 1, 1, queries or 1, keys)`. Raises a ValueError for others.
+    Raises a ValueError for one that is not broadcastable to `(batch, queries, keys)`.
     """
     if attention_mask is None:
         return None

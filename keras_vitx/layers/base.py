@@ -39,6 +39,12 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def check_one_of(name: str, value: Any, known: tuple) -> None:
+    """Check an argument that chooses one of several forms."""
+    if value not in known:
+        raise ValueError(f"`{name}` must be one of {known}. Received: {value!r}.")
+
+
 class InferenceForm(NamedTuple):
     """The arguments and weights of a layer that differ in an equal form for inference.
 
@@ -115,16 +121,15 @@ class Layer(keras.layers.Layer):
         self, units: int, name: str, input_shape: tuple, use_bias: bool = True, **arguments: Any
     ) -> keras.layers.Dense:
         """Return a built child `Dense` with this layer's precision and initialization."""
-        # A child without a dtype policy would have the global one when a model is loaded.
         arguments = {
             **initializers(self.initialization, input_shape[-1]),
+            # A child without a dtype policy would have the global one when a model is loaded.
             "dtype": self.dtype_policy,
+            "trainable": self.trainable,
             **arguments,
             **self.adapted.get(name, {}),
         }
-        layer = keras.layers.Dense(
-            units, use_bias=use_bias, trainable=self.trainable, name=name, **arguments
-        )
+        layer = keras.layers.Dense(units, use_bias=use_bias, name=name, **arguments)
         layer.build(input_shape)
         return layer
 
@@ -141,13 +146,14 @@ def _changes(child: keras.layers.Layer) -> dict[str, Any]:
     """Return the `Dense` arguments that redo later changes; for a layer of ours, by child."""
     if isinstance(child, Layer):
         return child.get_config().get("adapted", {})
+    if not isinstance(child, keras.layers.Dense):
+        return {}
     changes: dict[str, Any] = {}
-    if isinstance(child, keras.layers.Dense) and child.lora_rank:
-        changes.update(lora_rank=child.lora_rank, lora_alpha=child.lora_alpha)
-    if isinstance(child, keras.layers.Dense) and child.quantization_mode is not None:
-        for name, value in (
-            ("dtype", child.dtype_policy),
-            ("quantization_config", child.quantization_config),
-        ):
-            changes[name] = keras.saving.serialize_keras_object(value)
+    if child.lora_rank:
+        changes = {"lora_rank": child.lora_rank, "lora_alpha": child.lora_alpha}
+    if child.quantization_mode is not None:
+        quantized = {"dtype": child.dtype_policy, "quantization_config": child.quantization_config}
+        changes |= {
+            name: keras.saving.serialize_keras_object(one) for name, one in quantized.items()
+        }
     return changes

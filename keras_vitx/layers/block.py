@@ -3,7 +3,7 @@
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, check_one_of, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -15,33 +15,29 @@ class Block(Layer):
     x \leftarrow x + d_2(\gamma_2 \odot \mathrm{mlp}(\eta_2(s x))) / s$$
     with $\eta$ LayerNorm, $\gamma$ LayerScale and $d$ stochastic depth.
 
-    Input and output: `(batch, tokens, dim)`. With `return_attention_scores=True`, the
-    output is a pair of it and the maps of the attention. An `attention_mask`, broadcastable to
-    `(batch, tokens, tokens)`, is passed on to the attention.
-
-    With `return_parts=True`, the output is a pair of it and a dictionary: `normalized`, the
-    tokens that the attention reads; `softmax` and `maps`, its maps before and after
-    modification, None without; `attention_branch` and `mlp_branch`, both branches as they are
-    added to the tokens, before stochastic depth.
+    Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
+    pair of it and the maps of the attention; with `return_parts=True`, a pair of it and a
+    dictionary: `normalized`, the tokens that the attention reads; `softmax` and `maps`, its maps
+    before and after modification, None without; `attention_branch` and `mlp_branch`, both branches
+    as they are added to the tokens, before stochastic depth. An `attention_mask`, broadcastable to
+    `(batch, tokens, tokens)`, is that of the attention.
 
     Args:
-        attention: A layer on tokens that takes `return_attention_scores`; one that
-            does not (such as `TokenMixing`) has no maps.
+        attention: A layer on tokens that takes `return_attention_scores`; one that does not (such
+            as `TokenMixing`) has no maps.
         mlp: A layer on tokens.
         layer_scale: Initial value of $\gamma$, a number or an initializer; None is no $\gamma$.
         scalar_scale: One $\gamma$ per branch instead of one per channel.
-        residual_scale: $s$; 1 is the plain block, 0.5 that of DeepViT-S, DeepViT-L
-            and Refined-ViT.
+        residual_scale: $s$; 0.5 in DeepViT-S, DeepViT-L and Refined-ViT.
         drop_path: Rate of stochastic depth.
         epsilon: Epsilon of the norms.
-        residual_dtype: Precision in which the tokens are summed and normalized: None, that of
-            the layer, or `"float32"`, also under a policy of half precision. There, a sum
+        residual_dtype: Precision in which the tokens are summed and normalized: None, that of the
+            layer, or `"float32"`, also under a policy of half precision. There, a sum
             $x + \gamma b$ rounds to $x$ while $\gamma$ is near its start.
 
     Raises:
         ValueError: if `residual_scale` is not above 0, or `residual_dtype` is unknown; at the
-            call, if the attention (such as `TokenMixing`) takes no `attention_mask` and is given
-            one.
+            call, if an attention that takes no `attention_mask` is given one.
     """
 
     varying = ("drop_path",)
@@ -62,10 +58,7 @@ class Block(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if residual_dtype not in (None, "float32"):
-            raise ValueError(
-                f"`residual_dtype` must be None or 'float32'. Received: {residual_dtype!r}."
-            )
+        check_one_of("residual_dtype", residual_dtype, (None, "float32"))
         if residual_scale <= 0:
             raise ValueError(
                 f"`residual_scale` must be above 0. Received: residual_scale={residual_scale}."
@@ -195,7 +188,7 @@ class Block(Layer):
         return x if self.residual_dtype is None else ops.cast(x, self.residual_dtype)
 
     def compute_output_spec(self, x, training=False, attention_mask=None, **returned):
-        """Return the spec of the output without tracing the block, which would take seconds."""
+        # Without tracing the block, which would take seconds.
         if any(returned.values()):
             return super().compute_output_spec(x, **returned)
         batch, count, dim = (x[0] if self.takes_maps else x).shape
@@ -212,9 +205,8 @@ class PostNormBlock(Block):
 
     $$x \leftarrow \eta_1(x + d_1(\gamma_1 \odot \mathrm{attention}(x))), \qquad
     x \leftarrow \eta_2(x + d_2(\gamma_2 \odot \mathrm{mlp}(x)))$$
-    Like `Block`, but for the places of the norms; `residual_scale` must be 1.
 
-    Input and output: `(batch, tokens, dim)`.
+    Input and output: `(batch, tokens, dim)`. The arguments are those of `Block`.
 
     Raises:
         ValueError: if `residual_scale` is not 1.

@@ -9,52 +9,41 @@ from keras_vitx.layers.regularization import LayerScale as LayerScale
 
 
 def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
-    """Attention with a linear mix of the heads before and after the softmax.
+    """Attention with a linear mix of the heads before and after the softmax (CaiT, Section 4.3).
 
-    CaiT, Section 4.3. The two mixes are named `proj_l` and `proj_w`, as in the
-    public checkpoints.
+    The mixes are named `proj_l` and `proj_w`, as in the public checkpoints.
 
     Args:
         num_heads: Number of heads.
         **kwargs: Further arguments of `Attention`.
     """
     dtype = kwargs.get("dtype")
-    return Attention(
-        num_heads,
-        on_logits=[HeadMixing(name="proj_l", dtype=dtype)],
-        on_weights=[HeadMixing(name="proj_w", dtype=dtype)],
-        **kwargs,
-    )
+    before, after = HeadMixing(name="proj_l", dtype=dtype), HeadMixing(name="proj_w", dtype=dtype)
+    return Attention(num_heads, on_logits=[before], on_weights=[after], **kwargs)
 
 
 @register
 class ClassAttention(Attention):
     r"""Attention from the class tokens to all tokens (CaiT, Section 3, Equations 5-9).
 
-    With $z = [x_\text{class}, x_\text{patches}]$:
-    $Q = x_\text{class} W_q + b_q$, $K = z W_k + b_k$, $V = z W_v + b_v$, then as in
-    `Attention`. The cost is linear in the number of tokens.
+    With $z = [x_\text{class}, x_\text{patches}]$: $Q = x_\text{class} W_q + b_q$,
+    $K = z W_k + b_k$, $V = z W_v + b_v$, then as in `Attention`. The cost is linear in the number
+    of tokens.
 
-    Input: `(batch, class tokens + patches, dim)`, class tokens first.
-    Output: `(batch, class tokens, dim)`; with `return_attention_scores=True`, a pair of it
-    and the maps `(batch, heads, class tokens, keys)`. An `attention_mask` is broadcastable to
-    `(batch, class tokens, keys)`.
+    Input: `(batch, class tokens + patches, dim)`, class tokens first. Output:
+    `(batch, class tokens, dim)`; maps and mask have a row per class token.
 
     Args:
-        num_heads: Number of heads. It must divide `dim`.
-        num_class_tokens: Number of leading tokens that have queries: 1, or 2 with a
-            distillation token (Table B.1).
+        num_heads: Number of heads.
+        num_class_tokens: Number of leading tokens that have queries: 1, or 2 with a distillation
+            token (Table B.1).
         class_in_keys: Whether keys and values include the class tokens; False is
             $z = x_\text{patches}$ of Appendix B.
         **kwargs: Further arguments of `Attention`.
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        num_class_tokens: int = 1,
-        class_in_keys: bool = True,
-        **kwargs,
+        self, num_heads: int, num_class_tokens: int = 1, class_in_keys: bool = True, **kwargs
     ):
         super().__init__(num_heads, **kwargs)
         self.num_class_tokens = num_class_tokens
@@ -83,14 +72,12 @@ class ClassAttention(Attention):
 
 @register
 class ClassBlock(Block):
-    r"""A block that updates the class tokens only (CaiT, Section 3).
+    r"""A block that updates the class tokens only; the patches pass unchanged (CaiT, Section 3).
 
-    Like `Block`, with an attention that returns one output per class token
-    (`ClassAttention`); the patch tokens pass through unchanged.
+    Like `Block`, with an attention that returns one output per class token (`ClassAttention`).
 
     Input and output: `(batch, class tokens + patches, dim)`, class tokens first. An
-    `attention_mask` is that of the attention, `(batch, class tokens, keys)`; the MLP, which
-    only sees the class tokens, has none.
+    `attention_mask` is that of the attention, `(batch, class tokens, keys)`.
     """
 
     def add_branches(self, x, attended, training):

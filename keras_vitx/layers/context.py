@@ -3,7 +3,7 @@
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, check_one_of, register
 from keras_vitx.layers.initializers import start_from
 from keras_vitx.layers.maps import MapLayer
 
@@ -14,20 +14,19 @@ CONTEXTS = ("mean", "max", "class", "class_product", "class_and_mean")
 class ContextBroadcasting(Layer):
     r"""The mean over all tokens, added to each token: $y = (x + \bar x) / 2$.
 
-    Context Broadcasting, Section 2.2, Equation 1; the mean includes the class token. With a
-    `scale` it is $\mathrm{CB_S}$ (dimension scaling): $y = x + \Lambda \odot \bar x$ with
-    $\Lambda$ of length `dim`. The formula of $\mathrm{CB_S}$ is unreadable in our copy of the
-    paper; its form and the initial value of $\Lambda$ are our interpretation.
+    Context Broadcasting, Section 2.2, Equation 1; the mean includes the class token. With a `scale`
+    it is $\mathrm{CB_S}$ (dimension scaling): $y = x + \Lambda \odot \bar x$ with $\Lambda$ of
+    length `dim`. The formula of $\mathrm{CB_S}$ is unreadable in our copy of the paper; its form
+    and the initial value of $\Lambda$ are our interpretation.
 
     Input and output: `(batch, tokens, dim)`.
 
     Args:
-        context: What takes the place of $\bar x$ (Tables 10, 13, 14): `"mean"`, $\bar x$
-            itself; `"max"`, the maximum over tokens; `"class"`, the first token;
-            `"class_product"`, which multiplies every other token by the first (our reading of
-            Tables 13 and 14, whose formula is lost),
-            $y_i = x_i \odot x_0$; `"class_and_mean"`, $(x_0 + \bar x) / 2$, our
-            interpretation of their combination.
+        context: What takes the place of $\bar x$ (Tables 10, 13, 14): `"mean"`, $\bar x$ itself;
+            `"max"`, the maximum over tokens; `"class"`, the first token; `"class_product"`,
+            $y_i = x_i \odot x_0$ for every other token (our reading of Tables 13 and 14, whose
+            formula is lost); `"class_and_mean"`, $(x_0 + \bar x) / 2$, our interpretation of their
+            combination.
         scale: Initial value of $\Lambda$, a number or an initializer; None is no $\Lambda$.
         halve: Whether the sum is halved; by default only without a `scale`.
 
@@ -43,8 +42,7 @@ class ContextBroadcasting(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if context not in CONTEXTS:
-            raise ValueError(f"`context` must be one of {CONTEXTS}. Received: {context!r}.")
+        check_one_of("context", context, CONTEXTS)
         if context == "class_product" and scale is not None:
             raise ValueError(
                 "`scale` must be None with context='class_product', which adds no context. "
@@ -112,11 +110,10 @@ class SqueezeExcitation(Layer):
 class UniformHeads(MapLayer):
     r"""Uniform maps, appended to the learned ones: $A_{ij} = 1/N$, with $N$ keys.
 
-    Context Broadcasting, Section 2.2, Table 3. For use in `on_weights`; the attention then
-    has one value head per map. With $H$ heads,
-    `Attention(H - 1, head_size=dim // H, on_weights=[UniformHeads(1)])` replaces one head,
-    the same with `UniformHeads(2)` does so at equal parameters, and
-    `Attention(H, on_weights=[UniformHeads(1)])` appends one.
+    Context Broadcasting, Section 2.2, Table 3. For use in `on_weights`; the attention then has one
+    value head per map. With $H$ heads, `Attention(H - 1, head_size=dim // H,
+    on_weights=[UniformHeads(1)])` replaces one head, the same with `UniformHeads(2)` does so at
+    equal parameters, and `Attention(H, on_weights=[UniformHeads(1)])` appends one.
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `count` more heads.
 

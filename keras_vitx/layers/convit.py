@@ -1,5 +1,6 @@
 """ConViT's positional self-attention (PSA) and gated positional self-attention (GPSA)."""
 
+from collections.abc import Callable
 from math import isqrt
 
 import keras
@@ -7,27 +8,21 @@ import numpy as np
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import InferenceForm, register
+from keras_vitx.layers.base import InferenceForm, check_one_of, register
 from keras_vitx.layers.initializers import normal
 
 
-class ConvolutionalStart(keras.initializers.Initializer):
-    r"""Initial positional weights: each head attends one offset of a $k \times k$ convolution.
+def convolutional_start(locality_strength: float) -> Callable:
+    r"""Return the initializer of positional weights with one offset of a convolution per head.
 
-    ConViT, Section 2, Equation 5. With $k = \lfloor\sqrt{\text{num heads}}\rfloor$ and
-    the center $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head
-    $h_1 + k h_2$ has the weights $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for
-    (x, y, squared distance), in the order of the public checkpoints. Heads beyond $k^2$ start
-    at random, scaled by $\alpha$, the `locality_strength`.
+    ConViT, Section 2, Equation 5. With $k = \lfloor\sqrt{\text{num heads}}\rfloor$ and the center
+    $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head $h_1 + k h_2$ has the
+    weights $\alpha\,(2 (h_2 - c),\ 2 (h_1 - c),\ -1)$ for (x, y, squared distance), in the order of
+    the public checkpoints. Heads beyond $k^2$ start at random, scaled by $\alpha$, the
+    `locality_strength`.
     """
 
-    def __init__(self, locality_strength: float):
-        self.locality_strength = locality_strength
-
-    def get_config(self):
-        return {"locality_strength": self.locality_strength}
-
-    def __call__(self, shape, dtype=None):
+    def start(shape, dtype=None):
         heads = shape[1]
         side = isqrt(heads)
         center = (side - 1) / 2 if side % 2 == 0 else side // 2
@@ -37,7 +32,9 @@ class ConvolutionalStart(keras.initializers.Initializer):
         if heads > side**2:
             rest = normal()((shape[0], heads - side**2), dtype=dtype)
             kernel = ops.concatenate([kernel, rest], axis=1)
-        return self.locality_strength * kernel
+        return locality_strength * kernel
+
+    return start
 
 
 @register
@@ -49,28 +46,26 @@ class PositionalAttention(Attention):
     r_{ij} = (x_j - x_i,\ y_j - y_i,\ |\delta_{ij}|^2),$$
     in units of patches, with learned $v$ and $b$ per head (`pos_proj`).
 
-    Input: `(batch, patches, dim)`, without a class token, patches row by row.
-    Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps
-    `(batch, heads, patches, patches)`.
+    Input and output: `(batch, patches, dim)`, without a class token, patches row by row; maps, as
+    in `Attention`, `(batch, heads, patches, patches)`.
 
     Args:
         num_heads: Number of heads.
         grid: Rows and columns of patches; None is a square grid.
         conv_start: Whether the value projection starts as the identity, $v$ as a convolution
-            (Equation 5), and, without gates, the projections to queries and keys as zeros.
-            Neither of these two then receives a gradient: the attention stays positional, as
-            Appendix A reports. `num_heads` must be a square; `"partial"` accepts any number
-            and starts the heads beyond the largest square at random, as the public code does.
+            (Equation 5), and, without gates, the projections to queries and keys as zeros. Neither
+            of these two then receives a gradient: the attention stays positional, as Appendix A
+            reports. `num_heads` must be a square; `"partial"` accepts any number and starts the
+            heads beyond the largest square at random, as the public code does.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
-        constant_positions: Whether the positional terms of rows and columns are stored
-            (`by_row`, `by_column`) in place of $v$ and $b$: the form at inference, after
-            `keras_vitx.fuse`.
+        constant_positions: Whether the positional terms of rows and columns are stored (`by_row`,
+            `by_column`) in place of $v$ and $b$: the form at inference, after `keras_vitx.fuse`.
         **kwargs: Further arguments of `Attention`.
 
     Raises:
-        ValueError: if `num_heads` is not a square, and at build if the number of
-            patches of `grid` is not the number of tokens.
+        ValueError: if `num_heads` is not a square, and at build if the number of patches of `grid`
+            is not the number of tokens.
     """
 
     # Queries and keys start at 0 beside a convolutional start (Equation 5).
@@ -88,10 +83,7 @@ class PositionalAttention(Attention):
     ):
         super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
         side = isqrt(num_heads)
-        if conv_start not in (True, False, "partial"):
-            raise ValueError(
-                f"`conv_start` must be True, False or 'partial'. Received: {conv_start!r}."
-            )
+        check_one_of("conv_start", conv_start, (True, False, "partial"))
         if conv_start is True and side**2 != num_heads:
             raise ValueError(
                 "`num_heads` must be a square for the convolutional start, with one head per "
@@ -121,7 +113,7 @@ class PositionalAttention(Attention):
                 shape = (self.num_heads, side, side)
                 setattr(self, name, self.add_weight(name=name, shape=shape, initializer="zeros"))
             return
-        start = ConvolutionalStart(self.locality_strength)
+        start = convolutional_start(self.locality_strength)
         kernel = {"kernel_initializer": start} if self.conv_start else {}
         self.pos_proj = self.dense(self.num_heads, "pos_proj", (None, 3), **kernel)
 
@@ -179,18 +171,16 @@ class GatedPositionalAttention(PositionalAttention):
     ConViT, Section 3, Equations 6 and 7:
     $$A = (1 - \sigma(\lambda))\,\mathrm{softmax}(Q K^\top / \sqrt d)
         + \sigma(\lambda)\,\mathrm{softmax}(v^\top r + b)$$
-    with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination
-    of maps sum to 1, so that Equation 6's `normalize` changes nothing and is left out. Without
-    layers over the maps, the content term is fused attention. The positional map $P$ is the
-    same for all images, and the softmax of a sum over axes is a product over axes,
-    $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$: so $P V$ is two products, of $R$ with the rows and
-    of $C$ with the columns of the values of the whole batch. With `constant_positions`,
-    $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are stored. With an `attention_mask`, both
-    softmaxes run over the allowed keys, and nothing is fused.
+    with one gate $\lambda$ per head (`gating_param`). The rows of a convex combination of maps sum
+    to 1, so Equation 6's `normalize` changes nothing and is left out. Without layers over the maps,
+    the content term is fused attention. The positional map $P$ is the same for all images, and the
+    softmax of a sum over axes is a product over axes, $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$: so
+    $P V$ is two products, of $R$ with the rows and of $C$ with the columns of the values of the
+    whole batch. With `constant_positions`, $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are
+    stored. With an `attention_mask`, both softmaxes run over the allowed keys, and nothing is
+    fused.
 
-    Input: `(batch, patches, dim)`, without a class token, patches row by row.
-    Output: the same shape; with `return_attention_scores=True`, a pair of it and the maps
-    `(batch, heads, patches, patches)`.
+    Input and output: as of `PositionalAttention`, `(batch, patches, dim)`.
 
     Args:
         num_heads: Number of heads.

@@ -6,7 +6,7 @@ import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import InferenceForm, register
+from keras_vitx.layers.base import InferenceForm, check_one_of, register
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, folded
 
@@ -15,17 +15,15 @@ from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, 
 class ReAttention(MapLayer):
     r"""New maps from all heads: $A' = s\,\mathrm{BN}(\Theta A + b)$.
 
-    DeepViT, Section 4.2, Equation 3; BN runs over the head axis.
-
-    It computes in float32 in every precision: the maps, with a spread of about 0.01, are lost in
-    half precision beside $b$, which starts within $\pm 1/\sqrt{\text{heads}}$ and which BN
-    subtracts again.
+    DeepViT, Section 4.2, Equation 3; BN runs over the head axis. It computes in float32 in every
+    precision: the maps, with a spread of about 0.01, are lost in half precision beside $b$, which
+    starts within $\pm 1/\sqrt{\text{heads}}$ and which BN subtracts again.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        map_scale: $s$; 1, except in the released DeepViT-S, where it is $1/\sqrt{d}$ with
-            $d$ the size of a head.
+        map_scale: $s$; 1, except in the released DeepViT-S, where it is $1/\sqrt{d}$ with $d$ the
+            size of a head.
         normalize: Whether to apply BN. Without it, $A' = s\,(\Theta A + b)$.
     """
 
@@ -64,8 +62,7 @@ def DeepAttention(
 
     Args:
         num_heads: Number of heads.
-        map_scale: As in `ReAttention`.
-        normalize: As in `ReAttention`.
+        map_scale, normalize: As in `ReAttention`.
         **kwargs: Further arguments of `Attention`.
     """
     layer = ReAttention(map_scale, normalize, name="re_attention", dtype=kwargs.get("dtype"))
@@ -77,14 +74,12 @@ class SharedAttention(Attention):
     r"""Attention that reuses the maps of an earlier block, without queries and keys.
 
     $$V = x W_v + b_v, \qquad y = w(A_\text{shared}) V W_o + b_o,$$
-    with $w$ the layers of `on_weights`. With `ReAttention` it is the reuse of maps in
-    DeepViT, Appendix A, Equation 5; with a refiner, the second of Refined-ViT's two
-    kinds of block. An `attention_mask` masks $A_\text{shared}$, whose rows are not
-    normalized again.
+    with $w$ the layers of `on_weights`. With `ReAttention` it is the reuse of maps in DeepViT,
+    Appendix A, Equation 5; with a refiner, the second of Refined-ViT's two kinds of block. An
+    `attention_mask` masks $A_\text{shared}$, whose rows are not normalized again.
 
-    Input: a pair of tokens `(batch, tokens, dim)` and shared maps
-    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
-    `return_attention_scores=True`, a pair of it and the maps that multiplied the values.
+    Input: a pair of tokens `(batch, tokens, dim)` and shared maps `(batch, heads, tokens, tokens)`.
+    Output: as of `Attention`, `(batch, tokens, dim)`.
 
     Args:
         num_heads: Number of heads of the shared maps.
@@ -105,9 +100,6 @@ class SharedAttention(Attention):
     def weights_of(self, query, key, training=False, mask=None):
         return None
 
-    def maps_of(self, weights, shared, training=False, mask=None):
-        return self.run_over_maps(self.on_weights, shared, training, mask)
-
 
 @register
 class Temperature(MapLayer):
@@ -118,8 +110,8 @@ class Temperature(MapLayer):
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        temperature: $\tau$, above 0. One that decreases linearly from block to block is
-            the decayed temperature of Table 5.
+        temperature: $\tau$, above 0. One that decreases linearly from block to block is the decayed
+            temperature of Table 5.
         learnable: Whether $\tau$ is trained, with `temperature` as its initial value.
 
     Raises:
@@ -137,11 +129,8 @@ class Temperature(MapLayer):
 
     def build(self, input_shape):
         if self.learnable:
-            self.tau = self.add_weight(
-                name="tau",
-                shape=(1,),
-                initializer=keras.initializers.Constant(self.temperature),
-            )
+            start = keras.initializers.Constant(self.temperature)
+            self.tau = self.add_weight(name="tau", shape=(1,), initializer=start)
 
     def call(self, maps):
         tau = self.tau if self.learnable else self.temperature
@@ -156,21 +145,20 @@ class CarryingBlock(Block):
     (`SharedAttention`), those that it received.
 
     Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and maps
-    `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`, else the tokens;
-    with `return_attention_scores=True`, a pair of that and the maps of the attention.
+    `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`, else the tokens; with
+    `return_attention_scores=True`, a pair of that and the maps of the attention.
 
     Args:
-        attention: As in `Block`. `SharedAttention` and `AccumulatingAttention` receive the
-            shared maps, others only the tokens.
+        attention: As in `Block`. `SharedAttention` and `AccumulatingAttention` receive the shared
+            maps, others only the tokens.
         mlp: As in `Block`.
         takes_maps: Whether the block receives maps.
         gives_maps: Whether the block emits maps.
-        similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training,
-            $\lambda$ times the similarity of this block's maps to the received ones is
-            added to the loss.
+        similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training, $\lambda$ times the
+            similarity of this block's maps to the received ones is added to the loss.
         similarity_over: Axis of the cosine. `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, as in the
-            released DeepViT loss; `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$ (Section 3,
-            Equation 2). Both are averaged over the other axes.
+            released DeepViT loss; `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$ (Section 3, Equation
+            2). Both are averaged over the other axes.
         similarity_of: Which maps of this block are compared: `"used"`, those that multiply its
             values; `"carried"`, those that it emits, as in the released Refined-ViT, whose
             similarity is 1 where the attention computes none.
@@ -230,9 +218,5 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
 
 def check_similarity(over: str, of: str) -> None:
     """Check which maps are compared, and over which axis."""
-    for name, value, known in (
-        ("similarity_over", over, tuple(SIMILARITY_AXES)),
-        ("similarity_of", of, ("used", "carried")),
-    ):
-        if value not in known:
-            raise ValueError(f"`{name}` must be one of {known}. Received: {value!r}.")
+    check_one_of("similarity_over", over, tuple(SIMILARITY_AXES))
+    check_one_of("similarity_of", of, ("used", "carried"))

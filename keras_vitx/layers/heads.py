@@ -1,7 +1,6 @@
 """Heads with several classifiers. They compute in float32 in every precision."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 from keras import ops
@@ -14,8 +13,8 @@ class SeveralHeads(Layer):
 
     It returns the prediction $\phi(z)$, with $z$ the combined logits, in training, too; with
     `return_parts=True`, $\phi$ of the logits of each classifier, by name, for the training loss. A
-    subclass defines `parts`, `prediction`, `loss_weights` and `names`, as in the checkpoints; the
-    first name is `"head"`, that of the class token's classifier.
+    subclass defines `parts(x)`, the logits by name, `prediction(parts)`, the combined logits,
+    `loss_weights`, and `names`, as in the checkpoints; the first is `"head"`, the class token's.
     """
 
     names: tuple[str, ...] = ()
@@ -38,14 +37,6 @@ class SeveralHeads(Layer):
         for name in self.names:
             setattr(self, name, self.dense(self.classes, name, (None, input_shape[-1])))
 
-    def parts(self, x: Any) -> dict[str, Any]:
-        """Return the logits of each classifier, by name."""
-        raise NotImplementedError
-
-    def prediction(self, parts: dict[str, Any]) -> Any:
-        """Combine the logits of the parts to those of the prediction, `(batch, classes)`."""
-        raise NotImplementedError
-
     def call(self, x, return_parts=False):
         parts = self.parts(x)
         if return_parts:
@@ -58,10 +49,9 @@ class DistilledHead(SeveralHeads):
     r"""DeiT's head: one classifier of the class token and one of the distillation token.
 
     DeiT (Touvron et al., 2021), Section 3. The parts are $z_0 = x_0 W_0 + b_0$ (`head`) and
-    $z_1 = x_1 W_1 + b_1$ (`head_dist`); the prediction is $y = \phi((z_0 + z_1) / 2)$. The
-    training loss is $\frac12 \mathrm{loss}(z_0, \text{label}) + \frac12
-    \mathrm{loss}(z_1, \text{teacher's label})$; without a teacher, both parts are trained
-    on the label of the image.
+    $z_1 = x_1 W_1 + b_1$ (`head_dist`); the prediction is $y = \phi((z_0 + z_1) / 2)$. The training
+    loss is $\frac12 \mathrm{loss}(z_0, \text{label}) + \frac12 \mathrm{loss}(z_1,
+    \text{teacher's label})$; without a teacher, both parts are trained on the label of the image.
 
     Input: `(batch, tokens, dim)`, the class and the distillation token first.
     Output: `(batch, classes)`; with `return_parts=True`, a dictionary of two such tensors.
@@ -87,19 +77,17 @@ class DenseHead(SeveralHeads):
     r"""Refined-ViT's dense head: one classifier of the class token and one of the patches.
 
     The parts are $z_0 = x_0 W + b$ (`head`) and $z_i = x_i W' + b'$ for each patch $i$
-    (`aux_head`); the prediction is $y = \phi(z_0 + \frac12 \max_i z_i)$. The training loss
-    is that of token labeling (Jiang et al., 2021), $\mathrm{loss}(z_0, \text{label}) +
-    \frac12 \mathrm{mean}_i \mathrm{loss}(z_i, \text{label}_i)$; without patch labels, every
-    patch is trained on the label of the image.
+    (`aux_head`); the prediction is $y = \phi(z_0 + \frac12 \max_i z_i)$. The training loss is that
+    of token labeling (Jiang et al., 2021), $\mathrm{loss}(z_0, \text{label}) + \frac12
+    \mathrm{mean}_i \mathrm{loss}(z_i, \text{label}_i)$; without patch labels, every patch is
+    trained on the label of the image.
 
-    Input: `(batch, 1 + patches, dim)`, class token first. Output: `(batch, classes)`;
-    with `return_parts=True`, a dictionary of `head`, `(batch, classes)`, and `aux_head`,
+    Input: `(batch, 1 + patches, dim)`, class token first. Output: `(batch, classes)`; with
+    `return_parts=True`, a dictionary of `head`, `(batch, classes)`, and `aux_head`,
     `(batch, patches, classes)`.
 
     Args:
-        classes: Number of classes.
-        activation: $\phi$; None gives logits.
-        initialization: Initial weights, as in `keras_vitx.layers.initializers`.
+        classes, activation, initialization: As in `DistilledHead`.
     """
 
     names = ("head", "aux_head")

@@ -1,9 +1,4 @@
-"""Layers over attention maps, which take and return a tensor `(batch, heads, queries, keys)`.
-
-They go into `Attention(on_logits=[...])`, before the softmax, or `Attention(on_weights=[...])`,
-after it; some change the number of heads. `call` is the formula; `keras_vitx.fuse` folds the
-normalizations into the layers before them.
-"""
+"""Layers over attention maps `(batch, heads, queries, keys)`, and the folding of their norms."""
 
 from typing import Any
 
@@ -17,8 +12,8 @@ from keras_vitx.layers.initializers import normal, start_from, uniform
 class MapLayer(Layer):
     """A layer over attention maps, for `on_logits` and `on_weights` of `Attention`.
 
-    A subclass writes `call(maps)`. Any Keras layer that keeps the shape serves as well; this
-    class gives the output's shape where the number of heads changes, by `heads_of`.
+    A subclass writes `call(maps)`. Any Keras layer that keeps the shape serves as well; this class
+    gives the output's shape where the number of heads changes.
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `heads_of(heads)` heads.
     """
@@ -36,19 +31,19 @@ class MapLayer(Layer):
 class HeadMixing(MapLayer):
     r"""A learned linear mix of the heads: $A'_i = \sum_j M_{ij} A_j + b_i$.
 
-    Before and after the softmax, it makes talking heads (CaiT, Section 4.3, after Shazeer
-    et al.). With more output than input heads it is Refiner's attention expansion, with
-    fewer its reduction (Sections 3.2, 3.4).
+    Before and after the softmax, it makes talking heads (CaiT, Section 4.3, after Shazeer et al.).
+    With more output than input heads it is Refiner's attention expansion, with fewer its reduction
+    (Sections 3.2, 3.4).
 
     Input: `(batch, heads, queries, keys)`. Output: the same with `heads_out` heads.
     The kernel `M` is `(output heads, input heads)`, the bias `(output heads,)`.
 
     Args:
-        use_bias: Whether there is a `b`. Before a softmax it has no effect (it is constant
-            over the keys) and its gradient is zero, but public checkpoints have one.
+        use_bias: Whether there is a `b`. Before a softmax it has no effect (it is constant over the
+            keys) and its gradient is zero, but public checkpoints have one.
         heads_out: Number of output heads; None is the number of input heads.
-        kernel_initializer: Initializer of `M`; None is a normal of stddev 0.02,
-            as for the Dense layers that mix heads in the released CaiT.
+        kernel_initializer: Initializer of `M`; None is a normal of stddev 0.02, as for the Dense
+            layers that mix heads in the released CaiT.
         bias_initializer: Initializer of `b`.
     """
 
@@ -90,10 +85,9 @@ def convolution_1x1(heads: int, heads_out: int, use_bias: bool, **kwargs: Any) -
 
 
 def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
-    """Batch normalization of maps, with one mean and variance per head.
+    """Batch normalization of maps, with one mean and variance per head (DeepViT, Section 4.2).
 
-    DeepViT, Section 4.2 (the Norm of Equation 3). Epsilon and momentum are PyTorch's defaults, as
-    released.
+    Epsilon and momentum are PyTorch's defaults, as released.
     """
     return keras.layers.BatchNormalization(axis=1, momentum=0.9, epsilon=1e-5, **kwargs)
 

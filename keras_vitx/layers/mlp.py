@@ -12,19 +12,18 @@ from keras_vitx.layers.base import Layer, register
 class MLP(Layer):
     r"""Two Dense layers on each token: $y = \phi(x W_1 + b_1) W_2 + b_2$.
 
-    Input and output: `(batch, tokens, dim)`; the hidden width is `int(mlp_ratio * dim)`.
+    Input and output: `(batch, tokens, dim)`.
 
     Args:
-        mlp_ratio: Ratio of the hidden width to `dim`.
-        activation: $\phi$, a name known to `keras.activations`. `"gelu"` is the exact
-            form with the error function, as in the papers' code.
+        mlp_ratio: Ratio of the hidden width to `dim`; the product is rounded down.
+        activation: $\phi$, a name known to `keras.activations`. `"gelu"` is the exact form with the
+            error function, as in the papers' code.
         dropout: Dropout rate of hidden units and outputs in training.
         on_input: Layers over tokens, run first.
         on_hidden: Layers over the hidden tokens, run after the activation.
         on_output: Layers over tokens, run last.
         hidden: Hidden width, in place of `mlp_ratio`.
-        initialization: Initial weights, as in `keras_vitx.layers.initializers`: `"normal"`,
-            `"uniform"` in PiT, `"xavier"` in Mixer.
+        initialization: Initial weights, as in `keras_vitx.layers.initializers`.
 
     Raises:
         ValueError: at build, if the hidden width is below 1.
@@ -89,8 +88,7 @@ class TokenMixing(Layer):
 
     Args:
         hidden: Hidden width.
-        dropout: As in `MLP`.
-        initialization: As in `MLP`.
+        dropout, initialization: As in `MLP`.
     """
 
     def __init__(self, hidden: int, dropout: float = 0.0, initialization: str = "normal", **kwargs):

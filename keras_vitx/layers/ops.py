@@ -6,38 +6,34 @@ What a backend does faster, or must do otherwise, is in `layers/kernels/` under 
 
 import contextlib
 import importlib
-from collections.abc import Callable
-from typing import Any
 
 import keras
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name):
     return getattr(keras.ops, name)
 
 
-def call(
-    layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
-) -> Any:
+def call(layer, x, training=None, dtype=None, **arguments):
     """Call `layer` inside one that computes in `dtype`, with `training` if it takes that."""
     if "training" in layer.call_signature_parameters:
         arguments["training"] = training
     return layer(x, **arguments)
 
 
-def logits(query: Any, key: Any) -> Any:
+def logits(query, key):
     r"""Return $Q K^\top / \sqrt d$ of `(batch, tokens, heads, size)`, with the heads on axis 1."""
     query = keras.ops.transpose(query * query.shape[-1] ** -0.5, (0, 2, 1, 3))
     return keras.ops.matmul(query, keras.ops.transpose(key, (0, 2, 3, 1)))
 
 
-def softmax(logits: Any, dtype: str | None = None) -> Any:
+def softmax(logits, dtype=None):
     """Return the softmax over the last axis, in float32, as `dtype` or that of `logits`."""
     y = keras.ops.softmax(keras.ops.cast(logits, "float32"))
     return keras.ops.cast(y, dtype or logits.dtype)
 
 
-def mask_logits(logits: Any, mask: Any) -> Any:
+def mask_logits(logits, mask):
     """Return logits that are very low, but finite, where `mask` is false; None masks nothing."""
     if mask is None:
         return logits
@@ -45,12 +41,12 @@ def mask_logits(logits: Any, mask: Any) -> Any:
     return keras.ops.where(mask, logits, keras.ops.full_like(logits, lowest))
 
 
-def zero_masked(maps: Any, mask: Any) -> Any:
+def zero_masked(maps, mask):
     """Return maps with zeros where `mask` is false; without a mask (None), as they are."""
     return maps if mask is None else keras.ops.where(mask, maps, keras.ops.zeros_like(maps))
 
 
-def attention(query: Any, key: Any, value: Any, mask: Any = None, training: Any = False) -> Any:
+def attention(query, key, value, mask=None, training=False):
     r"""Return $\mathrm{softmax}(Q K^\top / \sqrt d)\,V$ per head, without the maps.
 
     Inputs and output are `(batch, tokens, heads, size)`. The mask,
@@ -66,14 +62,12 @@ def attention(query: Any, key: Any, value: Any, mask: Any = None, training: Any 
     return zero_masked(y, keras.ops.transpose(has_keys, (0, 2, 1, 3)))
 
 
-def fused_attention(
-    query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
-) -> Any:
+def fused_attention(query, key, value, mask=None, training=False):
     """Return `attention` where every query has a key."""
     return keras.ops.dot_product_attention(query, key, value, mask=mask)
 
 
-def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
+def mix_heads(kernel, maps, bias=None):
     r"""Return $\sum_j M_{ij} A_j + b_i$.
 
     `kernel`, $M$, is `(output heads, heads)`; `maps`, $A$, `(batch, heads, queries, keys)`; `bias`,
@@ -88,23 +82,23 @@ def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
     return keras.ops.reshape(mixed, (batch, kernel.shape[1], queries, keys))
 
 
-def convolve_maps(maps: Any, kernel: Any) -> Any:
+def convolve_maps(maps, kernel):
     """Convolve each head's map with its kernel, `(heads, 1, height, width)`, and zero padding."""
     kernel = keras.ops.transpose(kernel, (2, 3, 0, 1))
     return keras.ops.depthwise_conv(maps, kernel, padding="same", data_format="channels_first")
 
 
-def pad(x: Any, widths: Any) -> Any:
+def pad(x, widths):
     """Pad with zeros, by their numbers before and after, per axis."""
     return keras.ops.pad(x, widths)
 
 
-def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
+def depthwise_conv(x, kernel, strides):
     """Convolve each channel, unpadded; `kernel` is `(rows, columns, channels, multiplier)`."""
     return keras.ops.depthwise_conv(x, kernel, strides, data_format="channels_last")
 
 
-def gelu(x: Any) -> Any:
+def gelu(x):
     r"""Return $x\,(1 + \mathrm{erf}(x / \sqrt 2)) / 2$, the exact GELU."""
     if keras.backend.standardize_dtype(x.dtype) != "float32":
         # 1 + erf would lose small values.
@@ -112,29 +106,29 @@ def gelu(x: Any) -> Any:
     return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
 
 
-def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
+def kept_samples(x, keep, generator, seed):
     """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`."""
     shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
     kept = keras.random.uniform(shape, dtype="float32", seed=generator) < keep
     return keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype)
 
 
-def numbers_on_device() -> contextlib.AbstractContextManager:
+def numbers_on_device():
     """Return a context in which Keras copies no Python numbers to the device."""
     return contextlib.nullcontext()
 
 
-def save(x: Any) -> Any:
+def save(x):
     """Return `x`, which `save_products` saves."""
     return x
 
 
-def gains_from_scan() -> bool:
+def gains_from_scan():
     """Return whether training runs identical blocks as one loop."""
     return False
 
 
-def save_products(step: Callable) -> Callable:
+def save_products(step):
     """Return `step`, the body of a loop, with a policy of what its backward pass finds saved."""
     return step
 

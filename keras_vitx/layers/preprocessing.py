@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, check_one_of, register
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 
 
@@ -33,22 +33,20 @@ class ImagePreprocessing(Layer):
     r"""The evaluation transform as a layer: $(c / 255 - mean) / std$ for the center crop $c$.
 
     Each image is resized with antialiasing, keeping its aspect ratio, until it covers
-    `size / crop_ratio`, and its center is cropped. A crop ratio above 1 leaves a border of
-    black pixels, which are normalized like all others: receptive field calibration (Refiner,
-    Section 4.4, with ratios from 1.10 to 1.13).
+    `size / crop_ratio`, and its center is cropped. A crop ratio above 1 leaves a border of black
+    pixels, which are normalized like all others: receptive field calibration (Refiner, Section 4.4,
+    with ratios from 1.10 to 1.13).
 
-    Resize, crop and border are one matrix product per axis, $A_h x A_w^T$: each row of $A$
-    holds the weights of one output pixel, or zeros for a pixel of the border. As in Pillow,
-    each product is rounded to the 256 levels of a byte, so the result equals that of
-    `preprocess_input` and of timm to the last level. (Pillow 13 resizes images more than twice
-    as high as wide along the other axis first, so a few of their pixels differ.) There are no
-    gradients.
+    Resize, crop and border are one matrix product per axis, $A_h x A_w^T$: each row of $A$ holds
+    the weights of one output pixel, or zeros for a pixel of the border. As in Pillow, each product
+    is rounded to the 256 levels of a byte, so the result equals that of `preprocess_input` and of
+    timm to the last level. (Pillow 13 resizes images more than twice as high as wide along the
+    other axis first, so a few of their pixels differ.) There are no gradients.
 
-    Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. The matrices are
-    computed once, for the height and width given to `build`, and again for images of other
-    sizes. For sizes unknown at tracing, a graph of TensorFlow or PyTorch computes them at run time;
-    in a graph traced by JAX, images must have the size given to `build`.
-    Output: float32 `(batch, *size, channels)`, whatever the precision.
+    Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. Output: float32
+    `(batch, *size, channels)`, whatever the precision. For images of unknown height and width, a
+    graph of TensorFlow or PyTorch computes the matrices at run time; in a graph traced by JAX,
+    images must have the size given to `build`.
 
     Args:
         size: `(height, width)` of the output, in pixels.
@@ -65,8 +63,8 @@ class ImagePreprocessing(Layer):
             `keras_vitx.export.verify` feeds such values to the model.
 
     Raises:
-        ValueError: if an argument is out of range, or the number of channels of the images
-            is not that of `mean`.
+        ValueError: if an argument is out of range, or the number of channels of the images is not
+            that of `mean`.
     """
 
     takes_pixels = True
@@ -90,12 +88,8 @@ class ImagePreprocessing(Layer):
                 "`crop_ratio` must be at most the shorter side of `size`. "
                 f"Received: {crop_ratio!r}."
             )
-        if normalize not in (True, False, "mean"):
-            raise ValueError(f"`normalize` must be True, False or 'mean'. Received: {normalize!r}.")
-        if interpolation not in KERNELS:
-            raise ValueError(
-                f"`interpolation` must be one of {tuple(KERNELS)}. Received: {interpolation!r}."
-            )
+        check_one_of("normalize", normalize, (True, False, "mean"))
+        check_one_of("interpolation", interpolation, tuple(KERNELS))
         self.size, self.mean, self.std = tuple(size), transform.mean, transform.std
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation
@@ -107,8 +101,7 @@ class ImagePreprocessing(Layer):
         """Return the layer that preprocesses images for `model`.
 
         Args:
-            model: A model of the zoo, or any object with the attributes `input_shape` and
-                `preprocessing`.
+            model: A model of the zoo, or any object with `input_shape` and `preprocessing`.
             **changes: Arguments that replace the model's, e.g. `crop_ratio=1.13`.
 
         Raises:

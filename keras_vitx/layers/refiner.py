@@ -2,37 +2,34 @@
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import InferenceForm, build_all, register
+from keras_vitx.layers.base import InferenceForm, build_all, check_one_of, register
 from keras_vitx.layers.initializers import uniform
-from keras_vitx.layers.maps import MapLayer, MapNormalization, affine, convolution_1x1, folded
+from keras_vitx.layers.maps import MapLayer, MapNormalization, affine, convolution_1x1, fold, folded
 
 
 @register
 class LocalMapConvolution(MapLayer):
-    r"""A depthwise convolution of the maps: Refiner's distributed local attention.
+    r"""A depthwise convolution of the maps: Refiner's distributed local attention (Section 3.3).
 
-    Refiner, Section 3.3. Each head's map is convolved as an image of queries x keys:
-    $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2,$$
-    with zero padding. Aggregating values with $A'$ aggregates them locally, then globally.
+    Each head's map is convolved as an image of queries x keys, with zero padding:
+    $$A'_{h,i,j} = \sum_{a,b} w_{h,a,b}\, A_{h,\,i+a-c,\,j+b-c}, \qquad c = (k-1)/2.$$
+    Aggregating values with $A'$ aggregates them locally, then globally.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
         kernel_size: $k$, odd.
-        constraint: Axes of the kernel (Table 4). None: queries and keys. `"spatial"`: the
-            rows and columns of patches of `grid`, per query; keys before the patches
-            (a class token) are left unchanged. `"row+column"`: the sum of a $1 \times k$
-            convolution along the keys and a $k \times 1$ convolution along the queries, our
-            interpretation of the table.
+        constraint: Axes of the kernel (Table 4). None: queries and keys. `"spatial"`: the rows and
+            columns of patches of `grid`, per query; keys before the patches (a class token) are
+            left unchanged. `"row+column"`: the sum of a $1 \times k$ convolution along the keys and
+            a $k \times 1$ convolution along the queries, our interpretation of the table.
         grid: Rows and columns of patches, for `"spatial"`.
         use_bias: Whether a bias per head is added to its map.
 
     Raises:
-        ValueError: if `kernel_size` is even, `constraint` is unknown, or `"spatial"` has no
-            `grid` or one with more patches than keys.
+        ValueError: if `kernel_size` is even, `constraint` is unknown, or `"spatial"` has no `grid`
+            or one with more patches than keys.
     """
-
-    constraints = (None, "spatial", "row+column")
 
     def __init__(
         self,
@@ -48,10 +45,7 @@ class LocalMapConvolution(MapLayer):
                 "`kernel_size` must be odd, so that a kernel has a center. "
                 f"Received: kernel_size={kernel_size}."
             )
-        if constraint not in self.constraints:
-            raise ValueError(
-                f"`constraint` must be one of {self.constraints}. Received: {constraint!r}."
-            )
+        check_one_of("constraint", constraint, (None, "spatial", "row+column"))
         if constraint == "spatial" and grid is None:
             raise ValueError("`grid` must be given with constraint='spatial'. Received: grid=None.")
         self.kernel_size = kernel_size
@@ -102,8 +96,8 @@ class Refinement(MapLayer):
     r"""The paper's refiner: expansion, local convolution, reduction, all linear.
 
     $A' = W_r(w * (W_e A))$ with $W_e$ from $H$ to $rH$ maps, $w *$ the convolution of
-    `LocalMapConvolution`, $W_r$ back to $H$ (Refiner, Section 3.4). There are no biases: a
-    bias on a map is uniform attention. Entries of the maps may leave [0, 1].
+    `LocalMapConvolution`, $W_r$ back to $H$ (Refiner, Section 3.4). There are no biases: a bias on
+    a map is uniform attention. Entries of the maps may leave [0, 1].
 
     Input: `(batch, heads, queries, keys)`. Output: the same shape; without reduction, with
     `expansion` times as many heads.
@@ -112,8 +106,7 @@ class Refinement(MapLayer):
         expansion: $r$, at least 1 (Table 1).
         kernel_size: Side of the convolution, odd (Figure 6).
         reduction: Whether to apply $W_r$ (Table 3).
-        constraint: As in `LocalMapConvolution` (Table 4).
-        grid: As in `LocalMapConvolution`.
+        constraint, grid: As in `LocalMapConvolution` (Table 4).
 
     Raises:
         ValueError: if `expansion` is below 1, and as in `LocalMapConvolution`.
@@ -162,18 +155,18 @@ class ResidualRefinement(MapLayer):
 
     $$A' = s\,\mathrm{BN}(A + \mathrm{BN}(W_r\,\phi(w * \phi(W_e A)))), \qquad
     \phi = \mathrm{ReLU6} \circ \mathrm{BN},$$
-    with $W_e$ to `expansion` times as many maps, $w *$ a convolution of each map, $W_r$
-    back, and no biases. The paper's own form is `Refinement`. Without BN,
+    with $W_e$ to `expansion` times as many maps, $w *$ a convolution of each map, $W_r$ back, and
+    no biases, so that half precision keeps the maps. The paper's own form is `Refinement`. Without
+    BN,
     $$A' = s\,(c \odot A + W_r\,\phi(w * \phi(W_e A + b_e) + b_w) + b_r), \qquad
     \phi = \mathrm{ReLU6},$$
-    with biases and a weight $c$ per head (`skip`): the form at inference, after
-    `keras_vitx.fuse`. There are no biases beside BN, so half precision keeps the maps.
+    with biases and a weight $c$ per head (`skip`): the form at inference, after `keras_vitx.fuse`.
 
     Input and output: `(batch, heads, queries, keys)`.
 
     Args:
-        expansion: Ratio of inner maps to input maps, at least 1. The released S declares 6
-            but does not pass it to its blocks: every released model has 3.
+        expansion: Ratio of inner maps to input maps, at least 1. The released S declares 6 but does
+            not pass it to its blocks: every released model has 3.
         kernel_size: Side of the convolution, odd.
         map_scale: $s$; in the released code $1/\sqrt d$, with $d$ the size of a head.
         normalize: Whether to apply BN.
@@ -230,18 +223,13 @@ class ResidualRefinement(MapLayer):
     def inference_form(self) -> InferenceForm:
         """Return the form without BN and scale, which are folded into the other weights."""
         scale, shift = affine(self.adapt_bn)
-        last = folded(self.conv_pro, self.bn3)
-        kernel, bias = (
-            last["conv_pro/kernel"] * scale[:, None],
-            last["conv_pro/bias"] * scale + shift,
-        )
-        skip = scale if self.normalize else self.skip
+        kernel, bias = fold(self.bn3, self.conv_pro.kernel, self.conv_pro.bias)
         weights = {
             **folded(self.conv_exp, self.bn1),
             **folded(self.depth_sep_conv, self.bn2),
-            "conv_pro/kernel": kernel * self.map_scale,
-            "conv_pro/bias": bias * self.map_scale,
-            "skip": skip * self.map_scale,
+            "conv_pro/kernel": kernel * scale[:, None] * self.map_scale,
+            "conv_pro/bias": (bias * scale + shift) * self.map_scale,
+            "skip": (scale if self.normalize else self.skip) * self.map_scale,
         }
         dropped = ("bn1", "bn2", "bn3", "adapt_bn")
         return InferenceForm({"map_scale": 1.0, "normalize": False}, weights, dropped)
@@ -256,18 +244,13 @@ def RefinedAttention(
     grid: tuple[int, int] | None = None,
     **kwargs,
 ) -> Attention:
-    """Attention with `Refinement`, the paper's refiner, over its maps.
+    """Attention with `Refinement`, the paper's refiner, over its maps (Refiner, Section 3.4).
 
-    Refiner, Section 3.4. With `expansion=1` and `kernel_size=1`, this is talking
-    heads after the softmax only.
+    With `expansion=1` and `kernel_size=1`, this is talking heads after the softmax only.
 
     Args:
         num_heads: Number of heads.
-        expansion: As in `Refinement`.
-        kernel_size: As in `Refinement`.
-        reduction: As in `Refinement`.
-        constraint: As in `Refinement`.
-        grid: As in `Refinement`.
+        expansion, kernel_size, reduction, constraint, grid: As in `Refinement`.
         **kwargs: Further arguments of `Attention`.
     """
     own = {"name": "refinement", "dtype": kwargs.get("dtype")}
@@ -280,12 +263,11 @@ class AccumulatingAttention(Attention):
     r"""Attention that adds the maps of an earlier block to its own.
 
     $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{shared} / \sqrt d$$
-    with $d$ the size of a head: the first of the two kinds of block of the released
-    Refined-ViT. The paper does not mention this sum. An `attention_mask` masks both terms.
+    with $d$ the size of a head: the first of the two kinds of block of the released Refined-ViT.
+    The paper does not mention this sum. An `attention_mask` masks both terms.
 
-    Input: a pair of tokens `(batch, tokens, dim)` and shared maps
-    `(batch, heads, tokens, tokens)`. Output: `(batch, tokens, dim)`; with
-    `return_attention_scores=True`, a pair of it and the maps.
+    Input: a pair of tokens `(batch, tokens, dim)` and shared maps `(batch, heads, tokens, tokens)`.
+    Output: as of `Attention`, `(batch, tokens, dim)`.
 
     Args:
         num_heads: Number of heads, the same as of the shared maps.

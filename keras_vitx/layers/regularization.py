@@ -16,17 +16,14 @@ class LayerScale(Layer):
 
     Args:
         init: Initial value of $\gamma$: a number, or an initializer such as
-            `keras.initializers.RandomUniform(0, 2e-5)` for the row U[0, 2ε] of
-            Table A.1. Without a seed, each layer draws its own values.
-        scalar: One weight per branch instead of one per channel. With `init=0` it is
-            ReZero with LayerNorm, with `init=1` the Fixup-like form (Table 1).
+            `keras.initializers.RandomUniform(0, 2e-5)` for the row U[0, 2ε] of Table A.1. Without a
+            seed, each layer draws its own values.
+        scalar: One weight per branch instead of one per channel. With `init=0` it is ReZero with
+            LayerNorm, with `init=1` the Fixup-like form (Table 1).
     """
 
     def __init__(
-        self,
-        init: float | keras.initializers.Initializer = 1e-5,
-        scalar: bool = False,
-        **kwargs,
+        self, init: float | keras.initializers.Initializer = 1e-5, scalar: bool = False, **kwargs
     ):
         super().__init__(**kwargs)
         self.init = init
@@ -42,17 +39,16 @@ class LayerScale(Layer):
 
 @register
 class DropPath(Layer):
-    r"""Stochastic depth: a residual branch is dropped at random, per sample.
+    r"""Stochastic depth: in training, a residual branch is dropped at random, per sample.
 
-    In training $y = x\,b / (1 - p)$ with one $b \sim \mathrm{Bernoulli}(1 - p)$ per
-    sample; otherwise $y = x$.
+    $y = x\,b / (1 - p)$ with one $b \sim \mathrm{Bernoulli}(1 - p)$ per sample.
 
     Input and output: `(batch, ...)`.
 
     Args:
         rate: $p$, in [0, 1).
-        seed: Random seed. Under PyTorch, a layer without one draws from PyTorch's own generator,
-            as Keras's `Dropout` does; with one, every draw waits for the device.
+        seed: Random seed. Under PyTorch, a layer without one draws from PyTorch's own generator, as
+            Keras's `Dropout` does; with one, every draw waits for the device.
 
     Raises:
         ValueError: if `rate` is not in [0, 1).

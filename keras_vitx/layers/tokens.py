@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import InferenceForm, Layer, register
+from keras_vitx.layers.base import InferenceForm, Layer, check_one_of, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
 from keras_vitx.layers.maps import affine
 
@@ -20,14 +20,13 @@ class PatchEmbedding(Layer):
     Args:
         dim: Width of a token.
         patch_size: Side of a patch in pixels.
-        stride: Distance between patches in pixels; None is `patch_size`. With a smaller
-            stride, patches overlap (PiT) and remaining pixels at the edge are dropped.
-        initialization: Initial weights, as in `keras_vitx.layers.initializers`: `"uniform"`, or
-            `"lecun"` in Mixer.
+        stride: Distance between patches in pixels; None is `patch_size`. With a smaller stride,
+            patches overlap (PiT) and remaining pixels at the edge are dropped.
+        initialization: Initial weights, as in `keras_vitx.layers.initializers`.
 
     Raises:
-        ValueError: at build, if a side of the image is not a multiple of `patch_size`, or,
-            with a `stride`, is smaller than `patch_size`.
+        ValueError: at build, if a side of the image is not a multiple of `patch_size`, or, with a
+            `stride`, is smaller than `patch_size`.
     """
 
     def __init__(
@@ -46,10 +45,8 @@ class PatchEmbedding(Layer):
 
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size, self.stride)
-        stride, start = self.stride or self.patch_size, {"initialization": self.initialization}
-        self.proj = _convolution(
-            self, "proj", self.dim, self.patch_size, stride, input_shape, **start
-        )
+        sides = self.patch_size, self.stride or self.patch_size
+        self.proj = _convolution(self, "proj", self.dim, *sides, input_shape, self.initialization)
 
     def call(self, images):
         return _flatten(self.run(self.proj, images))
@@ -59,12 +56,11 @@ class PatchEmbedding(Layer):
 class ConvStem(Layer):
     """A patch embedding with convolutions before the patch projection.
 
-    A 7 x 7 convolution of stride 2, then 3 x 3 convolutions, each without bias and followed
-    by BatchNormalization and ReLU; then a linear projection of each patch. DeepViT (Section
-    5.4) has 64 and 64 channels, Refined-ViT 32, 64 and 128.
+    A 7 x 7 convolution of stride 2, then 3 x 3 convolutions, each without bias and followed by
+    BatchNormalization and ReLU; then a linear projection of each patch. DeepViT (Section 5.4) has
+    64 and 64 channels, Refined-ViT 32, 64 and 128.
 
-    Input: `(batch, height, width, channels)`. Output: `(batch, patches, dim)`,
-    patches row by row.
+    Input: `(batch, height, width, channels)`. Output: `(batch, patches, dim)`, patches row by row.
 
     Args:
         dim: Width of a token.
@@ -74,8 +70,8 @@ class ConvStem(Layer):
             biases: the form at inference, after `keras_vitx.fuse`.
 
     Raises:
-        ValueError: if `patch_size` is odd, and at build if a side of the image is not a
-            multiple of it.
+        ValueError: if `patch_size` is odd, and at build if a side of the image is not a multiple of
+            it.
     """
 
     def __init__(
@@ -100,16 +96,23 @@ class ConvStem(Layer):
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size)
         self.convolutions, self.norms = [], []
-        shape, biased = tuple(input_shape), {"use_bias": not self.normalize}
+        shape, biased = tuple(input_shape), not self.normalize
+        # `call` pads the first: with a stride, Keras's "same" differs from the public code.
+        side, stride, padding = 7, 2, "valid"
         for index, channels in enumerate(self.channels, start=1):
-            name = f"conv{index}"
-            if index == 1:
-                # With a stride, Keras's "same" pads differently from the public code.
-                layer = _convolution(self, name, channels, 7, 2, shape, **biased)
-            else:
-                layer = _convolution(self, name, channels, 3, 1, shape, padding="same", **biased)
+            layer = _convolution(
+                self,
+                f"conv{index}",
+                channels,
+                side,
+                stride,
+                shape,
+                padding=padding,
+                use_bias=biased,
+            )
             self.convolutions.append(layer)
             shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
+            side, stride, padding = 3, 1, "same"
             if self.normalize:
                 norm = keras.layers.BatchNormalization(
                     momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
@@ -141,12 +144,11 @@ class ConvStem(Layer):
 class TokenDownsampling(Layer):
     """Fewer and wider tokens: PiT's pooling between stages (Heo et al., 2021).
 
-    A 3 x 3 depthwise convolution of stride 2 on the patches, with `dim / width` output
-    channels per channel, and a Dense on the class tokens.
+    A 3 x 3 depthwise convolution of stride 2 on the patches, with `dim / width` output channels per
+    channel, and a Dense on the class tokens.
 
-    Input: `(batch, class tokens + rows * columns, width)`. Output:
-    `(batch, class tokens + new rows * new columns, dim)`, where each side is halved and
-    rounded up.
+    Input: `(batch, class tokens + rows * columns, width)`. Output: `(batch, class tokens + new rows
+    * new columns, dim)`, where each side is halved and rounded up.
 
     Args:
         dim: New width of a token, a multiple of the old one.
@@ -155,8 +157,8 @@ class TokenDownsampling(Layer):
         initialization: Initial weights of the Dense, as in `keras_vitx.layers.initializers`.
 
     Raises:
-        ValueError: at build, if `dim` is not a multiple of the old width, or the number of
-            tokens does not match `grid`.
+        ValueError: at build, if `dim` is not a multiple of the old width, or the number of tokens
+            does not match `grid`.
     """
 
     def __init__(
@@ -193,15 +195,15 @@ class TokenDownsampling(Layer):
                 "`dim` must be a multiple of the width of the input tokens. "
                 f"Received: dim={self.dim}, width={width}."
             )
-        start = {"depthwise_initializer": uniform(9), "bias_initializer": uniform(9)}
         self.conv = keras.layers.DepthwiseConv2D(
             3,
             strides=2,
             depth_multiplier=self.dim // width,
             data_format="channels_last",
+            depthwise_initializer=uniform(9),
+            bias_initializer=uniform(9),
             dtype=self.dtype_policy,
             name="conv",
-            **start,
         )
         self.conv.build((None, rows + 2, columns + 2, width))
         self.fc = self.dense(self.dim, "fc", (None, self.num_prefix_tokens, width))
@@ -225,8 +227,7 @@ class PositionEmbedding(Layer):
 
     Args:
         grid: Rows and columns of patches.
-        num_prefix_tokens: Number of leading tokens that are not patches (a class token);
-            each has a position of its own.
+        num_prefix_tokens: Number of leading tokens that are not patches (a class token).
     """
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int = 0, **kwargs):
@@ -245,9 +246,7 @@ class PositionEmbedding(Layer):
 
 @register
 class ClassToken(Layer):
-    """A learned class token, prepended to the tokens.
-
-    Its place in the list of layers decides where the class token enters the network.
+    """A learned class token, prepended to the tokens; it enters where the layer is in the list.
 
     Input: `(batch, tokens, dim)`. Output: `(batch, count + tokens, dim)`.
 
@@ -281,8 +280,7 @@ class TokenPooling(Layer):
     Input: `(batch, prefix tokens + patches, dim)`. Output: `(batch, dim)`.
 
     Args:
-        pooling: `"token"` is the class token; `"avg"` and `"max"` are the mean and
-            the maximum over the patches.
+        pooling: `"token"`, the class token; `"avg"` or `"max"`, the mean or maximum of the patches.
         num_prefix_tokens: Number of leading tokens that are not patches.
 
     Raises:
@@ -293,8 +291,7 @@ class TokenPooling(Layer):
 
     def __init__(self, pooling: str = "token", num_prefix_tokens: int = 1, **kwargs):
         super().__init__(**kwargs)
-        if pooling not in self.poolings:
-            raise ValueError(f"`pooling` must be one of {self.poolings}. Received: {pooling!r}.")
+        check_one_of("pooling", pooling, self.poolings)
         self.pooling = pooling
         self.num_prefix_tokens = num_prefix_tokens
 
@@ -309,8 +306,7 @@ class TokenPooling(Layer):
 class PatchMap(Layer):
     """The patches as a map, without the tokens before them.
 
-    Input: `(batch, prefix tokens + rows * columns, dim)`.
-    Output: `(batch, rows, columns, dim)`.
+    Input: `(batch, prefix tokens + rows * columns, dim)`. Output: `(batch, rows, columns, dim)`.
 
     Args:
         grid: Rows and columns of patches.

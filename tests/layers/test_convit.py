@@ -7,7 +7,7 @@ from harness import array, close, numbers
 from plain import built, places
 
 from keras_vitx.layers import MLP, Block, GatedPositionalAttention
-from keras_vitx.layers.convit import ConvolutionalStart
+from keras_vitx.layers.convit import convolutional_start
 
 
 def tokens(grid, dim=8, batch=3):
@@ -129,7 +129,7 @@ def test_heads_of_an_even_kernel_share_four_patches():
 
 @pytest.mark.parametrize("strength", (1.0, 0.5))
 def test_numbers_of_the_convolutional_start(strength):
-    start = ConvolutionalStart(strength)
+    start = convolutional_start(strength)
     four = array(start((3, 4), dtype="float32"))
     close(four, strength * np.array([[-1, -1, 1, 1], [-1, 1, -1, 1], [-1, -1, -1, -1]]))
     nine = array(start((3, 9), dtype="float32"))
@@ -141,7 +141,7 @@ def test_heads_left_over_start_at_random():
     layer = GatedPositionalAttention(6, conv_start="partial", locality_strength=2.0)
     layer.build((None, 9, 12))
     kernel = array(layer.pos_proj.kernel.value)
-    close(kernel[:, :4], array(ConvolutionalStart(2.0)((3, 4), dtype="float32")))
+    close(kernel[:, :4], array(convolutional_start(2.0)((3, 4), dtype="float32")))
     assert len(np.unique(kernel[:, 4:])) == 6
     assert np.abs(kernel[:, 4:]).max() <= 0.2, "five deviations of 0.02, doubled"
 

@@ -1,8 +1,6 @@
 """Kernels of JAX, most of them for XLA on a CPU."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import keras
@@ -20,14 +18,12 @@ SAVED = "saved"
 """The name by which `save_products` knows what else is worth saving."""
 
 
-def on_cpu() -> bool:
+def on_cpu():
     """Return whether JAX computes on a CPU."""
     return jax.default_backend() == "cpu"
 
 
-def call(
-    layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
-) -> Any:
+def call(layer, x, training=None, dtype=None, **arguments):
     """Let a `Dense` multiply rows of tokens, and a convolution of patches be a product. CPU.
 
     XLA takes 1.5 times as long for the gradient of a Dense's kernel if the inputs have three axes,
@@ -43,7 +39,7 @@ def call(
     return keras.ops.reshape(y, (*x.shape[:-1], y.shape[-1]))
 
 
-def is_patchwise(layer: keras.layers.Conv2D, x: Any) -> bool:
+def is_patchwise(layer, x):
     """Return whether a convolution is a projection of adjacent patches."""
     height, width = layer.kernel_size
     is_plain = layer.groups == 1 and layer.activation is keras.activations.linear
@@ -55,7 +51,7 @@ def is_patchwise(layer: keras.layers.Conv2D, x: Any) -> bool:
     )
 
 
-def project_patches(layer: keras.layers.Conv2D, x: Any) -> Any:
+def project_patches(layer, x):
     """Apply a convolution of adjacent patches as a product."""
     height, width = layer.kernel_size
     _, rows, columns, channels = x.shape
@@ -67,7 +63,7 @@ def project_patches(layer: keras.layers.Conv2D, x: Any) -> Any:
     return y if layer.bias is None else y + jnp.asarray(layer.bias, layer.compute_dtype)
 
 
-def gelu(x: Any) -> Any:
+def gelu(x):
     """Compute GELU by `erf`, several times shorter than Keras's form by `erfc`. All devices."""
     if all(isinstance(size, int) for size in x.shape):
         return _plain_gelu(x)
@@ -75,7 +71,7 @@ def gelu(x: Any) -> Any:
     return keras.activations.gelu(x, approximate=False)
 
 
-def convolve_maps(maps: Any, kernel: Any) -> Any:
+def convolve_maps(maps, kernel):
     """Add shifted maps in one loop, several times faster than a depthwise convolution. CPU."""
     if not on_cpu():
         return _plain_convolve_maps(maps, kernel)
@@ -91,15 +87,13 @@ def convolve_maps(maps: Any, kernel: Any) -> Any:
     )
 
 
-def depthwise_conv(x: Any, kernel: Any, strides: int) -> Any:
+def depthwise_conv(x, kernel, strides):
     """Repeat the channels; else, for the gradient, each device gathers all images. All devices."""
     x, kernel = jnp.repeat(x, kernel.shape[-1], -1), jnp.reshape(kernel, (*kernel.shape[:2], -1, 1))
     return _plain_depthwise_conv(x, kernel, strides)
 
 
-def fused_attention(
-    query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
-) -> Any:
+def fused_attention(query, key, value, mask=None, training=False):
     """Multiply with heads first, several times faster than JAX's own, and save the maps. CPU."""
     if not on_cpu():
         return save(_attention_of_accelerators(query, key, value, mask, training))
@@ -124,12 +118,12 @@ def fused_attention(
     return save(keras.ops.transpose(y, (0, 2, 1, 3)))
 
 
-def gains_from_scan() -> bool:
+def gains_from_scan():
     """A step of one block compiles several times faster than one of all blocks. All devices."""
     return True
 
 
-def save_products(step: Callable) -> Callable:
+def save_products(step):
     """Save only products with weights, and what `save` marks, for the backward pass. All devices.
 
     Without it, the loop saves 4 to 15 times as many bytes; recomputing the rest is faster.
@@ -140,7 +134,7 @@ def save_products(step: Callable) -> Callable:
     return jax.checkpoint(step, policy=policy, prevent_cse=False)
 
 
-def save(x: Any) -> Any:
+def save(x):
     """Mark `x` for `save_products`. All devices."""
     return ad_checkpoint.checkpoint_name(x, SAVED)
 
@@ -161,7 +155,7 @@ def _attention_of_accelerators(query, key, value, mask, training):
     return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
 
 
-def by_cudnn(query: Any, key: Any, value: Any) -> Any:
+def by_cudnn(query, key, value):
     """Return attention by cuDNN, which refuses odd lengths in training: they are padded."""
     batch, queries, _, _ = query.shape
     keys, lengths = key.shape[1], {}
@@ -173,7 +167,7 @@ def by_cudnn(query: Any, key: Any, value: Any) -> Any:
 
 
 @functools.cache
-def runs_cudnn(query: tuple, key: tuple, dtype: str, training: bool) -> bool:
+def runs_cudnn(query, key, dtype, training):
     """Return whether cuDNN takes these shapes, without the batch; JAX checks while it traces."""
     if keras.config.is_flash_attention_enabled() is False or dtype == "float32":
         return False

@@ -1,8 +1,6 @@
 """Kernels of PyTorch, which runs eagerly: every call of Keras around an operation counts."""
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -22,9 +20,7 @@ if torch.backends.mkldnn.is_available():
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def call(
-    layer: keras.layers.Layer, x: Any, training: Any = None, dtype: Any = None, **arguments: Any
-) -> Any:
+def call(layer, x, training=None, dtype=None, **arguments):
     """Call `layer.call`, or its kernel in `LAYERS`, where that equals `__call__`. All devices.
 
     `__call__` checks and casts again, which takes longer than a norm in a small network.
@@ -37,7 +33,7 @@ def call(
     return layer.call(x, **arguments) if kernel is None else kernel(layer, x, **arguments)
 
 
-def is_direct(layer: keras.layers.Layer, x: Any, dtype: Any) -> bool:
+def is_direct(layer, x, dtype):
     """Return whether `layer.call(x)`, inside a layer that computes in `dtype`, is `layer(x)`."""
     return (
         layer.built
@@ -54,20 +50,21 @@ def is_direct(layer: keras.layers.Layer, x: Any, dtype: Any) -> bool:
     )
 
 
-def has_hooks(layer: torch.nn.Module) -> bool:
+def has_hooks(layer):
     """Return whether a layer, or all modules, have hooks, which run only in `__call__`."""
     modules = vars(torch.nn.modules.module)
     return any(modules.get(f"_global{name}") or vars(layer).get(name) for name in HOOKS)
 
 
-def dense(layer: keras.layers.Dense, x: Any, training: Any = False) -> Any:
+def dense(layer, x, training=False):
     """Add the bias in the product, where Keras makes a second pass. All devices.
 
     On a CPU without gradients, oneDNN's product copies no bias, and applies the GELU while the
     result is in the cache.
     """
     kernel, bias = _value(layer.kernel).T, _value(layer.bias)
-    if _runs_onednn(x):
+    has_onednn = ONEDNN is not None and x.device.type == "cpu" and not torch.is_grad_enabled()
+    if has_onednn and x.dtype in (torch.float32, torch.bfloat16) and not is_traced(x):
         if layer.activation is gelu:
             return ONEDNN(x, kernel, bias, "gelu", [], "none")
         y = ONEDNN(x, kernel, bias, "none", [], "")
@@ -76,17 +73,7 @@ def dense(layer: keras.layers.Dense, x: Any, training: Any = False) -> Any:
     return y if layer.activation is None else layer.activation(y)
 
 
-def _runs_onednn(x):
-    return (
-        ONEDNN is not None
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and not torch.is_grad_enabled()
-        and not is_traced(x)
-    )
-
-
-def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
+def layer_norm(layer, x):
     """Normalize the last axis: float32 statistics without float32 copies. All devices."""
     if layer.axis not in ([-1], [x.ndim - 1]) or layer.rms_scaling:
         return layer.call(x)
@@ -94,7 +81,7 @@ def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
     return functional.layer_norm(x, x.shape[-1:], *weights, layer.epsilon)
 
 
-def batch_norm(layer: keras.layers.BatchNormalization, x: Any, training: Any = False) -> Any:
+def batch_norm(layer, x, training=False):
     """Make one pass, where Keras makes four; the statistics are in float32. All devices."""
     learns = training and layer.trainable
     special = layer.renorm or layer.synchronized
@@ -119,7 +106,7 @@ def batch_norm(layer: keras.layers.BatchNormalization, x: Any, training: Any = F
     return y.movedim(1, layer.axis)
 
 
-def convolution(layer: keras.layers.Conv2D, x: Any) -> Any:
+def convolution(layer, x):
     """Convolve images as they are; Keras copies them to channels first and back. All devices."""
     is_even = layer.padding == "valid" or (
         layer.padding == "same"
@@ -147,50 +134,48 @@ LAYERS = {
 """Kernels of Keras's own layers."""
 
 
-def shape(x: Any) -> tuple:
+def shape(x):
     """Ask the tensor; `keras.ops` first looks for symbolic ones, which is slow. All devices."""
     return tuple(x.shape)
 
 
-def reshape(x: Any, newshape: Sequence[int]) -> Any:
+def reshape(x, newshape):
     """As `shape`."""
     return _value(x).reshape(newshape)
 
 
-def transpose(x: Any, axes: Sequence[int]) -> Any:
+def transpose(x, axes):
     """As `shape`."""
     return _value(x).permute(axes)
 
 
-def split(x: Any, sections: int, axis: int = 0) -> Any:
+def split(x, sections, axis=0):
     """As `shape`."""
     return x.chunk(sections, axis)
 
 
-def matmul(x1: Any, x2: Any) -> Any:
+def matmul(x1, x2):
     """As `shape`."""
     return torch.matmul(x1, x2) if x1.dtype is x2.dtype else keras.ops.matmul(x1, x2)
 
 
-def cast(x: Any, dtype: Any) -> Any:
+def cast(x, dtype):
     """As `shape`."""
     return _value(x).to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
-def logits(query: Any, key: Any) -> Any:
+def logits(query, key):
     """Copy the keys by rows; PyTorch would copy their transpose by columns. All devices."""
     query = (query * query.shape[-1] ** -0.5).transpose(1, 2)
     return torch.matmul(query, key.transpose(1, 2).contiguous().mT)
 
 
-def softmax(logits: Any, dtype: str | None = None) -> Any:
+def softmax(logits, dtype=None):
     """Compute in float32 inside the operation, without float32 copies. All devices."""
     return torch.softmax(logits, dim=-1, dtype=dtype and getattr(torch, dtype))
 
 
-def fused_attention(
-    query: Any, key: Any, value: Any, mask: Any = None, training: Any = False
-) -> Any:
+def fused_attention(query, key, value, mask=None, training=False):
     """Run PyTorch's kernel without the copies that `keras.ops` makes. All devices."""
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     if query.device.type == "cpu" and query.dtype is torch.bfloat16:
@@ -201,7 +186,7 @@ def fused_attention(
     return y.transpose(1, 2)
 
 
-def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
+def mix_heads(kernel, maps, bias=None):
     """Multiply and add the bias in one operation. All devices.
 
     On a CPU, expanded maps keep the heads last in memory, as the convolution after them needs them.
@@ -222,7 +207,7 @@ def mix_heads(kernel: Any, maps: Any, bias: Any = None) -> Any:
     return mixed.reshape(batch, -1, queries, keys)
 
 
-def pad(x: Any, widths: Any) -> Any:
+def pad(x, widths):
     """Pad without the new name that Keras makes for each call. All devices.
 
     `torch.compile` compiles anew for each name: four graphs for four sizes of batches, not two.
@@ -230,12 +215,12 @@ def pad(x: Any, widths: Any) -> Any:
     return functional.pad(x, [width for pair in reversed(widths) for width in pair])
 
 
-def gelu(x: Any) -> Any:
+def gelu(x):
     """PyTorch has it as one operation. All devices."""
     return functional.gelu(x)
 
 
-def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
+def kept_samples(x, keep, generator, seed):
     """Draw from PyTorch's generator unless there is a seed: Keras's waits for an accelerator."""
     if seed is not None:
         return _plain_kept_samples(x, keep, generator, seed)
@@ -243,7 +228,7 @@ def kept_samples(x: Any, keep: float, generator: Any, seed: int | None) -> Any:
     return x.new_empty(shape).bernoulli_(keep).div_(keep)
 
 
-def numbers_on_device() -> contextlib.AbstractContextManager:
+def numbers_on_device():
     """Make tensors of numbers on the accelerator: Keras's copies from the host wait for it."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() else _NumbersOnDevice()
 
@@ -258,17 +243,17 @@ class _NumbersOnDevice(torch.overrides.TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def is_traced(x: Any) -> bool:
+def is_traced(x):
     """Return whether `x` is computed in code that PyTorch traces, compiles or exports."""
     # Symbolic tensors have other types.
     symbolic = type(x) not in (torch.Tensor, torch.nn.Parameter)
     return symbolic or torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _value(weight: Any) -> Any:
+def _value(weight):
     """Return the tensor of a variable, in the precision of the layer that is called."""
     return weight.value if isinstance(weight, keras.Variable) else weight
 
 
-def _float32(weight: Any) -> Any:
+def _float32(weight):
     return None if weight is None else _value(weight).float()
