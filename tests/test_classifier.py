@@ -44,8 +44,7 @@ def test_activations(activation):
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("activation", (None, "softmax", "sigmoid", keras.activations.softmax))
 def test_heads(head, activation):
-    kind = "logits" if activation is None else getattr(activation, "__name__", activation)
-    assert outputs_of(model_of(head, activation)) == Outputs(kind, 5)
+    assert outputs_of(model_of(head, activation)) == Outputs(kind_of(activation), 5)
 
 
 def around(*last):

@@ -5,7 +5,7 @@ import ast
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, ROOT, takes_training
+from harness import BACKEND, ROOT
 from keras import ops
 
 from keras_vitx import keras_internals
@@ -15,24 +15,15 @@ from keras_vitx.training.devices import replicas
 PACKAGE = ROOT / "keras_vitx"
 
 
-def block():
+def test_layers_inside_a_layer():
     layer = Block(Attention(2), MLP())
     layer.build((None, 5, 8))
-    return layer
-
-
-def test_sublayers_are_all_layers_inside_with_the_layer_first():
-    layer = block()
     found = keras_internals.sublayers(layer)
     assert found[0] is layer
     assert {"attn", "qkv", "proj", "norm1", "mlp", "fc1"} <= {part.name for part in found}
     assert len(found) == len({id(part) for part in found})
-
-
-def test_children_are_one_level_down():
-    names = {part.name for part in keras_internals.children(block())}
-    assert {"attn", "mlp", "norm1", "norm2"} <= names
-    assert "qkv" not in names
+    names = {part.name for part in keras_internals.children(layer)}
+    assert {"attn", "mlp", "norm1", "norm2"} <= names and "qkv" not in names
 
 
 def test_remat_mode_is_set_by_a_scope():
@@ -52,12 +43,6 @@ def test_compile_arguments_are_the_objects_that_compile_got():
     assert arguments["metrics"] == [metric]
     assert arguments["steps_per_execution"] == 2
     model.compile(**arguments)
-
-
-def test_takes_training_reads_the_signature_of_call():
-    assert takes_training(keras.layers.Dropout(0.1))
-    assert takes_training(keras.Sequential([keras.Input((2,))]))
-    assert not takes_training(keras.layers.LayerNormalization())
 
 
 def test_seed_states_are_found_by_name():
@@ -93,29 +78,21 @@ def test_build_training_makes_all_variables_of_training():
     assert (len(model.optimizer.variables), len(model.metrics_variables)) == (6, 4)
 
 
-def private_names():
-    """Each (file, line, name) of a private attribute that isn't our own."""
-    trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
-    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
-    ours = {node.name for _, node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    ours |= {
-        node.attr
-        for _, node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    # Public in spite of the underscore: of namedtuples, and os._exit.
-    ours |= {"_replace", "_asdict", "_fields", "_exit"}
-    for path, node in nodes:
-        if isinstance(node, ast.Attribute):
-            name = node.attr
-            if name.startswith("_") and not name.startswith("__") and name not in ours:
-                yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
-
-
 def test_private_names_stand_in_one_file():
-    found = list(private_names())
-    assert [entry for entry in found if "keras_internals.py" in entry], "the search finds nothing"
-    assert not [entry for entry in found if "keras_internals.py" not in entry]
+    """Private attributes that aren't our own."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    nodes = [(path.name, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    attributes = [(file, node) for file, node in nodes if isinstance(node, ast.Attribute)]
+    # Public in spite of the underscore: of namedtuples, and os._exit.
+    ours = {"_replace", "_asdict", "_fields", "_exit"}
+    ours |= {n.name for _, n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    ours |= {node.attr for _, node in attributes if isinstance(node.ctx, ast.Store)}
+    private = [
+        (file, node.attr)
+        for file, node in attributes
+        if node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in ours
+    ]
+    assert {file for file, _ in private} == {"keras_internals.py"}, private
 
 
 def test_a_seed_generator_of_a_built_layer_is_replaced():

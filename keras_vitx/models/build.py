@@ -78,7 +78,7 @@ def family(
     def decorate(list_layers: Callable[..., Layers]) -> Constructor:
         @functools.wraps(list_layers, assigned=("__module__", "__name__", "__qualname__"))
         def constructor(*args: Any, **arguments: Any) -> keras.Model:
-            return _model(constructor, None, _bound(constructor, args, arguments))
+            return _model(constructor, constructor, args, arguments)
 
         own = list(inspect.signature(list_layers).parameters.values())[1:]
         constructor.__signature__ = inspect.Signature(
@@ -87,6 +87,7 @@ def family(
         constructor.__doc__ = f"{inspect.cleandoc(list_layers.__doc__)}\n{END_OF_DOC}"
         constructor.list_layers = list_layers
         constructor.preprocessing = preprocessing
+        constructor.data = {"input_shape": SHAPE}
         FAMILIES[constructor.__name__] = constructor
         register(constructor.__name__, checkpoint or Table())
         return constructor
@@ -114,8 +115,7 @@ def variant(
     """
 
     def constructor(*args: Any, **arguments: Any) -> keras.Model:
-        given = _bound(constructor, args, arguments)
-        return _model(family, constructor, {"classes": classes, **data, **given})
+        return _model(family, constructor, args, arguments)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = {argument: SHARED[argument].replace(kind=kind) for argument in OF_SIZES}
@@ -134,9 +134,8 @@ def variant(
         f"{END_OF_DOC}"
     )
     constructor.family = family.__name__
-    constructor.preprocessing = family.preprocessing
-    if crop_ratio is not None:
-        constructor.preprocessing = family.preprocessing.but(crop_ratio=crop_ratio)
+    changes = {} if crop_ratio is None else {"crop_ratio": crop_ratio}
+    constructor.preprocessing = family.preprocessing.but(**changes)
     constructor.data = {"input_shape": input_shape, "classes": classes, **data}
     MODELS[name] = constructor
     return constructor
@@ -189,37 +188,32 @@ def model_input(model: Any) -> Any:
     return ModelInput((None, side, side, 3), known[model].preprocessing)
 
 
-def _bound(constructor: Constructor, args: tuple, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, with `**overrides` merged in."""
+def _model(
+    family: Constructor, named: Constructor, args: tuple, arguments: dict[str, Any]
+) -> keras.Model:
+    """Return a model of a family, as `named`, it or one of its sizes, is called."""
     try:
-        given = inspect.signature(constructor).bind(*args, **arguments).arguments
+        given = inspect.signature(named).bind(*args, **arguments).arguments
     except TypeError as error:
-        raise TypeError(f"{constructor.__name__}(): {error}") from None
-    overrides = given.pop("overrides", {})
-    return {**given, **overrides}
-
-
-def _model(family: Constructor, size: Constructor | None, arguments: dict[str, Any]) -> keras.Model:
-    """Return a model of a family, or of one of its sizes, with the requested weights."""
-    shared = {name: value for name, value in arguments.items() if name in SHARED}
-    own = {name: value for name, value in arguments.items() if name not in SHARED}
-    weights, tensor = shared.get("weights"), shared.get("input_tensor")
-    shape = _image_shape(shared.get("input_shape"), tensor)
+        raise TypeError(f"{named.__name__}(): {error}") from None
+    given |= given.pop("overrides", {})
+    tensor, weights = given.get("input_tensor"), given.get("weights")
+    shape = _image_shape(given.get("input_shape"), tensor)
     wanted = {
-        "constructor": size and size.__name__,
+        "constructor": None if named is family else named.__name__,
         "image_size": shape and shape[:2],
-        "distillation_token": bool(own.get("distillation_token")),
+        "distillation_token": bool(given.get("distillation_token")),
     }
     entry = entry_of(weights, **wanted)
     if shape is None:
-        shape = size.data["input_shape"] if size else SHAPE
+        shape = named.data["input_shape"]
         if entry is not None:
             shape = (entry.image_size, entry.image_size, shape[-1])
-    net = Network(**{**shared, "input_shape": shape})
+    shared, own = _split({**named.data, **given, "input_shape": shape})
+    net = Network(**shared)
     # Listing the layers checks the arguments, before anything is downloaded.
     layers = family.list_layers(net, **own)
     checkpoint = checkpoints.resolve(weights, **wanted)
-    named = size or family
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
     model = Chain(
@@ -236,6 +230,12 @@ def _model(family: Constructor, size: Constructor | None, arguments: dict[str, A
         return model
     inputs = sources[0] if len(sources) == 1 else sources
     return keras.Model(inputs, model(tensor), name=model.name)
+
+
+def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the shared ones of the arguments, and those of the family."""
+    shared = {name: value for name, value in arguments.items() if name in SHARED}
+    return shared, {name: value for name, value in arguments.items() if name not in SHARED}
 
 
 def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | None:
@@ -275,8 +275,7 @@ def identities(family: str) -> dict[str, Identity]:
     found = {}
     for name, size in MODELS.items():
         if size.family == family:
-            shared = {key: value for key, value in size.data.items() if key in SHARED}
-            own = {key: value for key, value in size.data.items() if key not in SHARED}
+            shared, own = _split(size.data)
             layers = FAMILIES[family].list_layers(_Outline(**shared), **own)
             depth = sum(layer.name == "block" for layer in layers)
             widths = [layer.dim for layer in layers if hasattr(layer, "dim")]

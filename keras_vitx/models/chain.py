@@ -96,10 +96,8 @@ class ImageModel(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None):
         """Make a model from its config."""
         with keras.saving.custom_object_scope(custom_objects or {}):
-            arguments = {
-                name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
-            }
-        return cls(**arguments)
+            made = map(keras.saving.deserialize_keras_object, config.values())
+            return cls(**dict(zip(config, made, strict=True)))
 
 
 @register
@@ -204,13 +202,14 @@ class Chain(TrainsHeads, ImageModel):
         """
         shape = (*size, self.input_shape[-1])
         config = self.get_config()
-        x, old_grid, new_grid, layers = keras.Input(shape), None, None, []
-        for step, described in zip(self.steps, config["layers"], strict=True):
-            layers.append(_with_grid(described, old_grid, new_grid))
-            layer = keras.saving.deserialize_keras_object(layers[-1])
+        x, old_grid, new_grid = keras.Input(shape), None, None
+        for index, step in enumerate(self.steps):
+            described = _with_grid(config["layers"][index], old_grid, new_grid)
+            config["layers"][index] = described
+            layer = keras.saving.deserialize_keras_object(described)
             x = layer(x)
             old_grid, new_grid = grid_after(step, old_grid), grid_after(layer, new_grid)
-        resized = self.from_config({**config, "layers": layers, "input_shape": shape})
+        resized = self.from_config({**config, "input_shape": shape})
         for old, new in zip(self.steps, resized.steps, strict=True):
             for before, after in zip(old.weights, new.weights, strict=True):
                 values = ops.convert_to_numpy(before)

@@ -19,30 +19,28 @@ def patch_grid(
     with a `stride`, is smaller than it.
     """
     check_counts(patch_size=patch_size, stride=1 if stride is None else stride)
-    height, width, *_ = image_shape
+    sides = tuple(image_shape)[:2]
     received = f"Received: {argument}={tuple(image_shape)}"
-    if stride is not None:
-        if min(height, width) < patch_size:
-            raise ValueError(
-                f"`{argument}` must have sides of at least the patch size {patch_size}. {received}."
-            )
-        return (height - patch_size) // stride + 1, (width - patch_size) // stride + 1
-    if height % patch_size or width % patch_size:
+    if stride is None and any(side % patch_size for side in sides):
         raise ValueError(
             f"`{argument}` must have sides that are multiples of the patch size {patch_size}. "
-            f"{received}; {nearest_sides((height, width), patch_size)}."
+            f"{received}; {nearest_sides(sides, patch_size)}."
         )
-    return height // patch_size, width // patch_size
+    if min(sides) < patch_size:
+        raise ValueError(
+            f"`{argument}` must have sides of at least the patch size {patch_size}. {received}."
+        )
+    rows, columns = ((side - patch_size) // (stride or patch_size) + 1 for side in sides)
+    return rows, columns
 
 
 def are_counts(values: Any, length: int) -> bool:
     """Return whether `values` is a tuple or a list of positive whole numbers."""
     is_sequence = isinstance(values, (tuple, list)) and len(values) == length
-    return is_sequence and all(map(is_count, values))
+    return is_sequence and all(map(_is_count, values))
 
 
-def is_count(number: Any, least: int = 1) -> bool:
-    """Return whether `number` is an integer of at least `least`."""
+def _is_count(number: Any, least: int = 1) -> bool:
     is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
     return is_whole and number >= least
 
@@ -50,7 +48,7 @@ def is_count(number: Any, least: int = 1) -> bool:
 def check_counts(least: int = 1, **counts: Any) -> None:
     """Raise a ValueError unless each of `counts` is an integer of at least `least`."""
     for name, count in counts.items():
-        if not is_count(count, least):
+        if not _is_count(count, least):
             raise ValueError(
                 f"`{name}` must be a whole number of at least {least}. Received: {count!r}."
             )

@@ -22,7 +22,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
 
     Returns:
         A `Chain` if the whole model is a line of layers. If it branches or ends in
-        operations that are not layers, a `keras.Model` whose first layer is a `Chain`.
+        operations that are not layers, a `keras.Model` of a `Chain` and a model of the rest.
 
     Raises:
         ValueError: if `model` has several inputs or does not begin with a line of layers.
@@ -34,8 +34,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
             "`model` must be a functional model of one input, such as "
             f"keras.Model(base.input, outputs). Received: {type(model).__name__} {model.name!r}."
         )
-    calls, inputs, outputs = _calls(model)
-    line = _line(calls, inputs, outputs)
+    line, end, outputs = _line(model)
     if not line:
         raise ValueError(
             "`model` must begin with a line of layers, in which each takes the output of the one "
@@ -44,7 +43,6 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     steps = [
         step for layer in line for step in (layer.steps if isinstance(layer, Chain) else [layer])
     ]
-    end = calls[len(line) - 1][2]
     is_whole = _ids(end) == _ids(outputs)
     arguments = {}
     if like is not None:
@@ -56,29 +54,21 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     chain = Chain(steps, model.input_shape[1:], name=name, **arguments)
     if is_whole:
         return chain
-    # The rest is called on the output of the chain.
     images = keras.Input(model.input_shape[1:])
-    known = dict(zip(_ids(end), keras.tree.flatten(chain(images)), strict=True))
-    for operation, arguments, returned in calls[len(line) :]:
-        args, kwargs = keras.tree.map_structure(lambda x: known.get(id(x), x), arguments)
-        made = keras.tree.flatten(operation(*args, **kwargs))
-        known.update(zip(_ids(returned), made, strict=True))
-    made = keras.tree.pack_sequence_as(model.output, [known[each] for each in _ids(outputs)])
-    return keras.Model(images, made, name=model.name)
+    rest = keras.Model(end, keras.tree.pack_sequence_as(model.output, outputs))
+    return keras.Model(images, rest(chain(images)), name=model.name)
 
 
-def _calls(model: keras.Model) -> tuple[list[tuple], list, list]:
-    """Call the operations of `model` again, on other symbolic inputs; return the calls.
+def _line(model):
+    """Return the line of layers that a model begins with, its output, and the model's outputs.
 
-    They are `(operation, (args, kwargs), outputs)`, in an order in which they can be made; the new
-    inputs and outputs follow.
+    The operations are called again on other symbolic inputs, which shows what each reads.
     """
     calls = []
 
     def call(operation, *args, **kwargs):
-        outputs = operation(*args, **kwargs)
-        calls.append((operation, (args, kwargs), keras.tree.flatten(outputs)))
-        return outputs
+        calls.append((operation, args, kwargs, operation(*args, **kwargs)))
+        return calls[-1][-1]
 
     # Not of the model itself, which may be compiled.
     again = keras.models.clone_model(
@@ -86,28 +76,22 @@ def _calls(model: keras.Model) -> tuple[list[tuple], list, list]:
         clone_function=lambda layer: layer,
         call_function=call,
     )
-    return calls, again.inputs, again.outputs
-
-
-def _line(calls: list[tuple], inputs: list, outputs: list) -> list[keras.layers.Layer]:
-    """Return the line of layers that a model begins with."""
-    line: list[keras.layers.Layer] = []
-    last = _ids(inputs)
-    for operation, (args, kwargs), returned in calls:
-        users = [call for call in calls if set(last) & set(_ids(call[1]))]
+    line, end, outputs = [], again.inputs, again.outputs
+    for operation, args, kwargs, returned in calls:
+        users = [call for call in calls if set(_ids(end)) & set(_ids(call[1:3]))]
         # Keras records the default `training=False`, and replaces it when the model runs.
         is_plain = len(args) == 1 and all(value in (None, False) for value in kwargs.values())
         if (
             len(users) != 1
-            or set(last) & set(_ids(outputs))
-            or not (is_plain and _ids(args) == last)
+            or set(_ids(end)) & set(_ids(outputs))
+            or not (is_plain and _ids(args) == _ids(end))
             or not isinstance(operation, keras.layers.Layer)
             or any(operation is layer for layer in line)
         ):
             break
         line.append(operation)
-        last = _ids(returned)
-    return line
+        end = returned
+    return line, end, outputs
 
 
 def _ids(tensors) -> list[int]:

@@ -130,32 +130,28 @@ class Features(ImageModel):
             raise ValueError(
                 f"`scales` must have one factor per map, {len(blocks)}. Received: {scales}."
             )
-        images = keras.Input(tuple(input_shape), name="images")
-        dtype, tokens, grids, x, grid = layers[0].dtype_policy, {}, {}, images, None
+        images = x = keras.Input(tuple(input_shape), name="images")
+        tokens, grids, grid = {}, {}, None
         for layer in layers:
             x = layer(x)
             grid = grid_after(layer, grid)
             tokens[layer.name], grids[layer.name] = keras.tree.flatten(x)[0], grid
         lines, maps = [], []
         for index, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
-            line = [
-                *([norm] if norm is not None else []),
-                PatchMap(grids[block], dtype=dtype, name=f"map_{index}"),
-                *_rescaling(scale, grids[block], dtype, f"map_{index}"),
-            ]
-            lines.append(tuple(layer.name for layer in line))
+            line = _to_map(grids[block], scale, layers[0].dtype_policy, f"map_{index}")
+            line = line if norm is None else [norm, *line]
             maps.append(_through(line, tokens[block]))
+            lines.append(tuple(layer.name for layer in line))
         super().__init__(images, maps if as_list else maps[0], **kwargs)
         self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
         # By name, because the layers are those of the functional model already.
-        self._steps = tuple(layer.name for layer in layers)
-        self._lines = tuple(lines)
+        self._names, self._lines = tuple(tokens), tuple(lines)
         self._norm = None if norm is None else norm.name
 
     @property
     def steps(self) -> list[keras.layers.Layer]:
         """The layers up to the last chosen block."""
-        return [self.get_layer(name) for name in self._steps]
+        return [self.get_layer(name) for name in self._names]
 
     @property
     def maps(self) -> list[keras.KerasTensor]:
@@ -168,8 +164,8 @@ class Features(ImageModel):
         for step in self.steps:
             layers.append(step)
             if step.name in self.blocks:
-                x = self.run(layers, x, training)
-                tokens[step.name], layers = keras.tree.flatten(x)[0], []
+                x, layers = self.run(layers, x, training), []
+                tokens[step.name] = keras.tree.flatten(x)[0]
         maps = [
             _through(map(self.get_layer, line), tokens[block])
             for line, block in zip(self._lines, self.blocks, strict=True)
@@ -187,14 +183,17 @@ class Features(ImageModel):
         }
 
 
-def _rescaling(scale, grid, dtype, name):
-    """Return Keras's layers that multiply the sides of a map by a power of two."""
+def _to_map(grid, scale, dtype, name):
+    """Return Keras's layers from tokens to a map whose sides are multiplied by a power of two."""
     factor = scale_factor(scale, grid)
+    line = [PatchMap(grid, dtype=dtype, name=name)]
     arguments = {"data_format": "channels_last", "dtype": dtype}
     if scale < 1:
-        return [keras.layers.MaxPooling2D(factor, name=f"{name}_down", **arguments)]
-    arguments |= {"interpolation": "bilinear", "name": f"{name}_up"}
-    return [keras.layers.UpSampling2D(factor, **arguments)] if factor > 1 else []
+        line.append(keras.layers.MaxPooling2D(factor, name=f"{name}_down", **arguments))
+    elif scale > 1:
+        arguments |= {"interpolation": "bilinear", "name": f"{name}_up"}
+        line.append(keras.layers.UpSampling2D(factor, **arguments))
+    return line
 
 
 def _through(layers, x):
@@ -216,16 +215,13 @@ def _block_names(chain, blocks):
         raise ValueError(
             f"`blocks` must be indices or names of blocks, at least one. Received: {blocks!r}."
         )
-    by_key = dict(zip(known, known, strict=True))
-    by_key |= dict(enumerate(known)) | dict(enumerate(known, -len(known)))
     for block in blocks:
-        is_key = isinstance(block, (str, Integral)) and not isinstance(block, bool)
-        if not is_key or block not in by_key:
+        if block not in (*known, *range(-len(known), len(known))):
             hint = nearest(block, known) if isinstance(block, str) else f"It has {len(known)}."
             raise ValueError(
                 f"`blocks`: the model {chain.name!r} has no block {block!r} of patches. {hint}"
             )
-    return [by_key[block] for block in blocks]
+    return [block if isinstance(block, str) else known[int(block)] for block in blocks]
 
 
 def _last_norm(chain, names):

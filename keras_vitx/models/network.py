@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -26,22 +26,11 @@ Factory = Callable[[int], keras.layers.Layer]
 """A function from a block index to a new layer for that block."""
 
 
-@dataclass(frozen=True)
-class Similarity:
-    """Similarity loss between the attention maps of consecutive blocks (DeepViT, Appendix A).
+class Similarity(NamedTuple):
+    """Similarity loss between the maps of consecutive blocks (DeepViT, Appendix A).
 
-    The loss is `weight` times the mean similarity over `depth` pairs of blocks, so each
-    pair has weight `weight / depth`.
-
-    Args:
-        weight: Weight of the loss; 0 disables it.
-        depth: Number of blocks, from the first one on, whose maps are compared with those
-            of the next block.
-        over: Axis of the cosine similarity, as in `CarryingBlock`.
-        of: Which maps of a block are compared, as in `CarryingBlock`.
-
-    Raises:
-        ValueError: if an argument is out of range, or `weight` is set without pairs.
+    `weight` times the mean over the first `depth` pairs of blocks; `over` and `of` are as in
+    `CarryingBlock`.
     """
 
     weight: float
@@ -49,28 +38,29 @@ class Similarity:
     over: str
     of: str = "used"
 
-    def __post_init__(self):
+    def weights(self, depth: int) -> list[float]:
+        """Return, for each of `depth` blocks, the weight of its comparison with the previous one.
+
+        Raises a ValueError if a field is out of range, or `weight` is set without pairs.
+        """
         check_similarity(self.over, self.of)
         check_counts(least=0, similarity_depth=self.depth)
         if not isinstance(self.weight, Real) or self.weight < 0:
             raise ValueError(
                 f"`similarity` must be a number of at least 0. Received: {self.weight!r}."
             )
-        if self.weight and not self.depth:
+        if self.depth >= depth or (self.weight and not self.depth):
             raise ValueError(
-                "`similarity_depth` must be at least 1 where `similarity` is set. "
-                f"Received: similarity={self.weight}, similarity_depth=0."
+                "`similarity_depth` must be at least 1 where `similarity` is set, and below "
+                f"depth={depth}. Received: similarity={self.weight}, "
+                f"similarity_depth={self.depth}."
             )
+        return [
+            self.weight / self.depth if 1 <= index <= self.depth else 0.0 for index in range(depth)
+        ]
 
-    def weights(self, depth: int) -> list[float]:
-        """Return, per block, the weight of its comparison with the previous block."""
-        if self.depth > depth - 1:
-            raise ValueError(
-                f"`similarity_depth` must be at most {depth - 1}, one less than depth={depth}. "
-                f"Received: {self.depth}."
-            )
-        each = self.weight / self.depth if self.weight else 0.0
-        return [each if 1 <= index <= self.depth else 0.0 for index in range(depth)]
+
+NO_SIMILARITY = Similarity(0.0, 0, "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +146,7 @@ class Network:
         depth: int,
         rising: bool = True,
         restarts: Collection[int] = (),
-        similarity: Similarity | None = None,
+        similarity: Similarity = NO_SIMILARITY,
         names: Sequence[str] | None = None,
         **arguments: Any,
     ) -> Layers:
@@ -174,7 +164,7 @@ class Network:
                 blocks; otherwise all blocks use the same rate.
             restarts: Indices of blocks whose tokens differ from those of the previous block
                 (a class token is added, a stage begins). They receive no maps.
-            similarity: The similarity loss; None for no loss.
+            similarity: The similarity loss.
             names: One name per block; None means `blocks_0`, `blocks_1`, etc.
             **arguments: Further arguments of every block.
 
@@ -194,36 +184,32 @@ class Network:
             )
         attentions = _layers_of_blocks("attention", self.attention or attention, depth)
         mlps = _layers_of_blocks("mlp", self.mlp or mlp, depth)
-
-        compared = {}
-        weights = [0.0] * depth
-        if similarity is not None:
-            compared = {"similarity_over": similarity.over, "similarity_of": similarity.of}
-            weights = similarity.weights(depth)
+        weights = similarity.weights(depth)
         receives = [
             getattr(attention, "reads_maps", False) or weight > 0
             for attention, weight in zip(attentions, weights, strict=True)
         ]
-        emits = [*receives[1:], False]
         blocks = []
-        for index in range(depth):
-            attention, carried = attentions[index], receives[index] or emits[index]
+        for index, (attention, takes, gives) in enumerate(
+            zip(attentions, receives, [*receives[1:], False], strict=True)
+        ):
             received = f"Received: {type(attention).__name__} for block {index}."
-            if receives[index] and (index == 0 or index in restarts):
+            if takes and (index == 0 or index in restarts):
                 raise ValueError(
                     "`attention` must not read carried maps in the first block, whether of the "
                     f"network, of a stage or after the class token: there are none. {received}"
                 )
-            if carried and not isinstance(attention, Attention):
-                raise ValueError(
-                    "`attention` must return an `Attention` for a block that takes or gives maps. "
-                    f"{received}"
-                )
-            maps = {}
-            if carried:
-                maps = {"takes_maps": receives[index], "gives_maps": emits[index], **compared}
+            kind, maps = Block, {}
+            if takes or gives:
+                if not isinstance(attention, Attention):
+                    raise ValueError(
+                        "`attention` must return an `Attention` for a block that takes or gives "
+                        f"maps. {received}"
+                    )
+                kind, maps = CarryingBlock, {"takes_maps": takes, "gives_maps": gives}
                 maps["similarity"] = weights[index]
-            block = (CarryingBlock if carried else Block)(
+                maps |= {"similarity_over": similarity.over, "similarity_of": similarity.of}
+            block = kind(
                 attention,
                 mlps[index],
                 drop_path=float(rates[index]),
@@ -284,10 +270,10 @@ class Network:
 
 def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
     """Call a factory for every block and check the layers that it returns."""
+    # A layer is callable, but not a factory.
+    is_factory = callable(factory) and not isinstance(factory, keras.layers.Layer)
     layers: Layers = []
     for index in range(depth):
-        # A layer is callable, but not a factory.
-        is_factory = callable(factory) and not isinstance(factory, keras.layers.Layer)
         layer = factory(index) if is_factory else factory
         if not is_factory or not isinstance(layer, keras.layers.Layer):
             raise ValueError(

@@ -1,8 +1,7 @@
 """The training step of a `Chain`: several heads, several labels, and MixToken.
 
-In a step of `fit`, the model returns the logits of every classifier by name, each compared with its
-labels; otherwise, one prediction. MixToken's box comes with the labels
-(`keras_vitx.training.MixToken`), so that a step is a function of its batch alone.
+In a step of `fit`, the model returns the logits of every classifier by name; otherwise, one
+prediction. MixToken's box comes with the labels, so that a step is a function of its batch alone.
 """
 
 import contextlib
@@ -57,32 +56,31 @@ class TrainsHeads:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         if isinstance(y, dict) and BOX in y:
             x = {self.inputs[0].name: keras.tree.flatten(x)[0], BOX: y[BOX]}
-        with contextlib.ExitStack() as step:
-            step.callback(setattr, self, "_step", None)
-            self._step = step
-            return super().train_step(*state, (x, y, sample_weight))
+        try:
+            with contextlib.ExitStack() as self._step:
+                return super().train_step(*state, (x, y, sample_weight))
+        finally:
+            self._step = None
 
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
         """Return the logits of each head by name; `inputs` may include MixToken's box."""
         images, box = _images_and_box(inputs)
         x, (*body, head) = self.as_images(images), self.steps
         if box is not None:
-            embedding = next((i for i, one in enumerate(body) if hasattr(one, "new_grid")), None)
-            if embedding is None:
+            stem = next((i for i, layer in enumerate(body, 1) if hasattr(layer, "new_grid")), None)
+            if stem is None:
                 raise ValueError("MixToken exchanges patches: the model has no patch embedding.")
-            x = exchange(self.run(body[: embedding + 1], x, True), box)
-            body = body[embedding + 1 :]
+            x, body = exchange(self.run(body[:stem], x, True), box), body[stem:]
         x = self.run(body, x, True)
-        name, activation = _activation_of(head)
-        if name is not None:
-            setattr(head, name, keras.activations.linear)
+        if isinstance(head, SeveralHeads):
+            return head.parts(ops.cast(x, head.compute_dtype))
+        if kind_of(activation := getattr(head, "activation", None)) in (None, "logits"):
+            return {"head": self.run([head], x, True)}
+        head.activation = keras.activations.linear
         try:
-            if isinstance(head, SeveralHeads):
-                return head(x, return_parts=True)
             return {"head": self.run([head], x, True)}
         finally:
-            if name is not None:
-                setattr(head, name, activation)
+            head.activation = activation
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         r"""Return the compiled loss; in training, the weighted sum of the losses of all heads.
@@ -96,25 +94,23 @@ class TrainsHeads:
         takes the labels of `"head"`; for a model with one classifier, those of the losses
         (`PerHead`). Others raise a ValueError.
         """
-        head, box = self.steps[-1], _images_and_box(x)[1]
         labels, weights = self._by_name(y), self._by_name(sample_weight)
-        outputs, loss, of_logits = y_pred, self.loss, None
-        if not isinstance(y_pred, dict):
-            outputs = {"head": y_pred}
-        elif self.in_step:
+        head, box, loss = self.steps[-1], _images_and_box(x)[1], self.loss
+        outputs = y_pred if isinstance(y_pred, dict) else {"head": y_pred}
+        if self.in_step:
             # For the rest of the step: the loss, the metrics and the optimizer.
             self._step.enter_context(layer_ops.numbers_on_device())
-            activation = keras.activations.get(_activation_of(head)[1])
+            activation = _activation_of(head)
             # Near 0 and 1, probabilities in float32 lose what their logits tell.
-            of_logits = _of_logits(loss, kind_of(activation))
-            if of_logits is None:
-                outputs = {name: activation(output) for name, output in y_pred.items()}
+            loss = _of_logits(loss, kind_of(activation))
+            if loss is None:
+                loss = self.loss
+                outputs = {name: activation(output) for name, output in outputs.items()}
         is_plain = len(outputs) == 1 and box is None and (len(labels) == 1 or not training)
-        if loss is None or (is_plain and of_logits is None):
+        if loss is None or (is_plain and loss is self.loss):
             return super().compute_loss(
                 x, labels["head"], outputs["head"], weights["head"], training
             )
-        loss = of_logits or loss
         loss = loss if isinstance(loss, PerHead) else PerHead({"head": as_loss(loss)})
         if len(outputs) == 1:
             if not set(labels) <= set(loss.losses):
@@ -129,37 +125,37 @@ class TrainsHeads:
         total = 0.0
         for name, output in outputs.items():
             compare = loss.losses.get(name, loss.losses["head"])
-            label, weight = (
-                values[name] if name in values else _for_every_patch(values["head"], output)
-                for values in (labels, weights)
-            )
+            label = labels[name] if name in labels else _per_output(labels["head"], output)
+            weight = weights.get(name, weights["head"])
             if weight is not None and len(weight.shape) == 1:
-                weight = _for_every_patch(weight, output)
+                weight = _per_output(weight, output)
             if box is None:
                 value = compare(label, output, weight)
             elif name == "aux_head":
                 # The patches keep the labels of their own images.
                 value = compare(label, exchange(output, box), weight)
             else:
-                share = _share(box)
-                value = compare(label, output, _times(weight, 1 - share))
-                value += compare(ops.flip(label, 0), output, _times(weight, share))
+                share = ops.mean(ops.cast(box, "float32"), axis=-1)
+                weight = 1.0 if weight is None else ops.cast(weight, "float32")
+                value = compare(label, output, weight * (1 - share))
+                value += compare(ops.flip(label, 0), output, weight * share)
             total = total + factors.get(name, 1.0) * value
         for added in self.losses:
             # A loss scales by the number of replicas, as mirrored strategies expect.
-            total = total + FunctionLoss(_second)(added, ops.sum(added))
+            total = total + FunctionLoss(lambda _, loss: loss)(added, ops.sum(added))
         return total
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         """Update the metrics of `"head"`; with MixToken, by the labels of the larger part."""
         label, box = self._by_name(y)["head"], _images_and_box(x)[1]
         if box is not None:
-            own = ops.expand_dims(_share(box) <= 0.5, list(range(1, len(label.shape))))
+            own = ops.mean(ops.cast(box, "float32"), axis=-1) <= 0.5
+            own = ops.expand_dims(own, list(range(1, len(label.shape))))
             label = ops.where(own, label, ops.flip(label, 0))
         if isinstance(y_pred, dict):
             y_pred = y_pred["head"]
-            if self.in_step:
-                y_pred = keras.activations.get(_activation_of(self.steps[-1])[1])(y_pred)
+        if self.in_step:
+            y_pred = _activation_of(self.steps[-1])(y_pred)
         return super().compute_metrics(x, label, y_pred, self._by_name(sample_weight)["head"])
 
     def _by_name(self, values: Any) -> dict[str, Any]:
@@ -192,13 +188,11 @@ def _of_logits(loss: Any, activation: str | None) -> keras.losses.Loss | None:
     return type(loss).from_config({**loss.get_config(), "from_logits": True})
 
 
-def _activation_of(head: keras.layers.Layer) -> tuple[str | None, Any]:
-    """Return the attribute of a head that is its softmax or sigmoid, and this; or None, linear."""
-    for name in ("act", "activation"):
-        activation = getattr(head, name, None)
-        if kind_of(activation) in ("softmax", "sigmoid"):
-            return name, activation
-    return None, keras.activations.linear
+def _activation_of(head: keras.layers.Layer) -> Any:
+    """Return the activation that the outputs in a step lack."""
+    activation = keras.activations.get(getattr(head, "activation", None))
+    is_left_out = isinstance(head, SeveralHeads) or kind_of(activation) is not None
+    return activation if is_left_out else keras.activations.linear
 
 
 def _images_and_box(inputs: Any) -> tuple[Any, Any]:
@@ -208,25 +202,8 @@ def _images_and_box(inputs: Any) -> tuple[Any, Any]:
     return next(value for name, value in inputs.items() if name != BOX), inputs.get(BOX)
 
 
-def _share(box):
-    """Return the fraction of the area in the box, `(batch,)`."""
-    return ops.mean(ops.cast(box, "float32"), axis=-1)
-
-
-def _times(weight, share):
-    """Multiply weights per image, or per patch, by a share per image."""
-    if weight is None:
-        return share
-    share = ops.expand_dims(share, list(range(1, len(weight.shape))))
-    return ops.cast(weight, share.dtype) * share
-
-
-def _for_every_patch(values, output):
+def _per_output(values, output):
     """Repeat `(batch, ...)` to `(batch, patches, ...)` if there is one output per patch."""
     if values is None or len(output.shape) < 3:
         return values
     return ops.repeat(ops.expand_dims(values, 1), output.shape[1], axis=1)
-
-
-def _second(first, second):
-    return second

@@ -73,16 +73,12 @@ def test_wrong_calls(call, message):
 
 
 @pytest.mark.backend_free
-def test_released_preprocessing():
+def test_released_settings():
     ratios = {"RefinedViT_S": 0.9, "RefinedViT_M": 1.0, "RefinedViT_L": 1.13, "DeepViT_L": 0.9}
     for name, ratio in ratios.items():
         assert getattr(kv, name).preprocessing == IMAGENET_INCEPTION.but(crop_ratio=ratio)
     released = kv.models.model_input("refined_vit_l_448")
     assert released.preprocessing == IMAGENET_INCEPTION.but(crop_ratio=1.13)
-
-
-@pytest.mark.backend_free
-def test_released_stochastic_depth():
     for name in kv.list_models("DeepViT_[!M]*") + [f"ViT_{depth}B" for depth in (16, 24, 32)]:
         assert kv.models.MODELS[name].data["drop_path"] == 0.2
 
@@ -132,17 +128,13 @@ def test_a_family_from_outside(foreign, tmp_path):
     assert facts == {"family": "Talker"} | dict.fromkeys(("width", "depth", "heads", "patch"))
 
     randomize(model)
-    kv.weights.save_safetensors(model, tmp_path / "m.safetensors")
-    loaded = kv.create_model("Talker_8", weights=str(tmp_path / "m.safetensors"))
-    close(array(loaded(IMAGES)), array(model(IMAGES)))
-    assert "blocks.0.attn.proj_l.weight" in load_file(tmp_path / "m.safetensors")
-
-
-def test_files_of_a_family_from_outside_are_recognised(foreign, tmp_path):
     path = tmp_path / "m.safetensors"
-    save_file(to_checkpoint(kv.create_model("Talker_8")), path)
-    with pytest.raises(ValueError, match=r"It looks like Talker_8\."):
-        kv.ViT_Ti(weights=str(path))
-    save_file(to_checkpoint(kv.create_model("Talker_8", layers=3)), path)
-    with pytest.raises(ValueError, match=r"It looks like a Talker of 3 blocks, 8 wide\."):
-        kv.ViT_Ti(weights=str(path))
+    kv.weights.save_safetensors(model, path)
+    loaded = kv.create_model("Talker_8", weights=str(path))
+    close(array(loaded(IMAGES)), array(model(IMAGES)))
+    assert "blocks.0.attn.proj_l.weight" in load_file(path)
+
+    for layers, known in ((2, r"Talker_8\."), (3, r"a Talker of 3 blocks, 8 wide\.")):
+        save_file(to_checkpoint(kv.create_model("Talker_8", layers=layers)), path)
+        with pytest.raises(ValueError, match=f"It looks like {known}"):
+            kv.ViT_Ti(weights=str(path))

@@ -4,126 +4,89 @@ import keras
 import numpy as np
 import pytest
 from harness import FAMILIES, array, close, gradients, numbers
-from keras import ops
+from keras import layers, ops
 
 import keras_vitx as kv
 
 IMAGES = numbers((4, 16, 16, 3))
-LABELS = np.array([0, 1, 2, 1])
 
 
-def base(**changes):
-    keras.utils.set_random_seed(0)
-    return kv.ViT(
-        **{
-            "dim": 8,
-            "depth": 4,
-            "num_heads": 2,
-            "patch_size": 8,
-            "input_shape": (16, 16, 3),
-            "classes": 3,
-            **changes,
-        }
+def nested(model):
+    images = keras.Input((16, 16, 3))
+    return keras.Model(images, layers.Activation("softmax")(model(images)))
+
+
+def branched(model):
+    x = model.get_layer("norm").output
+    y = layers.Dense(3, "softmax")(ops.mean(x, axis=1) + x[:, 0])
+    return keras.Model(model.input, y)
+
+
+def with_a_mask(model):
+    x = model.get_layer("norm").output
+    y = layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
+    return keras.Model(model.input, layers.Softmax()(y[:, 0]))
+
+
+# How a model is cut, the number of layers in the line that is left, and of those that follow it.
+CUTS = {
+    "prefix": (lambda m: keras.Model(m.input, layers.Softmax()(m.get_layer("norm").output)), 6, 1),
+    "new head": (lambda m: keras.Model(m.input, layers.Dense(5, "softmax")(m.output)), 8, 1),
+    "nested": (nested, 8, 1),
+    "branches": (branched, 6, 0),
+    "a call with arguments": (with_a_mask, 6, 0),
+}
+
+
+@pytest.mark.parametrize("family", ("ViT", "RefinedViT"))
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_line_of_layers_becomes_a_chain(family, cut):
+    model = FAMILIES[family](drop_path=0.0)
+    model.class_names = list("abcde")
+    make, kept, added = CUTS[cut]
+    before = make(model)
+    after = kv.as_chain(before, like=model)
+    if added:
+        chain = after
+        assert (chain.family, chain.preprocessing) == (model.family, model.preprocessing)
+        assert chain.class_names is None
+    else:
+        (chain,) = (part for part in after.layers if isinstance(part, kv.models.Chain))
+    kept += family == "RefinedViT"
+    assert chain.steps[:kept] == model.steps[:kept]
+    assert len(chain.steps) == kept + added
+
+    close(array(after(IMAGES)), array(before(IMAGES)))
+    variables = before.trainable_variables
+    assert {id(v) for v in after.trainable_variables} == set(map(id, variables))
+    found, wanted = (
+        gradients(
+            lambda one=one: ops.mean(ops.reshape(one(IMAGES, training=True), (4, -1))[:, 0] ** 2),
+            variables,
+        )
+        for one in (after, before)
     )
-
-
-def loss_of(model):
-    outputs = model(IMAGES, training=True)
-    return ops.mean(keras.losses.sparse_categorical_crossentropy(LABELS, outputs))
-
-
-def agree(one, other):
-    """Check that outputs, loss and gradients of two models on the same variables agree."""
-    close(array(other(IMAGES)), array(one(IMAGES)))
-    variables = one.trainable_variables
-    assert {id(variable) for variable in other.trainable_variables} == set(map(id, variables))
-    (value, found), (expected, wanted) = (
-        gradients(lambda model=model: loss_of(model), variables) for model in (other, one)
-    )
-    close(value, expected)
-    for variable, gradient, want in zip(variables, found, wanted, strict=True):
-        floor = 1e-6 * max(np.abs(w).max() for w in wanted)
+    close(found[0], wanted[0])
+    floor = 1e-6 * max(np.abs(gradient).max() for gradient in wanted[1])
+    for variable, gradient, want in zip(variables, found[1], wanted[1], strict=True):
         np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=floor, err_msg=variable.path)
 
 
-def test_a_new_head_is_a_list_appended():
-    model = base(include_top=False, pooling="token")
-    model.class_names = ("a", "b", "c")
-    cut = keras.Model(model.input, keras.layers.Dense(5, "softmax")(model.output))
-    chain = kv.as_chain(cut, like=model)
-    assert isinstance(chain, kv.models.Chain)
-    assert chain.steps[:-1] == model.steps
-    assert chain.steps[-1] is cut.layers[-1]
-    assert (chain.family, chain.preprocessing) == (model.family, model.preprocessing)
-    assert chain.class_names is None
-    agree(cut, chain)
-
-
-def test_a_prefix_is_a_chain():
-    model = base()
-    cut = keras.Model(model.input, model.get_layer("blocks_2").output)
-    chain = kv.as_chain(cut)
-    assert [step.name for step in chain.steps][-1] == "blocks_2"
-    close(array(chain(IMAGES)), array(cut(IMAGES)))
-
-
-def test_a_clone_is_a_chain_again():
-    model = base()
-    model.class_names = ("a", "b", "c")
+def test_the_whole_model_and_its_clone():
+    model = FAMILIES["ViT"]()
+    model.class_names = list("abcde")
+    assert kv.as_chain(model) is model
     whole = kv.as_chain(keras.Model(model.input, model.output), like=model)
-    assert whole.class_names == model.class_names
-    clone = keras.models.clone_model(model)
-    chain = kv.as_chain(clone, like=model)
+    assert whole.class_names == tuple(model.class_names)
+    chain = kv.as_chain(keras.models.clone_model(model), like=model)
     assert isinstance(chain, kv.models.Chain)
     chain.set_weights(model.get_weights())
     close(array(chain(IMAGES)), array(model(IMAGES)))
 
 
-def test_a_nested_chain_is_inlined():
-    model = base()
-    images = keras.Input((16, 16, 3))
-    nested = keras.Model(images, keras.layers.Activation("relu")(model(images)))
-    chain = kv.as_chain(nested)
-    assert chain.steps[:-1] == model.steps
-    close(array(chain(IMAGES)), array(nested(IMAGES)))
-
-
-def test_where_the_graph_branches_the_rest_follows_a_chain():
-    model = base()
-    features = model.get_layer("blocks_3").output
-    y = keras.layers.Dense(3, "softmax")(ops.mean(features, axis=1) + features[:, 0])
-    cut = keras.Model(model.input, y)
-    looped = kv.as_chain(cut)
-    assert not isinstance(looped, kv.models.Chain)
-    assert [len(part.steps) for part in looped.layers if isinstance(part, kv.models.Chain)] == [7]
-    agree(cut, looped)
-
-
-def test_a_call_with_arguments_ends_the_line():
-    model = base()
-    x = model.get_layer("blocks_3").output
-    cut = keras.Model(
-        model.input, keras.layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
-    )
-    looped = kv.as_chain(cut)
-    (chain,) = (part for part in looped.layers if isinstance(part, kv.models.Chain))
-    assert chain.steps[-1].name == "blocks_3"
-    close(array(looped(IMAGES)), array(cut(IMAGES)))
-
-
-def test_carried_maps_are_part_of_the_line():
-    model = FAMILIES["RefinedViT"]()
-    cut = keras.Model(model.input, keras.layers.Activation("relu")(model.output))
-    chain = kv.as_chain(cut)
-    assert isinstance(chain, kv.models.Chain)
-    assert chain.steps[:-1] == model.steps
-
-
 def test_what_is_no_such_model():
     a, b = keras.Input((4,)), keras.Input((4,))
     with pytest.raises(ValueError, match="one input"):
-        kv.as_chain(keras.Model([a, b], keras.layers.Add()([a, b])))
+        kv.as_chain(keras.Model([a, b], layers.Add()([a, b])))
     with pytest.raises(ValueError, match="begins with something else"):
         kv.as_chain(keras.Model(a, a + 1))
-    model = base()
-    assert kv.as_chain(model) is model

@@ -1,5 +1,7 @@
 """The loop over depth is equivalent to the list of layers."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from keras_vitx.layers import (
     TalkingHeadsAttention,
 )
 from keras_vitx.layers.base import Layer, register
-from keras_vitx.models import Chain, depth
+from keras_vitx.models import Chain
 
 jax_only = pytest.mark.skipif(BACKEND != "jax", reason="only JAX gains from the loop")
 IMAGES = numbers((4, 4, 4, 3))
@@ -36,15 +38,11 @@ class NormalizedBlock(Layer):
         self.penalty = penalty
         self.units = units
         dtype = self.dtype_policy
-        regularizer = keras.regularizers.L2(penalty) if penalty else None
-        self.fc1 = keras.layers.Dense(
-            units,
-            "tanh",
-            kernel_regularizer=regularizer,
-            activity_regularizer=regularizer,
-            dtype=dtype,
-            name="fc1",
-        )
+        penalties = {}
+        if penalty:
+            regularizer = keras.regularizers.L2(penalty)
+            penalties = {"kernel_regularizer": regularizer, "activity_regularizer": regularizer}
+        self.fc1 = keras.layers.Dense(units, "tanh", dtype=dtype, name="fc1", **penalties)
         self.norm = keras.layers.BatchNormalization(momentum=0.5, dtype=dtype, name="norm")
         self.drop = keras.layers.Dropout(dropout, dtype=dtype, name="drop")
         self.fc2 = keras.layers.Dense(6, dtype=dtype, name="fc2")
@@ -64,44 +62,22 @@ class NormalizedBlock(Layer):
         return x + self.branch(y, training=training)
 
 
-@keras.saving.register_keras_serializable(package="keras_vitx_tests")
-class PlainBlock(keras.layers.Dense):
-    """A layer from outside the package."""
-
-
-def chain(scan=True, rates=(0.3, 0.3, 0.3, 0.3), remat=False, **arguments):
+def chain(rates=(0.3, 0.3, 0.3, 0.3), frozen=(), **arguments):
     """Blocks between two other layers."""
-    keras.utils.clear_session()
-    layers = [
-        keras.layers.Dense(6, name="stem"),
-        *(NormalizedBlock(rate, name=f"blocks_{i}", **arguments) for i, rate in enumerate(rates)),
-        keras.layers.GlobalAveragePooling2D(data_format="channels_last", name="pool"),
-        keras.layers.Dense(3, dtype="float32", name="head"),
+    blocks = [
+        NormalizedBlock(rate, name=f"blocks_{i}", **arguments) for i, rate in enumerate(rates)
     ]
-    return Chain(layers, (4, 4, 3), scan=scan, remat=remat)
+    pool = keras.layers.GlobalAveragePooling2D(data_format="channels_last", name="pool")
+    head = keras.layers.Dense(3, dtype="float32", name="head")
+    model = Chain([keras.layers.Dense(6, name="stem"), *blocks, pool, head], (4, 4, 3))
+    for name in frozen:
+        model.get_layer(name).trainable = False
+    return model
 
 
 def of_family(family, **changes):
-    """A function like `chain`, of a family."""
-
-    def make(scan=True, **more):
-        keras.utils.clear_session()
-        shape = {"patch_size": 2, "input_shape": (4, 4, 3), "classes": 3, "drop_path": 0.2}
-        model = FAMILIES[family](
-            **{**shape, "classifier_activation": None, "layer_scale": 0.5, **changes, **more}
-        )
-        model.scan = scan
-        return model
-
-    return make
-
-
-def pair_of(make=chain, **arguments):
-    """Two models with equal variables, states included: with and without the loop."""
-    looped, listed = make(scan=True, **arguments), make(scan=False, **arguments)
-    for one, other in zip(listed.variables, looped.variables, strict=True):
-        one.assign(value(other))
-    return looped, listed
+    shape = {"patch_size": 2, "input_shape": (4, 4, 3), "classes": 3, "layer_scale": 0.5}
+    return FAMILIES[family](**shape, classifier_activation=None, **changes)
 
 
 def value(variable):
@@ -109,109 +85,100 @@ def value(variable):
     return np.array(ops.convert_to_numpy(variable.value))
 
 
-@pytest.fixture
-def loops(monkeypatch):
-    """The runs of blocks executed as loops during the test."""
-    found, run = [], depth._run_scanned
+def loops(model):
+    """The number of repeats of each loop in the training pass of a model, under JAX."""
+    import jax
 
-    def spy(units, x, remat):
-        found.append([layer.name for unit in units for layer in unit])
-        return run(units, x, remat)
+    values = [
+        [variable.value for variable in part]
+        for part in (model.trainable_variables, model.non_trainable_variables)
+    ]
+    images = numbers((2, *model.input_shape[1:]))
+    text = str(jax.make_jaxpr(lambda x: model.stateless_call(*values, x, training=True))(images))
+    return [int(count) for count in re.findall(r"^\s*length=(\d+)$", text, re.MULTILINE)]
 
-    monkeypatch.setattr(depth, "_run_scanned", spy)
-    return found
 
-
-def fit(model, steps=3):
+def fit(model):
     # Under PyTorch, dropout without a seed uses the global generator.
     keras.utils.set_random_seed(0)
     model.compile(
         keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
-    history = model.fit(IMAGES, LABELS, batch_size=4, epochs=steps, shuffle=False, verbose=0)
+    history = model.fit(IMAGES, LABELS, batch_size=4, epochs=3, shuffle=False, verbose=0)
     return history.history["loss"]
 
 
-def check_same(looped, listed, tolerance=1e-5):
-    for one, other in zip(looped.variables, listed.variables, strict=True):
+REFINED = {"depth": 6, "conv_stem": False}
+SIMILAR = {"refiner": "paper", "similarity": 0.5, "similarity_depth": 5}
+# How to make a model, whether it recomputes, and the repeats of its loops.
+CASES = {
+    "different rates": (lambda: chain((0.1, 0.2, 0.3, 0.4)), False, [4]),
+    "no rate in one": (lambda: chain((0.0, 0.1, 0.2, 0.3)), False, [3]),
+    "two blocks frozen": (lambda: chain(frozen=("blocks_0", "blocks_1")), False, [2, 2]),
+    "losses": (lambda: chain((0.0,) * 3, penalty=0.1, dropout=0.0), False, [3]),
+    "losses/remat": (lambda: chain(penalty=0.1), True, [4]),
+    "CaiT/remat": (lambda: of_family("CaiT", depth=3, drop_path=0.2), True, [3]),
+    # The first block receives no maps, the last returns none.
+    "alternating/remat": (lambda: of_family("RefinedViT", **REFINED), True, [2]),
+    "similarity": (
+        lambda: of_family("RefinedViT", drop_path=0.0, **REFINED, **SIMILAR),
+        False,
+        [2],
+    ),
+}
+# Without a loop, only recomputation and losses differ.
+HERE = CASES if BACKEND == "jax" else ("losses/remat", "CaiT/remat", "similarity")
+
+
+@pytest.mark.parametrize("case", HERE)
+def test_a_loop_trains_like_a_list(case):
+    make, remat, repeats = CASES[case]
+    looped, listed = make(), make()
+    looped.remat, listed.scan = remat, False
+    for one, other in zip(listed.variables, looped.variables, strict=True):
+        one.assign(value(other))
+    if BACKEND == "jax":
+        assert (loops(looped), loops(listed)) == (repeats, [])
+    for model in (looped, listed):
+        keras.utils.set_random_seed(0)
+        model(IMAGES, training=True)
+    found, expected = (sum(float(array(loss)) for loss in m.losses) for m in (looped, listed))
+    close(found, expected, 1e-4)
+    assert (found > 0.01) == case.startswith(("losses", "similarity"))
+
+    before = [value(variable) for variable in looped.variables]
+    close(fit(looped), fit(listed))
+    frozen = {id(v) for layer in looped.layers if not layer.trainable for v in layer.weights}
+    for one, other, old in zip(looped.variables, listed.variables, before, strict=True):
         if one.dtype == "uint32":
             np.testing.assert_array_equal(value(one), value(other))
         else:
-            # Gradients of variables without effect are zero up to rounding errors.
+            # Initial maps hardly vary, and normalizing them amplifies rounding errors; gradients
+            # of variables without effect are zero up to them.
             worst = np.abs(value(one) - value(other)).max()
-            assert worst <= tolerance * max(np.abs(value(other)).max(), 0.1), one.path
-
-
-def names(*indices):
-    return [f"blocks_{i}" for i in indices]
+            assert worst <= 1e-4 * max(np.abs(value(other)).max(), 0.1), one.path
+        if case.startswith(("different", "two")):
+            # Statistics and seed generators are updated, block by block.
+            assert (value(one) != old).any() == (id(one) not in frozen) or "seed" in one.path
+    if case.startswith("different"):
+        blocks = [layer for layer in looped.layers if isinstance(layer, NormalizedBlock)]
+        assert [(block.drop_path, block.branch.rate) for block in blocks] == [
+            (rate, rate) for rate in (0.1, 0.2, 0.3, 0.4)
+        ]
+        statistics = [array(block.norm.moving_mean.value) for block in blocks[:2]]
+        assert np.abs(statistics[0] - statistics[1]).max() > 1e-6
 
 
 @jax_only
-@pytest.mark.parametrize(
-    ("rates", "run"),
-    [((0.1, 0.2, 0.3, 0.4), names(0, 1, 2, 3)), ((0.0, 0.1, 0.2, 0.3), names(1, 2, 3))],
-)
-def test_fit(rates, run, loops, tmp_path):
-    looped, listed = pair_of(rates=rates)
-    states = [value(variable) for variable in looped.non_trainable_variables]
-    expected = fit(listed)
-    assert loops == []
-    close(fit(looped), expected)
-    assert loops[0] == run
-    check_same(looped, listed)
-    # Running statistics and seed generators were updated, block by block.
-    for before, variable in zip(states, looped.non_trainable_variables, strict=True):
-        assert (value(variable) != before).any(), variable.path
-    statistics = [array(looped.get_layer(name).norm.moving_mean.value) for name in names(0, 1)]
-    assert np.abs(statistics[0] - statistics[1]).max() > 1e-6
-    # The rates of a step are restored, and files do not depend on the loop.
-    blocks = [looped.get_layer(name) for name in names(0, 1, 2, 3)]
-    assert [(block.drop_path, block.branch.rate) for block in blocks] == [(r, r) for r in rates]
-    looped.save(tmp_path / "looped.keras")
-    loaded = keras.saving.load_model(tmp_path / "looped.keras")
-    assert loaded.scan
-    close(array(loaded(IMAGES)), array(looped(IMAGES)))
-
-
-FAMILY = {
-    "CaiT": (of_family("CaiT", depth=3), [names(0, 1, 2)]),
-    # The first block receives no maps, the last returns none.
-    "alternating": (
-        of_family("RefinedViT", depth=6, conv_stem=False),
-        [names(1, 2, 3, 4)],
-    ),
-    "similarity": (
-        of_family(
-            "RefinedViT",
-            depth=6,
-            conv_stem=False,
-            refiner="paper",
-            similarity=0.5,
-            similarity_depth=5,
-            drop_path=0.0,
-        ),
-        [names(1, 2, 3, 4)],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "remat"),
-    [("CaiT", True), pytest.param("alternating", True, marks=jax_only), ("similarity", False)],
-)
-def test_families(loops, case, remat):
-    make, runs = FAMILY[case]
-    looped, listed = pair_of(make)
-    looped.remat = remat
-    for model in (looped, listed):
-        model(IMAGES, training=True)
-    assert loops[: len(runs)] == (runs if BACKEND == "jax" else [])
-    found, expected = (sum(float(array(loss)) for loss in m.losses) for m in (looped, listed))
-    close(found, expected, 1e-4)
-    assert (found > 0.1) == (case == "similarity")
-    close(fit(looped), fit(listed))
-    # Initial maps hardly vary, and normalizing them amplifies rounding errors.
-    check_same(looped, listed, 1e-4)
+def test_half_precision():
+    with precision("mixed_bfloat16"):
+        looped, listed = chain(), chain()
+    listed.scan = False
+    for one, other in zip(listed.variables, looped.variables, strict=True):
+        one.assign(value(other))
+    assert loops(looped) == [4]
+    close(fit(looped), fit(listed), 0.02)
+    assert all(v.dtype == "float32" for v in looped.trainable_variables)
 
 
 @jax_only
@@ -232,69 +199,7 @@ def test_the_step_holds_one_block():
     shallow, deep = chain(rates=(0.3,) * 3), chain(rates=(0.3,) * 9)
     counts = [step(model, True).count("dot_general") for model in (shallow, deep)]
     assert counts[0] == counts[1]
-    assert "scan[" in step(deep, True) and "scan[" not in step(deep, False)
-    deep.scan = False
-    assert "scan[" not in step(deep, True)
-
-
-@jax_only
-def test_mixed_precision(loops):
-    with precision("mixed_bfloat16"):
-        looped, listed = pair_of()
-    close(*(array(model(IMAGES, training=True)) for model in (looped, listed)), 0.02)
-    assert loops == [names(0, 1, 2, 3)]
-    close(fit(looped, 2), fit(listed, 2), 0.02)
-    assert all(v.dtype == "float32" for v in looped.trainable_variables)
-
-
-@jax_only
-def test_losses_count_once(loops):
-    looped, listed = pair_of(penalty=0.1, dropout=0.0, rates=(0.0, 0.0, 0.0))
-    for model in (looped, listed):
-        model(IMAGES, training=True)
-    assert loops == [names(0, 1, 2)]
-    close(sum(map(array, looped.losses)), sum(map(array, listed.losses)))
-    assert float(sum(map(array, listed.losses))) > 0.01
-    close(fit(looped), fit(listed))
-    check_same(looped, listed)
-
-
-@pytest.mark.parametrize("scan", (True, False) if BACKEND == "jax" else (True,))
-def test_remat(scan, loops):
-    _, listed = pair_of(penalty=0.1)
-    remat = chain(scan=scan, remat=True, penalty=0.1)
-    for one, other in zip(remat.variables, listed.variables, strict=True):
-        one.assign(value(other))
-    close(fit(remat), fit(listed))
-    assert bool(loops) == (scan and BACKEND == "jax")
-    check_same(remat, listed)
-
-
-@jax_only
-def test_frozen_blocks_are_a_run_of_their_own(loops):
-    looped, listed = pair_of()
-    for model in (looped, listed):
-        for name in names(0, 1):
-            model.get_layer(name).trainable = False
-    frozen = [array(v.value) for v in looped.get_layer("blocks_0").weights[:2]]
-    close(fit(looped), fit(listed))
-    assert loops[:2] == [names(0, 1), names(2, 3)]
-    check_same(looped, listed)
-    for before, variable in zip(frozen, looped.get_layer("blocks_0").weights, strict=False):
-        np.testing.assert_array_equal(before, array(variable.value))
-
-
-def connect(layers, shape):
-    """Call layers on symbolic inputs, as in a functional model."""
-    x = keras.Input(shape[1:])
-    for layer in layers:
-        x = layer(x)
-
-
-def output_of(layers, x):
-    connect(layers, x.shape)
-    y, _ = depth.run(layers, ops.convert_to_tensor(x), training=True, scan=True, remat=False)
-    return array(y)
+    assert "scan[" in step(deep, True) and "scan[" not in step(deep, False), "inference unrolls"
 
 
 @jax_only
@@ -307,80 +212,67 @@ def test_draws_differ_between_blocks_of_a_loop():
         def call(self, x, training=False):
             return x + self.branch(ops.ones_like(x), training=training)
 
-    layers = [Recording(name=f"blocks_{i}") for i in range(6)]
+    model = Chain([Recording(name=f"blocks_{i}") for i in range(6)], (1,))
+    assert loops(model) == [6]
     # Sums of six independent draws, not six times the same draw.
-    assert len(np.unique(np.round(output_of(layers, np.zeros((200, 1), "float32"))))) > 4
+    drawn = array(model(np.zeros((200, 1), "float32"), training=True))
+    assert len(np.unique(np.round(drawn))) > 4
+
+
+def pair(*arguments):
+    return [NormalizedBlock(name=f"blocks_{i}", **a) for i, a in enumerate(arguments)]
+
+
+def attention(layer, name, **arguments):
+    return Block(layer, MLP(2), name=name, **arguments)
+
+
+MIX = HeadMixing
+SCALE = keras.initializers.RandomUniform(0.1, 0.2)
+MERGED = {
+    "units": (lambda: pair({"units": 6}, {"units": 5}), []),
+    "dropout": (lambda: pair({"dropout": 0.0}, {"dropout": 0.2}), []),
+    "rate of zero": (lambda: pair({"drop_path": 0.0}, {"drop_path": 0.2}), []),
+    "penalty": (lambda: pair({"penalty": 0.1}, {"penalty": 0.2}), []),
+    "precision": (lambda: pair({"dtype": "float32"}, {"dtype": "mixed_bfloat16"}), []),
+    "another layer": (
+        lambda: [*pair({}, {}), keras.layers.Activation("tanh"), *pair({}, {})],
+        [2, 2],
+    ),
+    "outside": (lambda: [keras.layers.Dense(6, "tanh") for _ in range(3)], [3]),
+    "activation": (lambda: [keras.layers.Dense(6, a) for a in ("tanh", "relu")], []),
+    "shape": (lambda: [ClassToken(name=f"token_{i}") for i in range(2)], []),
+    "heads": (lambda: [attention(Attention(h), f"{h}") for h in (2, 3)], []),
+    "kind": (
+        lambda: [attention(Attention(2), "a"), attention(TalkingHeadsAttention(2), "b")],
+        [],
+    ),
+    "place": (
+        lambda: [
+            attention(Attention(2, **{place: [MIX()]}), place)
+            for place in ("on_logits", "on_weights")
+        ],
+        [],
+    ),
+    "bias": (lambda: [attention(Attention(2, qkv_bias=b), f"{b}") for b in (True, False)], []),
+    "epsilon": (lambda: [attention(Attention(2), f"{e}", epsilon=e) for e in (0.1, 0.2)], []),
+    "scale": (lambda: [attention(Attention(2), f"{s}", layer_scale=s) for s in (None, 0.1)], []),
+    "initializer": (lambda: [attention(Attention(2), n, layer_scale=SCALE) for n in "ab"], [2]),
+}
 
 
 @jax_only
-def test_what_differs_is_not_merged(loops):
-    def runs(layers, shape=(2, 6)):
-        loops.clear()
-        output_of(layers, numbers(shape))
-        return list(loops)
-
-    def blocks(*arguments, first=0):
-        return [NormalizedBlock(name=f"blocks_{i}", **a) for i, a in enumerate(arguments, first)]
-
-    different = [
-        ({"units": 6}, {"units": 5}),
-        ({"dropout": 0.0}, {"dropout": 0.2}),
-        ({"drop_path": 0.0}, {"drop_path": 0.2}),
-        ({"penalty": 0.1}, {"penalty": 0.2}),
-        ({"dtype": "float32"}, {"dtype": "mixed_bfloat16"}),
-    ]
-    for pair in different:
-        assert runs(blocks(*pair)) == [], pair
-    # A run of blocks ends at any other layer.
-    layers = [*blocks({}, {}), keras.layers.Activation("tanh"), *blocks({}, {}, first=2)]
-    assert runs(layers) == [names(0, 1), names(2, 3)]
-    half = blocks({}, {})
-    connect(half, (None, 6))
-    half[1].norm.trainable = False  # It uses its running statistics.
-    assert runs(half) == []
-    # Layers from outside the package.
-    assert runs([PlainBlock(6, "tanh", name=f"dense_{i}") for i in range(3)]) == [
-        ["dense_0", "dense_1", "dense_2"]
-    ]
-    assert runs([PlainBlock(6, activation) for activation in ("tanh", "relu")]) == []
-    # What changes the shape.
-    assert runs([ClassToken(name=f"token_{i}") for i in range(2)], (2, 5, 8)) == []
+@pytest.mark.parametrize("case", MERGED)
+def test_what_differs_is_not_merged(case):
+    make, repeats = MERGED[case]
+    layers = make()
+    for index, layer in enumerate(layers):
+        layer.name = f"{layer.name}_{index}"
+    assert loops(Chain(layers, (5, 6))) == repeats
 
 
 @jax_only
-def test_structure_of_attention_counts(loops):
-    def block(attention, **arguments):
-        return Block(attention, MLP(2), **arguments)
-
-    scale = keras.initializers.RandomUniform(0.1, 0.2)
-    pairs = [
-        (block(Attention(2)), block(Attention(4))),
-        (block(Attention(2)), block(TalkingHeadsAttention(2))),
-        (
-            block(Attention(2, on_logits=[HeadMixing()])),
-            block(Attention(2, on_weights=[HeadMixing()])),
-        ),
-        (block(Attention(2)), block(Attention(2, qkv_bias=False))),
-        (block(Attention(2), epsilon=1e-6), block(Attention(2), epsilon=1e-5)),
-        (block(Attention(2)), block(Attention(2), layer_scale=0.1)),
-    ]
-    for pair in pairs:
-        output_of(pair, numbers((2, 5, 8)))
-        assert loops == []
-    same = [block(Attention(2), layer_scale=scale, name=name) for name in "ab"]
-    output_of(same, numbers((2, 5, 8)))
-    assert loops == [["a", "b"]]
-
-
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX has the loop")
-def test_elsewhere_the_list_is_run(loops):
-    looped, listed = pair_of(rates=(0.1, 0.2, 0.3))
-    np.testing.assert_array_equal(fit(looped, 2), fit(listed, 2))
-    assert loops == []
-
-
-def test_inference_is_a_list(loops):
-    model = chain()
-    model(IMAGES, training=False)
-    model.predict(IMAGES, verbose=0)
-    assert loops == []
+def test_frozen_statistics_are_not_merged():
+    model = chain((0.3, 0.3))
+    model.get_layer("blocks_1").norm.trainable = False  # It uses its running statistics.
+    assert loops(model) == []

@@ -4,6 +4,7 @@ from math import prod
 
 import keras
 import pytest
+from stub import PATH, stub
 
 import keras_vitx as kv
 
@@ -85,19 +86,22 @@ def test_parameters(name):
     assert count(name) == COUNTS[name]
 
 
-def test_parameters_at_another_resolution():
-    assert count("CaiT_S36", input_shape=(384, 384, 3)) == 68_366_632
-    assert count("CaiT_XXS24", input_shape=(32, 48, 3), classes=10) == (
-        11_956_264 - (196 - 6) * 192 - 990 * 193
-    )
+OTHERS = [
+    ("CaiT_S36", {"input_shape": (384, 384, 3)}, 68_366_632),
+    (
+        "CaiT_XXS24",
+        {"input_shape": (32, 48, 3), "classes": 10},
+        11_956_264 - (196 - 6) * 192 - 990 * 193,
+    ),
+    ("RefinedViT_S", {"dense_head": True}, 25_408_656),
+    ("RefinedViT_M", {"dense_head": True}, 55_450_932),
+    ("RefinedViT_L", {"dense_head": True}, 81_150_192),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("RefinedViT_S", 25_408_656), ("RefinedViT_M", 55_450_932), ("RefinedViT_L", 81_150_192)],
-)
-def test_parameters_with_a_dense_head(name, parameters):
-    assert count(name, dense_head=True) == parameters
+@pytest.mark.parametrize(("name", "arguments", "parameters"), OTHERS)
+def test_parameters_with_other_arguments(name, arguments, parameters):
+    assert count(name, **arguments) == parameters
 
 
 def test_registry():
@@ -122,13 +126,10 @@ def test_defaults_and_overrides_of_a_size():
     block = model.get_layer("blocks_0")
     assert (block.ls1, block.drop_path) == (None, 0.25)
     assert [layer.name for layer in model.steps] == [
-        "patch_embed",
-        "pos_embed",
-        "blocks_0",
-        "cls_token",
-        "blocks_token_only_0",
-        "blocks_token_only_1",
-        "norm",
-        "pool",
-        "head",
+        *("patch_embed", "pos_embed", "blocks_0", "cls_token"),
+        *("blocks_token_only_0", "blocks_token_only_1", "norm", "pool", "head"),
     ]
+
+
+def test_editors_see_the_parameters_of_today():
+    assert PATH.read_text() == stub(), "run python tests/models/stub.py"

@@ -136,18 +136,16 @@ def test_starts_of_families_that_timm_lacks(name):
     assert dense >= 3 * 4 + 3
 
 
-def test_positional_attention_starts_without_content():
+@pytest.mark.parametrize(
+    ("gated", "conv_start", "zero"),
+    ((False, True, True), (False, False, False), (True, True, False)),
+)
+def test_positional_attention_starts_without_content(gated, conv_start, zero):
     """Equation 5: zero queries and keys beside a convolutional start; gates dispense with it."""
-    for gated, conv_start, zero in (
-        (False, True, True),
-        (False, False, False),
-        (True, True, False),
-    ):
-        model = kv.ConViT(32, 2, 4, local_depth=1, gated=gated, conv_start=conv_start, **COMMON)
-        attention = model.get_layer("blocks_0").attention
-        assert (not array(attention.qk.kernel.value).any()) == zero
-        values = array(attention.v.kernel.value)
-        assert (values == np.eye(32)).all() == conv_start
+    model = kv.ConViT(32, 2, 4, local_depth=1, gated=gated, conv_start=conv_start, **COMMON)
+    attention = model.get_layer("blocks_0").attention
+    assert (not array(attention.qk.kernel.value).any()) == zero
+    assert (array(attention.v.kernel.value) == np.eye(32)).all() == conv_start
 
 
 def test_a_copy_of_a_config_starts_alike():

@@ -17,10 +17,7 @@ from keras_vitx.layers import (
     LayerScale,
     LocalMapConvolution,
     PositionalAttention,
-    ReAttention,
     Refinement,
-    ResidualRefinement,
-    SharedAttention,
     TokenMixing,
 )
 
@@ -49,11 +46,6 @@ def parts(model, kind):
     return [part for part in sublayers(model) if isinstance(part, kind)]
 
 
-def kinds(model):
-    """Return the names of the classes of the blocks' attentions."""
-    return [type(block.attention).__name__ for block in blocks(model)]
-
-
 def where(model, kind):
     """Return the indices of the blocks that contain a layer of a class."""
     return [index for index, block in enumerate(blocks(model)) if parts(block, kind)]
@@ -63,25 +55,26 @@ def where(model, kind):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rates_of_stochastic_depth(family):
-    model = FAMILIES[family](drop_path=0.3)
-    # Class blocks have none.
-    own = [block for block in blocks(model) if not isinstance(block, ClassBlock)]
-    rates = [block.drop_path for block in own]
-    expected = [0.3] * 3 if family == "CaiT" else np.linspace(0, 0.3, len(own))
-    np.testing.assert_allclose(rates, expected)
+def test_rates_and_layers_of_every_block(family):
+    # Class blocks have no stochastic depth.
+    own = [b for b in blocks(FAMILIES[family]()) if not isinstance(b, ClassBlock)]
+    linear = [0.3] * 3 if family == "CaiT" else np.linspace(0, 0.3, len(own))
     listed = [0.1 + index / 10 for index in range(len(own))]
-    model = FAMILIES[family](drop_path=listed)
-    found = [block.drop_path for block in blocks(model)]
-    assert found == [*listed, *[0.0] * (len(found) - len(own))]
-    assert [block.drop_path1.rate for block in blocks(model)] == found
+    for given, expected in ((0.3, linear), (listed, listed)):
+        model = FAMILIES[family](drop_path=given, dropout=given if given == 0.3 else 0.0)
+        rates = [(block.drop_path, block.drop_path1.rate) for block in blocks(model)]
+        np.testing.assert_allclose(rates[: len(own)], np.stack([expected] * 2, -1))
+        assert rates[len(own) :] == [(0, 0)] * (len(rates) - len(own))
+        assert {part.drop.rate for part in parts(model, MLP)} == {0.3 if given == 0.3 else 0.0}
 
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_dropout(family):
-    for rate in (0.0, 0.25):
-        model = FAMILIES[family](dropout=rate)
-        assert {part.drop.rate for part in parts(model, MLP)} == {rate}
+    model = checked(
+        family,
+        attention=lambda index: TokenMixing(hidden=index + 2),
+        mlp=lambda index: MLP(hidden=index + 3),
+    )
+    own = [block for block in blocks(model) if not isinstance(block, ClassBlock)]
+    hidden = [(block.attention.hidden, block.mlp.hidden) for block in own]
+    assert hidden == [(index + 2, index + 3) for index in range(len(own))]
 
 
 @pytest.mark.parametrize("family", ("CaiT", "ViT"))
@@ -105,17 +98,17 @@ def test_distillation_token(family):
 
 @pytest.mark.parametrize("family", ("CaiT", "ViT"))
 def test_weights_of_branches(family):
-    model = checked(family, layer_scale=0.25)
-    assert {tuple(block.ls1.gamma.shape) for block in blocks(model)} == {(8,)}
-    assert all((array(part.gamma) == 0.25).all() for part in parts(model, LayerScale))
-    model = checked(family, layer_scale=0.5, scalar_scale=True)
-    assert {tuple(part.gamma.shape) for part in parts(model, LayerScale)} == {(1,)}
-    model = checked(family, layer_scale=None)
-    assert not parts(model, LayerScale)
-    initializer = keras.initializers.RandomUniform(0.1, 0.2)
-    gammas = [
-        array(part.gamma) for part in parts(checked(family, layer_scale=initializer), LayerScale)
-    ]
+    scales = {
+        (8,): {"layer_scale": 0.25},
+        (1,): {"layer_scale": 0.25, "scalar_scale": True},
+        None: {"layer_scale": None},
+    }
+    for shape, arguments in scales.items():
+        found = parts(checked(family, **arguments), LayerScale)
+        assert {tuple(part.gamma.shape) for part in found} == ({shape} if shape else set())
+        assert all((array(part.gamma) == 0.25).all() for part in found)
+    drawn = keras.initializers.RandomUniform(0.1, 0.2)
+    gammas = [array(part.gamma) for part in parts(checked(family, layer_scale=drawn), LayerScale)]
     assert all(((gamma >= 0.1) & (gamma <= 0.2)).all() for gamma in gammas)
     assert np.unique(gammas).size == np.size(gammas), "each draws its own"
 
@@ -166,13 +159,37 @@ def test_class_token_of_cait(arguments):
     assert (array(model.get_layer("blocks_0").ls1.gamma) == 0.5).all()
 
 
-def test_local_blocks_of_convit():
-    for depth in range(4):
-        pooling = "avg" if depth == 3 else None
-        model = checked("ConViT", local_depth=depth, pooling=pooling)
-        own, plain = "GatedPositionalAttention", "Attention"
-        assert kinds(model) == [own] * depth + [plain] * (3 - depth)
-        assert [step.name for step in model.steps].index("cls_token") == 2 + depth
+OWN, SHARED, SUM = "Attention", "SharedAttention", "AccumulatingAttention"
+GATED, DEEP, PAPER = "GatedPositionalAttention", "Attention+ReAttention", "Attention+Refinement"
+AGAIN, RESIDUAL = "SharedAttention+ReAttention", "SharedAttention+ResidualRefinement"
+# The class of each block's attention, and of the layers over its maps.
+KINDS = [
+    ("ConViT", {"local_depth": 0}, [OWN] * 3),
+    ("ConViT", {"local_depth": 1}, [GATED, OWN, OWN]),
+    ("ConViT", {"local_depth": 3, "pooling": "avg"}, [GATED] * 3),
+    ("DeepViT", {"depth": 3}, [DEEP] * 3),
+    ("DeepViT", {"depth": 3, "re_attention_depth": 0}, [OWN] * 3),
+    ("DeepViT", {"depth": 3, "re_attention_depth": 2}, [OWN, DEEP, DEEP]),
+    ("DeepViT", {"depth": 3, "shared_depth": 1}, [DEEP, DEEP, AGAIN]),
+    ("DeepViT", {"depth": 3, "re_attention_depth": 0, "shared_depth": 2}, [OWN, AGAIN, AGAIN]),
+    ("RefinedViT", {}, [OWN, RESIDUAL, SUM]),
+    ("RefinedViT", {"shared_depth": 2}, [OWN, RESIDUAL, RESIDUAL]),
+    ("RefinedViT", {"refiner": "paper"}, [PAPER, SHARED, PAPER]),
+    ("RefinedViT", {"refiner": None}, [OWN, SHARED, OWN]),
+    ("RefinedViT", {"refiner": None, "shared_depth": 0}, [OWN] * 3),
+    ("RefinedViT", {"refiner": None, "shared_depth": 2}, [OWN, SHARED, SHARED]),
+]
+
+
+@pytest.mark.parametrize(("family", "arguments", "expected"), KINDS, ids=str)
+def test_attention_of_each_block(family, arguments, expected):
+    model = checked(family, **arguments)
+    attentions = [block.attention for block in blocks(model)]
+    kinds = [[type(part).__name__ for part in (one, *one.on_weights)] for one in attentions]
+    assert ["+".join(kind) for kind in kinds] == expected
+    if family == "ConViT":
+        names = [step.name for step in model.steps]
+        assert names.index("cls_token") == 2 + arguments["local_depth"]
 
 
 def test_convolutional_start_of_convit():
@@ -209,71 +226,35 @@ def test_gates_of_convit():
 @pytest.mark.parametrize("gated", (True, False))
 def test_frozen_attention_of_convit(gated):
     model = checked("ConViT", frozen_attention=True, gated=gated)
-    twin = type(model).from_config(model.get_config())
-    for one in (model, twin):
-        for block in blocks(one)[:2]:
-            assert not block.attention.trainable_variables
-            assert len(block.attention.weights) >= 6
-            assert len(block.mlp.trainable_variables) == 4
-            assert len(block.norm1.trainable_variables) == 2
-        assert len(blocks(one)[2].attention.trainable_variables) == 3
-
-
-def test_depths_of_deepvit():
-    def depths(**arguments):
-        model = checked("DeepViT", depth=3, **arguments)
-        return where(model, ReAttention), where(model, SharedAttention)
-
-    assert depths() == ([0, 1, 2], [])
-    assert depths(re_attention_depth=0) == ([], [])
-    assert depths(re_attention_depth=2) == ([1, 2], [])
-    assert depths(shared_depth=1) == ([0, 1, 2], [2])
-    assert depths(re_attention_depth=0, shared_depth=2) == ([1, 2], [1, 2])
-
-
-def total_loss(model):
-    model(IMAGES, training=True)
-    return sum(float(array(loss)) for loss in model.losses)
+    for one in (model, type(model).from_config(model.get_config())):
+        trained = [len(block.attention.trainable_variables) for block in blocks(one)]
+        assert trained == [0, 0, 3]
+        assert {len(block.mlp.trainable_variables) for block in blocks(one)} == {4}
 
 
 @pytest.mark.parametrize("family", ("DeepViT", "RefinedViT"))
 def test_similarity(family):
     """The added loss is the weight times the mean over pairs of blocks (DeepViT, Appendix A)."""
-    common = {"depth": 4, "drop_path": 0.0, "similarity": 0.1}
-    if family == "RefinedViT":
-        common["similarity_of"] = "used"
-    model = checked(family, similarity_depth=2, **common)
+    common = {"depth": 4, "drop_path": 0.0, "similarity": 0.1, "similarity_depth": 2}
+    common |= {"similarity_of": "used"} if family == "RefinedViT" else {}
+    model = checked(family, **common)
     weights = [getattr(block, "similarity", 0.0) for block in blocks(model)]
     assert weights == [0.0, 0.05, 0.05, 0.0]
-    model(IMAGES, training=False)
-    assert model.losses == []
-    pairs = []
-    for index in (1, 2):
-        # One pair only: the same blocks, without the weight of the other pair.
-        one = FAMILIES[family](similarity_depth=2, **common)
+
+    def loss(left_out=None, **arguments):
+        one = FAMILIES[family](**common, **arguments)
         one.set_weights(model.get_weights())
-        blocks(one)[3 - index].similarity = 0.0
-        pairs.append(total_loss(one) / 0.05)
-    assert pairs[0] != pairs[1]
-    assert all(abs(pair) <= 1 for pair in pairs)
-    close(total_loss(model), 0.1 * np.mean(pairs), 1e-4)
-    over = FAMILIES[family](similarity_depth=2, similarity_over="queries", **common)
-    over.set_weights(model.get_weights())
-    assert abs(total_loss(over) - total_loss(model)) > 1e-5
+        if left_out:
+            blocks(one)[left_out].similarity = 0.0
+        one(IMAGES, training=False)
+        assert one.losses == []
+        one(IMAGES, training=True)
+        return sum(float(array(loss)) for loss in one.losses)
 
-
-def test_refiners():
-    def found(refiner, **arguments):
-        model = checked("RefinedViT", refiner=refiner, **arguments)
-        return kinds(model), where(model, ResidualRefinement), where(model, Refinement)
-
-    own, shared = "Attention", "SharedAttention"
-    assert found("released") == ([own, shared, "AccumulatingAttention"], [1], [])
-    assert found("paper") == ([own, shared, own], [], [0, 2])
-    assert found(None) == ([own, shared, own], [], [])
-    assert found(None, shared_depth=0) == ([own] * 3, [], [])
-    assert found(None, shared_depth=2) == ([own, shared, shared], [], [])
-    assert found("released", shared_depth=2) == ([own, shared, shared], [1, 2], [])
+    pairs = [loss(left_out) / 0.05 for left_out in (2, 1)]
+    assert pairs[0] != pairs[1] and all(abs(pair) <= 1 for pair in pairs)
+    close(loss(), 0.1 * np.mean(pairs), 1e-4)
+    assert abs(loss(similarity_over="queries") - loss()) > 1e-5
 
 
 def test_inside_of_the_papers_refiner():
@@ -291,31 +272,31 @@ def test_inside_of_the_papers_refiner():
         assert (local.constraint, tuple(local.kernel.shape)) == (constraint, shape)
 
 
-def test_places_of_context_broadcasting():
-    def places(**arguments):
-        model = checked("CBViT", **arguments)
-        found = {
-            (index, part, place)
-            for index, block in enumerate(blocks(model))
-            for part in ("attention", "mlp")
-            for place in ("on_input", "on_hidden", "on_output")
-            if parts_in(getattr(getattr(block, part), place, ()))
-        }
-        assert len(found) == len(parts(model, ContextBroadcasting))
-        return found
+BOTH = [(0, "attention"), (0, "mlp"), (1, "attention"), (1, "mlp")]
+PLACES = [
+    ({}, "on_output", BOTH[1::2]),
+    ({"position": "front"}, "on_input", BOTH[1::2]),
+    ({"position": "middle"}, "on_hidden", BOTH[1::2]),
+    ({"where": "msa"}, "on_output", BOTH[::2]),
+    ({"where": "both"}, "on_output", BOTH),
+    ({"where": "both", "position": "front"}, "on_input", BOTH),
+    ({"blocks": [1]}, "on_output", BOTH[3:]),
+    ({"blocks": []}, "on_output", []),
+]
 
-    def parts_in(layers):
-        return [layer for layer in layers if isinstance(layer, ContextBroadcasting)]
 
-    both = [(index, part) for index in (0, 1) for part in ("attention", "mlp")]
-    assert places() == {(0, "mlp", "on_output"), (1, "mlp", "on_output")}
-    assert places(position="front") == {(0, "mlp", "on_input"), (1, "mlp", "on_input")}
-    assert places(position="middle") == {(0, "mlp", "on_hidden"), (1, "mlp", "on_hidden")}
-    assert places(where="msa") == {(0, "attention", "on_output"), (1, "attention", "on_output")}
-    assert places(where="both") == {(*place, "on_output") for place in both}
-    assert places(where="both", position="front") == {(*place, "on_input") for place in both}
-    assert places(blocks=[1]) == {(1, "mlp", "on_output")}
-    assert places(blocks=[]) == set()
+@pytest.mark.parametrize(("arguments", "place", "expected"), PLACES, ids=str)
+def test_places_of_context_broadcasting(arguments, place, expected):
+    model = checked("CBViT", **arguments)
+    found = [
+        (index, part)
+        for index, block in enumerate(blocks(model))
+        for part in ("attention", "mlp")
+        for layer in getattr(getattr(block, part), place, ())
+        if isinstance(layer, ContextBroadcasting)
+    ]
+    assert found == expected
+    assert len(found) == len(parts(model, ContextBroadcasting))
 
 
 def test_stages_of_pit():
@@ -331,25 +312,3 @@ def test_stages_of_pit():
         "transformers_2_blocks_0",
         "transformers_2_blocks_1",
     ]
-
-
-# Layers given by the caller.
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_factories_are_given_the_index(family):
-    attention_of, mlp_of = [], []
-
-    def attention(index):
-        attention_of.append(index)
-        return TokenMixing(hidden=index + 2)
-
-    def mlp(index):
-        mlp_of.append(index)
-        return MLP(hidden=index + 3)
-
-    model = checked(family, attention=attention, mlp=mlp)
-    own = [block for block in blocks(model) if not isinstance(block, ClassBlock)]
-    assert attention_of == mlp_of == list(range(len(own)))
-    assert [block.attention.hidden for block in own] == [index + 2 for index in attention_of]
-    assert [block.mlp.hidden for block in own] == [index + 3 for index in mlp_of]
