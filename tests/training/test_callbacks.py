@@ -9,7 +9,7 @@ import pytest
 from harness import array
 
 from keras_vitx import training
-from keras_vitx.training.callbacks import Clock, KeepBest, StopAtNonFinite, Validate, verbosity
+from keras_vitx.training.callbacks import Clock, KeepBest, StopAtNonFinite, verbosity
 from keras_vitx.training.figures import draw_curves
 
 ACCURACIES = [{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)]
@@ -90,12 +90,6 @@ def test_stop_at_non_finite():
     assert stop.model.stop_training
     with pytest.raises(FloatingPointError, match="step 3 of epoch 2"):
         stop.on_epoch_end(1, {"loss": np.nan})
-
-
-def test_validation_joins_the_logs():
-    logs = {"loss": 1.0}
-    Validate(lambda: {"loss": 2.0, "accuracy": 0.5}).on_epoch_end(0, logs)
-    assert logs == {"loss": 1.0, "val_loss": 2.0, "val_accuracy": 0.5}
 
 
 @pytest.mark.backend_free

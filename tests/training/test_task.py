@@ -1,12 +1,10 @@
 """The task follows from the head and the labels."""
 
-import keras
 import numpy as np
 import pytest
 from harness import array, close
 
 from keras_vitx.classifier import Outputs
-from keras_vitx.training import SigmoidCrossentropy
 from keras_vitx.training.task import task_of
 
 INTEGERS = np.array([0, 2, 1, 2])
@@ -74,18 +72,6 @@ def test_the_task_its_loss_and_its_metrics(case):
     for metric in task.metrics():
         metric.update_state(labels, targets)
         assert float(metric.result()) == (0 if metric.name == "mean_absolute_error" else 1)
-
-
-def test_sigmoid_crossentropy():
-    random = np.random.default_rng(0)
-    outputs = random.uniform(0.05, 0.95, (4, 3)).astype("float32")
-    targets = ONE_HOT * 0.8 + 0.1
-    expected = -(targets * np.log(outputs) + (1 - targets) * np.log(1 - outputs)).mean(-1)
-    loss = SigmoidCrossentropy(0.2)
-    for labels in (INTEGERS, INTEGERS[:, None], ONE_HOT):
-        close(array(loss.call(keras.ops.convert_to_tensor(labels), outputs)), expected, 1e-5)
-    twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
-    assert twin.get_config() == loss.get_config()
 
 
 def test_accuracy_among_five():

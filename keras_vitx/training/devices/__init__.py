@@ -64,15 +64,11 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     backend = keras.backend.backend()
     if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
         raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
-    if model_parallel != 1 and backend != "jax":
+    splits = model_parallel != 1, bool(shard_weights)
+    if sum(splits) > (backend == "jax"):
         raise ValueError(
-            f"`model_parallel` must be 1 under {backend}: only JAX splits a model between "
-            f"devices. Received: {model_parallel}."
-        )
-    if shard_weights and (backend != "jax" or model_parallel != 1):
-        raise ValueError(
-            "`shard_weights` must be False unless JAX runs with model_parallel=1. Received: "
-            f"shard_weights=True under {backend}, with model_parallel={model_parallel}."
+            "Under JAX, `model_parallel` must be 1 or `shard_weights` False; elsewhere, both. "
+            f"Received: {model_parallel} and {shard_weights}, under {backend}."
         )
     if backend == "jax":
         _use_jax(devices, model_parallel, shard_weights)
@@ -188,7 +184,7 @@ def check_limits(model: keras.Model, shares: int = 1) -> None:
 
     Weights, gradients and optimizer states are split between `shares` devices.
     """
-    name, memory, lacking = device_of(keras.backend.backend())
+    name, memory, lacking = device_of()
     precision = model.compute_dtype
     if precision in lacking:
         fit = [one for one in ("mixed_bfloat16", "mixed_float16") if one[6:] not in lacking]
@@ -210,8 +206,9 @@ def check_limits(model: keras.Model, shares: int = 1) -> None:
         )
 
 
-def device_of(backend: str) -> tuple[str, int | None, tuple[str, ...]]:
+def device_of() -> tuple[str, int | None, tuple[str, ...]]:
     """Return the name of the device, its bytes of memory (None: unknown), and lacking dtypes."""
+    backend = keras.backend.backend()
     if backend == "torch":
         import torch
 
