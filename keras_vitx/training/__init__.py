@@ -9,8 +9,6 @@ from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.callbacks import Validate as Validate
 from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
-from keras_vitx.training.devices.replicas import Replicate as Replicate
-from keras_vitx.training.devices.replicas import share_of as share_of
 from keras_vitx.training.distillation import Distillation as Distillation
 from keras_vitx.training.evaluate import Evaluator as Evaluator
 from keras_vitx.training.evaluate import evaluate as evaluate

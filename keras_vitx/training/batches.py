@@ -36,26 +36,11 @@ def load_batches(
     """
     _check_repeats(source)
     if isinstance(source, data.Pipelines) or is_batches(source):
-        for name, value in arguments.items():
-            if name != "validation_split" and value not in (None, 1.0, False, 0):
-                raise ValueError(
-                    f"`{name}` must not be given with batches, which are used whole. "
-                    f"Received: {value!r}."
-                )
-        batches = source
-        if not isinstance(source, data.Pipelines):
-            batches = data.Pipelines(source)
-            if recipe.mixing is not None:
-                log.warning(
-                    "Batches of your own are used as they are, without the augmentation and the "
-                    "mixing of the recipe."
-                )
-        _check_range(batches.train)
+        batches = _own_batches(source, recipe, arguments)
     else:
         if not isinstance(source, data.Dataset):
-            names = ("validation_split", "strict")
-            options = {name: arguments[name] for name in names if name in arguments}
-            source = data.load_dataset(source, seed=seed, **options)
+            names = arguments.keys() & {"validation_split", "strict"}
+            source = data.load_dataset(source, seed=seed, **{n: arguments[n] for n in names})
         recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
         batches = data.pipelines(
             source,
@@ -68,7 +53,14 @@ def load_batches(
             pad=in_use().replicas > 1,
             **arguments,
         )
-        _check_classes(batches.class_names, model.output_shape[-1])
+        # More classes than outputs are refused by `pipelines`.
+        names, outputs = batches.class_names or (), model.output_shape[-1]
+        if names and len(names) < outputs and not are_numbers(names):
+            raise ValueError(
+                f"`model` must have an output per class. Received: {outputs} outputs, but the "
+                f"source has {len(names)} classes ({shortened(names)}). Make the model with "
+                f"classes={len(names)}."
+            )
     size = len(labels_of(batches.train))
     check_batch(size, in_use())
     size *= recipe.accumulate_steps
@@ -85,6 +77,33 @@ def load_batches(
         recipe.peak,
     )
     return recipe, batches
+
+
+def _own_batches(source, recipe, arguments):
+    for name, value in arguments.items():
+        if name != "validation_split" and value not in (None, 1.0, False, 0):
+            raise ValueError(
+                f"`{name}` must not be given with batches, which are used whole. "
+                f"Received: {value!r}."
+            )
+    if isinstance(source, data.Pipelines):
+        batches = source
+    else:
+        batches = data.Pipelines(source)
+        if recipe.mixing is not None:
+            log.warning(
+                "Batches of your own are used as they are, without the augmentation and the "
+                "mixing of the recipe."
+            )
+    images = keras.tree.flatten(first_of(batches.train))[0]
+    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
+    if largest > 50:
+        log.warning(
+            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
+            "as they are. Prepare them with `keras_vitx.preprocess_input(images, model)`.",
+            largest,
+        )
+    return batches
 
 
 def evaluation_split(
@@ -132,27 +151,6 @@ def _check_repeats(source: Any) -> None:
         )
 
 
-def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
-    if names is None or are_numbers(names) or len(names) in (outputs, outputs + (outputs == 1)):
-        return
-    raise ValueError(
-        f"model: it has {outputs} outputs, but the source has {len(names)} classes "
-        f"({shortened(names)}). Create the model with classes={len(names)}."
-    )
-
-
-def _check_range(batches: Any) -> None:
-    """Log a warning if the first batch looks like pixels that are not normalized."""
-    images = keras.tree.flatten(first_of(batches))[0]
-    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
-    if largest > 50:
-        log.warning(
-            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
-            "as they are. Prepare them with `keras_vitx.preprocess_input(images, model)`.",
-            largest,
-        )
-
-
 def are_numbers(class_names: Sequence[str]) -> bool:
     """Return whether the names are the default ones of unnamed classes: "0", "1", ..."""
     return list(class_names) == [str(i) for i in range(len(class_names))]
@@ -176,7 +174,7 @@ def labels_of(batches: Any) -> np.ndarray:
     batch = first_of(batches)
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise ValueError(
-            "source: expected batches (images, labels) or (images, labels, weights), got "
+            "`source` must have batches (images, labels) or (images, labels, weights). Received: "
             f"{type(batch).__name__}{f' of {len(batch)}' if hasattr(batch, '__len__') else ''}."
         )
     return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
@@ -186,10 +184,11 @@ def steps_of(batches: Any) -> int:
     """Return the number of batches in an epoch; raises a ValueError if it is unknown."""
     try:
         steps = getattr(batches, "num_batches", None) or len(batches)
-    except TypeError as error:
+    except TypeError:
+        steps = None
+    if steps in (None, sys.maxsize):  # Grain says it so of endless ones.
         raise ValueError(
-            f"source: the number of batches is unknown ({error}). Give `steps_per_epoch`."
-        ) from error
-    if steps == sys.maxsize:  # how Grain says it
-        raise ValueError("source: the batches are endless. Give `steps_per_epoch`.")
+            f"`source`: of this {type(batches).__name__}, the number of batches is unknown or "
+            "endless. Give `steps_per_epoch`."
+        )
     return steps

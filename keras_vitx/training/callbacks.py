@@ -30,12 +30,10 @@ class StopAtNonFinite(keras.callbacks.Callback):
         batches: The training batches. If they have `ids(epoch, index)`, the error names the images
             of that step.
 
-    Attributes:
-        images: The ids of these images: indices in the source, or paths.
-
     Raises:
         FloatingPointError: at the end of the epoch, which is cut short at that step; the message
-            names the step and the epoch.
+            names the step and the epoch, and the attribute `images` has the ids of the images:
+            indices in the source, or paths.
     """
 
     # Keras may call it from another thread, so steps do not wait for their losses.
@@ -43,9 +41,7 @@ class StopAtNonFinite(keras.callbacks.Callback):
 
     def __init__(self, batches: Any = None):
         super().__init__()
-        self.batches = batches
-        self.step = None
-        self.images: list[Any] = []
+        self.batches, self.step = batches, None
 
     def on_train_batch_end(self, batch, logs=None):
         # Keras logs the running mean of the epoch: once NaN, it stays NaN.
@@ -57,13 +53,14 @@ class StopAtNonFinite(keras.callbacks.Callback):
         if self.step is None:
             return
         said = f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
+        images = []
         if hasattr(self.batches, "ids"):
             ids = self.batches.ids(epoch, self.step - 1)
-            self.images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
-            shown = ", ".join(map(str, self.images[:8]))
-            said += f" Its images: {shown}{', ...' if len(self.images) > 8 else ''}."
+            images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
+            shown = ", ".join(map(str, images[:8]))
+            said += f" Its images: {shown}{', ...' if len(images) > 8 else ''}."
         error = FloatingPointError(said)
-        error.images = self.images
+        error.images = images
         raise error
 
 
@@ -88,6 +85,59 @@ class Validate(keras.callbacks.Callback):
                 logs.update({f"val_{name}": value for name, value in self.measure().items()})
         finally:
             set_random_states(states)
+
+
+class Clock(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar with images per second and time left; it comes after validation.
+
+    `row` has the last learning rate of an epoch, and the seconds and the speed of its training.
+    """
+
+    # Keras may call it from another thread, so that steps do not wait for their losses.
+    async_safe = True
+
+    def __init__(self, batch_size: int):
+        super().__init__()
+        self.batch_size = batch_size
+        self.seconds_before = 0.0
+        self.row: dict[str, float] = {}
+        self.begun: tuple[int, float] | None = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        self.start = self.now = time.perf_counter()
+        self.steps, self.first = 0, None
+        self.begun = first, start = self.begun or (epoch, self.start)
+        if self.verbose and epoch > first:
+            seconds = (self.start - start) / (epoch - first) * (self.epochs - epoch)
+            print(f"{datetime.timedelta(seconds=round(seconds))} left", flush=True)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.now = time.perf_counter()
+        self.steps = max(self.steps, batch + 1)
+        # Without the first step, which compiles.
+        self.first = self.first or (batch + 1, self.now)
+        rate = (self.steps - self.first[0]) * self.batch_size / max(self.now - self.first[1], 1e-9)
+        super().on_train_batch_end(batch, {**(logs or {}), "images/s": rate})
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = self.get_state()["seconds"]
+        rate = round(self.steps * self.batch_size / max(seconds, 1e-9), 1)
+        self.row = {
+            "learning_rate": _rate_of_the_last_update(self.model),
+            "seconds": round(seconds, 3),
+            "images_per_second": rate,
+        }
+        self.seconds_before, self.start = 0.0, self.now
+        super().on_epoch_end(epoch, {**(logs or {}), "images/s": rate})
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: the seconds of the running epoch."""
+        return {"seconds": self.seconds_before + self.now - self.start}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+        self.seconds_before = state["seconds"]
 
 
 class KeepBest(keras.callbacks.Callback):
@@ -119,7 +169,7 @@ class KeepBest(keras.callbacks.Callback):
         model: keras.Model,
         output: str | os.PathLike | None = None,
         result: Literal["best", "last"] = "best",
-        clock: "Clock | None" = None,
+        clock: Clock | None = None,
         patience: int | None = None,
     ):
         super().__init__()
@@ -160,7 +210,7 @@ class KeepBest(keras.callbacks.Callback):
 
     def restore(self) -> str:
         """Restore the best weights, or those from before training, and return which as text."""
-        for variable, value in zip(_variables(self.model), self.values, strict=True):
+        for variable, value in zip(self._variables(), self.values, strict=True):
             variable.assign(value)
         if self.epoch is None:
             return "The model has its weights from before training: no epoch was finished."
@@ -179,25 +229,26 @@ class KeepBest(keras.callbacks.Callback):
 
     def get_state(self) -> dict[str, Any]:
         """Return what a checkpoint holds."""
-        return {"epoch": self.epoch, "logs": self.logs, "values": self.values, "rows": self.rows}
+        return {name: getattr(self, name) for name in ("epoch", "logs", "values", "rows")}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from what `get_state` returned."""
         self.epoch, self.logs = state["epoch"], state["logs"]
         self.values, self.rows = state["values"], state["rows"]
 
+    def _variables(self):
+        # Those that training changes: a failed step of JAX leaves all of them empty.
+        return [*self.model.trainable_variables, *self.model.non_trainable_variables]
+
     def _current(self):
         # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory.
-        return [np.array(keras.ops.convert_to_numpy(v.value)) for v in _variables(self.model)]
+        return [np.array(keras.ops.convert_to_numpy(v.value)) for v in self._variables()]
 
     def _is_best(self, logs):
         key = self.monitor
-        if key is None:
-            return True
-        new, best = logs[key], self.logs[key]
-        if key == "val_accuracy" and new != best:
-            return new > best
-        return logs["val_loss"] < self.logs["val_loss"]
+        if key == "val_accuracy" and logs[key] != self.logs[key]:
+            return logs[key] > self.logs[key]
+        return key is None or logs["val_loss"] < self.logs["val_loss"]
 
     def _write_history(self):
         if self.output is not None:
@@ -206,75 +257,6 @@ class KeepBest(keras.callbacks.Callback):
                 writer = csv.DictWriter(file, columns)
                 writer.writerow({name: csv_cell(name) for name in columns})
                 writer.writerows(self.rows)
-
-
-class Clock(keras.callbacks.Callback):
-    """Time the training steps of an epoch; `row` has its last learning rate and its speed."""
-
-    # Keras may call it from another thread, so that steps do not wait for their losses.
-    async_safe = True
-
-    def __init__(self, batch_size: int):
-        super().__init__()
-        self.batch_size = batch_size
-        self.seconds_before = 0.0
-        self.row: dict[str, float] = {}
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.start, self.steps, self.first = time.perf_counter(), 0, None
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps = max(self.steps, batch + 1)
-        self.first = self.first or (batch + 1, time.perf_counter())
-
-    def on_epoch_end(self, epoch, logs=None):
-        seconds = self.get_state()["seconds"]
-        self.row = {
-            "learning_rate": _rate_of_the_last_update(self.model),
-            "seconds": round(seconds, 3),
-            "images_per_second": round(self.steps * self.batch_size / max(seconds, 1e-9), 1),
-        }
-        self.seconds_before = 0.0
-
-    @property
-    def images_per_second(self) -> float:
-        """The rate in this epoch, without the first step, which compiles."""
-        step, start = self.first
-        return (self.steps - step) * self.batch_size / max(time.perf_counter() - start, 1e-9)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: the seconds of the running epoch."""
-        return {"seconds": self.seconds_before + time.perf_counter() - self.start}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
-        self.seconds_before = state["seconds"]
-
-
-class Progress(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar with images per second and time left; it comes after the clock."""
-
-    async_safe = True
-
-    def __init__(self, clock: Clock):
-        super().__init__()
-        self.clock = clock
-        self.begun: tuple[int, float] | None = None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        super().on_epoch_begin(epoch, logs)
-        self.begun = first, start = self.begun or (epoch, time.perf_counter())
-        if self.verbose and epoch > first:
-            seconds = (time.perf_counter() - start) / (epoch - first) * (self.epochs - epoch)
-            print(f"{datetime.timedelta(seconds=round(seconds))} left", flush=True)
-
-    def on_train_batch_end(self, batch, logs=None):
-        rate = self.clock.images_per_second
-        super().on_train_batch_end(batch, {**(logs or {}), "images/s": rate})
-
-    def on_epoch_end(self, epoch, logs=None):
-        rate = self.clock.row["images_per_second"]
-        super().on_epoch_end(epoch, {**(logs or {}), "images/s": rate})
 
 
 def verbosity(verbose: str | int) -> int:
@@ -298,8 +280,3 @@ def _rate_of_the_last_update(model):
             return float(keras.ops.convert_to_numpy(schedule(max(step, 0))))
         rate = optimizer.learning_rate
     return float(keras.ops.convert_to_numpy(rate))
-
-
-def _variables(model):
-    """Return the variables that training changes: a failed step of JAX leaves all of them empty."""
-    return [*model.trainable_variables, *model.non_trainable_variables]

@@ -9,14 +9,7 @@ import keras
 from keras_vitx.classifier import outputs_of
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, load_batches, steps_of
-from keras_vitx.training.callbacks import (
-    Clock,
-    KeepBest,
-    Progress,
-    StopAtNonFinite,
-    Validate,
-    verbosity,
-)
+from keras_vitx.training.callbacks import Clock, KeepBest, StopAtNonFinite, Validate, verbosity
 from keras_vitx.training.compiling import (
     check_callbacks,
     class_weights,
@@ -24,7 +17,7 @@ from keras_vitx.training.compiling import (
     compiled_by_user,
 )
 from keras_vitx.training.devices import check_devices
-from keras_vitx.training.head import Head, check_head, match_head, train_head
+from keras_vitx.training.head import Head, match_head, train_head
 from keras_vitx.training.network import set_network
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
@@ -116,7 +109,7 @@ def fit(
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=done, seed=seed)
         clock = Clock(len(labels))
         best = run.best = KeepBest(model, output, recipe.result, clock, recipe.patience)
-        ours = [run, clock, StopAtNonFinite(batches.train)]
+        ours = [run, StopAtNonFinite(batches.train)]
         if batches.validation is not None:
             ours += [Validate(lambda: plain.measures(batches.validation))]
         history = resumable_fit(
@@ -127,7 +120,7 @@ def fit(
             save_every=save_every,
             keep=keep,
             resume=resume,
-            callbacks=[*ours, best, Progress(clock), *callbacks],
+            callbacks=[*ours, clock, best, *callbacks],
             config={"recipe": recipe.to_dict(), "seed": seed, "data": fingerprint(batches)},
             **fitting,
         )
@@ -146,7 +139,8 @@ def _check(
             f"`{name}` is no longer an argument of `fit`. Call `model.compile(optimizer, loss, "
             "metrics)` before `fit`, which keeps it."
         )
-    check_head(head)
+    if head not in ("match", "keep", "fresh"):
+        raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
     if not compiled_by_user(model):
         outputs_of(model)
     if output is None and saves:

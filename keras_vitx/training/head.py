@@ -11,10 +11,9 @@ from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_of
 from keras_vitx.training.compiling import compile_for, compiled_by_user
-from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.network import layers_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import CountEpochs
+from keras_vitx.training.resume import resumable_fit
 
 Head = Literal["match", "keep", "fresh"]
 log = logging.getLogger(__name__)
@@ -28,7 +27,6 @@ def match_head(
     `"match"` permutes the classifiers if the names are the same in another order, reinitializes
     them if the names differ, and keeps them otherwise.
     """
-    check_head(head)
     old, new = _names(model), None if class_names is None else tuple(class_names)
     outputs = model.output_shape[-1]
     # One output is the probability of the second of two classes.
@@ -47,7 +45,7 @@ def match_head(
                 shortened(old),
                 shortened(new),
             )
-    elif head == "match" and (old is None) != (new is None) and _is_trained(model):
+    elif head == "match" and (new is None if old else new and _is_loaded(model)):
         log.warning(
             "The head was kept: whether it was trained for the classes of the data is unknown. "
             'head="fresh" reinitializes it.'
@@ -69,7 +67,7 @@ def train_head(
     distillation: Any = None,
     **settings: Any,
 ) -> None:
-    """Train only the classifiers for the recipe's `freeze_epochs`; `settings` go to `model.fit`."""
+    """Train only the classifiers for the recipe's `freeze_epochs`."""
     epochs = recipe.freeze_epochs
     if compiled_by_user(model):
         raise ValueError(
@@ -77,46 +75,30 @@ def train_head(
             f"Received: {epochs}. Train its head by `fit` of Keras."
         )
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
-    frozen = [
-        layer
-        for layer in layers_of(model)
-        if layer.trainable and not any(id(variable) in heads for variable in layer.variables)
-    ]
+    trained = [layer for layer in layers_of(model) if layer.trainable]
+    frozen = [layer for layer in trained if heads.isdisjoint(map(id, layer.variables))]
     for layer in frozen:
         layer.trainable = False
     try:
         recipe = recipe.but(epochs=epochs, cooldown_epochs=0, ema=None)
         compile_for(model, recipe, steps, lambda: labels_of(batches), distillation)
-        model.fit(
-            share_of(batches),
-            epochs=epochs,
-            shuffle=False,
-            callbacks=[CountEpochs(batches), Replicate()],
-            **settings,
-        )
+        resumable_fit(model, batches, epochs=epochs, folder=None, **settings)
     finally:
         for layer in frozen:
             layer.trainable = True
-
-
-def check_head(head: str) -> None:
-    """Raise a ValueError for an unknown `head`."""
-    if head not in ("match", "keep", "fresh"):
-        raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
 
 
 def _names(model):
     """Return the names of the classes of a trained head; None if unknown."""
     names = getattr(model, "class_names", None)
     # ImageNet checkpoints contain no class names.
-    if names is None and _is_trained(model) and model.output_shape[-1] == len(imagenet_classes()):
+    if names is None and _is_loaded(model) and model.output_shape[-1] == len(imagenet_classes()):
         names = [synset for synset, _ in imagenet_classes()]
     return None if names is None else tuple(names)
 
 
-def _is_trained(model):
-    """Return whether the head is known to be trained: it has class names, or loaded weights."""
-    return getattr(model, "class_names", None) is not None or getattr(model, "head_loaded", False)
+def _is_loaded(model):
+    return getattr(model, "head_loaded", False)
 
 
 def classifiers(model: keras.Model) -> list[keras.layers.Dense]:

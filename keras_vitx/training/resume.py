@@ -31,7 +31,6 @@ from keras_vitx.training.wrapped import Window
 
 log = logging.getLogger(__name__)
 
-TERMINATED = 128 + signal.SIGTERM
 # Several processes end at the same step: every so many, they ask each other for signals.
 AGREE_EVERY = 10
 # What may differ if a finished training is given more epochs.
@@ -73,7 +72,7 @@ def resumable_fit(
         model: A compiled model.
         batches: Batches (inputs, targets) or (inputs, targets, weights): a `keras.utils.PyDataset`,
             or another iterable that `fit` takes. Those of `keras_vitx.data` are told the epoch. On
-            several devices, each computes its share.
+            several devices, each computes its share: whole batches, the same in every process.
         epochs: Number of the last epoch, counted from 1.
         folder: Folder of the checkpoints, `step-*.safetensors`; None saves nothing.
         save_every: Steps between two checkpoints; None for one per epoch.
@@ -99,7 +98,8 @@ def resumable_fit(
             raise ValueError(f"`{name}` must be at least 1. Received: {value}.")
     callbacks = [*callbacks, Replicate()]
     if hasattr(batches, "set_epoch"):
-        callbacks.insert(0, CountEpochs(batches))
+        tell = keras.callbacks.LambdaCallback(lambda epoch, logs: batches.set_epoch(epoch))
+        callbacks.insert(0, tell)
         if steps_per_epoch and steps_per_epoch < len(batches):
             # Such batches are shuffled in each epoch, so each epoch can begin with the first one.
             batches, steps_per_epoch = Window(batches, 0, steps_per_epoch), None
@@ -152,33 +152,21 @@ def _state_to_continue(model, folder, config, epochs):
     state = read_last_state(folder)
     if state is None:
         return None
-    more = bool(state.get("finished")) and epochs > state["epochs"]
+    finished = bool(state.get("finished"))
+    more = finished and epochs > state["epochs"]
     # Those of earlier versions are not flat.
     check_same(flattened(state["facts"]), config, EXTENDED if more else ())
     assign(model, state["arrays"])
-    if state.get("finished") and not more:
+    if state["backend"] != keras.backend.backend():
+        text = "The training on %s continues on %s, but not bit for bit."
+        log.warning(text, state["backend"], keras.backend.backend())
+    if (finished and not more) or state["epoch"] >= epochs:
         state["epoch"] = epochs  # Also if it was stopped early.
-    before, now = state["backend"], keras.backend.backend()
-    if before != now:
-        log.warning("The training on %s continues on %s, but not bit for bit.", before, now)
-    if state["epoch"] >= epochs:
         log.info("The training in %s is finished; its result is loaded.", folder)
     else:
         epoch, step = state["epoch"] + 1, state["step"] + 1
         log.info("The training in %s continues with step %d of epoch %d.", folder, step, epoch)
     return state
-
-
-class CountEpochs(keras.callbacks.Callback):
-    """Pass the epoch to the batches of `keras_vitx.data`, whose order depends on it."""
-
-    def __init__(self, dataset: Any):
-        super().__init__()
-        self.dataset = dataset
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
 
 
 class _Saving(keras.callbacks.CallbackList):
@@ -238,7 +226,7 @@ class _Saving(keras.callbacks.CallbackList):
         is_due = batch == 0 if self.every is None else step >= (self.saved or 0) + self.every
         if self.saved is None or (self.saved != step and (is_due or self.asked)):
             self.save(self.epoch, batch)
-        self._stop_if_asked()
+        self.raise_if_asked()
         super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch, logs=None):
@@ -250,7 +238,7 @@ class _Saving(keras.callbacks.CallbackList):
         if epoch == self.params["epochs"] - 1 or self.model.stop_training:
             self.save(epoch + 1, 0, finished=True)
             self.asked = all_reduce_max(self.signal)
-            self._stop_if_asked()
+            self.raise_if_asked()
         if self.first_step:
             self.at_epoch_end = arrays_of(self.model)
 
@@ -277,18 +265,20 @@ class _Saving(keras.callbacks.CallbackList):
             write_state(self.folder, step, state, self.keep)
         self.saved = step
 
+    def raise_if_asked(self):
+        if self.asked:
+            files = checkpoints_in(self.folder)
+            log.warning("The state is saved in %s.", files[-1] if files else "no file")
+            raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(128 + self.asked)
+
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Let the first SIGTERM or Ctrl-C wait for the end of the step; the second acts at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # Python allows no handlers here.
-            return
-        # None stands for a handler that isn't Python's.
-        before = {n: signal.getsignal(n) or signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGINT)}
+        before: dict[int, Any] = {}
 
         def put_back():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            while before:
+                signal.signal(*before.popitem())
 
         def note(number, frame):
             self.signal = number
@@ -296,18 +286,14 @@ class _Saving(keras.callbacks.CallbackList):
             name = signal.Signals(number).name
             log.warning("%s: the training ends after this step. Once more: at once.", name)
 
+        # Python allows no handlers elsewhere. None stands for a handler that isn't Python's.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before[number] = signal.signal(number, note) or signal.SIG_DFL
         try:
-            for number in before:
-                signal.signal(number, note)
             yield
         finally:
             put_back()
-
-    def _stop_if_asked(self):
-        if self.asked:
-            files = checkpoints_in(self.folder)
-            log.warning("The state is saved in %s.", files[-1] if files else "no file")
-            raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(TERMINATED)
 
 
 def checkpoints_in(folder: str | os.PathLike) -> list[Path]:
@@ -340,12 +326,10 @@ def write_state(
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:
-        good = checkpoints_in(folder)
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
-            f"The checkpoint of step {step} can't be written to {folder}: "
-            f"{getattr(error, 'strerror', None) or error}. "
-            + (f"The last good one is {good[-1]}." if good else "There is no earlier one."),
+            f"The checkpoint of step {step} can't be written ({error}). Those before it are "
+            f"unchanged: {folder}",
         ) from error
     for old in checkpoints_in(folder)[:-keep]:
         old.unlink()
@@ -377,9 +361,8 @@ def read_last_state(folder: str | os.PathLike) -> dict[str, Any] | None:
 
 def remove_stale_files(folder: Path) -> None:
     """Remove what a killed process left half written: checkpoints, and files of their run."""
-    hidden = [path.name for path in folder.glob(".unfinished-*-*")]
-    for name in {name.removeprefix(".unfinished-").rpartition("-")[0] for name in hidden}:
-        remove_stale(folder / name)
+    for hidden in folder.glob(".unfinished-*-*"):
+        remove_stale(folder / hidden.name.removeprefix(".unfinished-").rpartition("-")[0])
     for name in ("best.keras", "last.keras", "history.csv", "run.json"):
         remove_stale(folder.parent / name)
 
@@ -432,11 +415,8 @@ def set_random_states(states: Mapping[str, Any]) -> None:
         import torch
 
         torch.set_rng_state(torch.from_numpy(states["torch"]))
-        before, now = len(states["cuda"]), torch.cuda.device_count()
-        if before == now:
-            torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in states["cuda"]])
-        else:
-            log.warning("The random states of %d GPUs do not continue on %d.", before, now)
+        for gpu, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(torch.from_numpy(state), gpu)
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[str] = ()) -> None:
@@ -444,13 +424,15 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[
 
     Names in one of them only, as of another version, or that begin with one of `but`, are ignored.
     """
-    names = [name for name in before if name in now and before[name] != now[name]]
-    names = [name for name in names if not name.startswith(tuple(but))]
-    if names:
-        lines = [f"{name} was {before[name]!s:.60}, is now {now[name]!s:.60}" for name in names[:6]]
-        more = f"; and {len(names) - 6} more" if len(names) > 6 else ""
+    names = [name for name in before if name in now and not name.startswith(tuple(but))]
+    differ = [
+        f"{name} was {before[name]!s:.60}, is now {now[name]!s:.60}"
+        for name in names
+        if before[name] != now[name]
+    ]
+    if differ:
         raise ValueError(
-            f"The training can't be resumed, because it is another one: {'; '.join(lines)}{more}. "
+            f"The training can't be resumed, because it is another one: {'; '.join(differ[:6])}. "
             "Begin a new one in another folder; a finished one can be given more epochs."
         )
 
@@ -458,14 +440,14 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[
 def flattened(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested JSON values as a flat dictionary, such as `{"recipe.schedule.epochs": 3}`."""
     if isinstance(value, Mapping):
-        inside = {f"{name}.{key}".lstrip("."): value[key] for key in value}
         found = {name: "{...}"} if name else {}
+        inside = [(f"{name}.{key}".lstrip("."), each) for key, each in value.items()]
     elif isinstance(value, (list, tuple)):
-        inside = {f"{name}[{index}]": each for index, each in enumerate(value)}
         found = {name: f"[{len(value)} values]"}
+        inside = [(f"{name}[{index}]", each) for index, each in enumerate(value)]
     else:
         return {name: value}
-    for key, each in inside.items():
+    for key, each in inside:
         found |= flattened(each, key)
     return found
 
@@ -473,17 +455,12 @@ def flattened(value: Any, name: str = "") -> dict[str, Any]:
 def _structure_of(model):
     """Return the structure of a model, its optimizer and its loss, flat."""
     objects = {"model": model, "optimizer": optimizer_of(model), "loss": model.loss}
-    found = {}
-    for name, value in objects.items():
-        config = keras.saving.serialize_keras_object(value)
-        found[name] = config["config"] if isinstance(config, dict) else config
+    found = {name: keras.saving.serialize_keras_object(value) for name, value in objects.items()}
+    found = {name: c["config"] if isinstance(c, dict) else c for name, c in found.items()}
+    dtypes = [(v, str(v.dtype)) for v in variables_of(model).values()]
     # The width of integers depends on the backend.
-    found["variables"] = [
-        [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
-        for variable in variables_of(model).values()
-    ]
-    found = flattened(found)
-    return {key: value for key, value in found.items() if not NOT_COMPARED.search(key)}
+    found["variables"] = [[[*v.shape], "int" if "int" in one else one] for v, one in dtypes]
+    return {k: v for k, v in flattened(found).items() if not NOT_COMPARED.search(k)}
 
 
 def fingerprint(batches: Pipelines) -> dict[str, Any]:

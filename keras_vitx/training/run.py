@@ -39,13 +39,23 @@ class Run(keras.callbacks.Callback):
     def __init__(self, output: str | os.PathLike | None, resume: bool = False):
         super().__init__()
         self.folder = None if output is None else Path(output)
-        self.checkpoints = None if output is None else self.folder / CHECKPOINTS
-        self.writes = output is not None and is_chief()
+        self.checkpoints = self.folder and self.folder / CHECKPOINTS
+        self.writes = self.folder is not None and is_chief()
         self.record: dict[str, Any] = {}
-        self.held_out: list[str] = []
-        self.begun = None
+        self.begun: float | None = None
         if self.writes:
-            _check_folder(self.folder, resume)
+            self._check_folder(resume)
+
+    def _check_folder(self, resume):
+        files = ("run.json", "history.csv", "best.keras", "last.keras", CHECKPOINTS)
+        found = {name for name in files if (self.folder / name).exists()}
+        if found and not resume:
+            raise ValueError(
+                f"`output` already holds a training run, which is left unchanged: {self.folder}. "
+                "Give another folder, or `resume=True` to continue the run."
+            )
+        if found - {"run.json"} and CHECKPOINTS not in found:
+            raise ValueError(f"`output`: the run in {self.folder} has no checkpoints to continue.")
 
     def __enter__(self):
         self.keeps_memory = backend.keep_memory()
@@ -106,17 +116,17 @@ class Run(keras.callbacks.Callback):
         """Restore the best weights; say which they are, and how to go on."""
         kept = self.best.restore()
         self.record["stopped"] = f"{type(error).__name__}: {error}"
-        files = checkpoints_in(self.checkpoints) if self.folder else ()
-        if files:
+        if files := checkpoints_in(self.checkpoints) if self.folder else []:
             kept += f" `resume=True` continues from {files[-1]}."
-        if isinstance(error, FloatingPointError):
-            self.record["images"] = getattr(error, "images", [])
-            look = "look at these images, and " if self.record["images"] else ""
-            raise FloatingPointError(
-                f"{error} {kept} Next, {look}try a lower `learning_rate`, `clip_norm=1.0`, or "
-                "`precision='float32'`."
-            ) from error
-        log.warning("%s stopped the training. %s", type(error).__name__, kept)
+        if not isinstance(error, FloatingPointError):
+            log.warning("%s stopped the training. %s", type(error).__name__, kept)
+            return
+        self.record["images"] = getattr(error, "images", [])
+        look = "look at these images, and " if self.record["images"] else ""
+        raise FloatingPointError(
+            f"{error} {kept} Next, {look}try a lower `learning_rate`, `clip_norm=1.0`, or "
+            "`precision='float32'`."
+        ) from error
 
     def _write_results(self):
         """Write the results; a full disk is only logged, as not to hide another error."""
@@ -164,15 +174,3 @@ def held_out(run: str | os.PathLike) -> list[str]:
         OSError: if the run has no list of them.
     """
     return (Path(run) / HELD_OUT).read_text("utf-8").splitlines()
-
-
-def _check_folder(folder: Path, resume: bool) -> None:
-    files = ("run.json", "history.csv", "best.keras", "last.keras", CHECKPOINTS)
-    found = {name for name in files if (folder / name).exists()}
-    if found and not resume:
-        raise ValueError(
-            f"`output` already holds a training run, which is left unchanged: {folder}. "
-            "Give another folder, or `resume=True` to continue the run."
-        )
-    if found - {"run.json"} and CHECKPOINTS not in found:
-        raise ValueError(f"`output`: the run in {folder} has no checkpoints to continue from.")

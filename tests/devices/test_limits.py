@@ -3,7 +3,6 @@
 import keras
 import pytest
 from devices.zoo import TINY
-from harness import BACKEND
 
 import keras_vitx as kv
 from keras_vitx.training import devices
@@ -12,7 +11,7 @@ pytestmark = pytest.mark.backend_free
 
 
 def on(monkeypatch, *device):
-    monkeypatch.setattr(devices, "device_of", lambda backend: device)
+    monkeypatch.setattr(devices, "device_of", lambda: device)
 
 
 def test_a_precision_that_the_device_lacks(monkeypatch):
@@ -34,9 +33,3 @@ def test_weights_that_do_not_fit(monkeypatch):
     with pytest.raises(ValueError, match=r"`model` must fit .* a small GPU.*shard_weights=True"):
         kv.fit(model, "fashion_mnist", epochs=1)
     devices.check_limits(model, shares=8)
-
-
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX shards weights")
-def test_sharded_weights_need_jax():
-    with pytest.raises(ValueError, match=r"`shard_weights` must be False .*Received: .*True under"):
-        kv.training.use_devices("all", shard_weights=True)

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-EPOCHS, STEPS = 5, 20
-SAVE_EVERY = 4
+EPOCHS, STEPS, SAVE_EVERY = 5, 20, 4
 
 
 def train(folder: Path, precision: str) -> None:
@@ -30,10 +29,9 @@ def train(folder: Path, precision: str) -> None:
 
     import keras_vitx as kv
 
-    class Count(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            with (folder / "steps").open("a") as file:
-                file.write(".")
+    def count(batch, logs):
+        with (folder / "steps").open("a") as file:
+            file.write(".")
 
     keras.utils.set_random_seed(0)
     images = np.random.default_rng(0).integers(0, 255, (STEPS * 8, 16, 16, 3)).astype("uint8")
@@ -45,7 +43,8 @@ def train(folder: Path, precision: str) -> None:
         model, (images, np.arange(len(images)) % 4), epochs=EPOCHS, batch_size=8,
         validation_split=0, warmup_epochs=1, ema=0.9, mixup=0.5, cutmix=0.5, clip_norm=1.0,
         augmentation="random_resized_crop", precision=precision, output=folder / "run",
-        save_every=SAVE_EVERY, resume=True, callbacks=[Count()], verbose=0,
+        save_every=SAVE_EVERY, resume=True, verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_begin=count)],
     )  # fmt: skip
 
 
@@ -69,16 +68,13 @@ def life(folder: Path, precision: str, steps: int | None = None, wait: float = 0
 
 def results(folder: Path) -> dict[str, np.ndarray]:
     """Return all numbers of a finished run but the times."""
-    from keras_vitx.training.resume import read_state
+    from keras_vitx.training.resume import read_last_state
 
-    state = read_state(sorted((folder / "run" / "checkpoints").glob("step-*"))[-1])
-    numbers = {f"state/{name}": array for name, array in state["arrays"].items()}
+    state = read_last_state(folder / "run" / "checkpoints")
     best = state["callbacks"]["KeepBest"]["values"]
-    numbers |= {f"result/{i}": array for i, array in enumerate(best)}
-    for name, value in state["random"].items():
-        numbers[f"random/{name}"] = np.array(str(value))
-    rows = list(csv.DictReader((folder / "run" / "history.csv").open()))
-    for row in rows:
+    numbers = {**state["arrays"], **{f"result/{i}": array for i, array in enumerate(best)}}
+    numbers |= {f"random/{name}": np.array(str(value)) for name, value in state["random"].items()}
+    for row in csv.DictReader((folder / "run" / "history.csv").open()):
         for name in row.keys() - {"seconds", "images_per_second"}:
             numbers[f"history/{row['epoch']}/{name}"] = np.array(float(row[name]))
     return numbers
@@ -92,34 +88,33 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", default="mixed_float16")
     arguments = parser.parse_args()
+    precision = arguments.precision
     if arguments.train is not None:
-        train(arguments.train, arguments.precision)
+        train(arguments.train, precision)
         return
     moments = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
         whole.mkdir()
         parts.mkdir()
-        life(whole, arguments.precision)
-        print("| kill | after | last checkpoint |")
-        print("|---|---|---|")
+        life(whole, precision)
+        print("| kill | after | last checkpoint |\n|---|---|---|")
         for kill in range(1, arguments.kills + 1):
             # On average, the lives together take less than all steps.
             steps = moments.randint(1, round(1.8 * EPOCHS * STEPS / arguments.kills))
             wait = moments.uniform(0, 0.1)
-            if life(parts, arguments.precision, steps, wait):
+            if life(parts, precision, steps, wait):
                 print(f"finished before kill {kill}")
                 break
             last = int(sorted((parts / "run" / "checkpoints").glob("step-*"))[-1].stem[5:])
             where = f"epoch {last // STEPS + 1}, step {last % STEPS + 1}"
             print(f"| {kill} | {steps} steps and {wait:.3f} s | {where} |", flush=True)
-        life(parts, arguments.precision)
+        life(parts, precision)
         one, other = results(whole), results(parts)
-        assert one.keys() == other.keys()
-        differ = [name for name in one if not np.array_equal(one[name], other[name])]
-        kind = f"{os.environ.get('KERAS_BACKEND')}, {arguments.precision}"
-        print(f"{kind}: {len(one)} results, {len(differ)} differ {differ[:5]}")
-        sys.exit(bool(differ))
+    differ = [name for name in one | other if not np.array_equal(one.get(name), other.get(name))]
+    kind = f"{os.environ.get('KERAS_BACKEND')}, {precision}"
+    print(f"{kind}: {len(one)} results, {len(differ)} differ {differ[:5]}")
+    sys.exit(bool(differ))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The callbacks of `fit`, without training."""
+"""The callbacks of `fit`, without training, and the figures of a run."""
 
 import csv
+import sys
 
 import keras
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 from harness import array
 
 from keras_vitx import training
-from keras_vitx.training.callbacks import KeepBest, StopAtNonFinite, Validate
+from keras_vitx.training.callbacks import Clock, KeepBest, StopAtNonFinite, verbosity
+from keras_vitx.training.figures import draw_curves
+
+ACCURACIES = [{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)]
+TIES = [{"val_accuracy": 0.5, "val_loss": a} for a in (0.62, 0.2, 0.18, 0.3)]
 
 
 def model():
@@ -23,37 +28,38 @@ def run(keep, *epochs):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "best"),
+    ("epochs", "result", "best"),
     [
-        ([{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)], 2),
-        # Of equal accuracies, the lower loss is better.
-        ([{"val_accuracy": 0.5, "val_loss": a} for a in (0.62, 0.2, 0.18, 0.3)], 3),
-        ([{"val_loss": a} for a in (3.0, 1.0, 2.0, 1.0)], 2),
-        ([{"loss": a} for a in (1.0, 2.0, 3.0)], 3),
+        (ACCURACIES, "best", 2),
+        (ACCURACIES, "last", 4),
+        (TIES, "best", 3),  # Of equal accuracies, the lower loss is better.
+        ([{"val_loss": a} for a in (3.0, 1.0, 2.0, 1.0)], "best", 2),
+        ([{"loss": a} for a in (1.0, 2.0, 3.0)], "best", 3),
     ],
 )
-def test_the_best_epoch(epochs, best, tmp_path):
-    keep = KeepBest(model(), tmp_path)
+def test_the_best_epoch(epochs, result, best, tmp_path):
+    keep = KeepBest(model(), tmp_path, result)
+    keep.model.layers[0].bias.assign([9.0])
+    assert "before training" in keep.restore()
+    assert array(keep.model.layers[0].bias)[0] == 0
     run(keep, *epochs)
-    said = keep.restore()
-    assert keep.epoch == best
-    assert f"epoch {best}" in said
-    assert array(keep.model.layers[0].bias)[0] == best
-    saved = keras.saving.load_model(tmp_path / "best.keras")
-    assert array(saved.layers[0].bias)[0] == best
-    facts = keep.summary()
-    assert (facts["best_epoch"], facts["epochs_finished"]) == (best, len(epochs))
-    assert facts["monitor"] == next((k for k in epochs[0] if k.startswith("val")), None)
+    assert f"epoch {best}" in keep.restore()
+    saved = keras.saving.load_model(tmp_path / f"{result}.keras")
+    for one in (keep.model, saved):
+        assert array(one.layers[0].bias)[0] == best
+    decides = [key for key in epochs[0] if key.startswith("val") and result == "best"]
     measures = {k[4:]: v for k, v in epochs[best - 1].items() if k.startswith("val")}
-    assert facts["validation"] == (measures or None)
+    assert keep.summary() == {
+        "best_epoch": best,
+        "epochs_finished": len(epochs),
+        "monitor": next(iter(decides), None),
+        "validation": measures or None,
+    }
 
 
 def test_history_is_written_each_epoch(tmp_path):
-    keep = KeepBest(model(), tmp_path)
-    run(keep, {"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5})
-    with (tmp_path / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
+    run(KeepBest(model(), tmp_path), {"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5})
+    assert list(csv.DictReader((tmp_path / "history.csv").open())) == [
         {"epoch": "1", "loss": "1.0", "val_loss": ""},
         {"epoch": "2", "loss": "2.0", "val_loss": "0.5"},
     ]
@@ -72,13 +78,6 @@ def test_what_is_not_finite_is_never_best(what, tmp_path):
     assert (tmp_path / "history.csv").read_text().count("\n") == 3
 
 
-def test_before_the_first_epoch():
-    keep = KeepBest(model())
-    keep.model.layers[0].bias.assign([9.0])
-    assert "before training" in keep.restore()
-    assert array(keep.model.layers[0].bias)[0] == 0
-
-
 def test_stop_at_non_finite():
     stop = StopAtNonFinite()
     stop.set_model(model())
@@ -93,10 +92,62 @@ def test_stop_at_non_finite():
         stop.on_epoch_end(1, {"loss": np.nan})
 
 
-def test_validation_joins_the_logs():
-    logs = {"loss": 1.0}
-    Validate(lambda: {"loss": 2.0, "accuracy": 0.5}).on_epoch_end(0, logs)
-    assert logs == {"loss": 1.0, "val_loss": 2.0, "val_accuracy": 0.5}
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0), [0.8, 0.5, 0.2]),
+        (0.25, [0.25] * 3),
+    ],
+)
+def test_the_rate_of_the_last_update_the_speed_and_the_time_left(rate, expected, capsys):
+    network, clock, rows = model(), Clock(4), []
+    network.compile(keras.optimizers.SGD(rate), "mse")
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: rows.append(clock.row))
+    images, labels = np.zeros((12, 2)), np.zeros((12, 1))
+    network.fit(images, labels, 4, epochs=3, verbose=2, callbacks=[clock, note])
+    shown = capsys.readouterr().out
+    assert shown.count("images/s: ") == 3
+    assert shown.count(" left\n") == 2, "from the second epoch on"
+    assert [row["learning_rate"] for row in rows] == pytest.approx(expected)
+    assert all(row["images_per_second"] > 0 for row in rows)
+
+
+@pytest.mark.backend_free
+def test_seconds_of_an_epoch_that_was_resumed(monkeypatch):
+    clock = Clock(4)
+    clock.set_model(model())
+    clock.set_params({"verbose": 0, "epochs": 3, "steps": 20})
+    clock.model.compile("sgd", "mse")
+    now = iter([100.0, 103.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock.set_state({"seconds": 7.0})
+    clock.on_epoch_begin(1)
+    clock.on_train_batch_end(19, {})
+    assert clock.get_state() == {"seconds": 10.0}
+    monkeypatch.undo()
+    clock.on_epoch_end(1)
+    assert (clock.row["seconds"], clock.row["images_per_second"]) == (10, 8)
+
+
+@pytest.mark.backend_free
+def test_a_pipe_gets_one_line_per_epoch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert [verbosity(v) for v in ("auto", 0, 1, 2)] == [2, 0, 1, 2]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert verbosity("auto") == 1
+
+
+@pytest.mark.backend_free
+def test_curves(tmp_path):
+    rows = [
+        {"epoch": 1, "loss": 2.0, "seconds": 1.0, "learning_rate": 1e-3},
+        {"epoch": 2, "loss": 1.0, "val_loss": 1.5, "seconds": 1.0, "learning_rate": 1e-4},
+    ]
+    drawn = draw_curves(rows, tmp_path / "curves.svg").read_text()
+    assert drawn.count('id="axes_') == 2, "one of the loss, one of the learning rate"
+    assert draw_curves([], tmp_path / "empty.png").stat().st_size
 
 
 @pytest.mark.backend_free

@@ -16,24 +16,14 @@ from training.test_fit import small
 import keras_vitx as kv
 from keras_vitx.cli import train
 from keras_vitx.data.worker import share_of_batch
-from keras_vitx.training.devices import Devices
-from keras_vitx.training.devices.layout import layout_for
+from keras_vitx.training.devices import Devices, SplitModel
 from keras_vitx.training.devices.replicas import Share
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
-RUNS = {
-    # Copies of the model, or copies x parts of each.
-    "jax": [["1", "8", "4x2"]],
-    "tensorflow": [["1", "2"]],
-    "torch": [["1"], ["2"]],
-}
-
-
+# Copies of the model, or copies x parts of each; PyTorch has a process per device.
+RUNS = {"jax": [["1", "8", "4x2"]], "tensorflow": [["1", "2"]], "torch": [["1"], ["2"]]}[BACKEND]
 # BatchNormalization, in DeepViT, learns from the images of each replica except under JAX.
 FITTED = "DeepViT" if BACKEND == "jax" else "ViT"
-
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +31,17 @@ def curves(tmp_path_factory):
     """What the script prints, {devices: {family: curve}}, and the folder of its runs."""
     folder, found = tmp_path_factory.mktemp("devices"), {}
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    environment = {**ENVIRONMENT, "XLA_FLAGS": flags}
-    for numbers in RUNS[BACKEND]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for numbers in RUNS:
         start = [sys.executable]
         if BACKEND == "torch":
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", *numbers]
-        command = [*start, str(SCRIPT), str(folder), f"{FITTED},Random", *numbers]
         process = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=300
+            [*start, str(SCRIPT), str(folder), FITTED, *numbers],
+            env={**environment, "XLA_FLAGS": flags},
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert process.returncode == 0, process.stderr[-3000:]
         found |= json.loads(process.stdout.strip().splitlines()[-1])
@@ -57,13 +50,11 @@ def curves(tmp_path_factory):
 
 def test_the_curve_of_one_device(curves):
     """Without and with normalized maps; ViT has two heads."""
+    one, *several = (curve["fitted"] for curve in curves[0].values())
     if BACKEND == "jax":
         # Per block, the kernels and biases of qkv and fc1, and the kernels of proj and fc2.
-        split = {number: curve[FITTED]["split"] for number, curve in curves[0].items()}
-        assert split == {"1": 0, "8": 0, "4x2": 2 * 6}
-    one, *several = (curve[FITTED] for curve in curves[0].values())
-    assert len(several) == {"jax": 2}.get(BACKEND, 1)
-    assert one["loss"][1] < one["loss"][0]
+        assert [curve["split"] for curve in (one, *several)] == [0, 0, 2 * 6]
+    assert several and one["loss"][1] < one["loss"][0]
     # Adam turns rounding errors of gradients that are zero, of DeepViT's biases, into steps.
     tolerance = 5e-4 if FITTED == "DeepViT" else 1e-4
     for other in several:
@@ -73,18 +64,35 @@ def test_the_curve_of_one_device(curves):
         assert other["images"] == one["images"] == 11
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's way to several machines")
-def test_several_machines_need_another_backend(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    with pytest.raises(ValueError, match=r"`TF_CONFIG` must be unset.*JAX or PyTorch"):
-        kv.training.use_devices("all")
+def test_one_process_writes_the_files(curves):
+    found, folder = curves
+    assert {path.name for path in folder.iterdir()} == set(found)
+    for path in folder.iterdir():
+        files = {file.name for file in path.iterdir()} - {"curves.png"}
+        assert files == {"best.keras", "history.csv", "run.json", "held_out.txt", "checkpoints"}
+        # Before the first step, after each epoch.
+        assert len(list((path / "checkpoints").iterdir())) == 3
+        copies, _, parts = path.name.partition("x")
+        run = json.loads((path / "run.json").read_text())
+        assert run["devices"] == int(copies) * int(parts or 1)
+
+
+def test_plain_training_and_random_numbers(curves):
+    """JAX draws the numbers of the whole batch; elsewhere, each replica draws its own."""
+    one, *several = (curve["random"] for curve in curves[0].values())
+    for other in several:
+        if BACKEND == "jax":
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        else:
+            assert np.isfinite(other["loss"]).all()
+            assert other["seed"] == 2 and other["moving_mean"] == 1
 
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("family", FAMILY_MODELS)
 def test_the_layout_fits_every_family(family):
     mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)])
-    layout = layout_for(mesh)
+    layout = SplitModel(mesh)
     model = FAMILY_MODELS[family]()
     axes = {v.path: layout.get_variable_layout(v).axes for v in model.variables}
     split = {path for path, named in axes.items() if "model" in named}
@@ -98,33 +106,7 @@ def test_the_layout_fits_every_family(family):
     assert layout.get_variable_layout(uneven).axes == (None, None)
 
 
-def test_one_process_writes_the_files(curves):
-    names = {f"{FITTED}-{number}" for number in curves[0]}
-    assert {path.name for path in curves[1].iterdir()} == names
-    for path in curves[1].iterdir():
-        files = {file.name for file in path.iterdir()} - {"curves.png"}
-        assert files == {"best.keras", "history.csv", "run.json", "held_out.txt", "checkpoints"}
-        # Before the first step, after each epoch.
-        assert len(list((path / "checkpoints").iterdir())) == 3
-        run = json.loads((path / "run.json").read_text())
-        copies, _, parts = path.name.partition("-")[2].partition("x")
-        assert run["devices"] == int(copies) * int(parts or 1)
-
-
-def test_plain_fit_and_random_numbers(curves):
-    """JAX draws the numbers of the whole batch; elsewhere, each replica draws its own."""
-    found = [curve["Random"] for curve in curves[0].values() if "Random" in curve]
-    if BACKEND == "jax":
-        one, *several = found
-        for other in several:
-            assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
-    else:
-        (two,) = found
-        assert np.isfinite(two["loss"]).all()
-        assert two["seed"] == 2 and two["moving_mean"] == 1
-
-
-def test_a_count_that_is_not_there():
+def test_what_the_machine_does_not_have(monkeypatch):
     with pytest.raises(ValueError, match=r"`devices` .*Received: 4096"):
         kv.training.use_devices(4096)
     with pytest.raises(ValueError, match="`devices` must be 'all' or at least 1"):
@@ -132,10 +114,16 @@ def test_a_count_that_is_not_there():
     with pytest.raises(ValueError, match=r"`devices`.* in use, 1\. Received: 2.*use_devices\(2\)"):
         kv.fit(small(), "fashion_mnist", devices=2)
     if BACKEND != "jax":
-        with pytest.raises(ValueError, match=r"`model_parallel` must be 1 .* Received: 2"):
+        with pytest.raises(ValueError, match=r"`model_parallel` must be 1 .*Received: 2 and False"):
             kv.training.use_devices(2, model_parallel=2)
+        with pytest.raises(ValueError, match=r"`shard_weights` False; .*Received: 1 and True"):
+            kv.training.use_devices("all", shard_weights=True)
     assert kv.training.use_devices("all").count >= 1
     kv.training.use_devices(1)
+    if BACKEND == "tensorflow":
+        monkeypatch.setenv("TF_CONFIG", "{}")
+        with pytest.raises(ValueError, match=r"`TF_CONFIG` must be unset.*JAX or PyTorch"):
+            kv.training.use_devices("all")
 
 
 class Batches(keras.utils.PyDataset):

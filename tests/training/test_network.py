@@ -3,10 +3,21 @@
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, array, blocks, close, numbers, randomize
+from harness import (
+    BACKEND,
+    FAMILIES,
+    FAMILIES_HERE,
+    MIXED,
+    array,
+    blocks,
+    close,
+    numbers,
+    randomize,
+)
 from keras import ops
 
-from keras_vitx.training import Recipe, set_network
+from keras_vitx.keras_internals import sublayers
+from keras_vitx.training import Recipe, set_network, set_precision
 from keras_vitx.training.network import set_drop_path, set_similarity
 
 IMAGES = numbers((8, 16, 16, 3))
@@ -16,35 +27,27 @@ def rates(model):
     return [block.drop_path for block in blocks(model)]
 
 
+def similarities(model):
+    return [getattr(block, "similarity", 0) for block in blocks(model)]
+
+
 @pytest.mark.backend_free
 @pytest.mark.parametrize("family", FAMILIES)
 def test_as_if_built_with_that_rate(family):
-    built = FAMILIES[family](drop_path=0.4, name="model")
-    changed = FAMILIES[family](drop_path=0.0, name="model")
+    built, changed = (FAMILIES[family](drop_path=rate, name="model") for rate in (0.4, 0.0))
+    plain = changed.get_config()
     set_drop_path(changed, 0.4, rises=family != "CaiT")
     assert rates(changed) == rates(built)
     assert max(rates(changed)) == 0.4
     assert changed.get_config() == built.get_config()
-    states = [len(model.non_trainable_variables) for model in (built, changed)]
-    assert states[0] == states[1]
-    off = FAMILIES[family](drop_path=0.4, name="model")
-    set_drop_path(off, 0.0)
-    assert off.get_config() == FAMILIES[family](drop_path=0.0, name="model").get_config()
-    assert not any(block.drop_path1.seed_generator for block in blocks(off))
+    assert len(changed.non_trainable_variables) == len(built.non_trainable_variables)
+    set_drop_path(built, 0.0)
+    assert built.get_config() == plain
+    assert not any(block.drop_path1.seed_generator for block in blocks(built))
     if family == "CaiT":  # Class attention is never dropped.
         model = FAMILIES[family](class_depth=2)
         set_drop_path(model, 0.3, rises=False)
         assert rates(model) == [0.3] * (len(blocks(model)) - 2) + [0.0] * 2
-
-
-def test_images_are_dropped_in_training_only():
-    model = FAMILIES["ViT"](depth=3, drop_path=0.0)
-    randomize(model)
-    plain, trained = (array(model(IMAGES, training=training)) for training in (False, True))
-    close(trained, plain, 1e-6)
-    set_drop_path(model, 0.9, rises=False)
-    close(array(model(IMAGES, training=False)), plain, 1e-6)
-    assert np.abs(array(model(IMAGES, training=True)) - plain).max() > 1e-3
 
 
 def losses(model):
@@ -60,7 +63,7 @@ def test_the_loop_over_depth_and_saved_files_keep_the_rates(tmp_path):
     randomize(model)
     set_drop_path(model, 0.6)
     model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded, plain = (keras.saving.load_model(tmp_path / "model.keras") for _ in range(2))
     assert rates(loaded) == rates(model) == pytest.approx([0, 0.2, 0.4, 0.6])
     model.scan = False
     # Files do not hold the states of random generators.
@@ -69,7 +72,6 @@ def test_the_loop_over_depth_and_saved_files_keep_the_rates(tmp_path):
         mine.assign(np.array(ops.convert_to_numpy(other.value)))
     found = losses(model)
     close(losses(loaded), found, 1e-5)
-    plain = keras.saving.load_model(tmp_path / "model.keras")
     set_drop_path(plain, 0.0)
     assert abs(losses(plain)[0] - found[0]) > 1e-4
 
@@ -79,10 +81,10 @@ def test_similarity():
     arguments = {"depth": 4, "similarity": 0.3, "similarity_depth": 1, "name": "model"}
     for family in ("DeepViT", "RefinedViT"):
         model = FAMILIES[family](**arguments)
-        assert [getattr(block, "similarity", 0) for block in blocks(model)] == [0, 0.3, 0, 0]
+        assert similarities(model) == [0, 0.3, 0, 0]
     # A Refined-ViT carries its maps in any case.
     set_similarity(model, 0.6, 2)
-    assert [getattr(block, "similarity", 0) for block in blocks(model)] == [0, 0.3, 0.3, 0]
+    assert similarities(model) == [0, 0.3, 0.3, 0]
     built = FAMILIES["RefinedViT"](**arguments | {"similarity": 0.6, "similarity_depth": 2})
     assert model.get_config() == built.get_config()
     with pytest.raises(ValueError, match=r"`similarity`: 'blocks_1'.*similarity=0\.6"):
@@ -100,10 +102,41 @@ def test_settings_of_a_recipe():
     recipe = Recipe("mine", similarity=0.1, similarity_depth=2, remat=True, crop_ratio=1.25)
     set_network(model, recipe.but(drop_path=0.2, drop_path_rises=False))
     assert rates(model) == [0.2] * len(blocks(model))
-    assert [getattr(block, "similarity", 0) for block in blocks(model)] == [0, 0.05, 0.05]
+    assert similarities(model) == [0, 0.05, 0.05]
     assert model.remat
     assert model.preprocessing.crop_ratio == 1.25
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     for name, value in (("drop_path", 0.1), ("remat", True), ("crop_ratio", 1.0)):
         with pytest.raises(ValueError, match=f"`{name}`"):
             set_network(plain, Recipe("mine", **{name: value}))
+
+
+@pytest.mark.parametrize("family", FAMILIES_HERE)
+@pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else ("mixed_float16",))
+def test_the_precision_of_a_built_model(family, policy):
+    model = FAMILIES[family](classifier_activation=None)
+    exact = array(model(IMAGES))
+    set_precision(model, policy)
+    head, body = model.layers[-1], model.steps[:-1]
+    assert {part.dtype_policy.name for part in sublayers(head)} == {"float32"}
+    assert {part.dtype_policy.name for step in body for part in sublayers(step)} == {policy}
+    assert all(variable.dtype == "float32" for variable in model.trainable_variables)
+    y = model(IMAGES)
+    assert keras.backend.standardize_dtype(y.dtype) == "float32"
+    assert np.abs(array(y) - exact).max() > 0, "it computes in half precision"
+    close(array(y), exact, 0.05)
+    for part in keras.tree.flatten(keras.Model(model.input, blocks(model)[1].output)(IMAGES)):
+        assert keras.backend.standardize_dtype(part.dtype) == policy.removeprefix("mixed_")
+    set_precision(model, "float32")
+    assert {part.dtype_policy.name for part in sublayers(model)} == {"float32"}
+    np.testing.assert_array_equal(array(model(IMAGES)), exact)
+
+
+@pytest.mark.backend_free
+def test_precisions_of_classifiers_and_wrong_ones():
+    for dense in (True, False):
+        model = FAMILIES["RefinedViT"](dense_head=dense)
+        set_precision(model, "mixed_bfloat16")
+        assert {part.dtype_policy.name for part in sublayers(model.layers[-1])} == {"float32"}
+    with pytest.raises(ValueError, match="'float64'"):
+        set_precision(model, "float64")

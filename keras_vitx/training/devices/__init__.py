@@ -1,15 +1,7 @@
 """Several devices and machines: the choice of the devices of a run.
 
-JAX and TensorFlow have one process per machine, PyTorch one per device:
-
-| backend | engine | processes are started by |
-|---|---|---|
-| JAX | `keras.distribution` | the user, one per machine |
-| TensorFlow | `tf.distribute.MirroredStrategy` | one machine only |
-| PyTorch | `DistributedDataParallel` | `torchrun`, one per device |
-
-Everywhere, `batch_size` counts the images of all devices, so that a recipe means the same on any
-number of them.
+JAX (`keras.distribution`) and TensorFlow (`MirroredStrategy`) have one process per machine, PyTorch
+(`DistributedDataParallel`) one per device. Everywhere, `batch_size` counts the images of all.
 """
 
 import atexit
@@ -24,9 +16,14 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.training.devices.layout import ShardedWeights, layout_for
-
 Count = int | Literal["all"]
+
+# Columns of one product, rows of the next, so that a pair needs one sum over the devices
+# (Megatron-LM: Shoeybi et al., 2019, Section 3). XLA moves the parts of a fused `qkv`.
+COLUMNS = r"(?:.*/)?(?:q|k|v|qk|qkv|fc1)"
+ROWS = r"(?:.*/)?(?:attn/proj|fc2)"
+# Minimum size of a sharded variable; a smaller one is not worth a collective.
+SHARDED = 4096
 
 
 @dataclass(frozen=True)
@@ -67,15 +64,11 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     backend = keras.backend.backend()
     if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
         raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
-    if model_parallel != 1 and backend != "jax":
+    splits = model_parallel != 1, bool(shard_weights)
+    if sum(splits) > (backend == "jax"):
         raise ValueError(
-            f"`model_parallel` must be 1 under {backend}: only JAX splits a model between "
-            f"devices. Received: {model_parallel}."
-        )
-    if shard_weights and (backend != "jax" or model_parallel != 1):
-        raise ValueError(
-            "`shard_weights` must be False unless JAX runs with model_parallel=1. Received: "
-            f"shard_weights=True under {backend}, with model_parallel={model_parallel}."
+            "Under JAX, `model_parallel` must be 1 or `shard_weights` False; elsewhere, both. "
+            f"Received: {model_parallel} and {shard_weights}, under {backend}."
         )
     if backend == "jax":
         _use_jax(devices, model_parallel, shard_weights)
@@ -133,13 +126,11 @@ def all_reduce_max(number: int) -> int:
         from jax.experimental import multihost_utils
 
         return int(multihost_utils.process_allgather(np.array(number)).max())
-    import torch
     from torch import distributed
 
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    found = torch.tensor(number, device=device)
-    distributed.all_reduce(found, distributed.ReduceOp.MAX)
-    return int(found)
+    numbers: list[Any] = [None] * in_use().processes
+    distributed.all_gather_object(numbers, number)
+    return max(numbers)
 
 
 def copies_of(variable: keras.Variable) -> list[Any]:
@@ -151,8 +142,8 @@ def copies_of(variable: keras.Variable) -> list[Any]:
     return list(tf.distribute.get_strategy().experimental_local_results(variable.value))
 
 
-def check_devices(devices: Count | None, model: keras.Model) -> Devices:
-    """Check the number of devices in use, and that the model fits on them; return them.
+def check_devices(devices: Count | None, model: keras.Model) -> None:
+    """Check the number of devices in use, and that the model was made for them and fits.
 
     Under PyTorch, processes started by `torchrun` are connected here if they aren't yet.
     """
@@ -177,7 +168,6 @@ def check_devices(devices: Count | None, model: keras.Model) -> Devices:
         )
     sharded = isinstance(keras.distribution.distribution(), ShardedWeights)
     check_limits(model, here if sharded else 1)
-    return in_use()
 
 
 def check_batch(images: int, here: Devices) -> None:
@@ -190,11 +180,11 @@ def check_batch(images: int, here: Devices) -> None:
 
 
 def check_limits(model: keras.Model, shares: int = 1) -> None:
-    """Raise a ValueError if training needs arithmetic or memory that a device lacks.
+    """Raise a ValueError if training needs a precision or memory that a device lacks.
 
     Weights, gradients and optimizer states are split between `shares` devices.
     """
-    name, memory, lacking = device_of(keras.backend.backend())
+    name, memory, lacking = device_of()
     precision = model.compute_dtype
     if precision in lacking:
         fit = [one for one in ("mixed_bfloat16", "mixed_float16") if one[6:] not in lacking]
@@ -202,39 +192,38 @@ def check_limits(model: keras.Model, shares: int = 1) -> None:
             f"`precision` must be one of {', '.join(map(repr, [*fit, 'float32']))} on {name}, "
             f"which has no {precision}. Received: a model of precision {precision!r}."
         )
-    # A trainable weight, its gradient, and the two moments of AdamW.
-    needed = 4 * _bytes_of(model.trainable_variables) + _bytes_of(model.non_trainable_variables)
-    if memory is not None and needed / shares > memory:
+    # A trainable weight, its gradient and the two moments of AdamW, in float32.
+    trained, others = (
+        sum(math.prod(variable.shape) for variable in variables)
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+    needed = 4 * (4 * trained + others) / shares
+    if memory is not None and needed > memory:
         raise ValueError(
             f"`model` must fit in the {memory / 1e9:.1f} GB of {name}. Received: weights, "
-            f"gradients and optimizer states of {needed / shares / 1e9:.1f} GB per device. Under "
-            "JAX, `keras_vitx.training.use_devices(..., shard_weights=True)` splits them."
+            f"gradients and optimizer states of {needed / 1e9:.1f} GB per device. Under JAX, "
+            "`keras_vitx.training.use_devices(..., shard_weights=True)` splits them."
         )
 
 
-def device_of(backend: str) -> tuple[str, int | None, tuple[str, ...]]:
+def device_of() -> tuple[str, int | None, tuple[str, ...]]:
     """Return the name of the device, its bytes of memory (None: unknown), and lacking dtypes."""
+    backend = keras.backend.backend()
     if backend == "torch":
         import torch
 
-        if not torch.cuda.is_available():
-            return "the CPU", None, ()
-        lacks = () if torch.cuda.is_bf16_supported(including_emulation=False) else ("bfloat16",)
-        return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1], lacks
+        if torch.cuda.is_available():
+            bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            lacking = () if bfloat16 else ("bfloat16",)
+            return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1], lacking
     if backend == "jax":
         import jax
 
         device = jax.local_devices()[0]
         limits: dict[str, Any] = device.memory_stats() or {}
-        lacks = ("float16",) if device.platform == "tpu" else ()
-        return device.device_kind, limits.get("bytes_limit"), lacks
+        lacking = ("float16",) if device.platform == "tpu" else ()
+        return device.device_kind, limits.get("bytes_limit"), lacking
     return "the device", None, ()
-
-
-def _bytes_of(variables):
-    sizes = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2}
-    dtype_of = keras.backend.standardize_dtype
-    return sum(math.prod(v.shape) * sizes.get(dtype_of(v.dtype), 4) for v in variables)
 
 
 def _use_jax(devices, model_parallel, shard_weights):
@@ -244,8 +233,6 @@ def _use_jax(devices, model_parallel, shard_weights):
         keras.distribution.initialize()
     found = keras.distribution.list_devices()
     count = _available(devices, found)
-    # `share_of` splits batches between processes, whatever their source.
-    shards = {"auto_shard_dataset": False}
     if count % model_parallel or not 1 <= model_parallel <= count:
         raise ValueError(
             f"`model_parallel` must divide the number of devices, {count}. "
@@ -256,17 +243,12 @@ def _use_jax(devices, model_parallel, shard_weights):
         return
     if model_parallel == 1:
         engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
-        distribution = engine(devices=found[:count], **shards)
+        # `share_of` splits batches between processes, whatever their source.
+        distribution = engine(devices=found[:count], auto_shard_dataset=False)
     else:
         shape = (count // model_parallel, model_parallel)
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])
-        distribution = layout_for(mesh, **shards)
-    processes = distribution.num_processes
-    if processes > 1 and (count != len(found) or (count // processes) % model_parallel):
-        raise ValueError(
-            f"With several processes, `devices` must be all {len(found)}, and `model_parallel` "
-            f"must divide those of a process. Received: {devices} and {model_parallel}."
-        )
+        distribution = SplitModel(mesh)
     keras.distribution.set_distribution(distribution)
 
 
@@ -297,25 +279,18 @@ def _use_torch(devices):
     import torch
     from torch import distributed
 
+    if not distributed.is_initialized() and not _torchrun():
+        if devices not in (1, "all"):
+            raise ValueError(
+                "`devices` above 1 needs one process per device under PyTorch: start the script by "
+                f"`torchrun --nproc-per-node {devices} SCRIPT`. Received: {devices}, in a single "
+                "process."
+            )
+        return
     if not distributed.is_initialized():
-        if not _torchrun():
-            if devices not in (1, "all"):
-                raise ValueError(
-                    "`devices` above 1 needs one process per device under PyTorch: start the "
-                    f"script by `torchrun --nproc-per-node {devices} SCRIPT`. "
-                    f"Received: {devices}, in a single process."
-                )
-            return
-        gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
-        if gpus:
-            if local >= gpus:
-                raise ValueError(
-                    f"torchrun started process {local + 1} on a machine with {gpus} GPUs. "
-                    f"Give `--nproc-per-node {gpus}`."
-                )
-            # Keras puts its tensors on the current GPU.
-            torch.cuda.set_device(local)
-        distributed.init_process_group("nccl" if gpus else "gloo")
+        if torch.cuda.is_available():  # Keras puts its tensors on the current GPU.
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(distributed.destroy_process_group)
     count = distributed.get_world_size()
     if devices not in ("all", count):
@@ -339,3 +314,54 @@ def _available(devices: Count, found: Sequence[str]) -> int:
 def _torchrun():
     """Return whether `torchrun` started several processes, of which this is one."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "LOCAL_RANK" in os.environ
+
+
+class SplitModel(keras.distribution.ModelParallel):
+    """The split of any family's model over the axes "batch" and "model" of a mesh.
+
+    It holds for the loop over depth, too, in which each variable has one more axis in front. A
+    variable that cannot be split evenly is copied.
+    """
+
+    def __init__(self, mesh: keras.distribution.DeviceMesh):
+        layouts = keras.distribution.LayoutMap(mesh)
+        layouts[f"{COLUMNS}/kernel"] = (None, "model")
+        layouts[f"{COLUMNS}/bias"] = ("model",)
+        layouts[f"{ROWS}/kernel"] = ("model", None)
+        super().__init__(layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=False)
+
+    def get_variable_layout(self, variable):
+        layout = super().get_variable_layout(variable)
+        mesh, shape = self.device_mesh, variable.shape
+        sizes = {None: 1, **dict(zip(mesh.axis_names, mesh.shape, strict=True))}
+        # Optimizer variables of another shape (the step, a scalar) may carry the path.
+        fits = len(layout.axes) == len(shape) and all(
+            size % sizes[axis] == 0 for axis, size in zip(layout.axes, shape, strict=True)
+        )
+        return layout if fits else keras.distribution.TensorLayout([None] * len(shape), mesh)
+
+
+class ShardedWeights(keras.distribution.DataParallel):
+    """`DataParallel` that splits each weight and its optimizer states over the devices (FSDP).
+
+    This is the third stage of ZeRO (Rajbhandari et al., 2020): weights are gathered for each block,
+    and again in the backward pass, while activations stay where their images are.
+    """
+
+    def get_variable_layout(self, variable):
+        """Split the largest axis that the devices divide; copy small variables."""
+        count = self.device_mesh.devices.size
+        axes: list[str | None] = [None] * len(variable.shape)
+        fits = [i for i, size in enumerate(variable.shape) if size % count == 0]
+        if fits and math.prod(variable.shape) >= SHARDED:
+            axes[max(fits, key=lambda i: variable.shape[i])] = self.batch_dim_name
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+    def gathered(self, weight: Any) -> Any:
+        """Return a weight, whole on every device."""
+        layout = keras.distribution.TensorLayout([None] * len(weight.shape), self.device_mesh)
+        return keras.distribution.distribute_tensor(weight, layout)
+
+    def by_image(self, x: Any) -> Any:
+        """Return activations `(batch, ...)`, each on the device of its image."""
+        return keras.distribution.distribute_tensor(x, self.get_data_layout(x.shape))

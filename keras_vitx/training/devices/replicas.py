@@ -24,13 +24,8 @@ SEED_STATE = "seed_generator_state"
 def share_of(batches: Any, pad: bool = False) -> Any:
     """Return the batches of this process, each a share of a whole batch.
 
-    Args:
-        batches: Whole batches, the same in every process: what `fit` of Keras takes.
-        pad: Whether a batch that the devices don't divide is filled with copies of its first image
-            of weight 0, for evaluation.
-
-    Returns:
-        A `keras.utils.PyDataset`; or `batches`, where no process needs a share.
+    With `pad`, for evaluation, a batch that the devices don't divide is filled with copies of its
+    first image of weight 0.
     """
     here = in_use()
     # Mirrored strategies split batches on their own, of any size.
@@ -45,7 +40,7 @@ def share_of(batches: Any, pad: bool = False) -> Any:
 class Share(Wrapped):
     """The rows of each batch that one process computes; see `share_of`."""
 
-    def __init__(self, batches: Any, here: Devices, pad: bool):
+    def __init__(self, batches: Any, here: Devices, pad: bool = False):
         super().__init__(batches)
         self.here, self.pad = here, pad
 
@@ -59,49 +54,31 @@ class Share(Wrapped):
                 return batches.get(index, here.process, here.processes)
         batch = self.inside(index)
         images = len(keras.tree.flatten(batch[0])[0])
-        if self.pad and images % here.replicas:
-            batch = _padded(batch, images, -images % here.replicas)
-            images += -images % here.replicas
+        missing = -images % here.replicas
+        if self.pad and missing:
+            *values, weights = batch if len(batch) > 2 else (*batch, np.ones(images, "float32"))
+            rows = [*range(images), *[0] * missing]
+            values = keras.tree.map_structure(lambda array: array[rows], tuple(values))
+            batch, images = (*values, np.pad(weights, (0, missing))), images + missing
         check_batch(images, here)
         size = images // here.processes
-        rows: Any = slice(here.process * size, (here.process + 1) * size)
+        own: Any = slice(here.process * size, (here.process + 1) * size)
         if by_pairs:
-            rows = share_of_batch(images, here.process, here.processes)
-        return keras.tree.map_structure(lambda array: array[rows], batch)
-
-
-def _padded(batch, images, missing):
-    """Repeat the first image of a batch, with weight 0."""
-    batch = batch if len(batch) > 2 else (*batch, np.ones(images, "float32"))
-    *values, weights = batch
-    repeated = keras.tree.map_structure(
-        lambda array: np.concatenate([array, array[:1].repeat(missing, 0)]), tuple(values)
-    )
-    return *repeated, np.pad(weights, (0, missing))
+            own = share_of_batch(images, here.process, here.processes)
+        return keras.tree.map_structure(lambda array: array[own], batch)
 
 
 class Replicate(keras.callbacks.Callback):
     """Make `fit` and `evaluate` of Keras compute the same on several devices as on one.
 
-    `kv.fit` and `kv.evaluate` contain it. Without them:
-
-    ```python
-    kv.training.use_devices("all")
-    model = kv.CaiT_XXS24(classes=10)
-    model.compile("adamw", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    model.fit(kv.training.share_of(batches), callbacks=[kv.training.Replicate()])
-    ```
-
-    Place it after callbacks that restore a state. Metrics must be sums or means over images, as
+    It comes after callbacks that restore a state. Metrics must be sums or means over images, as
     Keras's are. Under TensorFlow and PyTorch, BatchNormalization learns from the images of each
     replica, and its moving statistics are averaged after each epoch.
     """
 
     def __init__(self):
         super().__init__()
-        self.parallel: Any = None
         self.epoch = self.seed = 0
-        self.begun = False
 
     def on_train_begin(self, logs=None):
         self.begun = False
@@ -128,8 +105,8 @@ class Replicate(keras.callbacks.Callback):
         self._average_statistics()
 
     def on_train_end(self, logs=None):
-        if self.parallel is not None:
-            self.model.train_function = self.parallel = None
+        if _runs("torch"):
+            self.model.train_function = None
 
     def on_test_begin(self, logs=None):
         self._average_statistics()
@@ -149,25 +126,24 @@ class Replicate(keras.callbacks.Callback):
 
         self.seed = torch.initial_seed()
         # It copies all variables from the chief, too. A static graph may have unused variables.
-        self.parallel = DistributedDataParallel(self.model, static_graph=True)
-        calls = {"__call__": lambda _, *args, **kwargs: self.parallel(*args, **kwargs)}
+        parallel = DistributedDataParallel(self.model, static_graph=True)
+        calls = {"__call__": lambda _, *args, **kwargs: parallel(*args, **kwargs)}
         view = object.__new__(type("Parallel", (type(self.model),), calls))
         object.__setattr__(view, "__dict__", vars(self.model))
         self.model.train_function = self._over_processes(view.train_step)
 
     def _over_processes(self, step):
         """Return a train or test function whose metrics count the images of all processes."""
-        import torch
-
         variables = [variable for metric in self.model.metrics for variable in metric.variables]
 
         def one_step(data):
-            before = [variable.value.detach().clone() for variable in variables]
+            if in_use().process:  # The sums so far are those of the chief.
+                for variable in variables:
+                    variable.assign(keras.ops.zeros_like(variable))
             step(data[0])
-            with torch.no_grad():
-                added = [v.value - old for v, old in zip(variables, before, strict=True)]
-                for variable, old, new in zip(variables, before, _sums(added), strict=True):
-                    variable.assign(old + new)
+            sums = _sums([variable.value.detach() for variable in variables])
+            for variable, total in zip(variables, sums, strict=True):
+                variable.assign(total)
             return self.model.get_metrics_result()
 
         return one_step
