@@ -1,5 +1,6 @@
 """Distillation: a teacher's predictions as further labels (DeiT, Section 3)."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_vitx.classifier import Outputs, outputs_of
+from keras_vitx.data.preprocessing import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.wrapped import Wrapped
@@ -105,12 +107,18 @@ class Distillation:
                 proportions of their images, or one of them has no `preprocessing`.
         """
         classes, name = _outputs("student", student).classes, _label_name(student)
-        teacher, prepare = self.teacher, _preparation(student, self.teacher)
+        prepare = _preparation(student, self.teacher)
 
         def predict(images):
-            return np.asarray(teacher.predict_on_batch(prepare(images)), "float32")
+            return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
 
-        shape = getattr(teacher, "output_shape", None)
+        def highest(images):
+            return predict(images).argmax(-1)
+
+        def probabilities(images):
+            return keras.ops.convert_to_numpy(outputs.probabilities(predict(images)))
+
+        shape = getattr(self.teacher, "output_shape", None)
         if shape is None:  # A subclassed model.
             shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
         if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != classes:
@@ -119,12 +127,8 @@ class Distillation:
                 f"{classes} classes. Received: {shape}."
             )
         if self.kind == "hard":
-            return TeacherLabels(batches, name, lambda images: predict(images).argmax(-1))
-        outputs = _outputs("teacher", teacher)
-
-        def probabilities(images):
-            return keras.ops.convert_to_numpy(outputs.probabilities(predict(images)))
-
+            return TeacherLabels(batches, name, highest)
+        outputs = _outputs("teacher", self.teacher)
         return TeacherLabels(batches, name, probabilities)
 
 
@@ -171,15 +175,14 @@ def _outputs(who: str, model: keras.Model) -> Outputs:
 
 def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], Any]:
     """Return the function from the student's input to the teacher's."""
-    inputs = ModelInput.of(student)
-    own, target = inputs.preprocessing, getattr(teacher, "preprocessing", None)
+    inputs, target = ModelInput.of(student), getattr(teacher, "preprocessing", None)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
         raise ValueError(
             f"`teacher` must take images with the student's {inputs.channels} channels. Received: "
             f"a model with inputs of shape {shape}."
         )
-    size = tuple(side or given for side, given in zip(shape[1:3], inputs.size, strict=True))
+    size = tuple(side or own for side, own in zip(shape[1:3], inputs.size, strict=True))
     if size[0] * inputs.size[1] != size[1] * inputs.size[0]:
         raise ValueError(
             "`teacher` must take images of the student's proportions, (height, width) = "
@@ -192,7 +195,8 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
             "`keras.applications.resnet.preprocess_input`."
         )
     if not callable(target):
-        target = Preprocessing.of(target).for_channels(inputs.channels)
+        own = Preprocessing.of(target).for_channels(inputs.channels)
+        target = functools.partial(normalize, preprocessing=own)
     if size != inputs.size:
         log.info("The teacher sees images resized from %s to %s.", inputs.size, size)
 
@@ -202,9 +206,7 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
                 images, size, "bicubic", antialias=True, data_format="channels_last"
             )
         images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
-        pixels = images * np.float32(own.std) + np.float32(own.mean)
-        if isinstance(target, Preprocessing):
-            return (pixels - np.float32(target.mean)) / np.float32(target.std)
-        return target(pixels * 255)
+        std, mean = np.float32(inputs.preprocessing.std), np.float32(inputs.preprocessing.mean)
+        return target(255 * (images * std + mean))
 
     return prepare
