@@ -43,12 +43,11 @@ def options(
     """Vision transformers with modified attention."""
 
 
-def _after_keras(command: Callable[..., None]) -> Callable[..., None]:
+def _after_keras(name: str, command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that imports Keras first, without TensorFlow's start-up log.
 
     No setting silences that log of native code, so standard error is closed meanwhile.
     """
-    name = command.__module__.rpartition(".")[2]
 
     @functools.wraps(command)
     def run(*args, **kwargs):
@@ -78,10 +77,10 @@ def _without_native_log() -> Iterator[None]:
         os.close(saved)
 
 
-for module in pkgutil.iter_modules(cli.__path__):
-    if not module.name.startswith("_"):
-        command = importlib.import_module(f"keras_vitx.cli.{module.name}").main
-        app.command(module.name)(_after_keras(command))
+for _, verb, _ in pkgutil.iter_modules(cli.__path__):
+    if not verb.startswith("_"):
+        module = importlib.import_module(f"keras_vitx.cli.{verb}")
+        app.command(verb)(_after_keras(verb, module.main))
 
 
 def _without_tilde(argument: str) -> str:

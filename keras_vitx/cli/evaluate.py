@@ -1,6 +1,5 @@
 """`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
 
-import csv
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -19,9 +18,8 @@ from keras_vitx.cli._options import (
     class_names_of,
     open_model,
 )
-from keras_vitx.cli._output import say, show, show_json
-from keras_vitx.files import atomic_write, check_writable
-from keras_vitx.text import csv_cell
+from keras_vitx.cli._output import say, show, show_json, text_file, write_csv
+from keras_vitx.files import check_writable
 
 
 def main(
@@ -89,9 +87,6 @@ def main(
     from keras_vitx.robustness.curve import KINDS
 
     ratios = crop_ratio or [None]
-    for ratio in crop_ratio or ():
-        if not 0 < ratio < float("inf"):
-            raise ValueError(f"`--crop-ratio` must be above 0. Received: {ratio}.")
     if len(ratios) > 1 and (confusion or per_class or perturb):
         raise ValueError(
             "`--confusion`, `--per-class` and `--perturb` take one `--crop-ratio`. "
@@ -120,29 +115,18 @@ def main(
         "strict": strict,
         "restrict": restrict,
     }
-    rows = []
+    more = {"confusion": bool(confusion or per_class), "scores": scores, "wrong": wrong}
+    rows, counts = [], {}
     for ratio in ratios:
-        measures = kv.evaluate(
-            network,
-            source,
-            split,
-            crop_ratio=ratio,
-            confusion=bool(confusion or per_class),
-            scores=scores,
-            wrong=wrong,
-            **options,
-        )
-        counts, names = measures.pop("confusion", None), measures.pop("class_names", None)
-        classes = measures.pop("per_class", None)
+        measures = kv.evaluate(network, source, split, crop_ratio=ratio, **more, **options)
+        for name in ("confusion", "class_names", "per_class"):
+            counts[name] = measures.pop(name, None)
         rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
     if confusion:
-        kv.analysis.plot_confusion(counts, names, confusion)
+        kv.analysis.plot_confusion(counts["confusion"], counts["class_names"], confusion)
     if per_class:
-        with atomic_write(per_class) as path, path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, classes[0])
-            writer.writeheader()
-            for row in classes:
-                writer.writerow({key: csv_cell(value) for key, value in row.items()})
+        with text_file(per_class) as file:
+            write_csv(counts["per_class"], file)
     if perturbations:
         (clean,) = rows
         if "accuracy" not in clean:
@@ -156,7 +140,8 @@ def main(
     if json:
         show_json(rows if len(rows) > 1 else rows[0])
     else:
-        show(rows, formats={name: _rounded for name, v in rows[-1].items() if _is_real(v)})
+        is_real = [name for name, v in rows[-1].items() if v is None or isinstance(v, float)]
+        show(rows, formats=dict.fromkeys(is_real, _rounded))
 
 
 def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
@@ -192,10 +177,6 @@ def _perturbations(texts: Sequence[str], kinds: Collection[str]) -> dict[str, li
             )
         strengths.setdefault(kind, []).append(number)
     return strengths
-
-
-def _is_real(value: Any) -> bool:
-    return value is None or isinstance(value, float)
 
 
 def _rounded(value: float | None) -> str:

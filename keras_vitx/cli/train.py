@@ -146,7 +146,8 @@ def main(
     """Train or fine-tune a model by a recipe."""
     options = dict(context.params)
     if resume is not None:
-        now = _given(context)
+        origin = context.get_parameter_source
+        now = {name: v for name, v in options.items() if origin(name).name == "COMMANDLINE"}
         options = _resumed(now, resume)
         if kv.training.run.is_finished(resume) and "epochs" not in now:
             say(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
@@ -164,8 +165,8 @@ def _train(options: SimpleNamespace) -> None:
     if chief and options.resume is None:
         check_new_folder(options.output or Path("runs", "new"))
     changes = named_values(options.change, "--set")
-    changes |= {name: getattr(options, name) for name in SETTINGS}
-    changes = {name: v for name, v in changes.items() if name not in SETTINGS or v is not None}
+    given = {name: getattr(options, name) for name in SETTINGS}
+    changes |= {name: value for name, value in given.items() if value is not None}
     recipe = kv.training.recipes.get(options.recipe).but(**changes)
     if options.smoke:
         recipe, changes = recipe.smoke(), {}
@@ -226,17 +227,17 @@ def _open(options: SimpleNamespace, classes: int, source: str):
     """Return the model, which must have as many classes as the source."""
     model, side = options.model, options.image_size
     arguments = named_values(options.argument, "--with")
-    if is_size(model):
-        arguments["classes"] = classes
-        if side is not None:
-            arguments["input_shape"] = (side, side, 3)
-    elif arguments:
+    if not is_size(model) and arguments:
         raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
-    elif side is not None:
+    if not is_size(model) and side is not None:
         raise ValueError(
             f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
             f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {side}`."
         )
+    if is_size(model):
+        arguments["classes"] = classes
+        if side is not None:
+            arguments["input_shape"] = (side, side, 3)
     try:
         network = open_model(model, options.weights, **arguments)
     except TypeError as error:
@@ -299,12 +300,11 @@ def use_devices(devices: str | None) -> None:
         import torch
 
         gpus = torch.cuda.device_count()
-        there = gpus or os.cpu_count()
+        available, kind = (gpus, "GPUs") if gpus else (os.cpu_count(), "CPU cores")
         count = (gpus or 1) if count == "all" else count
-        if count > there:
-            kind = "GPUs" if gpus else "CPU cores"
+        if count > available:
             raise ValueError(
-                f"`--devices` must be at most {there}, the number of {kind}. Received: {count}."
+                f"`--devices` must be at most {available}, the number of {kind}. Received: {count}."
             )
         if count > 1:
             launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
@@ -319,15 +319,22 @@ def _recorder(options: SimpleNamespace, folder: Path) -> Any:
     """Return a callback that writes the options of a command to the folder of its run."""
     import keras
 
-    record = {**vars(options), "backend": keras.backend.backend(), "resume": None}
-    record |= {name: _absolute(record[name]) for name in ("model", "source")}
-    text = json.dumps(record, indent=2, default=str) + "\n"
+    record = _as_data(vars(options)) | {"backend": keras.backend.backend(), "resume": None}
 
     def write(logs):
         with atomic_write(folder / COMMAND) as path:
-            path.write_text(text)
+            path.write_text(json.dumps(record, indent=2) + "\n")
 
     return keras.callbacks.LambdaCallback(on_train_begin=write)
+
+
+def _as_data(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as JSON has them, with the whole paths of a model and a source."""
+    data = json.loads(json.dumps(options, default=str))
+    for name in ("model", "source"):
+        if data.get(name) and Path(data[name]).exists():
+            data[name] = str(Path(data[name]).absolute())
+    return data
 
 
 def _read_command(folder: Path) -> dict[str, Any]:
@@ -349,12 +356,10 @@ def _read_command(folder: Path) -> dict[str, Any]:
 def _resumed(now: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a run's options, `FREE` ones as given now; raises a ValueError if others differ."""
     before = _read_command(folder)
-    fixed = {name: v for name, v in now.items() if name not in (*FREE, "resume", "output")}
-    fixed |= {name: _absolute(fixed[name]) for name in ("model", "source") if name in fixed}
     differ = [
         f"{name} was {before.get(name)!r}, is now {value!r}"
-        for name, value in json.loads(json.dumps(fixed, default=str)).items()
-        if value != before.get(name)
+        for name, value in _as_data(now).items()
+        if name not in (*FREE, "resume", "output") and value != before.get(name)
     ]
     if differ:
         raise ValueError(
@@ -365,17 +370,3 @@ def _resumed(now: dict[str, Any], folder: Path) -> dict[str, Any]:
     if before.get("patience") is not None:
         before["change"] = [*(before["change"] or ()), f"patience={before['patience']}"]
     return {**before, "resume": folder} | {name: now[name] for name in FREE if name in now}
-
-
-def _given(context: typer.Context) -> dict[str, Any]:
-    """Return the options that were given on the command line, by name."""
-    return {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name).name == "COMMANDLINE"
-    }
-
-
-def _absolute(name: str) -> str:
-    """Return a model or a source with the whole path, if it is a path."""
-    return str(Path(name).absolute()) if Path(name).exists() else name

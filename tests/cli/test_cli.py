@@ -112,7 +112,7 @@ def test_evaluate_by_class_and_crop(run, tiny_file, small_set, tmp_path):
     )
     assert [row["crop_ratio"] for row in json.loads(out)] == [1, 1.1]
     for words, message in (
-        (("--crop-ratio", 0), "`--crop-ratio`"),
+        (("--crop-ratio", 0), "`crop_ratio`"),
         (("--crop-ratio", 1, "--crop-ratio", 2, "--per-class", "a.csv"), "one `--crop-ratio`"),
         (("--crop-ratio", 1, "--crop-ratio", 2, "--perturb", "blur=1"), "one `--crop-ratio`"),
         (("--confusion", small_set / "picture.png"), "is not a folder"),
