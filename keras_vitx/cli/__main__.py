@@ -8,7 +8,6 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated
 
 import typer
 from typer import Option
@@ -36,9 +35,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Vision transformers with modified attention."""
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Argument, Option
 
@@ -17,33 +17,25 @@ KINDS = (".weights.h5", ".keras", ".safetensors", ".pth")
 
 
 def main(
-    file: Annotated[
-        str,
-        Argument(
-            help="A weights file (.safetensors, .pth, .weights.h5, .keras, ...), the name of a "
-            "checkpoint, or hf://owner/repo."
-        ),
-    ],
-    model: Annotated[
-        str, Option(help="The size to which the weights belong (see `keras-vitx list`).")
-    ],
-    output: Annotated[
-        Path,
-        Option(
-            "--output",
-            "-o",
-            help="The file to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
-            "PyTorch's names, for timm.",
-        ),
-    ],
-    image_size: Annotated[
-        int | None,
-        Option(help="Side of the images in pixels. Default: that of the file, else of the size."),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        Option(help="Number of classes; 0 omits the head. Default: that of the file.", min=0),
-    ] = None,
+    file: str = Argument(
+        ...,
+        help="A weights file (.safetensors, .pth, .weights.h5, .keras, ...), the name of a "
+        "checkpoint, or hf://owner/repo.",
+    ),
+    model: str = Option(..., help="The size to which the weights belong (see `keras-vitx list`)."),
+    output: Path = Option(
+        ...,
+        "--output",
+        "-o",
+        help="The file to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
+        "PyTorch's names, for timm.",
+    ),
+    image_size: int | None = Option(
+        None, help="Side of the images in pixels. Default: that of the file, else of the size."
+    ),
+    classes: int | None = Option(
+        None, help="Number of classes; 0 omits the head. Default: that of the file.", min=0
+    ),
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from typer import Option
 
@@ -26,58 +26,43 @@ def main(
     model: ModelOrFile,
     source: Source,
     weights: Weights = None,
-    split: Annotated[
-        Literal["test", "validation", "train"] | None,
-        Option(
-            "--split",
-            "--part",
-            metavar="SPLIT",
-            help="test, validation or train. Default: the first of these that there is.",
-        ),
-    ] = None,
-    batch_size: Annotated[int, Option(help="Images per batch.", min=1)] = 64,
-    crop_ratio: Annotated[
-        list[float] | None,
-        Option(
-            help="Fraction of the resized image that is cropped; above 1, it is padded. Repeat to "
-            "compare several. Default: the model's."
-        ),
-    ] = None,
-    confusion: Annotated[
-        Path | None, Option(help="Picture of which classes are taken for which.")
-    ] = None,
-    per_class: Annotated[Path | None, Option(help="CSV with one row per class.")] = None,
-    scores: Annotated[
-        bool, Option("--scores", help="Also precision, recall, F1 and AUC, over all classes.")
-    ] = False,
-    wrong: Annotated[
-        Path | None, Option(help="Picture of the images that are predicted worst.")
-    ] = None,
-    real: Annotated[
-        Path | None,
-        Option(help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."),
-    ] = None,
-    restrict: Annotated[
-        bool, Option("--restrict", help="Predict the source's classes only (ImageNet-A, -R).")
-    ] = False,
-    perturb: Annotated[
-        list[str] | None,
-        Option(
-            metavar="KIND=STRENGTH",
-            help="Also evaluate on perturbed images: occlude=0.25, fgsm=1/255, pgd=1/255, "
-            "noise=10, shot_noise=1/60 or blur=1. Repeatable.",
-        ),
-    ] = None,
-    runs: Annotated[
-        int, Option(help="Evaluations of each random perturbation.", min=1, max=10)
-    ] = 1,
-    validation_split: Annotated[
-        float | None,
-        Option(
-            help="Fraction of a source without splits that is measured. Default: what the model's "
-            "run held out of it, else all."
-        ),
-    ] = None,
+    split: Literal["test", "validation", "train"] | None = Option(
+        None,
+        "--split",
+        "--part",
+        metavar="SPLIT",
+        help="test, validation or train. Default: the first of these that there is.",
+    ),
+    batch_size: int = Option(64, help="Images per batch.", min=1),
+    crop_ratio: list[float] | None = Option(
+        None,
+        help="Fraction of the resized image that is cropped; above 1, it is padded. Repeat to "
+        "compare several. Default: the model's.",
+    ),
+    confusion: Path | None = Option(None, help="Picture of which classes are taken for which."),
+    per_class: Path | None = Option(None, help="CSV with one row per class."),
+    scores: bool = Option(
+        False, "--scores", help="Also precision, recall, F1 and AUC, over all classes."
+    ),
+    wrong: Path | None = Option(None, help="Picture of the images that are predicted worst."),
+    real: Path | None = Option(
+        None, help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."
+    ),
+    restrict: bool = Option(
+        False, "--restrict", help="Predict the source's classes only (ImageNet-A, -R)."
+    ),
+    perturb: list[str] | None = Option(
+        None,
+        metavar="KIND=STRENGTH",
+        help="Also evaluate on perturbed images: occlude=0.25, fgsm=1/255, pgd=1/255, "
+        "noise=10, shot_noise=1/60 or blur=1. Repeatable.",
+    ),
+    runs: int = Option(1, help="Evaluations of each random perturbation.", min=1, max=10),
+    validation_split: float | None = Option(
+        None,
+        help="Fraction of a source without splits that is measured. Default: what the model's "
+        "run held out of it, else all.",
+    ),
     strict: Strict = False,
     json: Json = False,
     backend: Backend = None,

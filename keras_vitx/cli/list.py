@@ -5,7 +5,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Argument, Option
@@ -24,28 +24,23 @@ from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
 
 
 def main(
-    names: Annotated[
-        list[str] | None,
-        Argument(
-            help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
-            "`kv.save` or hf://owner/repo for all that is known of it.",
-            metavar="[NAME]...",
-        ),
-    ] = None,
-    weights: Annotated[
-        bool, Option("--weights", help="List checkpoints, by their name or the size's.")
-    ] = False,
-    recipes: Annotated[
-        bool,
-        Option(
-            "--recipes",
-            help="List recipes; print one, by its name or the folder of a run; compare two.",
-        ),
-    ] = False,
-    damaged: Annotated[
-        bool,
-        Option("--damaged", help="List the images, of files and folders, that can't be decoded."),
-    ] = False,
+    names: list[str] | None = Argument(
+        None,
+        help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
+        "`kv.save` or hf://owner/repo for all that is known of it.",
+        metavar="[NAME]...",
+    ),
+    weights: bool = Option(
+        False, "--weights", help="List checkpoints, by their name or the size's."
+    ),
+    recipes: bool = Option(
+        False,
+        "--recipes",
+        help="List recipes; print one, by its name or the folder of a run; compare two.",
+    ),
+    damaged: bool = Option(
+        False, "--damaged", help="List the images, of files and folders, that can't be decoded."
+    ),
     json: Json = False,
     csv: Csv = False,
     backend: Backend = None,

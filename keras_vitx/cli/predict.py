@@ -2,7 +2,7 @@
 
 import csv as csv_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Option
@@ -37,19 +37,18 @@ def main(
     model: ModelOrFile,
     images: Images,
     weights: Weights = None,
-    top: Annotated[int, Option(help="Number of classes per image.", min=1)] = 5,
-    batch_size: Annotated[int, Option(help="Images per batch.", min=1)] = 32,
-    output: Annotated[
-        Path | None,
-        Option(
-            "--output", "-o", help="File to write, a line per image: .csv, or .jsonl (JSON lines)."
-        ),
-    ] = None,
+    top: int = Option(5, help="Number of classes per image.", min=1),
+    batch_size: int = Option(32, help="Images per batch.", min=1),
+    output: Path | None = Option(
+        None,
+        "--output",
+        "-o",
+        help="File to write, a line per image: .csv, or .jsonl (JSON lines).",
+    ),
     overwrite: Overwrite = False,
-    trust: Annotated[
-        bool,
-        Option("--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."),
-    ] = False,
+    trust: bool = Option(
+        False, "--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."
+    ),
     strict: Strict = False,
     json: Json = False,
     csv: Csv = False,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import typer
@@ -52,95 +52,78 @@ def main(
     model: ModelOrFile = None,
     source: Source = None,
     weights: Weights = None,
-    argument: Annotated[
-        list[str] | None,
-        Option(
-            "--with",
-            metavar="NAME=VALUE",
-            help="Argument of a size, such as drop_path=0.2. Repeatable.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str,
-        Option(
-            metavar="RECIPE", help=f"{', '.join(RECIPES)}; or the folder of a run, for its recipe."
-        ),
-    ] = "finetune",
-    change: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Setting of the recipe, such as mixup=0.2, patience=5 or "
-            "clip_norm=none (`keras-vitx list --recipes NAME` has all). Repeatable.",
-        ),
-    ] = None,
-    smoke: Annotated[
-        bool, Option("--smoke", help="Try the recipe on a few images, in a few steps.")
-    ] = False,
-    teacher: Annotated[
-        str | None, Option(metavar="MODEL", help="A model whose predictions are learned, too.")
-    ] = None,
-    head: Annotated[
-        Literal["match", "keep", "fresh"],
-        Option(
-            metavar="HOW",
-            help="match a trained head to the class names of the data, keep it, or begin with a "
-            "fresh one.",
-        ),
-    ] = "match",
-    epochs: Annotated[int | None, Option(help="Passes over the training images.")] = None,
-    freeze_epochs: Annotated[
-        int | None,
-        Option("--freeze", help="Epochs before, in which only the head learns.", min=0),
-    ] = None,
-    batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
-    learning_rate: Annotated[float | None, Option(help="Peak learning rate.")] = None,
-    precision: Annotated[
-        Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
-        Option(
-            metavar="POLICY", help="float32, mixed_bfloat16 or mixed_float16. Default: the model's."
-        ),
-    ] = None,
-    find_rate: Annotated[
-        Path | None,
-        Option(help="Do not train: print the best learning rate, and draw the losses here."),
-    ] = None,
-    class_weight: Annotated[
-        str | None,
-        Option(metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."),
-    ] = None,
-    balanced: Annotated[
-        bool, Option("--balanced", help="Draw images of each class equally often.")
-    ] = False,
-    image_size: Annotated[
-        int | None, Option(help="Side of the images of a size. Default: the checkpoint's.", min=1)
-    ] = None,
-    validation_split: Annotated[
-        float, Option(help="Fraction of each class held out, if the source has no validation.")
-    ] = 0.1,
-    fraction: Annotated[float, Option(help="Fraction of the training images that is used.")] = 1.0,
-    output: Annotated[
-        Path | None, Option(help="Folder for the results. Default: a new one under runs/.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        Option(
-            help="Folder of a run that was stopped, to be continued with its settings.",
-            # Before --backend, and before Keras is imported.
-            is_eager=True,
-            callback=_choose_backend,
-        ),
-    ] = None,
-    save_every: Annotated[
-        int | None, Option(help="Steps between checkpoints. Default: one per epoch.", min=1)
-    ] = None,
-    keep: Annotated[int, Option(help="Number of checkpoints to keep.", min=1)] = 3,
-    seed: Annotated[int, Option(help="Seed of weights, order, augmentation.", min=0)] = 0,
+    argument: list[str] | None = Option(
+        None,
+        "--with",
+        metavar="NAME=VALUE",
+        help="Argument of a size, such as drop_path=0.2. Repeatable.",
+    ),
+    recipe: str = Option(
+        "finetune",
+        metavar="RECIPE",
+        help=f"{', '.join(RECIPES)}; or the folder of a run, for its recipe.",
+    ),
+    change: list[str] | None = Option(
+        None,
+        "--set",
+        metavar="NAME=VALUE",
+        help="Setting of the recipe, such as mixup=0.2, patience=5 or "
+        "clip_norm=none (`keras-vitx list --recipes NAME` has all). Repeatable.",
+    ),
+    smoke: bool = Option(False, "--smoke", help="Try the recipe on a few images, in a few steps."),
+    teacher: str | None = Option(
+        None, metavar="MODEL", help="A model whose predictions are learned, too."
+    ),
+    head: Literal["match", "keep", "fresh"] = Option(
+        "match",
+        metavar="HOW",
+        help="match a trained head to the class names of the data, keep it, or begin with a "
+        "fresh one.",
+    ),
+    epochs: int | None = Option(None, help="Passes over the training images."),
+    freeze_epochs: int | None = Option(
+        None, "--freeze", help="Epochs before, in which only the head learns.", min=0
+    ),
+    batch_size: int | None = Option(None, help="Images per step."),
+    learning_rate: float | None = Option(None, help="Peak learning rate."),
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = Option(
+        None,
+        metavar="POLICY",
+        help="float32, mixed_bfloat16 or mixed_float16. Default: the model's.",
+    ),
+    find_rate: Path | None = Option(
+        None, help="Do not train: print the best learning rate, and draw the losses here."
+    ),
+    class_weight: str | None = Option(
+        None, metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."
+    ),
+    balanced: bool = Option(False, "--balanced", help="Draw images of each class equally often."),
+    image_size: int | None = Option(
+        None, help="Side of the images of a size. Default: the checkpoint's.", min=1
+    ),
+    validation_split: float = Option(
+        0.1, help="Fraction of each class held out, if the source has no validation."
+    ),
+    fraction: float = Option(1.0, help="Fraction of the training images that is used."),
+    output: Path | None = Option(
+        None, help="Folder for the results. Default: a new one under runs/."
+    ),
+    resume: Path | None = Option(
+        None,
+        help="Folder of a run that was stopped, to be continued with its settings.",
+        # Before --backend, and before Keras is imported.
+        is_eager=True,
+        callback=_choose_backend,
+    ),
+    save_every: int | None = Option(
+        None, help="Steps between checkpoints. Default: one per epoch.", min=1
+    ),
+    keep: int = Option(3, help="Number of checkpoints to keep.", min=1),
+    seed: int = Option(0, help="Seed of weights, order, augmentation.", min=0),
     strict: Strict = False,
-    devices: Annotated[
-        str | None, Option(help="Number of devices that share each batch, or all. Default: one.")
-    ] = None,
+    devices: str | None = Option(
+        None, help="Number of devices that share each batch, or all. Default: one."
+    ),
     backend: Backend = None,
 ) -> None:
     """Train or fine-tune a model by a recipe."""
