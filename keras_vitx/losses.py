@@ -52,12 +52,8 @@ class SmoothedCrossentropy(_Crossentropy):
     activation = "softmax"
 
     def call(self, y_true, y_pred):
-        classes = y_pred.shape[-1]
-        if len(y_true.shape) != len(y_pred.shape) or y_true.shape[-1] != classes:
-            labels = ops.reshape(y_true, ops.shape(y_pred)[:-1])
-            y_true = ops.one_hot(ops.cast(labels, "int32"), classes, dtype=y_pred.dtype)
         return keras.losses.categorical_crossentropy(
-            y_true,
+            _as_targets(y_true, y_pred),
             y_pred if self.from_logits else _log(y_pred),
             from_logits=True,
             label_smoothing=self.label_smoothing,
@@ -86,20 +82,16 @@ class SigmoidCrossentropy(_Crossentropy):
     activation = "sigmoid"
 
     def call(self, y_true, y_pred):
-        classes = y_pred.shape[-1]
-        if len(y_true.shape) != len(y_pred.shape) or y_true.shape[-1] != classes:
-            y_true = ops.reshape(y_true, ops.shape(y_pred)[:-1])
-            if classes == 1:
-                y_true = ops.expand_dims(y_true, -1)
-            else:
-                y_true = ops.one_hot(ops.cast(y_true, "int32"), classes, dtype=y_pred.dtype)
         logits = y_pred if self.from_logits else logits_of(y_pred)
         if logits is None:
             # 1 - 2^-24 is the largest number below 1.
             below_one = ops.minimum(ops.cast(y_pred, "float32"), 1 - 2**-24)
             logits = _log(y_pred) - ops.log1p(-below_one)
         return keras.losses.binary_crossentropy(
-            y_true, logits, from_logits=True, label_smoothing=self.label_smoothing
+            _as_targets(y_true, y_pred),
+            logits,
+            from_logits=True,
+            label_smoothing=self.label_smoothing,
         )
 
 
@@ -184,14 +176,13 @@ class PerHead(keras.losses.Loss):
         return self.losses["head"].call(y_true, y_pred)
 
     def get_config(self):
-        losses = {name: keras.saving.serialize_keras_object(v) for name, v in self.losses.items()}
+        losses = keras.saving.serialize_keras_object(self.losses)
         return {**super().get_config(), "losses": losses, "weights": self.weights}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PerHead":
         """Make the loss that `config` describes."""
-        losses = config["losses"].items()
-        losses = {name: keras.saving.deserialize_keras_object(v) for name, v in losses}
+        losses = keras.saving.deserialize_keras_object(config["losses"])
         return cls(**{**config, "losses": losses})
 
 
@@ -227,6 +218,17 @@ def as_loss(loss: Any) -> keras.losses.Loss:
         )
     loss = keras.losses.get(losses[0])
     return loss if isinstance(loss, keras.losses.Loss) else FunctionLoss(loss)
+
+
+def _as_targets(labels, outputs):
+    """Return labels in the shape of the outputs: integers as one-hot rows."""
+    classes = outputs.shape[-1]
+    if len(labels.shape) == len(outputs.shape) and labels.shape[-1] == classes:
+        return labels
+    labels = ops.reshape(labels, ops.shape(outputs)[:-1])
+    if classes == 1:
+        return ops.expand_dims(labels, -1)
+    return ops.one_hot(ops.cast(labels, "int32"), classes, dtype=outputs.dtype)
 
 
 def _log(probabilities):

@@ -8,7 +8,6 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated
 
 import typer
 from typer import Option
@@ -36,19 +35,18 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Vision transformers with modified attention."""
 
 
-def _after_keras(command: Callable[..., None]) -> Callable[..., None]:
+def _after_keras(name: str, command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that imports Keras first, without TensorFlow's start-up log.
 
     No setting silences that log of native code, so standard error is closed meanwhile.
     """
-    name = command.__module__.rpartition(".")[2]
 
     @functools.wraps(command)
     def run(*args, **kwargs):
@@ -78,10 +76,10 @@ def _without_native_log() -> Iterator[None]:
         os.close(saved)
 
 
-for module in pkgutil.iter_modules(cli.__path__):
-    if not module.name.startswith("_"):
-        command = importlib.import_module(f"keras_vitx.cli.{module.name}").main
-        app.command(module.name)(_after_keras(command))
+for _, verb, _ in pkgutil.iter_modules(cli.__path__):
+    if not verb.startswith("_"):
+        module = importlib.import_module(f"keras_vitx.cli.{verb}")
+        app.command(verb)(_after_keras(verb, module.main))
 
 
 def _without_tilde(argument: str) -> str:

@@ -70,6 +70,11 @@ def is_size(model: str) -> bool:
     return model in kv.models.MODELS
 
 
+def is_saved(model: str) -> bool:
+    """Return whether `model` is named as a file, a folder or a repository is."""
+    return model.endswith(".keras") or model.startswith("hf://") or Path(model).is_dir()
+
+
 def open_model(model: str, weights: str | None = None, trained: bool = False, **arguments: Any):
     """Return a model by the name of a size, or load it from a file, folder or repository.
 
@@ -77,25 +82,22 @@ def open_model(model: str, weights: str | None = None, trained: bool = False, **
     ImageNet's. Raises a ValueError for an unknown model or checkpoint, a damaged file, or weights
     for a model that has its own.
     """
-    if is_size(model):
-        if trained and weights is None:
-            entries = kv.weights.checkpoints_of(model)
-            if not entries:
-                raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
-            has_imagenet = any(entry.dataset == "imagenet" for entry in entries)
-            weights = "imagenet" if has_imagenet else entries[0].name
-        return kv.create_model(model, weights=None if weights == "none" else weights, **arguments)
-    saved = model.startswith("hf://") or Path(model).is_dir()
-    if not saved and not model.endswith(".keras"):
-        raise ValueError(
-            f"{model!r} is not a size, a .keras file or a folder. "
-            f"{nearest(model, kv.models.MODELS)}"
-        )
-    if not saved and not Path(model).is_file():
-        raise ValueError(f"There is no file {model!r}.")
-    if weights is not None:
-        raise ValueError(f"`--weights` applies to a size; {model!r} has its own weights.")
-    return kv.load(model)
+    if not is_size(model):
+        if not is_saved(model):
+            hint = nearest(model, kv.models.MODELS)
+            raise ValueError(f"{model!r} is not a size, a .keras file or a folder. {hint}")
+        if not (model.startswith("hf://") or Path(model).exists()):
+            raise ValueError(f"There is no file {model!r}.")
+        if weights is not None:
+            raise ValueError(f"`--weights` applies to a size; {model!r} has its own weights.")
+        return kv.load(model)
+    if trained and weights is None:
+        entries = kv.weights.checkpoints_of(model)
+        if not entries:
+            raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
+        has_imagenet = any(entry.dataset == "imagenet" for entry in entries)
+        weights = "imagenet" if has_imagenet else entries[0].name
+    return kv.create_model(model, weights=None if weights == "none" else weights, **arguments)
 
 
 def class_names_of(network) -> list[str] | None:

@@ -37,17 +37,18 @@ def show(
     if as_json:
         show_json(rows)
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(
-                {
-                    key: value if isinstance(value, (int, float)) else csv_cell(words(value))
-                    for key, value in row.items()
-                }
-            )
+        write_csv(rows, sys.stdout)
     else:
         _show_table(rows, grouped, formats or {})
+
+
+def write_csv(rows: Rows, file: TextIO) -> None:
+    """Write rows with the same keys."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(rows[0])
+    for row in rows:
+        values = (v if isinstance(v, (int, float)) else words(v) for v in row.values())
+        writer.writerow(map(csv_cell, values))
 
 
 def show_json(value: Any) -> None:
@@ -116,23 +117,24 @@ def progress(total: int, unit: str, hidden: bool = False) -> Iterator[Callable[[
     from rich.console import Console
 
     console = Console(stderr=True)
-    with bars.Progress(
+    columns = [
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
-        bars.TextColumn(unit + "{task.fields[rate]}"),
+        bars.TextColumn(f"{unit}, {{task.fields[rate]:.1f}} per second,"),
         bars.TimeRemainingColumn(),
         bars.TextColumn("left"),
+    ]
+    with bars.Progress(
+        *columns,
         console=console,
         transient=True,
         disable=hidden or not console.is_terminal,
         redirect_stdout=False,  # It would be redirected to standard error.
     ) as bar:
-        task = bar.add_task("", total=total, rate="")
+        task = bar.add_task("", total=total, rate=0.0)
 
         def advance(count: int) -> None:
-            bar.advance(task, count)
-            if speed := bar.tasks[task].speed:
-                bar.update(task, rate=f", {speed:.1f} per second")
+            bar.update(task, advance=count, rate=bar.tasks[task].speed or 0.0)
 
         yield advance
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Any
 
 from typer import Argument, Option
 
@@ -17,33 +17,25 @@ KINDS = (".weights.h5", ".keras", ".safetensors", ".pth")
 
 
 def main(
-    file: Annotated[
-        str,
-        Argument(
-            help="A weights file (.safetensors, .pth, .weights.h5, .keras, ...), the name of a "
-            "checkpoint, or hf://owner/repo."
-        ),
-    ],
-    model: Annotated[
-        str, Option(help="The size to which the weights belong (see `keras-vitx list`).")
-    ],
-    output: Annotated[
-        Path,
-        Option(
-            "--output",
-            "-o",
-            help="The file to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
-            "PyTorch's names, for timm.",
-        ),
-    ],
-    image_size: Annotated[
-        int | None,
-        Option(help="Side of the images in pixels. Default: that of the file, else of the size."),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        Option(help="Number of classes; 0 omits the head. Default: that of the file.", min=0),
-    ] = None,
+    file: str = Argument(
+        ...,
+        help="A weights file (.safetensors, .pth, .weights.h5, .keras, ...), the name of a "
+        "checkpoint, or hf://owner/repo.",
+    ),
+    model: str = Option(..., help="The size to which the weights belong (see `keras-vitx list`)."),
+    output: Path = Option(
+        ...,
+        "--output",
+        "-o",
+        help="The file to write: .weights.h5 or .keras for Keras; .safetensors or .pth, with "
+        "PyTorch's names, for timm.",
+    ),
+    image_size: int | None = Option(
+        None, help="Side of the images in pixels. Default: that of the file, else of the size."
+    ),
+    classes: int | None = Option(
+        None, help="Number of classes; 0 omits the head. Default: that of the file.", min=0
+    ),
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:
@@ -55,8 +47,18 @@ def main(
     tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))
     resolved = kv.weights.resolve(file, model, image_size, distillation_token=tokens)
     network = kv.create_model(model)
-    found = _in_file(resolved.path, network)
-    if arguments := _arguments(found, network, image_size, classes):
+    shape, old_classes, old_grid, distilled = _in_file(resolved.path, network)
+    classes = old_classes if classes is None else classes
+    arguments: dict[str, Any] = {"distillation_token": True} if distilled else {}
+    if image_size is not None:
+        shape = (image_size, image_size, shape[2])
+    if shape != network.input_shape[1:]:
+        arguments["input_shape"] = shape
+    if not classes:
+        arguments["include_top"] = False
+    elif classes != network.output_shape[-1]:
+        arguments["classes"] = classes
+    if arguments:
         network = kv.create_model(model, **arguments)
     kv.weights.load(network, resolved)
 
@@ -71,27 +73,34 @@ def main(
         with atomic_write(output) as temporary:
             save = network.save if output.suffix == ".keras" else network.save_weights
             save(temporary)
+
+    head, positions = "none", "none"
+    if classes:
+        head = f"kept, {classes} classes"
+        if classes != old_classes:
+            head = f"new, {classes} classes with random weights; the file's has {old_classes}"
+    elif old_classes is not None:
+        head = f"left out (of {old_classes} classes)"
+    if (grid := _grid(network)) is not None:
+        positions = f"as they were, {grid[0]} x {grid[1]}"
+        if old_grid not in (None, grid):
+            positions = f"resampled from {' x '.join(map(str, old_grid))} to {grid[0]} x {grid[1]}"
     for name, value in {
         "model": f"{model}, {network.count_params():,} parameters in {len(network.weights)} arrays",
         "images": " x ".join(map(str, network.input_shape[1:])),
-        "head": _head(found.classes, network),
-        "positions": _positions(found.grid, _grid(network)),
+        "head": head,
+        "positions": positions,
         "source": f"{resolved.path}\n{'':10} sha256 {digest}",
         "written": f"{output}\n{'':10} sha256 {kv.weights.hub.hash_of(output)}",
     }.items():
         say(f"{name:10} {value}")
 
 
-class _Found(NamedTuple):
-    """What the arrays of a file tell about its model; None if unknown."""
+def _in_file(path: Path, network) -> tuple[tuple[int, ...], int | None, Grid | None, bool]:
+    """Return the input shape, the classes and the grid of a file, and whether it is distilled.
 
-    classes: int | None
-    grid: Grid | None
-    channels: int | None
-    distilled: bool
-
-
-def _in_file(path: Path, network) -> _Found:
+    What its arrays don't tell is None, or that of the network.
+    """
     from keras_vitx.weights.names import checkpoint_name, is_head
     from keras_vitx.weights.positions import square_grid
     from keras_vitx.weights.reading import open_weights
@@ -102,64 +111,26 @@ def _in_file(path: Path, network) -> _Found:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     heads = [shape for name, shape in shapes.items() if is_head(name) and shape]
-    image = network.steps[0].weights[0].path
-    kernel = shapes.get(image if native else checkpoint_name(image, network.family)[0], ())
-    grid = said.grid if said and said.grid else None
+    classes = heads[0][-1 if native else 0] if heads else None
     parts = {name: re.split(r"[./]", name) for name in shapes}
+    distilled = any({"dist_token", "head_dist"} & set(own) for own in parts.values())
+
+    grid = said.grid if said and said.grid else None
     for name, shape in shapes.items():
         if grid is None and parts[name][0] == "pos_embed":
             # Zero, one or two other tokens precede the patches.
             grids = [square_grid(shape[1] - n) for n in range(3)] if len(shape) == 3 else []
             grid = shape[2:] if len(shape) == 4 else next(filter(None, grids), None)
-    return _Found(
-        classes=heads[0][-1 if native else 0] if heads else None,
-        grid=grid,
-        channels=kernel[2 if native else 1] if len(kernel) == 4 else None,
-        distilled=any({"dist_token", "head_dist"} & set(own) for own in parts.values()),
-    )
 
-
-def _arguments(found: _Found, network, image_size: int | None, classes: int | None) -> dict:
-    """Return the arguments of the model that differ from its defaults."""
-    arguments = {}
-    shape = network.input_shape[1:]
-    wanted = (*shape[:2], found.channels or shape[2])
-    if image_size is not None:
-        wanted = (image_size, image_size, wanted[2])
-    elif found.grid not in (None, _grid(network)):
-        stem = network.steps[0]
+    stem, (*sides, channels) = network.steps[0], network.input_shape[1:]
+    image = stem.weights[0].path
+    kernel = shapes.get(image if native else checkpoint_name(image, network.family)[0], ())
+    if len(kernel) == 4:
+        channels = kernel[2 if native else 1]
+    if grid not in (None, _grid(network)):
         stride = getattr(stem, "stride", None) or stem.patch_size
-        wanted = (*((n - 1) * stride + stem.patch_size for n in found.grid), wanted[2])
-    if wanted != shape:
-        arguments["input_shape"] = wanted
-    classes = found.classes if classes is None else classes
-    if not classes:
-        arguments["include_top"] = False
-    elif classes != network.output_shape[-1]:
-        arguments["classes"] = classes
-    if found.distilled:
-        arguments["distillation_token"] = True
-    return arguments
-
-
-def _head(classes: int | None, network) -> str:
-    """Return what happened to the head of a file with so many classes."""
-    from keras_vitx.weights.names import is_head
-
-    if not any(is_head(variable.path) for variable in network.weights):
-        return "none" if classes is None else f"left out (of {classes} classes)"
-    own = network.output_shape[-1]
-    if own == classes:
-        return f"kept, {own} classes"
-    return f"new, {own} classes with random weights; the file's has {classes}"
-
-
-def _positions(before: Grid | None, now: Grid | None) -> str:
-    if now is None:
-        return "none"
-    if before in (None, now):
-        return f"as they were, {now[0]} x {now[1]}"
-    return f"resampled from {before[0]} x {before[1]} to {now[0]} x {now[1]}"
+        sides = [(n - 1) * stride + stem.patch_size for n in grid]
+    return (*sides, channels), classes, grid, distilled
 
 
 def _grid(network) -> Grid | None:

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 from typer import Option
@@ -17,11 +16,11 @@ PICTURES = 6
 
 
 def main(
-    output: Annotated[
-        Path | None, Option(help="Folder for the results. Default: a new one under runs/.")
-    ] = None,
-    epochs: Annotated[int, Option(help="Passes over the training images.", min=1)] = 1,
-    seed: Annotated[int, Option(help="Seed of weights, order and augmentation.")] = 0,
+    output: Path | None = Option(
+        None, help="Folder for the results. Default: a new one under runs/."
+    ),
+    epochs: int = Option(1, help="Passes over the training images.", min=1),
+    seed: int = Option(0, help="Seed of weights, order and augmentation."),
     backend: Backend = None,
 ) -> None:
     """Fine-tune a checkpoint, plot its attention, export it."""

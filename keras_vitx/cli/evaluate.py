@@ -1,10 +1,9 @@
 """`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
 
-import csv
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from typer import Option
 
@@ -19,67 +18,51 @@ from keras_vitx.cli._options import (
     class_names_of,
     open_model,
 )
-from keras_vitx.cli._output import say, show, show_json
-from keras_vitx.files import atomic_write, check_writable
-from keras_vitx.text import csv_cell
+from keras_vitx.cli._output import say, show, show_json, text_file, write_csv
+from keras_vitx.files import check_writable
 
 
 def main(
     model: ModelOrFile,
     source: Source,
     weights: Weights = None,
-    split: Annotated[
-        Literal["test", "validation", "train"] | None,
-        Option(
-            "--split",
-            "--part",
-            metavar="SPLIT",
-            help="test, validation or train. Default: the first of these that there is.",
-        ),
-    ] = None,
-    batch_size: Annotated[int, Option(help="Images per batch.", min=1)] = 64,
-    crop_ratio: Annotated[
-        list[float] | None,
-        Option(
-            help="Fraction of the resized image that is cropped; above 1, it is padded. Repeat to "
-            "compare several. Default: the model's."
-        ),
-    ] = None,
-    confusion: Annotated[
-        Path | None, Option(help="Picture of which classes are taken for which.")
-    ] = None,
-    per_class: Annotated[Path | None, Option(help="CSV with one row per class.")] = None,
-    scores: Annotated[
-        bool, Option("--scores", help="Also precision, recall, F1 and AUC, over all classes.")
-    ] = False,
-    wrong: Annotated[
-        Path | None, Option(help="Picture of the images that are predicted worst.")
-    ] = None,
-    real: Annotated[
-        Path | None,
-        Option(help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."),
-    ] = None,
-    restrict: Annotated[
-        bool, Option("--restrict", help="Predict the source's classes only (ImageNet-A, -R).")
-    ] = False,
-    perturb: Annotated[
-        list[str] | None,
-        Option(
-            metavar="KIND=STRENGTH",
-            help="Also evaluate on perturbed images: occlude=0.25, fgsm=1/255, pgd=1/255, "
-            "noise=10, shot_noise=1/60 or blur=1. Repeatable.",
-        ),
-    ] = None,
-    runs: Annotated[
-        int, Option(help="Evaluations of each random perturbation.", min=1, max=10)
-    ] = 1,
-    validation_split: Annotated[
-        float | None,
-        Option(
-            help="Fraction of a source without splits that is measured. Default: what the model's "
-            "run held out of it, else all."
-        ),
-    ] = None,
+    split: Literal["test", "validation", "train"] | None = Option(
+        None,
+        "--split",
+        "--part",
+        metavar="SPLIT",
+        help="test, validation or train. Default: the first of these that there is.",
+    ),
+    batch_size: int = Option(64, help="Images per batch.", min=1),
+    crop_ratio: list[float] | None = Option(
+        None,
+        help="Fraction of the resized image that is cropped; above 1, it is padded. Repeat to "
+        "compare several. Default: the model's.",
+    ),
+    confusion: Path | None = Option(None, help="Picture of which classes are taken for which."),
+    per_class: Path | None = Option(None, help="CSV with one row per class."),
+    scores: bool = Option(
+        False, "--scores", help="Also precision, recall, F1 and AUC, over all classes."
+    ),
+    wrong: Path | None = Option(None, help="Picture of the images that are predicted worst."),
+    real: Path | None = Option(
+        None, help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."
+    ),
+    restrict: bool = Option(
+        False, "--restrict", help="Predict the source's classes only (ImageNet-A, -R)."
+    ),
+    perturb: list[str] | None = Option(
+        None,
+        metavar="KIND=STRENGTH",
+        help="Also evaluate on perturbed images: occlude=0.25, fgsm=1/255, pgd=1/255, "
+        "noise=10, shot_noise=1/60 or blur=1. Repeatable.",
+    ),
+    runs: int = Option(1, help="Evaluations of each random perturbation.", min=1, max=10),
+    validation_split: float | None = Option(
+        None,
+        help="Fraction of a source without splits that is measured. Default: what the model's "
+        "run held out of it, else all.",
+    ),
     strict: Strict = False,
     json: Json = False,
     backend: Backend = None,
@@ -89,9 +72,6 @@ def main(
     from keras_vitx.robustness.curve import KINDS
 
     ratios = crop_ratio or [None]
-    for ratio in crop_ratio or ():
-        if not 0 < ratio < float("inf"):
-            raise ValueError(f"`--crop-ratio` must be above 0. Received: {ratio}.")
     if len(ratios) > 1 and (confusion or per_class or perturb):
         raise ValueError(
             "`--confusion`, `--per-class` and `--perturb` take one `--crop-ratio`. "
@@ -120,29 +100,18 @@ def main(
         "strict": strict,
         "restrict": restrict,
     }
-    rows = []
+    more = {"confusion": bool(confusion or per_class), "scores": scores, "wrong": wrong}
+    rows, counts = [], {}
     for ratio in ratios:
-        measures = kv.evaluate(
-            network,
-            source,
-            split,
-            crop_ratio=ratio,
-            confusion=bool(confusion or per_class),
-            scores=scores,
-            wrong=wrong,
-            **options,
-        )
-        counts, names = measures.pop("confusion", None), measures.pop("class_names", None)
-        classes = measures.pop("per_class", None)
+        measures = kv.evaluate(network, source, split, crop_ratio=ratio, **more, **options)
+        for name in ("confusion", "class_names", "per_class"):
+            counts[name] = measures.pop(name, None)
         rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
     if confusion:
-        kv.analysis.plot_confusion(counts, names, confusion)
+        kv.analysis.plot_confusion(counts["confusion"], counts["class_names"], confusion)
     if per_class:
-        with atomic_write(per_class) as path, path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, classes[0])
-            writer.writeheader()
-            for row in classes:
-                writer.writerow({key: csv_cell(value) for key, value in row.items()})
+        with text_file(per_class) as file:
+            write_csv(counts["per_class"], file)
     if perturbations:
         (clean,) = rows
         if "accuracy" not in clean:
@@ -156,7 +125,8 @@ def main(
     if json:
         show_json(rows if len(rows) > 1 else rows[0])
     else:
-        show(rows, formats={name: _rounded for name, v in rows[-1].items() if _is_real(v)})
+        is_real = [name for name, v in rows[-1].items() if v is None or isinstance(v, float)]
+        show(rows, formats=dict.fromkeys(is_real, _rounded))
 
 
 def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
@@ -192,10 +162,6 @@ def _perturbations(texts: Sequence[str], kinds: Collection[str]) -> dict[str, li
             )
         strengths.setdefault(kind, []).append(number)
     return strengths
-
-
-def _is_real(value: Any) -> bool:
-    return value is None or isinstance(value, float)
 
 
 def _rounded(value: float | None) -> str:

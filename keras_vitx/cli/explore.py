@@ -1,7 +1,6 @@
 """`keras-vitx explore`: an HTML page with the attention maps of a model on images."""
 
 from pathlib import Path
-from typing import Annotated
 
 from typer import Option
 
@@ -21,15 +20,15 @@ from keras_vitx.cli._output import check_new, say
 def main(
     model: ModelOrFile,
     images: Images,
-    output: Annotated[Path, Option("--output", "-o", help="The page to write, .html.")],
+    output: Path = Option(..., "--output", "-o", help="The page to write, .html."),
     weights: Weights = None,
-    blocks: Annotated[
-        str | None, Option(help="Blocks whose maps are shown, such as 0,11,23. Default: all.")
-    ] = None,
-    heads: Annotated[
-        str | None, Option(help="Heads whose maps are shown, such as 0,1, or mean. Default: all.")
-    ] = None,
-    limit: Annotated[float, Option(help="The largest size of the page, in MB.")] = 15.0,
+    blocks: str | None = Option(
+        None, help="Blocks whose maps are shown, such as 0,11,23. Default: all."
+    ),
+    heads: str | None = Option(
+        None, help="Heads whose maps are shown, such as 0,1, or mean. Default: all."
+    ),
+    limit: float = Option(15.0, help="The largest size of the page, in MB."),
     overwrite: Overwrite = False,
     backend: Backend = None,
 ) -> None:

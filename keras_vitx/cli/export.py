@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from typer import Argument, Option
 
@@ -15,74 +15,58 @@ from keras_vitx.cli._output import say
 
 def main(
     model: ModelOrFile,
-    output: Annotated[Path, Argument(help="File or folder to write.", metavar="PATH")],
+    output: Path = Argument(..., help="File or folder to write.", metavar="PATH"),
     weights: Weights = None,
-    format: Annotated[
-        Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"] | None,
-        Option(
-            metavar="FORMAT",
-            help="saved_model, onnx, openvino, litert, torch or stablehlo. Default: by the suffix "
-            ".onnx, .xml, .tflite, .pt2 or .stablehlo; else saved_model.",
-        ),
-    ] = None,
-    preprocessing: Annotated[
-        bool, Option("--preprocessing", help="Take pixels, and resize and normalize inside.")
-    ] = False,
-    pixels: Annotated[
-        str | None, Option(help="Size of the pixels for --preprocessing.", metavar="HEIGHTxWIDTH")
-    ] = None,
-    serving: Annotated[
-        int | None,
-        Option(
-            help="A SavedModel for a server, from JPEG, PNG or GIF files to the names and "
-            "probabilities of this many classes.",
-            metavar="CLASSES",
-            min=1,
-        ),
-    ] = None,
-    logits: Annotated[bool, Option("--logits", help="Return logits.")] = False,
-    precision: Annotated[
-        Literal["float16", "bfloat16", "int8", "int8-static", "int4"] | None,
-        Option(
-            metavar="DTYPE",
-            help="Stored weights: float16, bfloat16, int8, int8-static or int4. Default: the "
-            "model's.",
-        ),
-    ] = None,
-    compute_dtype: Annotated[
-        Literal["float16", "bfloat16"] | None,
-        Option(metavar="DTYPE", help="Products in float16 or bfloat16, for GPUs: ONNX, .pt2."),
-    ] = None,
-    channels_first: Annotated[
-        bool, Option("--channels-first", help="Take images (batch, channels, height, width).")
-    ] = False,
-    calibration: Annotated[
-        str | None,
-        Option(
-            help="For int8-static: a folder of images like those that the model will see, or an "
-            ".npz with x_train.",
-            metavar="SOURCE",
-        ),
-    ] = None,
-    image_size: Annotated[
-        list[str] | None,
-        Option(help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"),
-    ] = None,
-    fuse: Annotated[bool, Option(help="Fold scales into weights first.")] = True,
-    verify: Annotated[
-        bool, Option(help="Run the result in its own runtime and compare its outputs.")
-    ] = True,
-    tolerance: Annotated[
-        float | None,
-        Option(help="Largest accepted difference, relative to the largest output.", min=0),
-    ] = None,
+    format: Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"]
+    | None = Option(
+        None,
+        metavar="FORMAT",
+        help="saved_model, onnx, openvino, litert, torch or stablehlo. Default: by the suffix "
+        ".onnx, .xml, .tflite, .pt2 or .stablehlo; else saved_model.",
+    ),
+    preprocessing: bool = Option(
+        False, "--preprocessing", help="Take pixels, and resize and normalize inside."
+    ),
+    pixels: str | None = Option(
+        None, help="Size of the pixels for --preprocessing.", metavar="HEIGHTxWIDTH"
+    ),
+    serving: int | None = Option(
+        None,
+        help="A SavedModel for a server, from JPEG, PNG or GIF files to the names and "
+        "probabilities of this many classes.",
+        metavar="CLASSES",
+        min=1,
+    ),
+    logits: bool = Option(False, "--logits", help="Return logits."),
+    precision: Literal["float16", "bfloat16", "int8", "int8-static", "int4"] | None = Option(
+        None,
+        metavar="DTYPE",
+        help="Stored weights: float16, bfloat16, int8, int8-static or int4. Default: the model's.",
+    ),
+    compute_dtype: Literal["float16", "bfloat16"] | None = Option(
+        None, metavar="DTYPE", help="Products in float16 or bfloat16, for GPUs: ONNX, .pt2."
+    ),
+    channels_first: bool = Option(
+        False, "--channels-first", help="Take images (batch, channels, height, width)."
+    ),
+    calibration: str | None = Option(
+        None,
+        help="For int8-static: a folder of images like those that the model will see, or an "
+        ".npz with x_train.",
+        metavar="SOURCE",
+    ),
+    image_size: list[str] | None = Option(
+        None, help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"
+    ),
+    fuse: bool = Option(True, help="Fold scales into weights first."),
+    verify: bool = Option(True, help="Run the result in its own runtime and compare its outputs."),
+    tolerance: float | None = Option(
+        None, help="Largest accepted difference, relative to the largest output.", min=0
+    ),
     overwrite: Overwrite = False,
-    imports: Annotated[
-        list[str] | None,
-        Option(
-            "--import", metavar="MODULE", help="Module that registers custom layers. Repeatable."
-        ),
-    ] = None,
+    imports: list[str] | None = Option(
+        None, "--import", metavar="MODULE", help="Module that registers custom layers. Repeatable."
+    ),
     backend: Backend = None,
 ) -> None:
     """Write a file that runs without this package."""

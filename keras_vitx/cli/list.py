@@ -5,39 +5,42 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Argument, Option
 
 import keras_vitx as kv
-from keras_vitx.cli._options import Backend, Csv, Json, class_names_of, is_size, open_model
+from keras_vitx.cli._options import (
+    Backend,
+    Csv,
+    Json,
+    class_names_of,
+    is_saved,
+    is_size,
+    open_model,
+)
 from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
 
 
 def main(
-    names: Annotated[
-        list[str] | None,
-        Argument(
-            help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
-            "`kv.save` or hf://owner/repo for all that is known of it.",
-            metavar="[NAME]...",
-        ),
-    ] = None,
-    weights: Annotated[
-        bool, Option("--weights", help="List checkpoints, by their name or the size's.")
-    ] = False,
-    recipes: Annotated[
-        bool,
-        Option(
-            "--recipes",
-            help="List recipes; print one, by its name or the folder of a run; compare two.",
-        ),
-    ] = False,
-    damaged: Annotated[
-        bool,
-        Option("--damaged", help="List the images, of files and folders, that can't be decoded."),
-    ] = False,
+    names: list[str] | None = Argument(
+        None,
+        help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
+        "`kv.save` or hf://owner/repo for all that is known of it.",
+        metavar="[NAME]...",
+    ),
+    weights: bool = Option(
+        False, "--weights", help="List checkpoints, by their name or the size's."
+    ),
+    recipes: bool = Option(
+        False,
+        "--recipes",
+        help="List recipes; print one, by its name or the folder of a run; compare two.",
+    ),
+    damaged: bool = Option(
+        False, "--damaged", help="List the images, of files and folders, that can't be decoded."
+    ),
     json: Json = False,
     csv: Csv = False,
     backend: Backend = None,
@@ -54,18 +57,13 @@ def main(
         _show_recipes(names, form)
     elif weights:
         show(_checkpoints(names or ["*"]), **form, formats=FORMATS)
-    elif len(names) == 1 and _is_one(names[0]):
+    elif len(names) == 1 and (is_size(names[0]) or is_saved(names[0])):
         _show_one(names[0], form)
     else:
         show(_sizes(names or ["*"]), **form)
 
 
 FORMATS = {"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""}
-
-
-def _is_one(name: str) -> bool:
-    saved = name.endswith(".keras") or name.startswith("hf://") or Path(name).is_dir()
-    return saved or is_size(name)
 
 
 def _show_one(model: str, form: dict[str, bool]) -> None:
@@ -95,51 +93,42 @@ def _show_one(model: str, form: dict[str, bool]) -> None:
 
 
 def _sizes(patterns: Sequence[str]) -> Rows:
-    names: dict[str, None] = {}
-    for pattern in patterns:
-        found = kv.list_models(pattern)
-        if not found:
-            raise ValueError(f"No size matches {pattern!r}. `keras-vitx list` shows them all.")
-        names |= dict.fromkeys(found)
-    return [
-        {
-            "size": name,
-            **_columns(kv.models.MODELS[name]),
-            "checkpoints": len(kv.weights.checkpoints_of(name)),
-        }
-        for name in names
-    ]
+    found = {pattern: kv.list_models(pattern) for pattern in patterns}
+    if unknown := [pattern for pattern, names in found.items() if not names]:
+        raise ValueError(f"No size matches {unknown[0]!r}. `keras-vitx list` shows them all.")
+    names = dict.fromkeys(name for each in found.values() for name in each)
+    return [_size(name, kv.models.MODELS[name]) for name in names]
 
 
-def _columns(constructor: Callable) -> dict[str, Any]:
-    """Return the table entries of a size; a size in stages has one number per stage."""
+def _size(name: str, constructor: Callable) -> dict[str, Any]:
+    """Return the row of a size; a size in stages has one number per stage."""
     arguments = inspect.signature(kv.models.build.FAMILIES[constructor.family]).parameters.values()
     defaults = {each.name: each.default for each in arguments if each.default is not each.empty}
     data = {**defaults, **constructor.data}
     return {
+        "size": name,
         "family": constructor.family,
         "width": data.get("dim", data.get("dims")),
         "depth": data.get("depth", data.get("depths")),
         "heads": data.get("num_heads"),
         "patch": data.get("patch_size"),
+        "checkpoints": len(kv.weights.checkpoints_of(name)),
     }
 
 
 def _checkpoints(patterns: Sequence[str]) -> Rows:
-    rows = [
-        _checkpoint(entry)
+    entries = {
+        entry.name: entry
         for entry in kv.weights.checkpoints_of(None)
-        if any(
-            fnmatch.fnmatch(name.lower(), pattern.lower())
-            for name in (entry.name, entry.constructor)
-            for pattern in patterns
-        )
-    ]
-    if not rows:
+        for pattern in patterns
+        for name in (entry.name, entry.constructor)
+        if fnmatch.fnmatch(name.lower(), pattern.lower())
+    }
+    if not entries:
         raise ValueError(
             f"No checkpoint matches {patterns[0]!r}. `keras-vitx list --weights` shows them all."
         )
-    return rows
+    return list(map(_checkpoint, entries.values()))
 
 
 def _checkpoint(entry) -> dict[str, Any]:
@@ -191,8 +180,7 @@ def _show_damaged(names: Sequence[str], json: bool) -> None:
         raise ValueError("`--damaged` takes image files or folders. Received: none.")
     paths, unknown = [], []
     for path in map(Path, names):
-        found = image_files(path, unknown) if path.is_dir() else [path]
-        paths += found
+        paths += image_files(path, unknown) if path.is_dir() else [path]
     errors = {str(path): str(error) for path, error in unreadable(paths).items()}
     errors |= {str(path): f"{path} is of a kind that Pillow can't read here." for path in unknown}
     count = len(paths) + len(unknown)

@@ -2,7 +2,7 @@
 
 import csv as csv_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Option
@@ -32,27 +32,23 @@ from keras_vitx.cli._output import (
 )
 from keras_vitx.text import csv_cell
 
-Prediction = tuple[Path, list[tuple]]
-"""A file, and its (WordNet id, class name, probability) in descending order."""
-
 
 def main(
     model: ModelOrFile,
     images: Images,
     weights: Weights = None,
-    top: Annotated[int, Option(help="Number of classes per image.", min=1)] = 5,
-    batch_size: Annotated[int, Option(help="Images per batch.", min=1)] = 32,
-    output: Annotated[
-        Path | None,
-        Option(
-            "--output", "-o", help="File to write, a line per image: .csv, or .jsonl (JSON lines)."
-        ),
-    ] = None,
+    top: int = Option(5, help="Number of classes per image.", min=1),
+    batch_size: int = Option(32, help="Images per batch.", min=1),
+    output: Path | None = Option(
+        None,
+        "--output",
+        "-o",
+        help="File to write, a line per image: .csv, or .jsonl (JSON lines).",
+    ),
     overwrite: Overwrite = False,
-    trust: Annotated[
-        bool,
-        Option("--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."),
-    ] = False,
+    trust: bool = Option(
+        False, "--trust", help="Open a SavedModel, .pt2 or .stablehlo file, which can run code."
+    ),
     strict: Strict = False,
     json: Json = False,
     csv: Csv = False,
@@ -78,7 +74,7 @@ def main(
     network = model if is_file else open_model(model, weights, trained=True)
     classifier = kv.predictor(network, batch_sizes=(batch_size,), trust=trust)
 
-    shown: list[Prediction] = []
+    shown: list[dict[str, Any]] = []
     errors: dict[Path, OSError] = {}
     with (
         text_file(output) as file,
@@ -88,58 +84,45 @@ def main(
         if csv:
             table = csv_format.writer(file, lineterminator="\n")
             ranks = range(1, min(top, len(classifier.class_names)) + 1)
-            table.writerow(
-                ["file", *(f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))]
-            )
+            names = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
+            table.writerow(["file", *names])
         for batch in classifier.batches(files, batch_size):
             for error in batch.errors.values():
                 if strict:
                     raise error
                 say(f"Error: {error}", error=True)
             errors |= batch.errors
-            best = []
+            results = []
             if batch.paths:
                 probabilities = classifier.probabilities(batch.images)
                 best = kv.data.decode_predictions(probabilities, top, classifier)
-            predictions = list(zip(batch.paths, best, strict=True))
+                results = list(map(_result, batch.paths, best))
             if csv:
-                table.writerows(map(_csv_row, predictions))
+                table.writerows(map(_csv_row, results))
             elif output is not None:
-                file.writelines(as_json(_as_object(one)) + "\n" for one in predictions)
+                file.writelines(as_json(one) + "\n" for one in results)
             else:
-                shown += predictions
+                shown += results
             advance(len(batch.paths) + len(batch.errors))
     if output is not None:
         say(f"Wrote {output}.")
     elif json:
         skipped = [{"file": str(path), "error": str(error)} for path, error in errors.items()]
-        show_json([*map(_as_object, shown), *skipped])
+        show_json([*shown, *skipped])
     elif shown:
-        rows = [
-            {"file": str(path), "class": name, "probability": probability}
-            for path, best in shown
-            for _, name, probability in best
-        ]
+        rows = [{"file": one["file"], **each} for one in shown for each in one["classes"]]
         show(rows, grouped="file", formats={"probability": "{:.1%}".format})
     if errors:
         say(f"Skipped {len(errors):,} of {len(files):,} images.", error=True)
         raise typer.Exit(1)
 
 
-def _csv_row(prediction: Prediction) -> list[Any]:
-    path, best = prediction
-    pairs = ((csv_cell(name), _rounded(probability)) for _, name, probability in best)
-    return [csv_cell(str(path)), *(cell for pair in pairs for cell in pair)]
-
-
-def _as_object(prediction: Prediction) -> dict[str, Any]:
-    path, best = prediction
-    classes = [
-        {"class": name, "probability": _rounded(probability)} for _, name, probability in best
-    ]
+def _result(path: Path, best: list[tuple]) -> dict[str, Any]:
+    """Return a file and its classes, with the six digits that float32 has."""
+    classes = [{"class": name, "probability": float(f"{p:.6g}")} for _, name, p in best]
     return {"file": str(path), "classes": classes}
 
 
-def _rounded(probability: float) -> float:
-    """Return the six digits that float32 has."""
-    return float(f"{probability:.6g}")
+def _csv_row(result: dict[str, Any]) -> list[Any]:
+    cells = [result["file"], *(cell for one in result["classes"] for cell in one.values())]
+    return list(map(csv_cell, cells))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import typer
@@ -52,101 +52,85 @@ def main(
     model: ModelOrFile = None,
     source: Source = None,
     weights: Weights = None,
-    argument: Annotated[
-        list[str] | None,
-        Option(
-            "--with",
-            metavar="NAME=VALUE",
-            help="Argument of a size, such as drop_path=0.2. Repeatable.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str,
-        Option(
-            metavar="RECIPE", help=f"{', '.join(RECIPES)}; or the folder of a run, for its recipe."
-        ),
-    ] = "finetune",
-    change: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Setting of the recipe, such as mixup=0.2, patience=5 or "
-            "clip_norm=none (`keras-vitx list --recipes NAME` has all). Repeatable.",
-        ),
-    ] = None,
-    smoke: Annotated[
-        bool, Option("--smoke", help="Try the recipe on a few images, in a few steps.")
-    ] = False,
-    teacher: Annotated[
-        str | None, Option(metavar="MODEL", help="A model whose predictions are learned, too.")
-    ] = None,
-    head: Annotated[
-        Literal["match", "keep", "fresh"],
-        Option(
-            metavar="HOW",
-            help="match a trained head to the class names of the data, keep it, or begin with a "
-            "fresh one.",
-        ),
-    ] = "match",
-    epochs: Annotated[int | None, Option(help="Passes over the training images.")] = None,
-    freeze_epochs: Annotated[
-        int | None,
-        Option("--freeze", help="Epochs before, in which only the head learns.", min=0),
-    ] = None,
-    batch_size: Annotated[int | None, Option(help="Images per step.")] = None,
-    learning_rate: Annotated[float | None, Option(help="Peak learning rate.")] = None,
-    precision: Annotated[
-        Literal["float32", "mixed_bfloat16", "mixed_float16"] | None,
-        Option(
-            metavar="POLICY", help="float32, mixed_bfloat16 or mixed_float16. Default: the model's."
-        ),
-    ] = None,
-    find_rate: Annotated[
-        Path | None,
-        Option(help="Do not train: print the best learning rate, and draw the losses here."),
-    ] = None,
-    class_weight: Annotated[
-        str | None,
-        Option(metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."),
-    ] = None,
-    balanced: Annotated[
-        bool, Option("--balanced", help="Draw images of each class equally often.")
-    ] = False,
-    image_size: Annotated[
-        int | None, Option(help="Side of the images of a size. Default: the checkpoint's.", min=1)
-    ] = None,
-    validation_split: Annotated[
-        float, Option(help="Fraction of each class held out, if the source has no validation.")
-    ] = 0.1,
-    fraction: Annotated[float, Option(help="Fraction of the training images that is used.")] = 1.0,
-    output: Annotated[
-        Path | None, Option(help="Folder for the results. Default: a new one under runs/.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        Option(
-            help="Folder of a run that was stopped, to be continued with its settings.",
-            # Before --backend, and before Keras is imported.
-            is_eager=True,
-            callback=_choose_backend,
-        ),
-    ] = None,
-    save_every: Annotated[
-        int | None, Option(help="Steps between checkpoints. Default: one per epoch.", min=1)
-    ] = None,
-    keep: Annotated[int, Option(help="Number of checkpoints to keep.", min=1)] = 3,
-    seed: Annotated[int, Option(help="Seed of weights, order, augmentation.", min=0)] = 0,
+    argument: list[str] | None = Option(
+        None,
+        "--with",
+        metavar="NAME=VALUE",
+        help="Argument of a size, such as drop_path=0.2. Repeatable.",
+    ),
+    recipe: str = Option(
+        "finetune",
+        metavar="RECIPE",
+        help=f"{', '.join(RECIPES)}; or the folder of a run, for its recipe.",
+    ),
+    change: list[str] | None = Option(
+        None,
+        "--set",
+        metavar="NAME=VALUE",
+        help="Setting of the recipe, such as mixup=0.2, patience=5 or "
+        "clip_norm=none (`keras-vitx list --recipes NAME` has all). Repeatable.",
+    ),
+    smoke: bool = Option(False, "--smoke", help="Try the recipe on a few images, in a few steps."),
+    teacher: str | None = Option(
+        None, metavar="MODEL", help="A model whose predictions are learned, too."
+    ),
+    head: Literal["match", "keep", "fresh"] = Option(
+        "match",
+        metavar="HOW",
+        help="match a trained head to the class names of the data, keep it, or begin with a "
+        "fresh one.",
+    ),
+    epochs: int | None = Option(None, help="Passes over the training images."),
+    freeze_epochs: int | None = Option(
+        None, "--freeze", help="Epochs before, in which only the head learns.", min=0
+    ),
+    batch_size: int | None = Option(None, help="Images per step."),
+    learning_rate: float | None = Option(None, help="Peak learning rate."),
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = Option(
+        None,
+        metavar="POLICY",
+        help="float32, mixed_bfloat16 or mixed_float16. Default: the model's.",
+    ),
+    find_rate: Path | None = Option(
+        None, help="Do not train: print the best learning rate, and draw the losses here."
+    ),
+    class_weight: str | None = Option(
+        None, metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."
+    ),
+    balanced: bool = Option(False, "--balanced", help="Draw images of each class equally often."),
+    image_size: int | None = Option(
+        None, help="Side of the images of a size. Default: the checkpoint's.", min=1
+    ),
+    validation_split: float = Option(
+        0.1, help="Fraction of each class held out, if the source has no validation."
+    ),
+    fraction: float = Option(1.0, help="Fraction of the training images that is used."),
+    output: Path | None = Option(
+        None, help="Folder for the results. Default: a new one under runs/."
+    ),
+    resume: Path | None = Option(
+        None,
+        help="Folder of a run that was stopped, to be continued with its settings.",
+        # Before --backend, and before Keras is imported.
+        is_eager=True,
+        callback=_choose_backend,
+    ),
+    save_every: int | None = Option(
+        None, help="Steps between checkpoints. Default: one per epoch.", min=1
+    ),
+    keep: int = Option(3, help="Number of checkpoints to keep.", min=1),
+    seed: int = Option(0, help="Seed of weights, order, augmentation.", min=0),
     strict: Strict = False,
-    devices: Annotated[
-        str | None, Option(help="Number of devices that share each batch, or all. Default: one.")
-    ] = None,
+    devices: str | None = Option(
+        None, help="Number of devices that share each batch, or all. Default: one."
+    ),
     backend: Backend = None,
 ) -> None:
     """Train or fine-tune a model by a recipe."""
     options = dict(context.params)
     if resume is not None:
-        now = _given(context)
+        origin = context.get_parameter_source
+        now = {name: v for name, v in options.items() if origin(name).name == "COMMANDLINE"}
         options = _resumed(now, resume)
         if kv.training.run.is_finished(resume) and "epochs" not in now:
             say(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
@@ -164,8 +148,8 @@ def _train(options: SimpleNamespace) -> None:
     if chief and options.resume is None:
         check_new_folder(options.output or Path("runs", "new"))
     changes = named_values(options.change, "--set")
-    changes |= {name: getattr(options, name) for name in SETTINGS}
-    changes = {name: v for name, v in changes.items() if name not in SETTINGS or v is not None}
+    given = {name: getattr(options, name) for name in SETTINGS}
+    changes |= {name: value for name, value in given.items() if value is not None}
     recipe = kv.training.recipes.get(options.recipe).but(**changes)
     if options.smoke:
         recipe, changes = recipe.smoke(), {}
@@ -226,17 +210,17 @@ def _open(options: SimpleNamespace, classes: int, source: str):
     """Return the model, which must have as many classes as the source."""
     model, side = options.model, options.image_size
     arguments = named_values(options.argument, "--with")
-    if is_size(model):
-        arguments["classes"] = classes
-        if side is not None:
-            arguments["input_shape"] = (side, side, 3)
-    elif arguments:
+    if not is_size(model) and arguments:
         raise ValueError(f"`--with` applies to a size; {model!r} is built already.")
-    elif side is not None:
+    if not is_size(model) and side is not None:
         raise ValueError(
             f"`--image-size` applies to a size; the image size of {model!r} is fixed. For another "
             f"one: `keras-vitx train SIZE {source} --weights {model} --image-size {side}`."
         )
+    if is_size(model):
+        arguments["classes"] = classes
+        if side is not None:
+            arguments["input_shape"] = (side, side, 3)
     try:
         network = open_model(model, options.weights, **arguments)
     except TypeError as error:
@@ -299,12 +283,11 @@ def use_devices(devices: str | None) -> None:
         import torch
 
         gpus = torch.cuda.device_count()
-        there = gpus or os.cpu_count()
+        available, kind = (gpus, "GPUs") if gpus else (os.cpu_count(), "CPU cores")
         count = (gpus or 1) if count == "all" else count
-        if count > there:
-            kind = "GPUs" if gpus else "CPU cores"
+        if count > available:
             raise ValueError(
-                f"`--devices` must be at most {there}, the number of {kind}. Received: {count}."
+                f"`--devices` must be at most {available}, the number of {kind}. Received: {count}."
             )
         if count > 1:
             launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
@@ -319,15 +302,22 @@ def _recorder(options: SimpleNamespace, folder: Path) -> Any:
     """Return a callback that writes the options of a command to the folder of its run."""
     import keras
 
-    record = {**vars(options), "backend": keras.backend.backend(), "resume": None}
-    record |= {name: _absolute(record[name]) for name in ("model", "source")}
-    text = json.dumps(record, indent=2, default=str) + "\n"
+    record = _as_data(vars(options)) | {"backend": keras.backend.backend(), "resume": None}
 
     def write(logs):
         with atomic_write(folder / COMMAND) as path:
-            path.write_text(text)
+            path.write_text(json.dumps(record, indent=2) + "\n")
 
     return keras.callbacks.LambdaCallback(on_train_begin=write)
+
+
+def _as_data(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as JSON has them, with the whole paths of a model and a source."""
+    data = json.loads(json.dumps(options, default=str))
+    for name in ("model", "source"):
+        if data.get(name) and Path(data[name]).exists():
+            data[name] = str(Path(data[name]).absolute())
+    return data
 
 
 def _read_command(folder: Path) -> dict[str, Any]:
@@ -349,12 +339,10 @@ def _read_command(folder: Path) -> dict[str, Any]:
 def _resumed(now: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a run's options, `FREE` ones as given now; raises a ValueError if others differ."""
     before = _read_command(folder)
-    fixed = {name: v for name, v in now.items() if name not in (*FREE, "resume", "output")}
-    fixed |= {name: _absolute(fixed[name]) for name in ("model", "source") if name in fixed}
     differ = [
         f"{name} was {before.get(name)!r}, is now {value!r}"
-        for name, value in json.loads(json.dumps(fixed, default=str)).items()
-        if value != before.get(name)
+        for name, value in _as_data(now).items()
+        if name not in (*FREE, "resume", "output") and value != before.get(name)
     ]
     if differ:
         raise ValueError(
@@ -365,17 +353,3 @@ def _resumed(now: dict[str, Any], folder: Path) -> dict[str, Any]:
     if before.get("patience") is not None:
         before["change"] = [*(before["change"] or ()), f"patience={before['patience']}"]
     return {**before, "resume": folder} | {name: now[name] for name in FREE if name in now}
-
-
-def _given(context: typer.Context) -> dict[str, Any]:
-    """Return the options that were given on the command line, by name."""
-    return {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name).name == "COMMANDLINE"
-    }
-
-
-def _absolute(name: str) -> str:
-    """Return a model or a source with the whole path, if it is a path."""
-    return str(Path(name).absolute()) if Path(name).exists() else name

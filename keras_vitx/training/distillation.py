@@ -1,5 +1,6 @@
 """Distillation: a teacher's predictions as further labels (DeiT, Section 3)."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_vitx.classifier import Outputs, outputs_of
+from keras_vitx.data.preprocessing import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.wrapped import Wrapped
@@ -194,7 +196,7 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
         )
     if not callable(target):
         own = Preprocessing.of(target).for_channels(inputs.channels)
-        target = lambda pixels: normalize(pixels, own)
+        target = functools.partial(normalize, preprocessing=own)
     if size != inputs.size:
         log.info("The teacher sees images resized from %s to %s.", inputs.size, size)
 
@@ -204,7 +206,7 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
                 images, size, "bicubic", antialias=True, data_format="channels_last"
             )
         images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
-        student = inputs.preprocessing
-        return target(255 * (images * np.float32(student.std) + np.float32(student.mean)))
+        std, mean = np.float32(inputs.preprocessing.std), np.float32(inputs.preprocessing.mean)
+        return target(255 * (images * std + mean))
 
     return prepare

@@ -17,18 +17,9 @@ from keras_vitx.text import shortened
 from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, share_of
-from keras_vitx.training.scores import (
-    Confusion,
-    draw_most_wrong,
-    per_class,
-    predictions_of,
-    scores_of,
-)
+from keras_vitx.training.scores import confusion_of, draw_most_wrong, predictions_of, scores_of
 from keras_vitx.training.task import task_of
-from keras_vitx.training.wrapped import Perturbed
-
-# Name of the metric that holds the mean loss per image.
-LOSS = "loss_per_image"
+from keras_vitx.training.wrapped import Wrapped
 
 
 class Evaluator(keras.Model):
@@ -57,7 +48,7 @@ class Evaluator(keras.Model):
         self.order, self.normalize = order, normalize
         loss = keras.losses.get(loss)
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
-        mean_loss = keras.metrics.MeanMetricWrapper(per_image, name=LOSS)
+        mean_loss = keras.metrics.MeanMetricWrapper(per_image, name="loss_per_image")
         objects = [mean_loss, *(m for m in metrics if isinstance(m, keras.metrics.Metric))]
         # Closures, because Keras would track metrics in attributes a second time.
         self.reset = lambda: [metric.reset_state() for metric in objects]
@@ -88,7 +79,7 @@ class Evaluator(keras.Model):
         callbacks = [Replicate(), *callbacks]
         measures = self.evaluate(shared, verbose=verbose, callbacks=callbacks, return_dict=True)
         # Keras's own mean loss includes padding.
-        measures["loss"] = measures.pop(LOSS)
+        measures["loss"] = measures.pop("loss_per_image")
         return measures
 
 
@@ -142,7 +133,8 @@ def evaluate(
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
         restrict: Whether only the outputs of the source's classes compete, as is usual for the 200
             classes of ImageNet-A and ImageNet-R.
-        confusion: Whether to count which classes are taken for which.
+        confusion: Whether to count which classes are taken for which. This and the next two
+            predict all images a second time.
         scores: Whether to compute precision, recall, F1 and the area under the ROC curve, means
             over the classes, by scikit-learn.
         wrong: Path of a picture of the 16 images whose label has the lowest probability.
@@ -183,17 +175,19 @@ def evaluate(
         strict=strict,
     )
     task = task_of(outputs, labels_of(batches))
-    output_names = _output_names(model, class_names)
-    order = _order(output_names, class_names)
+    order, names = _matched(model, class_names, max(outputs.classes, 2))
     if restrict:
         if order is None or outputs.kind == "sigmoid":
             raise ValueError(
                 "`restrict` needs a classifier of one class per image, and class names of both "
                 "model and source."
             )
-        order = order[: len(class_names)]
-        outputs = outputs._replace(classes=len(order))
-        task = replace(task, outputs=outputs)
+        order, names = order[: len(class_names)], names[: len(class_names)]
+        task = replace(task, outputs=outputs._replace(classes=len(order)))
+    if confusion and task.kind not in ("classes", "distributions", "binary"):
+        raise ValueError(f"`confusion` needs one class per image. The task is {task.kind}.")
+    if task.kind == "regression" and (scores or wrong is not None):
+        raise ValueError("`scores` and `wrong` need classes. The task is regression.")
     if perturb is not None:
         if not isinstance(batches, keras.utils.PyDataset) or in_use().replicas > 1:
             raise ValueError(
@@ -201,16 +195,9 @@ def evaluate(
                 f"{type(batches).__name__}."
             )
         batches = Perturbed(batches, perturb, order)
+    metrics = task.metrics(top_5=True)
     if getattr(source, "any_of", False):
         metrics = [keras.metrics.MeanMetricWrapper(one_of, name="accuracy")]
-    else:
-        metrics = task.metrics(top_5=True)
-    classes = max(outputs.classes, 2)
-    counts = Confusion(classes) if confusion else None
-    if counts is not None:
-        if task.kind not in ("classes", "distributions", "binary"):
-            raise ValueError(f"`confusion` needs one class per image. The task is {task.kind}.")
-        metrics.append(counts)
     normalize = restrict and outputs.kind == "softmax"
     evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), _Speed()
     measures = evaluator.measures(batches, verbose, [speed])
@@ -220,18 +207,29 @@ def evaluate(
         "images_per_second": speed.result(len(labels_of(batches))),
         **measures,
     }
-    names = _names(output_names, class_names, order, classes)
-    if counts is not None:
-        matrix = counts.matrix
-        rows = per_class(matrix, names)
-        measures |= {"confusion": matrix, "class_names": names, "per_class": rows}
-    if scores or wrong is not None:
+    if confusion or scores or wrong is not None:
         predicted, worst = predictions_of(evaluator, batches, task)
+        if confusion:
+            measures |= confusion_of(predicted, names)
         if scores:
             measures |= scores_of(predicted)
         if wrong is not None:
             draw_most_wrong(worst, names, ModelInput.of(model).preprocessing, wrong)
     return measures
+
+
+class Perturbed(Wrapped):
+    """Batches changed by `perturb`; `order` has the output of each label, or is None."""
+
+    def __init__(self, batches: Any, perturb: Callable, order: Sequence[int] | None):
+        super().__init__(batches)
+        self.perturb, self.order = perturb, order
+
+    def changed(self, images, labels, index):
+        outputs = np.asarray(labels)
+        if self.order is not None and outputs.ndim == 1:
+            outputs = np.asarray(self.order)[outputs]
+        return self.perturb(images, outputs, index), labels
 
 
 class _Speed(keras.callbacks.Callback):
@@ -250,47 +248,30 @@ class _Speed(keras.callbacks.Callback):
         return batch_size * (len(self.times) - 2) / (self.times[-2] - self.times[0])
 
 
-def _names(
-    outputs: Sequence[str] | None,
-    labels: Sequence[str] | None,
-    order: Sequence[int] | None,
-    classes: int,
-) -> tuple[str, ...]:
-    """Return the names of the classes in the order of the labels."""
-    if order is not None:
-        return tuple(outputs[i] for i in order)
-    for names in (labels, outputs):
-        if names is not None and len(names) == classes and not are_numbers(names):
-            return tuple(names)
-    return tuple(map(str, range(classes)))
-
-
 def one_of(labels: Any, outputs: Any) -> Any:
     """Return, per image, whether the most probable class is one of its labels (above 0)."""
     best = keras.ops.argmax(outputs, axis=-1)[:, None]
     return keras.ops.cast(keras.ops.take_along_axis(labels, best, axis=-1)[:, 0] > 0, "float32")
 
 
-def _output_names(model: keras.Model, labels: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the names of a model's outputs; of ImageNet's classes in the form of `labels`."""
-    names = getattr(model, "class_names", None)
-    if names is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
-        for form in (
-            [synset for synset, _ in imagenet_classes()],
-            list(map(str, range(len(imagenet_classes())))),
-        ):
-            if set(labels) <= set(form):
-                return form
-    return names
+def _matched(
+    model: keras.Model, labels: Sequence[str] | None, classes: int
+) -> tuple[list[int] | None, tuple[str, ...]]:
+    """Return the outputs' indices in the order of the labels, then the others; and their names.
 
-
-def _order(outputs: Sequence[str] | None, labels: Sequence[str] | None) -> list[int] | None:
-    """Return the outputs' indices in the order of the labels, then the others.
-
-    None if names are unknown, or numbers, as of arrays, which are indices already.
+    There is no order if names are unknown, or numbers, as of arrays, which are indices already.
     """
-    if outputs is None or labels is None or are_numbers(labels):
-        return None
+    outputs = getattr(model, "class_names", None)
+    known = labels is not None and not are_numbers(labels)
+    if outputs is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
+        synsets = [synset for synset, _ in imagenet_classes()]
+        numbers = list(map(str, range(len(synsets))))
+        outputs = next((form for form in (synsets, numbers) if set(labels) <= set(form)), None)
+    if outputs is None or not known:
+        for names in (labels if known else None, outputs):
+            if names is not None and len(names) == classes and not are_numbers(names):
+                return None, tuple(names)
+        return None, tuple(map(str, range(classes)))
     outputs = list(outputs)
     unknown = [name for name in labels if name not in outputs]
     if unknown:
@@ -299,4 +280,5 @@ def _order(outputs: Sequence[str] | None, labels: Sequence[str] | None) -> list[
             f"`model.class_names` has {shortened(outputs, 5)}."
         )
     order = [outputs.index(name) for name in labels]
-    return order + [i for i in range(len(outputs)) if i not in set(order)]
+    order += sorted(set(range(len(outputs))) - set(order))
+    return order, tuple(outputs[i] for i in order)

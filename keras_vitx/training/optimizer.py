@@ -54,7 +54,7 @@ def make_optimizer(
         "global_clipnorm": recipe.clip_norm,
         "use_ema": ema is not None,
         # Keras updates the average with every part of a batch.
-        "ema_momentum": 0.0 if ema is None else ema ** (1 / parts),
+        "ema_momentum": (ema or 0.0) ** (1 / parts),
         "gradient_accumulation_steps": parts if parts > 1 else None,
         "name": OPTIMIZER,
     }
@@ -158,9 +158,8 @@ class AdamW(ClipsTogether, _AdamW):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Make the optimizer that `config` describes."""
         # Files of earlier versions have one name for both classes.
-        if config.get("rate_factors") is not None:
-            return LayerwiseAdamW.from_config(config, custom_objects)
-        config = {key: value for key, value in config.items() if key != "rate_factors"}
+        if (factors := config.pop("rate_factors", None)) is not None:
+            return LayerwiseAdamW.from_config({**config, "rate_factors": factors}, custom_objects)
         return super().from_config(config, custom_objects)
 
 
@@ -175,7 +174,7 @@ class _RatePerVariable(ClipsTogether):
         **kwargs: Any,
     ):
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **kwargs)
-        self.rate_factors = None if rate_factors is None else tuple(rate_factors)
+        self.rate_factors = rate_factors and tuple(rate_factors)
 
     def build(self, variables):
         factors = self.rate_factors or (1,) * len(variables)
@@ -185,16 +184,16 @@ class _RatePerVariable(ClipsTogether):
                 f"{len(variables)}. Received: {len(factors)}."
             )
         if not self.built:
-            own, excluded = {}, []
-            for variable, factor in zip(variables, factors, strict=True):
-                if factor != 1:
-                    # Keras decays by the rate of all; these decay in `update_step`.
-                    decay = self.weight_decay if is_decayed(variable) else 0
-                    own |= {id(copy): (factor, decay) for copy in copies_of(variable)}
-                if factor != 1 or not is_decayed(variable):
-                    excluded.append(variable)
+            # Keras decays by the rate of all; variables with their own decay in `update_step`.
+            pairs = list(zip(variables, factors, strict=True))
+            self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or not is_decayed(v)])
+            own = {
+                id(copy): (factor, self.weight_decay if is_decayed(variable) else 0)
+                for variable, factor in pairs
+                if factor != 1
+                for copy in copies_of(variable)
+            }
             self.own_rate = own.get  # Keras would track a dictionary.
-            self.exclude_from_weight_decay(excluded)
         super().build(variables)
 
     def update_step(self, gradient, variable, learning_rate):
@@ -296,14 +295,12 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     In a model without blocks, each layer with weights counts as one.
     """
     layers = [layer for layer in layers_of(model) if layer.trainable_variables]
-    blocks = [layer for layer in layers if is_block(layer)] or layers[1:]
-    counted = set(map(id, blocks))
-    number, numbers = 0, {}
-    for layer in layers:
-        if id(layer) in counted:
-            number += 1
-        elif number == len(blocks) > 0:
-            number += 1  # What follows the last block has a number of its own.
+    counted = [i for i, layer in enumerate(layers) if is_block(layer)] or range(1, len(layers))
+    last = max(counted, default=0)
+    numbers = {}
+    for index, layer in enumerate(layers):
+        # What follows the last block has a number of its own.
+        number = sum(i <= index for i in counted) + (index > last)
         for variable in layer.trainable_variables:
             numbers.setdefault(id(variable), number)
     top = max(numbers.values())
@@ -323,18 +320,21 @@ def averaged(model: keras.Model) -> Iterator[None]:
         yield
         return
     variables = model.trainable_variables
-    own = [_copy(variable) for variable in variables]
+    own = _copies(variables)
     try:
         optimizer.finalize_variable_values(variables)
         # Under JAX, a variable and its average now share an array, which the next step donates.
-        for variable in variables:
-            variable.assign(_copy(variable))
+        _assign(variables, _copies(variables))
         yield
     finally:
-        for variable, value in zip(variables, own, strict=True):
-            variable.assign(value)
+        _assign(variables, own)
 
 
-def _copy(variable):
+def _copies(variables):
     # Under PyTorch, `convert_to_numpy` shares the variable's memory.
-    return np.array(ops.convert_to_numpy(variable.value))
+    return [np.array(ops.convert_to_numpy(variable.value)) for variable in variables]
+
+
+def _assign(variables, values):
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

@@ -9,6 +9,7 @@ import typing
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,8 +141,8 @@ class Recipe:
     def __post_init__(self):
         if isinstance(self.augmentation, str):
             object.__setattr__(self, "augmentation", Augmentation.of(self.augmentation))
-        for setting in dataclasses.fields(self):
-            _check(setting.name, getattr(self, setting.name))
+        for name, value in vars(self).items():
+            _check(name, value)
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
                 f"`warmup_epochs` must be below epochs={self.epochs}. "
@@ -270,17 +271,11 @@ class Recipe:
         """Return a table: one row per group, in the form that the command line reads."""
         rows = [f"{self.name} (result={self.result})"]
         for name, group in self._groups().items():
-            words = "off" if group is None else " ".join(map(_as_word, group, group.values()))
-            rows.append(
-                textwrap.fill(
-                    words,
-                    96,
-                    initial_indent=f"  {name:<14}",
-                    subsequent_indent=" " * 16,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
+            words = ["off"] if group is None else map(_as_word, group, group.values())
+            lines = textwrap.wrap(" ".join(words), 80, break_on_hyphens=False)
+            rows += [
+                f"  {first:<14}{line}" for first, line in zip_longest([name], lines, fillvalue="")
+            ]
         return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -302,10 +297,10 @@ class Recipe:
         Raises:
             ValueError: if a setting is unknown or out of range.
         """
-        _check_known(settings, [*(setting.name for setting in dataclasses.fields(cls)), *GROUPS])
-        values = {name: value for name, value in settings.items() if name not in GROUPS}
+        _check_known(settings, [*NAMES, *GROUPS])
+        values = dict(settings)
         for group, names in GROUPS.items():
-            part = settings.get(group, {})
+            part = values.pop(group, {})
             if not isinstance(part, Mapping):
                 raise ValueError(f"`{group}` must be a dictionary. Received: {part!r}.")
             _check_known(part, names)
@@ -332,25 +327,20 @@ class Recipe:
             raise ValueError(f"{path} holds no recipe of a training run ({why}).") from error
 
 
+NAMES = [setting.name for setting in dataclasses.fields(Recipe)]
+
+
+def _from(first: str, last: str) -> list[str]:
+    return NAMES[NAMES.index(first) : NAMES.index(last) + 1]
+
+
 # The groups of a file and of a printed recipe. Augmentation and mixing are two more.
 GROUPS = {
-    "schedule": (
-        "epochs", "batch_size", "learning_rate", "base_batch_size", "warmup_epochs",
-        "warmup_learning_rate", "decay", "final_learning_rate", "cooldown_epochs",
-        "steps_per_epoch", "min_updates", "freeze_epochs", "patience",
-    ),
-    "optimizer": (
-        "algorithm", "weight_decay", "beta_1", "beta_2", "epsilon", "clip_norm", "layer_decay",
-        "ema", "accumulate_steps",
-    ),
-    "network": (
-        "drop_path", "drop_path_rises", "similarity", "similarity_depth", "remat", "crop_ratio",
-        "precision",
-    ),
-    "targets": (
-        "label_smoothing", "mix_token", "distillation", "temperature", "distillation_weight",
-    ),
-}  # fmt: skip
+    "schedule": _from("epochs", "patience"),
+    "optimizer": _from("algorithm", "accumulate_steps"),
+    "network": _from("drop_path", "precision"),
+    "targets": _from("label_smoothing", "distillation_weight"),
+}
 
 # What `but` adds a setting to where augmentation or mixing is None.
 OFF: dict[str, Any] = {

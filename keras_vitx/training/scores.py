@@ -17,61 +17,6 @@ from keras_vitx.training.task import Task
 SHOWN = 16
 
 
-class Confusion(keras.metrics.Metric):
-    """Counts of labels and predictions; its result is the mean accuracy over the classes.
-
-    Labels: integers `(batch,)` or `(batch, 1)`, or distributions `(batch, classes)`.
-    Predictions: `(batch, classes)`; with one class, the probability of label 1.
-    """
-
-    def __init__(self, classes: int):
-        super().__init__(name="class_accuracy")
-        self.classes = classes
-        self.counts = self.add_variable((classes, classes), "zeros", name="counts")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        labels, found = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
-        if found.shape[-1] == 1:
-            found = ops.concatenate([1 - found, found], axis=-1)
-        if len(labels.shape) == 2 and labels.shape[-1] != 1:
-            labels = ops.argmax(labels, axis=-1)
-        labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
-        rows = ops.one_hot(labels, self.classes, dtype="float32")
-        columns = ops.one_hot(ops.argmax(found, axis=-1), self.classes, dtype="float32")
-        if sample_weight is not None:
-            rows *= ops.cast(ops.reshape(sample_weight, (-1, 1)), "float32")
-        self.counts.assign_add(ops.matmul(ops.transpose(rows), columns))
-
-    def result(self):
-        counts = ops.convert_to_tensor(self.counts)
-        images = ops.sum(counts, axis=1)
-        accuracy = ops.diagonal(counts) / ops.maximum(images, 1)
-        return ops.sum(accuracy) / ops.maximum(ops.sum(ops.cast(images > 0, "float32")), 1)
-
-    @property
-    def matrix(self) -> np.ndarray:
-        """Integers (classes, classes): images of the class of a row, by predicted class."""
-        return np.rint(ops.convert_to_numpy(self.counts)).astype("int64")
-
-
-def per_class(matrix: np.ndarray, class_names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one row per class that has images, as `evaluate` describes them."""
-    rows = []
-    for index in np.flatnonzero(matrix.sum(1)):
-        images, predicted, right = matrix[index].sum(), matrix[:, index].sum(), matrix[index, index]
-        wrong = np.where(np.arange(len(matrix)) == index, 0, matrix[index])
-        rows.append(
-            {
-                "class": class_names[index],
-                "images": int(images),
-                "accuracy": float(right / images),
-                "precision": float(right / predicted) if predicted else None,
-                "taken for": class_names[wrong.argmax()] if wrong.any() else None,
-            }
-        )
-    return rows
-
-
 class Predictions(NamedTuple):
     """A classifier's predictions for n images, and the images as the model takes them, or None.
 
@@ -87,8 +32,6 @@ def predictions_of(
     model: keras.Model, batches: Iterable, task: Task
 ) -> tuple[Predictions, Predictions]:
     """Return the predictions for all images, and those for the worst ones with the images."""
-    if task.kind == "regression":
-        raise ValueError("`scores` and `wrong` need classes. The task is regression.")
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(len(batches)))
     found, worst = [], None
@@ -113,6 +56,32 @@ def predictions_of(
     return Predictions(*every), Predictions(*worst)
 
 
+def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
+    """Return what `evaluate` returns with `confusion`."""
+    labels, probabilities, _ = predictions
+    matrix = np.zeros((probabilities.shape[1],) * 2, "int64")
+    np.add.at(matrix, (labels, probabilities.argmax(-1)), 1)
+    rows = []
+    for index in np.flatnonzero(matrix.sum(1)):
+        images, predicted, right = matrix[index].sum(), matrix[:, index].sum(), matrix[index, index]
+        wrong = np.where(np.arange(len(matrix)) == index, 0, matrix[index])
+        rows.append(
+            {
+                "class": class_names[index],
+                "images": int(images),
+                "accuracy": float(right / images),
+                "precision": float(right / predicted) if predicted else None,
+                "taken for": class_names[wrong.argmax()] if wrong.any() else None,
+            }
+        )
+    return {
+        "class_accuracy": float(np.mean([row["accuracy"] for row in rows])),
+        "confusion": matrix,
+        "class_names": tuple(class_names),
+        "per_class": rows,
+    }
+
+
 def scores_of(predictions: Predictions) -> dict[str, float]:
     """Return `"precision"`, `"recall"`, `"f1"` and `"auc"`, each a mean over the classes.
 
@@ -122,22 +91,20 @@ def scores_of(predictions: Predictions) -> dict[str, float]:
         from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
     except ImportError as error:
         raise ImportError(needs_extra("Scores need scikit-learn", "metrics")) from error
-    labels, probabilities = predictions[:2]
+    labels, probabilities, _ = predictions
     predicted = probabilities.argmax(-1)
     right = labels[:, None] == np.arange(probabilities.shape[1])
     if labels.ndim == 2:
         labels = right = labels > 0.5
         predicted = probabilities > 0.5
-    precision, recall, f1, _ = precision_recall_fscore_support(
-        labels, predicted, average="macro", zero_division=0
-    )
+    scores = precision_recall_fscore_support(labels, predicted, average="macro", zero_division=0)
+    scores = dict(zip(("precision", "recall", "f1"), map(float, scores[:3]), strict=True))
     areas = [
-        roc_auc_score(right[:, index], probabilities[:, index])
-        for index in range(right.shape[1])
-        if 0 < right[:, index].sum() < len(right)
+        roc_auc_score(is_class, of_class)
+        for is_class, of_class in zip(right.T, probabilities.T, strict=True)
+        if 0 < is_class.sum() < len(is_class)
     ]
-    auc = float(np.mean(areas)) if areas else float("nan")
-    return {"precision": float(precision), "recall": float(recall), "f1": float(f1), "auc": auc}
+    return {**scores, "auc": float(np.mean(areas)) if areas else float("nan")}
 
 
 def draw_most_wrong(

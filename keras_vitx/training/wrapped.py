@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ class InTurn(keras.utils.PyDataset):
     in_turn = True
 
     def __init__(self, batches: Iterable):
-        super().__init__(workers=1)
+        super().__init__()
         self.iterable, self.iterator = batches, iter(())
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Wrapped(keras.utils.PyDataset):
     by_image = False
 
     def __init__(self, batches: Iterable):
-        super().__init__(workers=1)
+        super().__init__()
         self.batches = batches if isinstance(batches, keras.utils.PyDataset) else InTurn(batches)
         self._epoch = 0
 
@@ -151,25 +151,6 @@ class Window(Wrapped):
         index += self.start
         batch = self.batches[index if self.length is None else index % self.length]
         return tuple(batch) if isinstance(batch, list) else batch
-
-
-class Perturbed(Wrapped):
-    """Batches changed by `perturb` of `evaluate`; `order` has the output of each label, or None."""
-
-    def __init__(
-        self,
-        batches: Any,
-        perturb: Callable[[Any, np.ndarray, int], np.ndarray],
-        order: Sequence[int] | None = None,
-    ):
-        super().__init__(batches)
-        self.perturb, self.order = perturb, order
-
-    def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
-        outputs = np.asarray(labels)
-        if self.order is not None and outputs.ndim == 1:
-            outputs = np.asarray(self.order)[outputs]
-        return self.perturb(images, outputs, index), labels
 
 
 def _as_array(value):

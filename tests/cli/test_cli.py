@@ -1,101 +1,90 @@
 import csv
 import importlib
 import json
-import os
-import subprocess
 import sys
 
 import keras
 import pytest
+import typer
 from harness import run_python
 
 import keras_vitx as kv
 from keras_vitx.cli import __main__ as command
 
 pytestmark = pytest.mark.backend_free
+VERBS = ["convert", "demo", "evaluate", "explore", "export", "list", "predict", "train"]
 
 
-def test_every_verb_and_option_has_a_help_text():
-    import typer
-
+def test_every_verb_and_option_has_a_help_text(run):
     group = typer.main.get_command(command.app)
-    assert sorted(group.commands) == [
-        "convert",
-        "demo",
-        "evaluate",
-        "explore",
-        "export",
-        "list",
-        "predict",
-        "train",
-    ]
+    assert sorted(group.commands) == VERBS
     for verb in group.commands.values():
         assert verb.help
         assert all(getattr(parameter, "help", None) for parameter in verb.params), verb.name
         assert any("--backend" in parameter.opts for parameter in verb.params), verb.name
+        out = run(verb.name, "--help")[1]
+        assert out.count("\n") < 55, f"the help of {verb.name} is longer than a screen"
+    assert all(name in run("train", "--help")[1] for name in kv.training.list_recipes())
 
 
-def test_list(run):
+def cells_of(table, row=-2):
+    return [cell.strip() for cell in table.splitlines()[row].split("│")[1:-1]]
+
+
+def test_list(run, monkeypatch):
     code, out, _ = run("list")
     assert code == 0
     assert all(name in out for name in kv.list_models())
     code, out, _ = run("list", "*xs36")
     assert "CaiT_XS36" in out and "CaiT_S36" not in out
-    _, out, _ = run("list", "PiT_*")
-    facts = ("256, 512, 1024", "3, 6, 4", "4, 8, 16", "14", "2")
-    assert [cell.strip() for cell in out.splitlines()[-2].split("│")[3:-1]] == list(facts)
-    _, out, _ = run("list", "Mixer_S*")
-    cells = [cell.strip() for cell in out.splitlines()[-2].split("│")[1:-1]]
-    assert cells == ["Mixer_S16", "Mixer", "512", "8", "", "16", "0"]
+    pit, mixer = (run("list", pattern)[1] for pattern in ("PiT_*", "Mixer_S*"))
+    assert cells_of(pit)[2:] == ["256, 512, 1024", "3, 6, 4", "4, 8, 16", "14", "2"]
+    assert cells_of(mixer) == ["Mixer_S16", "Mixer", "512", "8", "", "16", "0"]
+    # Long names are whole in a pipe.
+    monkeypatch.setenv("COLUMNS", "40")
+    checkpoints = kv.weights.checkpoints_of(None)
+    code, out, _ = run("list", "--weights")
+    assert code == 0 and "\x1b" not in out
+    for checkpoint in checkpoints:
+        (row,) = (line for line in out.splitlines() if f" {checkpoint.name} " in line)
+        cells = cells_of(row, 0)
+        assert cells[:3] == [checkpoint.name, checkpoint.constructor, str(checkpoint.image_size)]
+        assert cells[3] == str(checkpoint.classes)
+        assert cells[4] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
+        assert float(cells[5]) == checkpoint.preprocessing.crop_ratio
+        assert cells[6:] == [checkpoint.license or "", checkpoint.source]
+    rows = list(csv.DictReader(run("list", "--weights", "--csv")[1].splitlines()))
+    assert [row["checkpoint"] for row in rows] == [entry.name for entry in checkpoints]
+    _, out, _ = run("list", "--weights", "cait_s36*")
+    assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
+    _, out, _ = run("list", "--weights", "CaiT_Mini")
+    assert " cait_mini_cifar10 " in out and "fb_dist_in1k" not in out
 
 
-def test_list_of_nothing(run):
-    code, _, err = run("list", "ResNet*")
-    assert code == 2 and "No size matches 'ResNet*'" in err
-
-
-def test_list_of_a_size(run):
-    code, out, _ = run("list", "CaiT_XXS24")
-    assert code == 0
-    for fact in ("11,956,264", "cait_xxs24_224.fb_dist_in1k", "cait_xxs24_384", "bicubic", "0.485"):
-        assert fact in out
-
-
-def test_list_of_a_file(run, tiny_file):
-    code, out, _ = run("list", tiny_file)
-    assert code == 0 and "dark, bright" in out and "32, 32, 3" in out
-    _, out, _ = run("list", tiny_file, "--json")
-    facts = json.loads(out)
-    assert facts["class names"] == ["dark", "bright"] and facts["parameters"] == 26994
+def test_list_of_one_model(run, tiny_file, tmp_path):
+    kv.save(keras.saving.load_model(tiny_file), tmp_path / "folder")
+    size = ("11,956,264", "cait_xxs24_224.fb_dist_in1k", "cait_xxs24_384", "bicubic", "0.485")
+    for model, facts in (
+        ("CaiT_XXS24", size),
+        (tiny_file, ("dark, bright", "32, 32, 3")),
+        ("folder", ("dark, bright", "32, 32, 3")),
+    ):
+        code, out, err = run("list", model)
+        assert code == 0, err
+        assert all(fact in out for fact in facts)
+    record = json.loads(run("list", tiny_file, "--json")[1])
+    assert record["class names"] == ["dark", "bright"] and record["parameters"] == 26994
     _, out, _ = run("list", tiny_file, "--csv")
     assert dict(csv.reader(out.splitlines()))["input_shape"] == "32, 32, 3"
-    code, _, err = run("list", tiny_file, "--csv", "--json")
-    assert code == 2 and "mutually exclusive" in err
 
 
-def test_list_of_a_folder(run, tiny_file, tmp_path):
-    kv.save(keras.saving.load_model(tiny_file), tmp_path / "folder")
-    code, out, err = run("list", tmp_path / "folder")
-    assert code == 0, err
-    assert "dark, bright" in out and "32, 32, 3" in out
-    code, _, err = run("train", tmp_path / "folder", "fashion_mnist", "--weights", "imagenet")
-    assert code == 2 and "has its own weights" in err
-
-
-def test_evaluate(run, tiny_file, small_set):
+def test_evaluate(run, tiny_file, small_set, tmp_path):
+    expected = kv.evaluate(keras.saving.load_model(tiny_file), str(small_set))
     code, out, err = run("evaluate", tiny_file, small_set, "--json")
     assert code == 0, err
-    measures = json.loads(out)
-    expected = kv.evaluate(keras.saving.load_model(tiny_file), str(small_set))
-    assert measures == pytest.approx(expected)
-    assert measures["images"] == 16 and 0 <= measures["accuracy"] <= 1
-    _, table, _ = run("evaluate", tiny_file, small_set)
-    assert f"{expected['loss']:.4f}" in table
-    code, _, err = run("evaluate", tiny_file, "no/such/folder")
-    assert code == 2 and "no/such/folder" in err
+    assert json.loads(out) == pytest.approx(expected)
+    assert f"{expected['loss']:.4f}" in run("evaluate", tiny_file, small_set)[1]
 
-
-def test_evaluate_by_class_and_crop(run, tiny_file, small_set, tmp_path):
     code, out, err = run(
         "evaluate", tiny_file, small_set, "--json", "--crop-ratio", 0.9,
         "--confusion", "classes.png", "--per-class", "classes.csv",
@@ -107,54 +96,18 @@ def test_evaluate_by_class_and_crop(run, tiny_file, small_set, tmp_path):
     lines = (tmp_path / "classes.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in lines[1:]] == [["dark", "8"], ["bright", "8"]]
     assert (tmp_path / "classes.png").read_bytes().startswith(b"\x89PNG")
-    _, out, _ = run(
-        "evaluate", tiny_file, small_set, "--json", "--crop-ratio", 1, "--crop-ratio", 1.1
-    )
-    assert [row["crop_ratio"] for row in json.loads(out)] == [1, 1.1]
-    for words, message in (
-        (("--crop-ratio", 0), "`--crop-ratio`"),
-        (("--crop-ratio", 1, "--crop-ratio", 2, "--per-class", "a.csv"), "one `--crop-ratio`"),
-        (("--crop-ratio", 1, "--crop-ratio", 2, "--perturb", "blur=1"), "one `--crop-ratio`"),
-        (("--confusion", small_set / "picture.png"), "is not a folder"),
-    ):
-        code, _, err = run("evaluate", tiny_file, small_set, *words)
-        assert code == 2 and message in err, err
+    ratios = "--crop-ratio", 1, "--crop-ratio", 1.1
+    rows = json.loads(run("evaluate", tiny_file, small_set, "--json", *ratios)[1])
+    assert [row["crop_ratio"] for row in rows] == [1, 1.1]
 
-
-def test_evaluate_on_perturbed_images(run, tiny_file, small_set):
-    clean = json.loads(run("evaluate", tiny_file, small_set, "--json")[1])["accuracy"]
     words = [f"--perturb={one}" for one in ("occlude=0", "occlude=0.5", "fgsm=4/255")]
     code, out, err = run("evaluate", tiny_file, small_set, "--json", *words)
     assert code == 0, err
     rows = json.loads(out)
     kinds = [(row["perturbation"], row["strength"]) for row in rows]
     assert kinds == [("none", 0), ("occlude", 0), ("occlude", 0.5), ("fgsm", 4 / 255)]
-    assert rows[0]["accuracy"] == rows[1]["accuracy"] == clean >= rows[3]["accuracy"]
-    for words, said in (
-        (("--perturb", "fgsm=2"), "`epsilon` must be a number of at least 0 and at most 1"),
-        (("--perturb", "noise=much"), "`--perturb` must be KIND=STRENGTH"),
-        (("--perturb", "snow=1"), "one of the kinds occlude, fgsm"),
-    ):
-        # The error precedes opening the source, which doesn't exist.
-        code, _, err = run("evaluate", tiny_file, "gone.npz", *words)
-        assert code == 2 and said in err and err.count("\n") == 1, err
-
-
-def test_train_takes_a_file_as_it_is(run, tiny_file):
-    code, _, err = run("train", tiny_file, "fashion_mnist")
-    assert code == 2 and "has 2 classes, fashion_mnist has 10" in err and "--weights" in err
-    code, _, err = run("train", tiny_file, "fashion_mnist", "--image-size", 64)
-    assert code == 2 and "`--image-size` applies to a size" in err
-
-
-def test_export_takes_no_random_weights(run, tmp_path):
-    code, _, err = run("export", "CaiT_Mini", "exported")
-    assert code == 2 and "--weights none" in err
-    (tmp_path / "file").write_text("mine")
-    for output, said in (("file/exported", "is not a folder"), ("file", "holds other things")):
-        # The error precedes opening the model, which doesn't exist.
-        code, _, err = run("export", "missing.keras", output)
-        assert code == 2 and said in err
+    assert rows[0]["accuracy"] == rows[1]["accuracy"] == expected["accuracy"]
+    assert rows[3]["accuracy"] <= expected["accuracy"]
 
 
 def test_export_imports_modules_with_custom_layers(run, tmp_path, monkeypatch):
@@ -181,8 +134,6 @@ def test_export_imports_modules_with_custom_layers(run, tmp_path, monkeypatch):
     assert code == 2 and "Own" in err
     code, out, err = run("export", "own.keras", "exported", "--import", "own_layers")
     assert code == 0 and "exported" in out, err
-    code, _, err = run("export", "own.keras", "exported", "--import", "own_layer")
-    assert code == 2 and "No module named 'own_layer'" in err
 
 
 def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
@@ -193,63 +144,19 @@ def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
         return kv.export.Exported(path, 1e-6, format, size=10**6, latency_ms=2.0)
 
     monkeypatch.setattr(type(kv.export), "__call__", staticmethod(export))
-    words = ["--preprocessing", "--pixels", "40x48", "--logits", "--precision", "int8-static"]
-    words += ["--calibration", "photos", "--no-fuse", "--no-verify"]
-    code, out, err = run("export", str(tiny_file), "model.onnx", *words)
+    code, out, err = run(
+        "export", tiny_file, "model.onnx", "--preprocessing", "--pixels", "40x48", "--logits",
+        "--precision", "int8-static", "--calibration", "photos", "--no-fuse", "--no-verify",
+    )  # fmt: skip
     assert code == 0, err
-    assert given["format"] == "onnx" and given["preprocessing"] == (40, 48)
-    assert (given["outputs"], given["precision"]) == ("logits", "int8-static")
-    assert given["calibration"] == "photos"
-    assert not given["fuse"] and not given["verify"]
+    options = {"format": "onnx", "preprocessing": (40, 48), "outputs": "logits", "fuse": False}
+    options |= {"precision": "int8-static", "calibration": "photos", "verify": False}
+    assert options.items() <= given.items()
     assert "onnx: model.onnx, 1.0 MB" in out and "within 1.0e-06" in out
-    code, out, err = run("export", str(tiny_file), "model", "--image-size", "24x16")
-    assert code == 0 and (given["format"], given["image_sizes"]) == ("saved_model", [(24, 16)])
-    assert given["serving"] is False
-    code, out, _ = run("export", tiny_file, "served", "--serving", 3)
-    assert code == 0 and given["serving"] == 3 and "image_bytes" in out
-    for wrong in (("--pixels", "40x48"), ("--image-size", "40")):
-        code, _, err = run("export", str(tiny_file), "model", *wrong)
-        assert code == 2 and wrong[0] in err
-
-
-def test_long_names_are_whole_in_a_pipe(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = run("list", "--weights")
-    assert all(
-        entry.name in out and entry.source in out for entry in kv.weights.checkpoints_of(None)
-    )
-    assert "\x1b" not in out
-    _, table, _ = run("list", "--weights", "--csv")
-    rows = list(csv.DictReader(table.splitlines()))
-    assert [row["checkpoint"] for row in rows] == [e.name for e in kv.weights.checkpoints_of(None)]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("predict", "CaiT_S63", "x.png"), "Did you mean 'CaiT_S36'"),
-        (("train", "CaiT_Mini", "fashion_mnist", "--seed", "-1"), "--seed"),
-        (("train", "CaiT_Mini", "fashion_mnist", "--backend", "foo"), "--backend"),
-        (("export", "CaiT_Mini", "out", "--tolerance", "x"), "--tolerance"),
-        (("list", "CaiT_S63"), "No size matches 'CaiT_S63'"),
-        (("list", "missing.keras"), "There is no file 'missing.keras'"),
-        (("train", "CaiT_Mini", "no/such/folder"), "no/such/folder"),
-        (("train", "CaiT_Mini", "fashion_mnist", "--recipe", "fintune"), "Did you mean 'finetune'"),
-        (("train", "CaiT_Mini", "fashion_mnist", "--epochs", "0"), "epochs"),
-        (("train", "CaiT_Mini", "fashion_mnist", "--weights", "cifar"), "Did you mean 'cifar10'"),
-        (("export", "CaiT_XS36", "out", "--weights", "imagenet"), "no public checkpoint of it"),
-    ],
-)
-def test_bad_input_is_one_line(run, words, said):
-    code, _, err = run(*words)
-    assert code == 2
-    assert said in err and "Traceback" not in err
-
-
-def test_a_file_that_holds_no_model(run, tmp_path):
-    (tmp_path / "text.keras").write_text("no model")
-    code, _, err = run("list", "text.keras")
-    assert code == 2 and "no .keras file" in err
+    code, out, _ = run("export", tiny_file, "model", "--image-size", "24x16", "--serving", 3)
+    assert code == 0 and "image_bytes" in out
+    options = {"format": "saved_model", "image_sizes": [(24, 16)], "serving": 3}
+    assert options.items() <= given.items()
 
 
 LIGHT = """
@@ -275,23 +182,12 @@ def test_options_are_parsed_before_keras_is_imported(words):
         assert said.stdout.startswith(f"keras-vitx {kv.__version__}\n")
 
 
-def test_an_unknown_backend_is_one_line():
-    said = run_python(LIGHT, "list", backend="foo")
-    assert "exit 2" in said.stdout
-    assert (
-        said.stderr.startswith("Error: Keras has no backend 'foo'") and said.stderr.count("\n") == 1
-    )
-
-
-def test_every_recipe_is_in_the_help(run):
-    _, out, _ = run("train", "--help")
-    assert all(name in out for name in kv.training.list_recipes())
-
-
 def test_the_backend_is_chosen_before_keras_is_imported(tiny_file, small_set, tmp_path):
+    said = run_python(LIGHT, "list", backend="foo")
+    assert "exit 2" in said.stdout and said.stderr.count("\n") == 1
+    assert said.stderr.startswith("Error: Keras has no backend 'foo'")
     other = "torch" if keras.backend.backend() != "torch" else "jax"
-    command = [sys.executable, "-m", "keras_vitx.cli", "train", str(tiny_file), str(small_set)]
-    command += ["--epochs", "1", "--backend", other, "--output", str(tmp_path / "out")]
-    environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
-    subprocess.run(command, check=True, env=environment, capture_output=True)
+    words = ["train", tiny_file, small_set, "--epochs", 1, "--output", tmp_path / "out"]
+    said = run_python(LIGHT, *map(str, words), "--backend", other)
+    assert "exit 0" in said.stdout, said.stderr
     assert json.loads((tmp_path / "out" / "run.json").read_text())["backend"] == other

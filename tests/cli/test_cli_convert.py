@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import close, numbers
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import keras_vitx as kv
 
@@ -146,72 +146,18 @@ def test_a_checkpoint_with_two_tokens_by_its_name(run, tmp_path, monkeypatch):
     assert "kept, 1000 classes" in out and "as they were, 14 x 14" in out
 
 
-def test_nothing_is_replaced_unasked(run, convert, tmp_path):
-    (tmp_path / "mine.keras").write_text("precious")
-    words = ("convert", "cifar10", "--model", "CaiT_Mini", "-o", "mine.keras")
-    code, _, err = run(*words)
-    assert code == 2 and "already exists" in err
-    assert (tmp_path / "mine.keras").read_text() == "precious"
-    convert("cifar10", "mine.keras", "--overwrite")
-    assert keras.saving.load_model(tmp_path / "mine.keras").class_names[0] == "airplane"
-
-
 def test_a_failed_write_leaves_what_stood_there(run, tmp_path, monkeypatch):
     def fail(model, path):
         path.write_text("half")
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(kv.models.Chain, "save", fail)
     (tmp_path / "mine.keras").write_text("precious")
     words = ("convert", "cifar10", "--model", "CaiT_Mini", "-o", "mine.keras", "--overwrite")
-    code, _, err = run(*words)
+    with monkeypatch.context() as patched:
+        patched.setattr(kv.models.Chain, "save", fail)
+        code, _, err = run(*words)
     assert code == 2 and "the disk is full" in err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.keras"]
     assert (tmp_path / "mine.keras").read_text() == "precious"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("cifar10", "--model", "CaiT_Mni", "-o", "x.keras"), "Did you mean 'CaiT_Mini'"),
-        (("cifar10", "--model", "CaiT_Mini", "-o", "x.onnx"), "must end in one of .weights.h5"),
-        (("no.pth", "--model", "CaiT_Mini", "-o", "x.keras"), "no such file"),
-        (("cifar", "--model", "CaiT_Mini", "-o", "x.keras"), "Did you mean 'cifar10'"),
-        (("bad.pth", "--model", "CaiT_Mini", "-o", "x.keras"), "bad.pth"),
-        (("other.safetensors", "--model", "CaiT_Mini", "-o", "x.keras"), "doesn't fit the model"),
-        (
-            ("cifar10", "--model", "CaiT_Mini", "-o", "x.keras", "--image-size", "30"),
-            "multiples of the patch size 4",
-        ),
-        (("cifar10", "--model", "CaiT_Mini", "-o", "x.keras", "--classes", "-1"), "--classes"),
-    ],
-)
-def test_bad_input_is_told(run, tmp_path, words, said):
-    (tmp_path / "bad.pth").write_text("no weights")
-    save_file({"weight": np.zeros(3, "float32")}, tmp_path / "other.safetensors")
-    code, _, err = run("convert", *words)
-    assert code == 2
-    assert said in err and "Traceback" not in err
-    assert not list(tmp_path.glob("x.*"))
-
-
-def test_list_of_checkpoints(run):
-    code, out, _ = run("list", "--weights")
-    assert code == 0
-    for checkpoint in kv.weights.checkpoints_of(None):
-        (row,) = (line for line in out.splitlines() if f" {checkpoint.name} " in line)
-        cells = [cell.strip() for cell in row.split("│")[1:-1]]
-        assert cells[:3] == [checkpoint.name, checkpoint.constructor, str(checkpoint.image_size)]
-        assert cells[3] == str(checkpoint.classes)
-        assert cells[4] == ("" if checkpoint.top1 is None else f"{checkpoint.top1:.2f}")
-        assert float(cells[5]) == checkpoint.preprocessing.crop_ratio
-        assert cells[6:] == [checkpoint.license or "", checkpoint.source]
-    _, out, _ = run("list", "--weights", "cait_s36*")
-    assert "cait_s36_384.fb_dist_in1k" in out and "cait_s24" not in out
-    _, out, _ = run("list", "--weights", "CaiT_Mini")
-    assert " cait_mini_cifar10 " in out and "fb_dist_in1k" not in out
-
-
-def test_list_of_no_checkpoints(run):
-    code, _, err = run("list", "--weights", "ResNet*")
-    assert code == 2 and "No checkpoint matches 'ResNet*'" in err
+    assert run(*words)[0] == 0
+    assert keras.saving.load_model(tmp_path / "mine.keras").class_names[0] == "airplane"

@@ -72,13 +72,6 @@ def test_a_model_around_one_of_ours(run, tiny_file, tmp_path, small_set):
     assert code == 0 and json.loads(out)["images"] == 16, err
 
 
-def test_predict_refuses_what_has_no_classifier(run, tmp_path):
-    kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), include_top=False).save("trunk.keras")
-    Image.fromarray(np.zeros((16, 16, 3), "uint8")).save("black.png")
-    code, out, err = run("predict", "trunk.keras", "black.png")
-    assert code == 2 and "classifier" in err and not out
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Three images in two folders, among other files."""
@@ -138,23 +131,6 @@ def test_broken_images_of_a_folder_are_counted(run, tiny_file, folder):
         "results.jsonl",
         "tiny.keras",
     ]
-
-
-def test_wrong_outputs_are_found_before_the_model_is_opened(run, tmp_path):
-    (tmp_path / "old.csv").write_text("mine")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "folder.csv").mkdir()
-    for words, said in (
-        (("x.png", "-o", "old.csv"), "old.csv already exists. `--overwrite`"),
-        (("x.png", "-o", "folder.csv"), "folder.csv is a folder"),
-        (("x.png", "-o", "results.txt"), "must end in .csv or .jsonl"),
-        (("x.png", "-o", "results.csv", "--json"), "`--json` and `--csv` print"),
-        (("x.png", "--csv", "--json"), "mutually exclusive"),
-        (("empty",), "The folder empty has no images"),
-    ):
-        code, _, err = run("predict", "missing.keras", *words)
-        assert code == 2 and said in err, err
-    assert (tmp_path / "old.csv").read_text() == "mine"
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch writes the file")

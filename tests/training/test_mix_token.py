@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from harness import BACKEND, array, close, numbers
 
+import keras_vitx as kv
 from keras_vitx.layers import (
     MLP,
     Attention,
@@ -20,6 +21,7 @@ from keras_vitx.models import Chain
 from keras_vitx.training import MixToken, SmoothedCrossentropy
 
 CLASSES, SMOOTHING = 4, 0.1
+HALVES = kv.Preprocessing((0.5,) * 3, (0.5,) * 3)
 BOX = np.array([[False, True, False], [False, True, False]])
 EYE = np.eye(CLASSES)
 
@@ -42,7 +44,7 @@ def toy(head="dense"):
         ContextBroadcasting(name="mean"),
         *heads[head](),
     ]
-    return Chain(layers, (8, 12, 3))
+    return Chain(layers, (8, 12, 3), preprocessing=HALVES)
 
 
 def batch_of(count, soft=False):
@@ -161,36 +163,46 @@ def test_sample_weights_and_accuracy(head):
         assert logs["accuracy"] == pytest.approx((prediction.argmax(-1) == given).mean())
 
 
-class Given(keras.utils.PyDataset):
-    """Images told apart by their brightness, in batches of odd size."""
-
-    def __init__(self, count=15):
-        super().__init__()
-        self.labels = np.arange(count) % CLASSES
-        self.images = numbers((count, 8, 12, 3), scale=0.1)
-        self.images += (self.labels - 1.5)[:, None, None, None]
-
-    def __len__(self):
-        return len(self.labels) // 5
-
-    def __getitem__(self, index):
-        part = slice(5 * index, 5 * index + 5)
-        return self.images[part], self.labels[part]
-
-
 def test_fit_learns_and_leaves_no_trace():
-    model, given = toy(), Given()
+    """Images told apart by their brightness, in batches of odd size."""
+    model, labels = toy(), np.arange(15) % CLASSES
+    images = numbers((15, 8, 12, 3), scale=0.1) + (labels - 1.5)[:, None, None, None]
     config, paths = model.get_config(), [variable.path for variable in model.variables]
     model.compile(keras.optimizers.Adam(0.2), SmoothedCrossentropy(), metrics=["accuracy"])
-    whole = given.images, given.labels
-    model.fit(MixToken(given, model), validation_data=whole, epochs=20, shuffle=False, verbose=0)
-    assert model.evaluate(*whole, verbose=0)[1] == 1
+    batches = [(images[start : start + 5], labels[start : start + 5]) for start in (0, 5, 10)]
+    model.fit(MixToken(batches, model), validation_data=(images, labels), epochs=20, verbose=0)
+    assert model.evaluate(images, labels, verbose=0)[1] == 1
     assert model.get_config() == config
     assert [variable.path for variable in model.variables] == paths
     # Outside of a step, training mode exchanges nothing either.
-    parts = model(given.images, training=True, return_parts=True)
-    for name, expected in outputs_of(model, given.images, np.zeros(6, bool)).items():
+    parts = model(images, training=True, return_parts=True)
+    for name, expected in outputs_of(model, images, np.zeros(6, bool)).items():
         close(array(parts[name]), expected)
+
+
+def killed(batch, logs):
+    if batch == 1:
+        raise RuntimeError("killed")
+
+
+def test_a_run_with_a_teacher_that_was_killed_continues(tmp_path):
+    """A teacher's targets and the boxes depend on the batch alone."""
+    source = numbers((36, 8, 12, 3)).clip(0, 1), np.arange(36) % CLASSES
+    images = keras.Input((8, 12, 3))
+    teacher = keras.Model(images, keras.layers.Dense(CLASSES)(keras.layers.Flatten()(images)))
+    teacher.preprocessing = HALVES
+    whole, weights = toy("one"), toy("one").get_weights()
+    arguments = {"epochs": 2, "batch_size": 9, "warmup_epochs": 0, "verbose": 0, "save_every": 1}
+    arguments |= {"teacher": teacher, "mix_token": True, "result": "last"}
+    kv.fit(whole, source, output=tmp_path / "whole", **arguments)
+    parts, arguments["output"] = toy("one"), tmp_path / "parts"
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        kv.fit(parts, source, callbacks=[stop], **arguments)
+    parts.set_weights(weights)
+    kv.fit(parts, source, resume=True, **arguments)
+    for one, other in zip(parts.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("how", ("listed", "remat"))
@@ -220,18 +232,20 @@ def test_the_loop_over_depth(how):
 
 @pytest.mark.backend_free
 def test_boxes_depend_on_seed_epoch_and_index():
-    given, model = Given(50), Chain([PatchEmbedding(6, 4)], (40, 56, 3))
-    boxes = {}
+    images, labels = batch_of(50)
+    given = [(images[start : start + 5], labels[start : start + 5]) for start in range(0, 50, 5)]
+    model, boxes = Chain([PatchEmbedding(6, 4)], (40, 56, 3)), {}
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
         batches = MixToken(given, model, seed=seed)
         batches.set_epoch(epoch)
         for index in range(len(batches)):
-            images, labels = batches[index]
-            np.testing.assert_array_equal(images, given[index][0])
-            np.testing.assert_array_equal(labels["head"], given[index][1])
-            box = labels["mix_token"]
+            found, named = batches[index]
+            np.testing.assert_array_equal(found, given[index][0])
+            np.testing.assert_array_equal(named["head"], given[index][1])
+            box = named["mix_token"]
             assert box.shape == (5, 140) and box.dtype == bool and (box == box[:1]).all()
-            np.testing.assert_array_equal(batches[index][1]["mix_token"], box)
+            again = batches.changed(*given[index], index)[1]["mix_token"]
+            np.testing.assert_array_equal(again, box)
             boxes.setdefault((seed, epoch), []).append(box[0].reshape(10, 14))
     assert len({np.stack(each).tobytes() for each in boxes.values()}) == 4
     every = np.concatenate(list(boxes.values()))
@@ -244,7 +258,7 @@ def test_boxes_depend_on_seed_epoch_and_index():
 @pytest.mark.backend_free
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="`alpha` must be above 0"):
-        MixToken(Given(), toy(), alpha=0)
+        MixToken([], toy(), alpha=0)
     for model in (keras.Sequential(name="mine"), Chain([keras.layers.Flatten()], (8, 12, 3))):
         with pytest.raises(ValueError, match=f"after the patch embedding.*{model.name}"):
-            MixToken(Given(), model)
+            MixToken([], model)

@@ -10,34 +10,43 @@ from keras_vitx.training.optimizer import (
     LayerwiseAdamW,
     Muon,
     averaged,
-    is_decayed,
     make_optimizer,
-    matrices_of,
     rate_factors,
 )
 
+# Not decayed, and not matrices of the blocks.
 LEFT_OUT = {"bias", "beta", "gamma", "token", "embeddings", "gating_param"}
+MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}
+PROJECTIONS = {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
 
 
 @pytest.mark.parametrize("family", FAMILIES if BACKEND == "torch" else ("CaiT",))
-def test_only_kernels_are_decayed(family):
+def test_what_is_decayed_and_what_muon_takes(family):
+    """Weight decay of kernels only; Muon for the projections of the blocks."""
     model = FAMILIES[family]()
     randomize(model)
-    decayed = {v.path for v in model.trainable_variables if is_decayed(v)}
-    assert decayed == {v.path for v in model.trainable_variables if v.path.endswith("/kernel")}
-    others = {v.path for v in model.trainable_variables} - decayed
+    variables = model.trainable_variables
+    kernels = {v.path for v in variables if v.path.endswith("/kernel")}
+    others = {v.path for v in variables} - kernels
     assert {path.rpartition("/")[2] for path in others} <= LEFT_OUT
     assert any(path.endswith("/bias") for path in others)
 
-    recipe = Recipe("mine").but(learning_rate=0.1, warmup_epochs=0, weight_decay=0.5)
-    optimizer = make_optimizer(model, recipe, steps_per_epoch=10)
-    before = [array(v.value) for v in model.trainable_variables]
-    optimizer.apply(
-        [ops.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables
-    )
-    for old, variable in zip(before, model.trainable_variables, strict=True):
-        shrunk = 1 - 0.1 * 0.5 if variable.path in decayed else 1
+    recipe = Recipe("mine", learning_rate=0.1, warmup_epochs=0, weight_decay=0.5)
+    before = [array(v.value) for v in variables]
+    make_optimizer(model, recipe, 10).apply([ops.zeros(v.shape) for v in variables], variables)
+    for old, variable in zip(before, variables, strict=True):
+        shrunk = 1 - 0.1 * 0.5 if variable.path in kernels else 1
         close(array(variable.value), old * shrunk, 1e-6, variable.path)
+
+    muon = make_optimizer(model, recipe.but(algorithm="muon"), 10)
+    muon.build(variables)
+    # Muon has no mean of the squares.
+    taken = {v.path for v, m in zip(variables, muon.adam_velocities, strict=True) if m is None}
+    layers = {path.split("/")[-2] for path in taken}
+    assert {"fc1", "fc2"} <= layers <= PROJECTIONS
+    # The other matrices are the heads', mixes of heads, and the pooling of PiT's class token.
+    left = {v.path for v in variables if len(v.shape) == 2} - taken
+    assert all(path.startswith("head") or path.split("/")[-2] in MIXES for path in left), left
 
 
 def two_layers():
@@ -46,24 +55,6 @@ def two_layers():
     )
     randomize(model)
     return model
-
-
-@pytest.mark.parametrize("family", FAMILIES if BACKEND == "torch" else ("CaiT",))
-def test_muon_takes_the_projections_of_the_blocks(family):
-    model = FAMILIES[family]()
-    optimizer = make_optimizer(model, Recipe("mine").but(algorithm="muon"), 10)
-    optimizer.build(model.trainable_variables)
-    # Muon has no mean of the squares.
-    places = [i for i, squares in enumerate(optimizer.adam_velocities) if squares is None]
-    assert tuple(places) == matrices_of(model)
-    taken = {model.trainable_variables[i].path for i in places}
-    layers = {path.split("/")[-2] for path in taken}
-    assert {"fc1", "fc2"} <= layers
-    assert layers <= {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
-    # The other matrices are the heads', mixes of heads, and the pooling of PiT's class token.
-    left = {v.path for v in model.trainable_variables if len(v.shape) == 2} - taken
-    names = ("proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc")
-    assert all(path.startswith("head") or path.split("/")[-2] in names for path in left), left
 
 
 def orthogonal(matrix):
@@ -165,17 +156,6 @@ def compare(model, weights):
 
 
 @pytest.mark.backend_free
-def test_the_average_of_no_model():
-    model = two_layers()
-    before = model.get_weights()
-    with averaged(model):
-        compare(model, before)
-    model.compile("sgd", "mse")
-    with averaged(model):
-        compare(model, before)
-
-
-@pytest.mark.backend_free
 @pytest.mark.parametrize("family", ("CaiT", "PiT"))
 def test_rates_fall_toward_the_images(family):
     model = FAMILIES[family]()
@@ -215,6 +195,7 @@ def test_saved_and_loaded(tmp_path, changes, made):
     for one in (model, loaded):
         one.train_on_batch(x, y)
     compare(loaded, [array(v.value) for v in model.trainable_variables])
+    # Without an average, `averaged` changes nothing.
     with averaged(model), averaged(loaded):
         compare(loaded, [array(v.value) for v in model.trainable_variables])
 
@@ -229,17 +210,13 @@ def test_the_config_of_earlier_versions():
 
 
 @pytest.mark.backend_free
-def test_what_does_not_fit():
+def test_what_does_not_fit(caplog):
     with pytest.raises(ValueError, match=r"`accumulate_steps` must divide batch_size=64.*3"):
-        _ = Recipe("mine").but(accumulate_steps=3).part_of_batch
+        make_optimizer(two_layers(), Recipe("mine", accumulate_steps=3), 10)
     for made in (LayerwiseAdamW, Muon):
         with pytest.raises(ValueError, match=r"`rate_factors` must have one factor per .* 4.* 2"):
             made(rate_factors=(1.0, 0.5)).build(two_layers().trainable_variables)
-
-
-@pytest.mark.backend_free
-def test_an_average_of_the_first_weights_only(caplog):
-    recipe = Recipe("mine").but(epochs=10, ema=0.99)
+    recipe = Recipe("mine", epochs=10, ema=0.99)
     make_optimizer(two_layers(), recipe, steps_per_epoch=30)
     assert "ema" not in caplog.text
     make_optimizer(two_layers(), recipe, steps_per_epoch=29)

@@ -90,3 +90,32 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
     with averaged(saved):
         for found, expected in zip(saved.get_weights(), watch.epochs[chosen][1], strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    "family,over", (("DeepViT", "heads"), ("DeepViT", "queries"), ("RefinedViT", "queries"))
+)
+def test_the_regularizer_is_part_of_the_loss(family, over):
+    """It is linear in its weight, which the recipes refiner_advanced and deepvit set."""
+    losses = []
+    for weight in (0.0, 0.1, 0.2):
+        keras.utils.set_random_seed(0)
+        settings = {"similarity": 0.1, "similarity_depth": 3, "similarity_over": over}
+        model = FAMILIES[family](depth=4, drop_path=0.0, **settings)
+        history = kv.fit(
+            model,
+            SOURCE,
+            similarity=weight,
+            similarity_depth=3,
+            epochs=1,
+            batch_size=8,
+            warmup_epochs=0,
+            learning_rate=1e-12,
+            final_learning_rate=0.0,
+            augmentation=None,
+            verbose=0,
+        )
+        losses.append(history.history["loss"][0])
+    assert abs(losses[1] - losses[0]) > 3e-4
+    assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)

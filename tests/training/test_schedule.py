@@ -4,7 +4,6 @@ import pytest
 from harness import array
 
 from keras_vitx.training import Recipe, make_schedule
-from keras_vitx.training.optimizer import WarmupCosine
 
 
 def rates(recipe, steps_per_epoch, steps):
@@ -39,8 +38,9 @@ def test_each_epoch_begins_with_timms_rate(timm):
 
 @pytest.mark.parametrize("warmup", (0, 1, 2.5))
 def test_between_the_epochs(warmup):
-    recipe = Recipe("mine").but(
-        epochs=5, learning_rate=1e-2, final_learning_rate=1e-4, warmup_epochs=warmup
+    """Steps that share an update share its rate; the saved schedule is the same."""
+    recipe = Recipe(
+        "mine", epochs=5, learning_rate=1e-2, final_learning_rate=1e-4, warmup_epochs=warmup
     )
     peak, end = round(8 * warmup), 40
     found = rates(recipe, 8, range(end + 3))
@@ -49,6 +49,11 @@ def test_between_the_epochs(warmup):
     np.testing.assert_allclose(found[peak:end], cosine[peak:], rtol=1e-4)
     np.testing.assert_allclose(found[end:], 1e-4, rtol=1e-4)
     assert (np.diff(found[:peak]) > 0).all()
+    in_parts = rates(recipe.but(accumulate_steps=2), 16, range(2 * end))
+    np.testing.assert_allclose(in_parts, found[:end].repeat(2), rtol=1e-6)
+    config = keras.saving.serialize_keras_object(make_schedule(recipe, 8))
+    again = keras.saving.deserialize_keras_object(config)
+    assert float(array(again(17))) == pytest.approx(found[17], rel=1e-6)
 
 
 @pytest.mark.backend_free
@@ -63,18 +68,3 @@ def test_between_the_epochs(warmup):
 def test_a_constant_rate(changes, rate):
     recipe = Recipe("mine", final_learning_rate=1e-6).but(**changes)
     np.testing.assert_allclose(rates(recipe, 3, range(40)), rate, rtol=1e-5)
-
-
-def test_parts_of_a_batch_share_a_rate():
-    recipe = Recipe("mine").but(warmup_epochs=0, epochs=3)
-    whole = rates(recipe, 4, range(12))
-    in_parts = rates(recipe.but(accumulate_steps=2), 8, range(24))
-    np.testing.assert_allclose(in_parts, whole.repeat(2), rtol=1e-6)
-
-
-def test_config():
-    schedule = WarmupCosine(1e-3, 100, 10, 1e-6, 1e-5, 2)
-    again = WarmupCosine.from_config(schedule.get_config())
-    assert again.get_config() == schedule.get_config()
-    assert float(array(again(57))) == float(array(schedule(57)))
-    assert keras.saving.get_registered_object("keras_vitx>WarmupCosine") is WarmupCosine

@@ -1,0 +1,145 @@
+"""Bad input: an error that says what is wrong, before long work, and no changed file."""
+
+import shlex
+import sys
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+import keras_vitx as kv
+from keras_vitx.cli import __main__ as command
+
+pytestmark = pytest.mark.backend_free
+
+CASES = {
+    "predict": {
+        "CaiT_S63 a.png": "Did you mean 'CaiT_S36'",
+        "trunk.keras a.png": "classifier",
+        "missing.keras a.png -o old.csv": "old.csv already exists. `--overwrite`",
+        "missing.keras a.png -o folder.csv": "folder.csv is a folder",
+        "missing.keras a.png -o new.txt": "must end in .csv or .jsonl",
+        "missing.keras a.png -o new.csv --json": "`--json` and `--csv` print",
+        "missing.keras a.png --csv --json": "mutually exclusive",
+        "missing.keras empty": "The folder empty has no images",
+    },
+    "train": {
+        "tiny.keras": "--resume",
+        "tiny.keras fashion_mnist --seed -1": "--seed",
+        "tiny.keras fashion_mnist --backend foo": "--backend",
+        "tiny.keras fashion_mnist": "has 2 classes, fashion_mnist has 10",
+        "tiny.keras fashion_mnist --image-size 64": "`--image-size` applies to a size",
+        "tiny.keras small.npz --with depth=1": "is built already",
+        "tiny.keras small.npz --teacher CaiT_Mini": "--teacher",
+        "tiny.keras small.npz --class-weight gray=2": "`class_weight`",
+        "tiny.keras small.npz --class-weight gray": "`--class-weight` must be NAME=VALUE",
+        "tiny.keras small.npz --set mixap=0.4": "'mixup'",
+        "tiny.keras small.npz --set mixup": "`--set` must be NAME=VALUE",
+        "tiny.keras small.npz --set mixup=-1": "`mixup`",
+        "tiny.keras small.npz --set mixup=much": "`mixup`",
+        "tiny.keras small.npz --set accumulate_steps=3": "`accumulate_steps` must divide",
+        "tiny.keras small.npz --recipe fintune": "Did you mean 'finetune'",
+        "tiny.keras small.npz --epochs 0": "epochs",
+        "tiny.keras small.npz --output empty/../old.csv": "not a folder",
+        "saved small.npz --weights imagenet": "has its own weights",
+        "CaiT_Mini no/such/folder": "no/such/folder",
+        "CaiT_Mini small.npz --weights cifar": "Did you mean 'cifar10'",
+        "CaiT_Mini small.npz --with heads=2": "heads",
+        "CaiT_Mini small.npz --with num_heads": "`--with` must be NAME=VALUE",
+        "--resume nowhere": "nowhere is not the folder of a run",
+        "--resume of_python": "`kv.fit` with `resume=True`",
+    },
+    "evaluate": {
+        "tiny.keras no/such/folder": "no/such/folder",
+        "tiny.keras small.npz --crop-ratio 0": "`crop_ratio`",
+        "tiny.keras small.npz --crop-ratio 1 --crop-ratio 2 --per-class a.csv": "`--crop-ratio`",
+        "tiny.keras small.npz --crop-ratio 1 --crop-ratio 2 --perturb blur=1": "`--crop-ratio`",
+        "tiny.keras small.npz --confusion small.npz/picture.png": "is not a folder",
+        "tiny.keras gone.npz --perturb fgsm=2": "`epsilon` must be a number of at least 0 and at",
+        "tiny.keras gone.npz --perturb noise=much": "`--perturb` must be KIND=STRENGTH",
+        "tiny.keras gone.npz --perturb snow=1": "one of the kinds occlude, fgsm",
+    },
+    "export": {
+        "CaiT_Mini new": "--weights none",
+        "CaiT_XS36 new --weights imagenet": "no public checkpoint of it",
+        "missing.keras old.csv/new": "is not a folder",
+        "missing.keras old.csv": "holds other things",
+        "tiny.keras new --tolerance x": "--tolerance",
+        "tiny.keras new --pixels 40x48": "--pixels",
+        "tiny.keras new --image-size 40": "--image-size",
+        "tiny.keras new --import own_layer": "No module named 'own_layer'",
+    },
+    "list": {
+        "ResNet*": "No size matches 'ResNet*'",
+        "CaiT_S63": "No size matches 'CaiT_S63'",
+        "missing.keras": "There is no file 'missing.keras'",
+        "text.keras": "no .keras file",
+        "tiny.keras --csv --json": "mutually exclusive",
+        "--weights ResNet*": "No checkpoint matches 'ResNet*'",
+        "--recipes cate": "'cait'",
+        "--recipes cait deit refiner": "at most two names",
+        "--damaged": "`--damaged` takes image files or folders",
+        "--damaged --recipes": "`--damaged` are mutually exclusive",
+    },
+    "convert": {
+        "cifar10 --model CaiT_Mni -o new.keras": "Did you mean 'CaiT_Mini'",
+        "cifar10 --model CaiT_Mini -o new.onnx": "must end in one of .weights.h5",
+        "cifar10 --model CaiT_Mini -o text.keras": "already exists",
+        "cifar10 --model CaiT_Mini -o new.keras --image-size 30": "multiples of the patch size 4",
+        "cifar10 --model CaiT_Mini -o new.keras --classes -1": "--classes",
+        "no.pth --model CaiT_Mini -o new.keras": "no such file",
+        "cifar --model CaiT_Mini -o new.keras": "Did you mean 'cifar10'",
+        "bad.pth --model CaiT_Mini -o new.keras": "bad.pth",
+        "other.safetensors --model CaiT_Mini -o new.keras": "doesn't fit the model",
+    },
+    "explore": {
+        "tiny.keras a.png -o text.keras": "already exists",
+        "tiny.keras gone.png -o new.html": "gone.png",
+        "tiny.keras a.png -o new.html --heads max": "`heads` must be numbers of heads or 'mean'",
+        "tiny.keras a.png -o new.html --heads 9": "block 'blocks_0' has heads 0 to 3. Received: 9",
+        "tiny.keras a.png -o new.html --blocks 0,9": "`blocks`: the model",
+        "tiny.keras a.png -o new.html --limit 0.001": "more than the limit of 0.001 MB",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    keras.utils.set_random_seed(0)
+    tiny = kv.CaiT(24, 1, 4, patch_size=8, input_shape=(32, 32, 3), classes=2)
+    tiny.save(folder / "tiny.keras")
+    kv.save(tiny, folder / "saved")
+    trunk = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), include_top=False)
+    trunk.save(folder / "trunk.keras")
+    images, labels = np.zeros((48, 32, 32, 3), "uint8"), np.arange(48) % 2
+    np.savez(folder / "small.npz", x_train=images, y_train=labels)
+    Image.fromarray(images[0]).save(folder / "a.png")
+    save_file({"weight": np.zeros(3, "float32")}, folder / "other.safetensors")
+    for name in ("empty", "folder.csv", "of_python"):
+        (folder / name).mkdir()
+    for name in ("old.csv", "text.keras", "bad.pth", "of_python/run.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def mtimes(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(f"{verb} {words}", said) for verb, rows in CASES.items() for words, said in rows.items()],
+)
+def test_bad_input(folder, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(folder)
+    before = mtimes(folder)
+    monkeypatch.setattr(sys, "argv", ["keras-vitx", *shlex.split(words)])
+    with pytest.raises(SystemExit) as stopped:
+        command.main()
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2 and said in err and not out
+    assert "Error: " in err and "Traceback" not in err
+    assert mtimes(folder) == before
