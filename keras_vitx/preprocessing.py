@@ -12,16 +12,6 @@ from keras_vitx.text import nearest
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
 
 
-def _one_per_channel(name: str, values: Any) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        numbers = ()
-    if not numbers or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"`{name}` must be one finite number per channel. Received: {values!r}.")
-    return numbers
-
-
 @dataclass(frozen=True)
 class Preprocessing:
     """The evaluation transform of a model: resize, center crop, `(x - mean) / std`.
@@ -44,13 +34,22 @@ class Preprocessing:
 
     def __post_init__(self):
         for name in ("mean", "std"):
-            object.__setattr__(self, name, _one_per_channel(name, getattr(self, name)))
+            try:
+                values = tuple(map(float, getattr(self, name)))
+            except (TypeError, ValueError):
+                values = ()
+            if not values or not all(map(math.isfinite, values)):
+                raise ValueError(
+                    f"`{name}` must be one finite number per channel. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+            object.__setattr__(self, name, values)
         if len(self.mean) != len(self.std):
             raise ValueError(
                 "`mean` and `std` must have one value per channel. "
                 f"Received: mean={self.mean}, std={self.std}."
             )
-        if not all(value > 0 for value in self.std):
+        if min(self.std) <= 0:
             raise ValueError(f"`std` must be positive. Received: {self.std}.")
         if not isinstance(self.crop_ratio, Real) or not 0 < self.crop_ratio < math.inf:
             raise ValueError(f"`crop_ratio` must be above 0. Received: {self.crop_ratio!r}.")
@@ -73,10 +72,9 @@ class Preprocessing:
                 "`preprocessing` must be a `Preprocessing`, or a dictionary with `mean` and "
                 f"`std`. Received: {value!r}."
             )
-        unknown = sorted(set(value) - set(cls.__dataclass_fields__))
-        if unknown:
-            hint = nearest(unknown[0], cls.__dataclass_fields__)
-            raise ValueError(f"`preprocessing` has no entry {unknown[0]!r}. {hint}")
+        for name in sorted(value.keys() - cls.__dataclass_fields__.keys()):
+            hint = nearest(name, cls.__dataclass_fields__)
+            raise ValueError(f"`preprocessing` has no entry {name!r}. {hint}")
         return cls(**value)
 
     def but(self, **changes: Any) -> "Preprocessing":

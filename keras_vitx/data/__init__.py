@@ -1,10 +1,11 @@
-"""Image data: sources, preprocessing and batches for training."""
+"""Image data: sources, preprocessing and batches for training.
 
-import importlib
+An import does not import Keras, which the processes that make batches do without.
+"""
 
-from keras_vitx.backend import is_worker
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
+from keras_vitx.data.pipeline import Pipelines, pipelines
 from keras_vitx.data.predictions import decode_predictions
 from keras_vitx.data.preprocessing import FileBatch as FileBatch
 from keras_vitx.data.preprocessing import batches_of_files
@@ -13,23 +14,13 @@ from keras_vitx.data.preprocessing import preprocess_input as preprocess_input
 from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
 from keras_vitx.renamed import renamed_names
 
-if is_worker():  # Worker processes import Keras only if the main module asks for it.
-
-    def __getattr__(name: str):
-        if name not in ("Pipelines", "pipelines"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module("keras_vitx.data.pipeline"), name)
-
-else:
-    from keras_vitx.data.pipeline import Pipelines, pipelines
-
-    __getattr__ = renamed_names(
-        __name__,
-        open_source="load_dataset",
-        open_real="load_real",
-        Source="Dataset",
-        Examples="_same",
-    )
+__getattr__ = renamed_names(
+    __name__,
+    open_source="load_dataset",
+    open_real="load_real",
+    Source="Dataset",
+    Examples="_same",
+)
 
 
 def _same(split: Split) -> Split:

@@ -1,13 +1,12 @@
 """Batches of images and labels as a `keras.utils.PyDataset`, made ahead by Grain."""
 
-import contextlib
 import functools
 import logging
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,7 +15,6 @@ from keras import ops
 
 from keras_vitx.backend import WORKER
 from keras_vitx.data.augmentation.erasing import noise
-from keras_vitx.data.sources.dataset import Split
 from keras_vitx.data.worker import Batch, EvaluationMaker, Maker, TrainingMaker, batch_of_step
 from keras_vitx.preprocessing import Preprocessing
 
@@ -82,17 +80,22 @@ class Batches(keras.utils.PyDataset):
                 self._iterator = iter(self.dataset(step, *share))
                 # At the end of the program, too: processes would leave shared memory behind.
                 self._closing = weakref.finalize(self, self._iterator.close)
-                # The processes start with the first batch.
-                with _without_keras() if self.processes else contextlib.nullcontext():
-                    batch = next(self._iterator)
-            else:
-                batch = next(self._iterator)
+                if self.processes:  # They start with the first batch.
+                    os.environ[WORKER] = "1"
+            batch = next(self._iterator)
         except BaseException:
             self._close()
             raise
+        finally:
+            os.environ.pop(WORKER, None)
         if not self.endless and (step + 1) % len(self) == 0:
             self._close()
         return batch
+
+    def _close(self):
+        if self._iterator is not None:
+            self._closing()
+        self._iterator = None
 
     def dataset(self, start: int = 0, *share: int) -> Any:
         """Return the batches before `finish` as a Grain dataset, from a step on.
@@ -104,7 +107,9 @@ class Batches(keras.utils.PyDataset):
         from absl import logging as absl_logging
 
         # Without JAX, Grain logs as it is imported that its profiler is missing.
-        absl_logging.get_absl_logger().addFilter(_no_profiler)
+        absl_logging.get_absl_logger().addFilter(
+            lambda record: "jax profiler" not in record.getMessage()
+        )
         import grain  # slow, and not needed to predict
 
         stop = sys.maxsize if self.endless else (start // len(self) + 1) * len(self)
@@ -130,25 +135,6 @@ class Batches(keras.utils.PyDataset):
         """Set the current epoch."""
         self.epoch = epoch
 
-    def _close(self):
-        if self._iterator is not None:
-            self._closing()
-        self._iterator = None
-
-
-@contextlib.contextmanager
-def _without_keras() -> Iterator[None]:
-    """Let processes that start meanwhile import the package without Keras."""
-    os.environ[WORKER] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(WORKER, None)
-
-
-def _no_profiler(record: logging.LogRecord) -> bool:
-    return "jax profiler" not in record.getMessage()
-
 
 class ImageBatches(Batches):
     """Batches of images of a split, normalized for a model.
@@ -157,21 +143,15 @@ class ImageBatches(Batches):
     `unreadable` has the error of each image that could not be decoded, by id.
     """
 
-    make: Maker
-
     def __init__(self, make: Maker, workers: int = 0, endless: bool = False):
         super().__init__(make, workers, endless)
+        self.split, self.batch_size = make.split, make.batch_size
         self.unreadable: dict[Any, str] = {}
-
-    @property
-    def split(self) -> Split:
-        """The images and their labels."""
-        return self.make.split
-
-    @property
-    def batch_size(self) -> int:
-        """Number of images per batch."""
-        return self.make.batch_size
+        make.budget = IN_MEMORY_BYTES // max(workers, 1)
+        if make.keras_cv is None:
+            make.on_device = has_accelerator()
+        else:
+            self.threads = 1
 
     def finish(self, batch: Batch) -> tuple:
         # Arrays of Grain's processes are of a class of its own, in shared memory.
@@ -189,17 +169,10 @@ class ImageBatches(Batches):
 
 
 class TrainingBatches(ImageBatches):
-    """Shuffled, augmented and mixed images, in full batches only; arguments as `TrainingMaker`.
-
-    Random numbers are seeded by (seed, epoch, index), so the workers have no influence on them.
-    """
+    """Shuffled, augmented and mixed images, in full batches only; arguments as `TrainingMaker`."""
 
     def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
-        budget = IN_MEMORY_BYTES // max(workers, 1)
-        make = TrainingMaker(*arguments, on_device=has_accelerator(), budget=budget, **options)
-        super().__init__(make, workers, endless=True)
-        if make.keras_cv is not None:
-            self.threads = 1
+        super().__init__(TrainingMaker(*arguments, **options), workers, endless=True)
 
     def ids(self, epoch: int, index: int) -> list[Any]:
         """Return the ids of the images of a batch: their paths, or indices in the source."""
@@ -210,7 +183,6 @@ class EvaluationBatches(ImageBatches):
     """Images in order, with the evaluation transform; arguments as `EvaluationMaker`."""
 
     def __init__(self, *arguments: Any, **options: Any):
-        options |= {"on_device": has_accelerator(), "budget": IN_MEMORY_BYTES}
         super().__init__(EvaluationMaker(*arguments, **options))
 
 

@@ -4,19 +4,20 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import keras
 import numpy as np
 
 from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
-from keras_vitx.data.batches import EvaluationBatches, TrainingBatches
 from keras_vitx.data.sources import load_dataset
 from keras_vitx.data.sources.dataset import Dataset, fraction_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest
+
+if TYPE_CHECKING:
+    import keras
 
 log = logging.getLogger(__name__)
 Sampling = Literal["balanced"] | Mapping[str, float] | Sequence[float] | np.ndarray | None
@@ -38,11 +39,11 @@ class Pipelines(NamedTuple):
         test: The test split of the source, in order, for `evaluate` only; or None.
     """
 
-    train: keras.utils.PyDataset
-    validation: keras.utils.PyDataset | None = None
+    train: "keras.utils.PyDataset"
+    validation: "keras.utils.PyDataset | None" = None
     class_names: tuple[str, ...] | None = None
     skipped: tuple[Path, ...] = ()
-    test: keras.utils.PyDataset | None = None
+    test: "keras.utils.PyDataset | None" = None
 
     @property
     def train_size(self) -> int | None:
@@ -131,6 +132,8 @@ def pipelines(
             classes than the model has outputs.
         OSError: if a file can't be read.
     """
+    from keras_vitx.data.batches import EvaluationBatches, TrainingBatches  # imports Keras
+
     for name, value, minimum in (
         ("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)
     ):  # fmt: skip
@@ -140,14 +143,21 @@ def pipelines(
             )
     if not isinstance(fraction, Real) or not 0 < fraction <= 1:
         raise ValueError(f"`fraction` must be a number in (0, 1]. Received: {fraction!r}.")
+    if sampling is not None and fraction != 1:
+        raise ValueError("`sampling` must be None where `fraction` is not 1.")
     augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
     spec, classes = ModelInput.of(model), model.output_shape[-1]
     if not isinstance(source, Dataset):
         source = load_dataset(source, validation_split=validation_split, strict=strict, seed=seed)
-    _check_classes(source, classes)
-    weights = None if sampling is None else _weights(sampling, source)
-    if weights is not None and fraction != 1:
-        raise ValueError("`sampling` must be None where `fraction` is not 1.")
+    names = source.class_names or ()
+    if len(names) > classes > 1:  # A single output may be binary classification or regression.
+        raise ValueError(
+            f"`model` must have an output per class. Received: {classes} outputs, but the source "
+            f"{source.name} has {len(names)} classes. Make the model with classes={len(names)}."
+        )
+    if names and len(names) < classes:
+        text = "The source %s has %d classes, the model %d outputs."
+        log.warning(text, source.name, len(names), classes)
     train = TrainingBatches(
         fraction_of(source.train, fraction, seed),
         spec,
@@ -158,7 +168,7 @@ def pipelines(
         classes=classes,
         strict=strict,
         targets=targets,
-        weights=weights,
+        weights=None if sampling is None else _weights(sampling, source.train.labels, names),
         workers=workers,
     )
     soft = None if mixing is None else classes
@@ -169,26 +179,25 @@ def pipelines(
     return Pipelines(train, validation, source.class_names, source.skipped, test)
 
 
-def _weights(sampling: Sampling, source: Dataset) -> np.ndarray:
+def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """Return the relative frequency of each training image."""
-    labels, names = source.train.labels, source.class_names or ()
-    if isinstance(sampling, (str, Mapping)):
-        if labels.ndim != 1 or labels.dtype.kind == "f":
-            raise ValueError(
-                "`sampling` must be one number per image where images do not have one class each. "
-                f"Received: {sampling!r}."
-            )
-        if isinstance(sampling, str) and sampling != "balanced":
-            raise ValueError(
-                f'`sampling` must be "balanced", a mapping or an array. Received: {sampling!r}.'
-            )
-        if isinstance(sampling, Mapping):
-            given = {str(name): weight for name, weight in sampling.items()}
-            for name in given.keys() - set(names):
-                raise ValueError(f"`sampling` has no class {name!r}. {nearest(name, names)}")
-            weights = np.array([given.get(name, 1.0) for name in names])[labels]
-        else:
-            weights = 1 / np.bincount(labels)[labels]
+    by_class = isinstance(sampling, (str, Mapping))
+    if by_class and (labels.ndim != 1 or labels.dtype.kind == "f"):
+        raise ValueError(
+            "`sampling` must be one number per image where images do not have one class each. "
+            f"Received: {sampling!r}."
+        )
+    if isinstance(sampling, Mapping):
+        given = {str(name): weight for name, weight in sampling.items()}
+        for name in given.keys() - set(names):
+            raise ValueError(f"`sampling` has no class {name!r}. {nearest(name, names)}")
+        weights = np.array([given.get(name, 1.0) for name in names])[labels]
+    elif by_class and sampling == "balanced":
+        weights = 1 / np.bincount(labels)[labels]
+    elif by_class:
+        raise ValueError(
+            f'`sampling` must be "balanced", a mapping or an array. Received: {sampling!r}.'
+        )
     else:
         weights = np.asarray(sampling, "float64")
     good = weights.shape == labels.shape[:1] and np.isfinite(weights).all()
@@ -198,18 +207,3 @@ def _weights(sampling: Sampling, source: Dataset) -> np.ndarray:
             f"training images. Received: {weights.dtype} of shape {weights.shape}."
         )
     return weights
-
-
-def _check_classes(source: Dataset, outputs: int) -> None:
-    # A single output may be binary classification or regression.
-    if source.class_names is None or outputs == 1:
-        return
-    classes = len(source.class_names)
-    if classes > outputs:
-        raise ValueError(
-            f"`model` must have an output per class. Received: {outputs} outputs, but the source "
-            f"{source.name} has {classes} classes. Make the model with classes={classes}."
-        )
-    if classes < outputs:
-        text = "The source %s has %d classes, the model %d outputs."
-        log.warning(text, source.name, classes, outputs)

@@ -28,10 +28,9 @@ def preprocess_input(images, model) -> np.ndarray:
         images = images if images.ndim == 4 else images[None]
     if not len(images):
         raise ValueError("`images` must be at least one image. Received: none.")
-    resized = [
-        fit_to_model(pixels_of(image), spec, spec.preprocessing.crop_ratio) for image in images
-    ]
-    return normalize(np.stack(resized), spec.preprocessing)
+    return normalize(
+        np.stack([fit_to_model(pixels_of(x), spec) for x in images]), spec.preprocessing
+    )
 
 
 class FileBatch(NamedTuple):
@@ -66,26 +65,25 @@ def batches_of_files(
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
-    return _batches([Path(path) for path in paths], ModelInput.of(model), batch_size)
+    spec, paths = ModelInput.of(model), [Path(path) for path in paths]
 
-
-def _batches(paths: list[Path], spec: ModelInput, batch_size: int) -> Iterator[FileBatch]:
     def image_or_error(path: Path) -> np.ndarray | OSError:
         try:
-            image = fit_to_model(decode_image(path), spec, spec.preprocessing.crop_ratio)
+            return normalize(fit_to_model(decode_image(path), spec), spec.preprocessing)
         except OSError as error:
             return error
-        return normalize(image, spec.preprocessing)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(paths), batch_size):
-            batch = paths[start : start + batch_size]
-            found = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
-            errors = {path: found.pop(path) for path in batch if isinstance(found[path], OSError)}
-            images = np.empty((len(found), *spec.size, spec.channels), "float32")
-            for row, image in zip(images, found.values(), strict=True):
-                row[:] = image
-            yield FileBatch(list(found), images, errors)
+    def batches() -> Iterator[FileBatch]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for start in range(0, len(paths), batch_size):
+                batch = paths[start : start + batch_size]
+                found = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
+                errors = {path: x for path, x in found.items() if isinstance(x, OSError)}
+                good = {path: x for path, x in found.items() if path not in errors}
+                images = np.array([*good.values()], "float32")
+                yield FileBatch(list(good), images.reshape(-1, *spec.size, spec.channels), errors)
+
+    return batches()
 
 
 @contextlib.contextmanager
@@ -200,11 +198,11 @@ def as_uint8(images, what: str) -> np.ndarray:
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     """Convert between gray and color, and drop transparency, as `channels` requires."""
+    if image.shape[-1] == 4 and channels in (1, 3):
+        image = image[..., :3]
     given = image.shape[-1]
     if given == channels:
         return image
-    if given == 4 and channels in (1, 3):
-        return with_channels(image[..., :3], channels)
     if given == 1 and channels == 3:
         return np.repeat(image, 3, axis=-1)
     if given == 3 and channels == 1:
@@ -215,10 +213,17 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     )
 
 
-def fit_to_model(image: np.ndarray, spec: ModelInput, crop_ratio: float) -> np.ndarray:
-    """Convert a uint8 image (h, w, c) to the size and channels of a model's input."""
+def fit_to_model(
+    image: np.ndarray, spec: ModelInput, crop_ratio: float | None = None
+) -> np.ndarray:
+    """Convert a uint8 image (h, w, c) to the size and channels of a model's input.
+
+    The crop ratio is the model's if it is None.
+    """
+    transform = spec.preprocessing
+    crop_ratio = transform.crop_ratio if crop_ratio is None else crop_ratio
     image = with_channels(image, spec.channels)
-    return resize_and_crop(image, spec.size, crop_ratio, spec.preprocessing.interpolation)
+    return resize_and_crop(image, spec.size, crop_ratio, transform.interpolation)
 
 
 def resize_and_crop(

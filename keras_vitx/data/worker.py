@@ -2,9 +2,8 @@
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,33 +41,45 @@ class Maker:
     split: Split
     spec: ModelInput
     batch_size: int
-    _: KW_ONLY
-    strict: bool = False
-    on_device: bool = False
-    budget: int = 0
+    strict: bool = field(default=False, kw_only=True)
+
+    on_device, budget, keras_cv = False, 0, None
+
+    def __post_init__(self):
+        self.kept: dict[int, Any] = {}
+
+    def __getstate__(self):
+        # Each process has its own images in memory, and its own layers of keras-cv.
+        state = {name: value for name, value in vars(self).items() if name != "keras_cv"}
+        return state | {"kept": {}}
 
     def decoded(self, position: int) -> Any:
         """Return an image with the evaluation transform, uint8, at the size of the input."""
-        ratio = self.spec.preprocessing.crop_ratio
-        return fit_to_model(self.split.images[position], self.spec, ratio)
+        return fit_to_model(self.split.images[position], self.spec)
 
-    @functools.cached_property
-    def images(self) -> "Kept":
-        """The decoded images."""
-        return Kept(self.decoded, self.budget)
+    def image(self, position: int) -> Any:
+        """Return what `decoded` returns, from memory if it is there."""
+        image = self.kept.get(position)
+        if image is None:
+            image = self.decoded(position)
+            # Pillow keeps four bytes per pixel.
+            size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
+            if size <= self.budget:
+                self.budget -= size
+                self.kept[position] = image
+        return image
 
-    def read(self, positions: Sequence[int]) -> tuple[list, tuple[tuple[Any, str], ...]]:
-        """Return images, or None, and errors; an OSError if all fail, or any with `strict`."""
-        images, errors = [], {}
-        for position in positions:
+    def read(self, positions: np.ndarray) -> tuple[dict[int, Any], tuple[tuple[Any, str], ...]]:
+        """Return images by row, and errors; an OSError if all fail, or any with `strict`."""
+        images, errors = {}, {}
+        for row, position in enumerate(positions):
             try:
-                images.append(self.images[position])
+                images[row] = self.image(position)
             except OSError as error:
                 if self.strict:
                     raise
-                images.append(None)
                 errors[self.split.id(position)] = str(error)
-        if errors and all(image is None for image in images):
+        if not images:
             raise OSError(f"no image of a batch can be decoded: {next(iter(errors.values()))}")
         return images, tuple(errors.items())
 
@@ -81,9 +92,36 @@ class Maker:
                 erase_box(batch[i], boxes[i])
         return batch
 
-    def __getstate__(self):
-        # Each process has its own images in memory, and its own layers of keras-cv.
-        return {k: v for k, v in vars(self).items() if k not in ("images", "keras_cv")}
+
+@dataclass(eq=False)
+class EvaluationMaker(Maker):
+    """Images in order, with the evaluation transform, without those that can't be decoded.
+
+    `soft` is the number of classes of soft labels, as mixed training images have them.
+    """
+
+    pad: bool = False
+    soft: int | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches per epoch."""
+        return -(-self.split.size // self.batch_size)
+
+    def __call__(self, epoch: int, index: int) -> Batch:
+        positions = np.arange(self.split.size)[index * self.batch_size :][: self.batch_size]
+        images, errors = self.read(positions)
+        labels, weights = self.split.labels[positions[list(images)]], None
+        images = np.stack(list(images.values()))
+        if self.soft is not None:
+            labels = soft_labels(labels, self.soft)
+        if self.pad:
+            missing = self.batch_size - len(images)
+            images, labels, weights = (
+                np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+                for array in (images, labels, np.ones(len(images), "float32"))
+            )
+        return Batch(images if self.on_device else self.normalized(images), labels, weights,
+                     errors=errors)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -97,20 +135,18 @@ class TrainingMaker(Maker):
     augmentation: Augmentation | None = None
     mixing: Mixing | None = None
     seed: int = 0
-    _: KW_ONLY
     classes: int | None = None
     targets: Callable[[Any, Window], np.ndarray] | None = None
     weights: np.ndarray | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         self.batch_size = min(self.batch_size, self.split.size)
-        self.mixing = Mixing.of(self.mixing)
         if self.augmentation is not None:
             self.augmentation.check_channels(self.spec.channels)
-        if self.keras_cv is not None:  # Made here, so that a missing package is an error at once.
-            self.on_device = False
-            if self.targets is not None:
-                raise ValueError('`by` must be "pillow" where there are targets.')
+        # Made here, so that a missing package is an error at once.
+        if self.keras_cv is not None and self.targets is not None:
+            raise ValueError('`by` must be "pillow" where there are targets.')
         if self.mixing is not None:
             check_mixable(self.split.labels, self.classes)
             self.mixing.check_batch(self.batch_size)
@@ -135,14 +171,13 @@ class TrainingMaker(Maker):
 
     def decoded(self, position: int) -> Any:
         """Return an image before augmentation, at the input size unless a window is cropped."""
-        crop = self.augmentation and self.augmentation.crop
+        images, crop = self.split.images, self.augmentation and self.augmentation.crop
         if crop is None:
             return super().decoded(position)
-        images = self.split.images
         if crop == "shift":
             return fit_to_model(images[position], self.spec, 1.0)
         if hasattr(images, "picture") and self.spec.channels == 3 and self.keras_cv is None:
-            return images.picture(position)
+            return images.picture(position)  # cheaper to crop than an array
         return with_channels(images[position], self.spec.channels)
 
     def positions(self, epoch: int, index: int) -> np.ndarray:
@@ -163,12 +198,10 @@ class TrainingMaker(Maker):
         seeds = random.integers(2**63, size=len(positions))
         own = share_of_batch(len(positions), share, shares)
         positions, seeds = positions[own], seeds[own]
-        images, errors = self.read(positions)
-        if errors:
-            read = [i for i, image in enumerate(images) if image is not None]
-            taken = [i if images[i] is not None else read[i % len(read)] for i in range(len(seeds))]
-            images, positions, seeds = [images[i] for i in taken], positions[taken], seeds[taken]
-        images, windows, boxes = self.augmented(images, seeds)
+        found, errors = self.read(positions)
+        rows = [i if i in found else list(found)[i % len(found)] for i in range(len(seeds))]
+        positions, seeds = positions[rows], seeds[rows]
+        images, windows, boxes = self.augmented([found[row] for row in rows], seeds)
 
         labels: Any = self.split.labels[positions]
         if self.mixing is not None:
@@ -189,77 +222,19 @@ class TrainingMaker(Maker):
         self, images: Sequence[Any], seeds: np.ndarray
     ) -> tuple[np.ndarray, Sequence[Window], np.ndarray | None]:
         """Return augmented uint8 images, their windows, and the boxes to erase."""
-        augmentation, size = self.augmentation, self.spec.size
-        windows = [Window()] * len(images)
-        if augmentation is None:
-            return np.stack(images), windows, None
+        augmentation, size, mean = self.augmentation, self.spec.size, self.spec.preprocessing.mean
+        boxes, windows = None, [Window()] * len(images)
         if self.keras_cv is not None:
-            return self.keras_cv.pixels(images, int(seeds[0] % 2**31)), windows, None
-        randoms = [np.random.default_rng(seed) for seed in seeds]
-        mean = self.spec.preprocessing.mean
-        pairs = [
-            augmentation.pixels(image, size, random, mean)
-            for image, random in zip(images, randoms, strict=True)
-        ]
-        boxes = None
-        if augmentation.erasing:
-            boxes = [draw_erasing(*size, augmentation.erasing, random) for random in randoms]
-            boxes = np.array(boxes, "int32")
-        images, windows = zip(*pairs, strict=True)
+            images = self.keras_cv.pixels(images, int(seeds[0] % 2**31))
+        elif augmentation is not None:
+            randoms = [np.random.default_rng(seed) for seed in seeds]
+            pairs = zip(images, randoms, strict=True)
+            found = [augmentation.pixels(image, size, random, mean) for image, random in pairs]
+            images, windows = zip(*found, strict=True)
+            if augmentation.erasing:
+                boxes = [draw_erasing(*size, augmentation.erasing, random) for random in randoms]
+                boxes = np.array(boxes, "int32")
         return np.stack(images), windows, boxes
-
-
-@dataclass(eq=False)
-class EvaluationMaker(Maker):
-    """Images in order, with the evaluation transform, without those that can't be decoded.
-
-    `soft` is the number of classes of soft labels, as mixed training images have them.
-    """
-
-    pad: bool = False
-    soft: int | None = None
-
-    def __len__(self) -> int:
-        """Return the number of batches per epoch."""
-        return -(-self.split.size // self.batch_size)
-
-    def __call__(self, epoch: int, index: int) -> Batch:
-        positions = np.arange(self.split.size)[index * self.batch_size :][: self.batch_size]
-        images, errors = self.read(positions)
-        positions = [p for p, image in zip(positions, images, strict=True) if image is not None]
-        images = np.stack([image for image in images if image is not None])
-        labels, weights = self.split.labels[positions], None
-        if self.soft is not None:
-            labels = soft_labels(labels, self.soft)
-        if self.pad:
-            missing = self.batch_size - len(images)
-            images, labels, weights = (
-                np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
-                for array in (images, labels, np.ones(len(images), "float32"))
-            )
-        images = images if self.on_device else self.normalized(images)
-        return Batch(images, labels, weights, errors=errors)
-
-
-class Kept:
-    """What `read(index)` returns, kept in memory up to `budget` bytes in total."""
-
-    def __init__(self, read: Callable[[int], Any], budget: int):
-        self.read, self.left = read, budget
-        self.images: dict[int, Any] = {}
-        self.lock = threading.Lock()
-
-    def __getitem__(self, index: int) -> Any:
-        image = self.images.get(index)
-        if image is None:
-            image = self.read(index)
-            # Pillow keeps four bytes per pixel.
-            size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
-            with self.lock:
-                if size <= self.left and index not in self.images:
-                    self.left -= size
-                    self.images[index] = image
-        return image
 
 
 def batch_of_step(make: Callable, batches: int, share: tuple[int, ...], step: int) -> Any:

@@ -27,12 +27,12 @@ def timm_transform(timm):
 def make_model():
     """The attributes that data/ reads of a model, without a model."""
 
-    def make(size=(32, 32), channels=3, classes=10, **facts):
-        facts = {"mean": [0.5] * channels, "std": [0.25] * channels} | facts
+    def make(size=(16, 16), channels=3, classes=4, **preprocessing):
+        preprocessing = {"mean": [0.5] * channels, "std": [0.25] * channels} | preprocessing
         return SimpleNamespace(
             input_shape=(None, *size, channels),
             output_shape=(None, classes),
-            preprocessing=facts,
+            preprocessing=preprocessing,
         )
 
     return make
@@ -53,6 +53,12 @@ def picture():
         return np.clip(np.stack(planes, axis=-1), 0, 255).astype("uint8")
 
     return make
+
+
+@pytest.fixture
+def pictures(picture):
+    """Images (n, 20, 24, 3) and their classes, 0 to 3."""
+    return lambda n: (np.stack([picture(20, 24, seed=i) for i in range(n)]), np.arange(n) % 4)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from keras_vitx.data import Mixing
 from keras_vitx.data.augmentation import PRESETS, jittered
-from keras_vitx.data.augmentation.erasing import erase
+from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.rand_augment import OPERATIONS, SIGNED, RandAugment
 from keras_vitx.data.augmentation.windows import random_box
 from keras_vitx.data.preprocessing import normalize
@@ -27,6 +27,10 @@ TIMM = {
     },
     **{name: f"{name}Rel" for name in ("TranslateX", "TranslateY")},
 }
+
+
+def erase(image, probability, generator):
+    erase_box(image, draw_erasing(*image.shape[:2], probability, generator))
 
 
 @pytest.fixture

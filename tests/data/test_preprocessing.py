@@ -1,17 +1,112 @@
-import warnings
+"""From files and arrays to the input of a model, and the record that says how."""
 
+import json
+import warnings
+from types import SimpleNamespace
+
+import keras
 import numpy as np
 import pytest
+from harness import FAMILIES
 from PIL import Image
 
-from keras_vitx.data import decode_image, preprocess_input, preprocessing
+import keras_vitx as kv
+from keras_vitx.data import batches_of_files, decode_image, preprocess_input, preprocessing
 from keras_vitx.data.preprocessing import resize_and_crop
+from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing
 
 pytestmark = pytest.mark.backend_free
 
 
-def difference(a, b):
-    return np.abs(a.astype(int) - b.astype(int)).max()
+# The record
+
+
+def test_the_record_comes_back_from_json():
+    record = Preprocessing(np.float32([0.5, 0.25]), [1, 2], 1.13, "bilinear")
+    assert record.mean == (0.5, 0.25) and record.std == (1.0, 2.0)
+    assert Preprocessing.of(json.loads(json.dumps(record.to_dict()))) == record
+    assert Preprocessing.of(record) is record
+    assert Preprocessing.of({"mean": [0.5], "std": [1]}) == Preprocessing((0.5,), (1.0,))
+
+
+def test_changes_and_other_channels():
+    changed = IMAGENET_INCEPTION.but(crop_ratio=0.9, std=(1, 1, 1))
+    assert changed == Preprocessing((0.5,) * 3, (1.0,) * 3, 0.9)
+    with pytest.raises(AttributeError):
+        IMAGENET_INCEPTION.crop_ratio = 0.9
+    record = Preprocessing((0.25, 0.5, 0.75), (1, 2, 3), 0.9)
+    assert record.for_channels(3) is record
+    assert record.for_channels(1) == Preprocessing((0.5,), (2.0,), 0.9)
+    assert record.for_channels(4) == Preprocessing((0.5,) * 4, (2.0,) * 4, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mean": 0.5}, "`mean` must be one finite number per channel. Received: 0.5"),
+        ({"mean": ("a",)}, "`mean` must be"),
+        ({"std": ()}, "`std` must be one finite number"),
+        ({"std": (float("nan"),) * 3}, "`std` must be one finite number"),
+        ({"std": (1, 1)}, "one value per channel"),
+        ({"std": (1, 0, 1)}, "`std` must be positive"),
+        ({"crop_ratio": 0}, "`crop_ratio` must be above 0. Received: 0"),
+        ({"crop_ratio": float("nan")}, "`crop_ratio`"),
+        ({"crop_ratio": "0.9"}, "`crop_ratio`"),
+        ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
+        ({"crop": 0.9}, r"no entry 'crop'.*'crop_ratio'"),
+    ],
+)
+def test_values_out_of_range(changes, message):
+    with pytest.raises(ValueError, match=message):
+        IMAGENET_INCEPTION.but(**changes)
+
+
+@pytest.mark.parametrize("value", [None, 0.5, {"mean": [0.5]}, {"std": [0.5]}])
+def test_what_is_no_preprocessing(value):
+    with pytest.raises(ValueError, match=r"dictionary with `mean` and `std`\. Received"):
+        Preprocessing.of(value)
+
+
+def test_a_model_holds_the_record():
+    model = FAMILIES["ViT"](input_shape=(16, 8, 1))
+    assert model.preprocessing == kv.ViT.preprocessing.for_channels(1)
+    assert ModelInput.of(model).size == (16, 8)
+    assert ModelInput.of(ModelInput.of(model)) == ModelInput.of(model)
+    model.preprocessing = {"mean": [0.5], "std": [0.25]}
+    with pytest.raises(ValueError, match="dictionary with `mean` and `std`"):
+        model.preprocessing = {"mean": [0.5]}
+    assert model.preprocessing == Preprocessing((0.5,), (0.25,)), "stays as it was"
+
+
+def test_a_saved_model_has_it_as_a_dictionary(tmp_path):
+    model = FAMILIES["ViT"]()
+    model.preprocessing = IMAGENET_INCEPTION.but(interpolation="bilinear")
+    # Files from before the record existed have the same dictionary.
+    half = [0.5, 0.5, 0.5]
+    written = {"mean": half, "std": half, "crop_ratio": 1.0, "interpolation": "bilinear"}
+    assert model.get_config()["preprocessing"] == written
+    model.save(tmp_path / "m.keras")
+    assert keras.saving.load_model(tmp_path / "m.keras").preprocessing == model.preprocessing
+    for mean in (tuple(half), np.float32(half)):
+        # Tuples and arrays as Keras serializes them.
+        written = json.dumps(keras.saving.serialize_keras_object({"mean": mean, "std": mean}))
+        older = model.get_config() | {"preprocessing": json.loads(written)}
+        assert kv.models.Chain.from_config(older).preprocessing == IMAGENET_INCEPTION
+
+
+def test_a_model_without_it_is_named(make_model, picture):
+    model = SimpleNamespace(input_shape=(None, 8, 8, 3))
+    with pytest.raises(ValueError, match="has no `preprocessing`"):
+        preprocess_input(picture(8, 8), model)
+    model.preprocessing = IMAGENET_INCEPTION.to_dict()
+    assert ModelInput.of(model).preprocessing == IMAGENET_INCEPTION
+    with pytest.raises(ValueError, match=r"Received: \(None, None, 32, 3\)"):
+        ModelInput.of(make_model((None, 32)))
+    with pytest.raises(ValueError, match="each of 3 channels"):
+        ModelInput.of(make_model(mean=[0.5], std=[0.5]))
+
+
+# Images
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
@@ -26,7 +121,7 @@ def test_it_equals_timm(timm_transform, picture, image_size, size, crop_ratio, i
     expected = np.asarray(transform(Image.fromarray(image))).transpose(1, 2, 0)
     ours = resize_and_crop(image, size, crop_ratio, interpolation)
     assert ours.shape == expected.shape and ours.dtype == np.uint8
-    assert difference(ours, expected) <= 1
+    assert np.abs(ours.astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
@@ -38,19 +133,9 @@ def test_each_channel_is_resized_as_a_grey_image(picture, channels):
         np.testing.assert_array_equal(resized[..., i], alone[..., 0])
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [(((8, 8), 0.0), "crop_ratio"), (((8, 8), 1.0, "bicubik"), "Did you mean 'bicubic'")],
-)
-def test_wrong_arguments_are_named(picture, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        resize_and_crop(picture(9, 9), *arguments)
-
-
 def test_values_are_normalised_by_channel(make_model):
     model = make_model((4, 4), mean=[0.0, 0.5, 1.0], std=[1.0, 0.5, 0.25])
-    image = np.full((4, 4, 3), 255, "uint8")
-    batch = preprocess_input(image, model)
+    batch = preprocess_input(np.full((4, 4, 3), 255, "uint8"), model)
     assert batch.shape == (1, 4, 4, 3) and batch.dtype == np.float32
     np.testing.assert_allclose(batch[0, 0, 0], [1.0, 1.0, 0.0], atol=1e-6)
 
@@ -59,33 +144,23 @@ def test_every_kind_of_input_gives_the_same(make_model, picture, save, tmp_path)
     image, model = picture(45, 37), make_model()
     path = save(tmp_path / "a.png", image)
     expected = preprocess_input(image, model)
-    for other in (
-        path,
-        str(path),
-        Image.fromarray(image),
-        image[None],
-        [image],
-        image / 255,
-        (image / 255).astype("float32"),
-    ):
+    whole = image / 255
+    for other in (path, str(path), Image.fromarray(image), image[None], [image], whole,
+                  whole.astype("float32")):  # fmt: skip
         np.testing.assert_array_equal(preprocess_input(other, model), expected)
-    mixed = preprocess_input([path, Image.fromarray(image), image], model)
-    np.testing.assert_array_equal(mixed, np.repeat(expected, 3, axis=0))
-
-
-def test_images_of_different_sizes_make_one_batch(make_model, picture):
-    batch = preprocess_input([picture(45, 37), picture(20, 90)], make_model((16, 24)))
-    assert batch.shape == (2, 16, 24, 3)
+    mixed = preprocess_input([path, Image.fromarray(image), picture(20, 90)], model)
+    assert mixed.shape == (3, 16, 16, 3)
+    np.testing.assert_array_equal(mixed[:2], np.repeat(expected, 2, axis=0))
 
 
 def test_grey_becomes_colour_and_colour_grey(make_model, picture):
-    grey = picture(32, 32, 1)
+    grey = picture(16, 16, 1)
     batch = preprocess_input(grey[..., 0], make_model())
-    assert batch.shape == (1, 32, 32, 3)
+    assert batch.shape == (1, 16, 16, 3)
     np.testing.assert_array_equal(batch[..., 0], batch[..., 2])
-    np.testing.assert_array_equal(preprocess_input(grey, make_model(channels=1)), batch[..., :1])
-    colour = np.repeat(grey, 3, axis=-1)
-    np.testing.assert_array_equal(preprocess_input(colour, make_model(channels=1)), batch[..., :1])
+    for image in (grey, np.repeat(grey, 3, axis=-1)):
+        found = preprocess_input(image, make_model(channels=1))
+        np.testing.assert_array_equal(found, batch[..., :1])
 
 
 @pytest.mark.parametrize(
@@ -100,61 +175,30 @@ def test_grey_becomes_colour_and_colour_grey(make_model, picture):
         ([], "Received: none"),
         (np.zeros((0, 8, 8, 3), "uint8"), "Received: none"),
         (np.zeros((8, 0, 3), "uint8"), "Received: shape"),
+        (Image.new("RGB", (8, 0)), r"size of a PIL image is \(8, 0\)"),
     ],
 )
-def test_wrong_images_are_an_error(make_model, images, message):
+def test_wrong_images_are_named(make_model, images, message):
     with pytest.raises(ValueError, match=message):
         preprocess_input(images, make_model())
 
 
-def test_a_model_without_the_facts_is_an_error(make_model, picture):
-    model = make_model()
-    del model.preprocessing
-    with pytest.raises(ValueError, match="has no `preprocessing`"):
-        preprocess_input(picture(8, 8), model)
-    with pytest.raises(ValueError, match=r"Received: \(None, None, 32, 3\)"):
-        preprocess_input(picture(8, 8), make_model((None, 32)))
-    with pytest.raises(ValueError, match="each of 3 channels"):
-        preprocess_input(picture(8, 8), make_model(mean=[0.5], std=[0.5]))
-
-
-def test_a_file_is_turned_upright(tmp_path, picture, save):
-    image = picture(20, 30)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # EXIF: rotate a quarter turn clockwise
-    upright = decode_image(save(tmp_path / "a.png", image, exif=exif))
-    np.testing.assert_array_equal(upright, np.rot90(image, -1))
-
-
-def test_files_become_colour_or_grey(tmp_path, picture, save):
-    grey, alpha = picture(9, 8, 1), picture(9, 8, 4)
-    path = save(tmp_path / "grey.png", grey)
-    np.testing.assert_array_equal(decode_image(path), np.repeat(grey, 3, axis=-1))
-    np.testing.assert_array_equal(decode_image(path, channels=1), grey)
-    np.testing.assert_array_equal(decode_image(save(tmp_path / "a.png", alpha)), alpha[..., :3])
-    with pytest.raises(ValueError, match=r"`channels` must be 1 or 3\. Received: 4"):
-        decode_image(path, channels=4)
-
-
-def test_16_bit_grey_is_scaled_not_cut(tmp_path, picture):
-    grey = picture(9, 8, 1)[..., 0]
-    path = tmp_path / "deep.png"
-    Image.fromarray(grey.astype("uint16") * 257).save(path)
-    np.testing.assert_array_equal(decode_image(path, channels=1)[..., 0], grey)
-
-
-def test_a_file_that_is_no_image_is_named(tmp_path, picture, save):
-    short = save(tmp_path / "short.jpg", picture(64, 64))
-    short.write_bytes(short.read_bytes()[:-300])
-    (tmp_path / "text.png").write_text("text")
-    for name in ("short.jpg", "text.png", "missing.png"):
-        with pytest.raises(OSError, match=f"{name} can't be decoded"):
-            decode_image(tmp_path / name)
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 0.0), "crop_ratio"),
+        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 1.0, "bicubik"), "Did you mean 'bicubic'"),
+        ((np.zeros((0, 8, 3), "uint8"), (4, 4)), "at least one pixel"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        resize_and_crop(*arguments)
 
 
 @pytest.mark.parametrize("sides", [(1, 20_000), (20_000, 1), (3, 9_000)])
 def test_only_what_the_crop_shows_of_a_long_image_is_resized(
-    make_model, picture, save, tmp_path, monkeypatch, sides
+    make_model, picture, monkeypatch, sides
 ):
     resized, resize = [], Image.Image.resize
 
@@ -163,9 +207,8 @@ def test_only_what_the_crop_shows_of_a_long_image_is_resized(
         return resize(self, size, *arguments)
 
     monkeypatch.setattr(Image.Image, "resize", spy)
-    batch = preprocess_input(save(tmp_path / "long.png", picture(*sides)), make_model())
-    assert batch.shape == (1, 32, 32, 3) and np.isfinite(batch).all()
-    assert max(resized) <= 130 * 32 * 32
+    assert preprocess_input(picture(*sides), make_model()).shape == (1, 16, 16, 3)
+    assert max(resized) <= 130 * 16 * 16
 
 
 @pytest.mark.parametrize("crop_ratio", [0.875, 1.0, 1.15])
@@ -184,8 +227,54 @@ def test_a_long_image_shows_its_center(monkeypatch, sides, crop_ratio):
     assert np.ptp(results[0]) > 120
 
 
+# Files
+
+
+def test_files_are_upright_in_colour_or_grey_and_in_bytes(tmp_path, picture, save):
+    image, grey, alpha = picture(20, 30), picture(9, 8, 1), picture(9, 8, 4)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # EXIF: rotate a quarter turn clockwise
+    path = save(tmp_path / "grey.png", grey)
+    deep = tmp_path / "deep.png"
+    Image.fromarray(grey[..., 0].astype("uint16") * 257).save(deep)
+    for found, wanted in (
+        (decode_image(save(tmp_path / "a.png", image, exif=exif)), np.rot90(image, -1)),
+        (decode_image(save(tmp_path / "b.png", alpha)), alpha[..., :3]),
+        (decode_image(path), np.repeat(grey, 3, axis=-1)),
+        (decode_image(path, channels=1), grey),
+        (decode_image(deep, channels=1), grey),
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(ValueError, match=r"`channels` must be 1 or 3\. Received: 4"):
+        decode_image(path, channels=4)
+
+
+def test_files_come_batch_by_batch_and_broken_ones_as_errors(tmp_path, picture, save, make_model):
+    model = make_model((16, 24), crop_ratio=0.9)
+    good = [save(tmp_path / f"{i}.png", picture(20 + i, 30, seed=i)) for i in range(4)]
+    broken = [tmp_path / "text.png", tmp_path / "missing.png", tmp_path / "cut.jpg"]
+    broken[0].write_text("no image")
+    save(broken[2], picture(64, 64))
+    broken[2].write_bytes(broken[2].read_bytes()[:-300])
+    batches = list(batches_of_files([*good[:2], *broken, *good[2:]], model, batch_size=3))
+
+    assert [len(batch.paths) for batch in batches] == [2, 1, 1]
+    assert [path for batch in batches for path in batch.paths] == good
+    images = np.concatenate([batch.images for batch in batches])
+    np.testing.assert_array_equal(images, preprocess_input(good, model))
+    errors = {path: error for batch in batches for path, error in batch.errors.items()}
+    assert list(errors) == broken
+    assert all(f"{path} can't be decoded" in str(error) for path, error in errors.items())
+
+    (batch,) = batches_of_files([str(tmp_path / "missing.png")], model)
+    assert batch.images.shape == (0, 16, 24, 3) and batch.paths == [] and len(batch.errors) == 1
+    assert list(batches_of_files([], model)) == []
+    with pytest.raises(ValueError, match=r"`batch_size` must be .*Received: 0"):
+        batches_of_files([], model, 0)
+
+
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
-    make_model, picture, save, tmp_path, monkeypatch
+    picture, save, tmp_path, monkeypatch
 ):
     path = save(tmp_path / "large.png", picture(40, 30))
     for limit in (1_000, 500):  # Pillow itself warns at the one, and raises at the other.
@@ -194,13 +283,6 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
             warnings.catch_warnings(action="ignore"),
             pytest.raises(OSError, match=rf"large.png can't .* more than {limit:,} pixels"),
         ):
-            preprocess_input(path, make_model())
+            decode_image(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert preprocess_input(path, make_model()).shape == (1, 32, 32, 3)
-
-
-def test_an_image_without_pixels_is_an_error(make_model):
-    with pytest.raises(ValueError, match=r"size of a PIL image is \(8, 0\)"):
-        preprocess_input(Image.new("RGB", (8, 0)), make_model())
-    with pytest.raises(ValueError, match="at least one pixel"):
-        resize_and_crop(np.zeros((0, 8, 3), "uint8"), (4, 4))
+    assert decode_image(path).shape == (40, 30, 3)

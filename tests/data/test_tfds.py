@@ -62,32 +62,30 @@ def contents(part):
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
-    folder = built(tmp_path, {"train": 21, "test": 9, "validation": 6}, file_format=file_format)
+    splits = {"train": 21, "test": 9, "validation": 6}
+    folder = built(tmp_path, splits, file_format=file_format)
     source = load_dataset("tfds:shapes", data_dir=folder)
-    assert source.class_names == ("disc", "square", "star")
-    assert source.name == "tfds:shapes"
-    for split, n in (("train", 21), ("validation", 6), ("test", 9)):
+    assert source.class_names == ("disc", "square", "star") and source.name == "tfds:shapes"
+    for split, n in splits.items():
         part = getattr(source, split)
         assert part.size == len(part.images) == n
         assert contents(part) == sorted((pixels(split, i).tobytes(), i % 3) for i in range(n))
+    file = next(folder.rglob(f"*train.{file_format}*"))
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(OSError, match=r"shapes/1\.0\.0, split 'train' can't be read"):
+        load_dataset("tfds:shapes", data_dir=folder)
 
 
-def test_without_a_validation_split_train_is_cut_and_test_kept_apart(tmp_path):
-    folder = built(tmp_path, {"train": 30, "test": 3})
+def test_other_splits_and_features(tmp_path, caplog):
+    folder = built(tmp_path / "a", {"train": 30, "test": 3}, unlabelled="test")
     source = load_dataset("tfds:shapes", data_dir=folder, validation_split=0.2)
+    assert "split 'test' has no labels" in caplog.text and source.test is None
     assert np.bincount(source.train.labels).tolist() == [8] * 3
     assert np.bincount(source.validation.labels).tolist() == [2] * 3
     both = contents(source.train) + contents(source.validation)
     assert sorted(both) == sorted((pixels("train", i).tobytes(), i % 3) for i in range(30))
-    assert source.test.size == 3
-
-
-@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
-def test_a_file_cut_short_is_named(tmp_path, file_format):
-    folder = built(tmp_path, {"train": 9}, file_format=file_format)
-    file = next(folder.rglob(f"*.{file_format}*"))
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(OSError, match=r"shapes/1\.0\.0, split 'train' can't be read"):
+    folder = built(tmp_path / "b", {"train": 3}, {"text": tfds.features.Text()})
+    with pytest.raises(ValueError, match="must have the features image and label"):
         load_dataset("tfds:shapes", data_dir=folder)
 
 
@@ -128,21 +126,9 @@ def test_array_record_is_trained_on_without_tensorflow(tmp_path):
     assert run_python(READING, folder, backend=backend).stdout.split()[-1] == "9"
 
 
-def test_a_set_without_labels_is_refused(tmp_path):
-    folder = built(tmp_path, {"train": 3}, {"text": tfds.features.Text()})
-    with pytest.raises(ValueError, match="must have the features image and label"):
-        load_dataset("tfds:shapes", data_dir=folder)
-
-
 def test_an_unknown_name_gives_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"no 'cifar11'.*'cifar10"):
         load_dataset("tfds:cifar11", data_dir=tmp_path)
-
-
-def test_a_split_without_labels_is_left_out(tmp_path, caplog):
-    folder = built(tmp_path, {"train": 6, "test": 3}, unlabelled="test")
-    assert load_dataset("tfds:shapes", data_dir=folder).test is None
-    assert "split 'test' has no labels" in caplog.text
 
 
 def test_the_missing_library_is_named(monkeypatch):

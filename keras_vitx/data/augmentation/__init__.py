@@ -72,7 +72,13 @@ class Augmentation:
                     f"`{name}` must be one of {choices}. Received: {getattr(self, name)!r}."
                 )
         for name, highest in (("scale", 1.0), ("ratio", math.inf)):
-            object.__setattr__(self, name, _interval(name, getattr(self, name), highest))
+            low, high = _pair(getattr(self, name))
+            if not 0 < low <= high <= highest:
+                raise ValueError(
+                    f"`{name}` must be a minimum and a maximum, above 0 and at most {highest:g}. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+            object.__setattr__(self, name, (low, high))
         for name in ("flip", "color_jitter", "erasing"):
             check_fraction(name, getattr(self, name))
         if not isinstance(self.repeats, Integral) or self.repeats < 1:
@@ -180,16 +186,12 @@ def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
     return cls(**values)
 
 
-def _interval(name: str, values: Any, highest: float) -> tuple[float, float]:
+def _pair(values: Any) -> tuple[float, float]:
+    """Return two numbers; (0, 0) for anything else."""
     try:
-        low, high = (float(value) for value in values)
+        low, high = map(float, values)
     except (TypeError, ValueError):
-        low, high = 0.0, 0.0
-    if not 0 < low <= high <= highest:
-        bound = "above 0" if highest == math.inf else f"above 0 and at most {highest:g}"
-        raise ValueError(
-            f"`{name}` must be a minimum and a maximum, {bound}. Received: {values!r}."
-        )
+        return 0.0, 0.0
     return low, high
 
 

@@ -26,15 +26,14 @@ def draw_erasing(
 
     All are 0 where nothing is erased, also if ten boxes exceed the image.
     """
-    if random.random() >= probability:
-        return 0, 0, 0, 0, 0
-    for _ in range(ATTEMPTS):
-        area = random.uniform(*AREA) * height * width
-        ratio = math.exp(random.uniform(*map(math.log, RATIO)))
-        rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if rows < height and columns < width:
-            top, left = random.integers((height - rows + 1, width - columns + 1)).tolist()
-            return top, left, rows, columns, int(random.integers(NOISE))
+    if random.random() < probability:
+        for _ in range(ATTEMPTS):
+            area = random.uniform(*AREA) * height * width
+            ratio = math.exp(random.uniform(*map(math.log, RATIO)))
+            rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if rows < height and columns < width:
+                top, left = random.integers((height - rows + 1, width - columns + 1)).tolist()
+                return top, left, rows, columns, int(random.integers(NOISE))
     return 0, 0, 0, 0, 0
 
 
@@ -51,8 +50,3 @@ def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
     numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
     window = slice(top, top + rows), slice(left, left + columns)
     image[window] = numbers[window]
-
-
-def erase(image: np.ndarray, probability: float, random: np.random.Generator) -> None:
-    """Replace a random box of a normalized image by standard normal noise, in place."""
-    erase_box(image, draw_erasing(*image.shape[:2], probability, random))

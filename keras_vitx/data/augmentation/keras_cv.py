@@ -73,15 +73,10 @@ def _layers(layers, augmentation: Augmentation, size: tuple[int, int]) -> list:
     if augmentation.flip:
         found.append(layers.RandomFlip("horizontal", rate=augmentation.flip))
     if augmentation.rand_augment is not None:
-        settings = RandAugment.named(augmentation.rand_augment)
+        drawn = RandAugment.named(augmentation.rand_augment)
+        strength, std = drawn.magnitude / MAXIMUM, drawn.std / MAXIMUM
         found.append(
-            layers.RandAugment(
-                value_range=(0, 255),
-                augmentations_per_image=settings.operations,
-                magnitude=settings.magnitude / MAXIMUM,
-                magnitude_stddev=settings.std / MAXIMUM,
-                rate=settings.probability,
-            )
+            layers.RandAugment((0, 255), drawn.operations, strength, std, drawn.probability)
         )
     if x := augmentation.color_jitter:
         # A factor f multiplies the saturation by f / (1 - f), here in 1 - x..1 + x.

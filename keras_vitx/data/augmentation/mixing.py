@@ -84,10 +84,13 @@ class Mixing:
         share = float(random.beta(alpha, alpha))
         if not cut:
             return share, None
-        side = math.sqrt(1 - share)
-        rows, columns = (_around(random.integers(n), int(n * side), n) for n in size)
-        cut_area = (rows.stop - rows.start) * (columns.stop - columns.start)
-        return 1 - cut_area / (size[0] * size[1]), (rows, columns)
+        box = []
+        for side in size:
+            center, length = int(random.integers(side)), int(side * math.sqrt(1 - share))
+            start = center - length // 2
+            box.append(slice(max(start, 0), min(start + length, side)))
+        cut_area = math.prod(each.stop - each.start for each in box)
+        return 1 - cut_area / math.prod(size), tuple(box)
 
     def check_batch(self, size: int) -> None:
         """Raise a ValueError if a batch of that size can't be split into groups."""
@@ -117,9 +120,8 @@ class Mixing:
         per_group = (self.group_size or count * shares) // 2 or 1
         groups = -(-count * shares // (2 * per_group))
         drawn = [self.draw(images.shape[1:3], random) for _ in range(groups)]
-        labels = (
-            {k: v.copy() for k, v in labels.items()} if isinstance(labels, dict) else labels.copy()
-        )
+        named = labels if isinstance(labels, dict) else {"": labels}
+        named = {name: array.copy() for name, array in named.items()}
         for i in range(pairs):
             # Pair i of the whole batch has the images i and n - 1 - i.
             coefficient, box = drawn[min((share * pairs + i) // per_group, groups - 1)]
@@ -128,13 +130,13 @@ class Mixing:
                 rows, columns = box
                 images[pair, rows, columns] = images[pair[::-1], rows, columns]
             elif coefficient < 1:
-                images[pair] = mixed(images[pair], coefficient)
-            for array in labels.values() if isinstance(labels, dict) else [labels]:
-                array[pair] = mixed(array[pair], coefficient)
-        return images, labels
+                images[pair] = _mixed(images[pair], coefficient)
+            for array in named.values():
+                array[pair] = _mixed(array[pair], coefficient)
+        return images, named if isinstance(labels, dict) else named[""]
 
 
-def mixed(values: np.ndarray, coefficient: float) -> np.ndarray:
+def _mixed(values: np.ndarray, coefficient: float) -> np.ndarray:
     """Return coefficient · x + (1 - coefficient) · x', x' reversed: float32, or uint8, rounded."""
     found = np.float32(coefficient) * values
     found += np.float32(1 - coefficient) * values[::-1]
@@ -164,11 +166,4 @@ def soft_labels(labels: np.ndarray, classes: int | None) -> np.ndarray:
     """Return float32 labels: integers (n,) as one-hot (n, classes), unless `classes` is 1."""
     if labels.ndim == 2 or classes == 1:
         return labels.astype("float32")
-    soft = np.zeros((len(labels), classes), "float32")
-    soft[np.arange(len(labels)), labels] = 1
-    return soft
-
-
-def _around(center: int, length: int, limit: int) -> slice:
-    start = int(center) - length // 2
-    return slice(max(start, 0), min(start + length, limit))
+    return np.float32(labels[:, None] == np.arange(classes))

@@ -21,27 +21,29 @@ MAXIMUM = 10
 NAME = re.compile(r"(m|mstd|n|p|inc)(\d+\.?\d*|\.\d+)")
 
 
-def _affine(
-    picture: Image.Image, coefficients: tuple[float, ...], fill: Fill, resample: Image.Resampling
-) -> Image.Image:
-    return picture.transform(
-        picture.size, Image.Transform.AFFINE, coefficients, resample, fillcolor=fill
-    )
+def _levels(picture: Image.Image, changed: Callable[[int], int]) -> Image.Image:
+    return picture.point([changed(level) for level in range(256)] * len(picture.getbands()))
 
 
-def _solarize_add(picture: Image.Image, add: int) -> Image.Image:
-    table = [min(255, level + add) if level < 128 else level for level in range(256)]
-    return picture.point(table * len(picture.getbands()))
+def _solarize_add(picture: Image.Image, x: float) -> Image.Image:
+    return _levels(picture, lambda v: min(255, v + int(110 * x)) if v < 128 else v)
 
 
-def _posterize(picture: Image.Image, bits: int) -> Image.Image:
+def _posterize(picture: Image.Image, x: float) -> Image.Image:
     # `ImageOps.posterize` of Pillow 13 no longer takes 0 bits, a black image.
-    dropped = 2 ** (8 - bits) - 1
-    return picture.point([level & ~dropped for level in range(256)] * len(picture.getbands()))
+    dropped = 2 ** (4 + int(4 * x)) - 1
+    return _levels(picture, lambda v: v & ~dropped)
 
 
-def _enhance(enhancer: Callable, picture: Image.Image, x: float) -> Image.Image:
-    return enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
+def _enhance(enhancer: Callable) -> Callable:
+    return lambda picture, x, fill: enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
+
+
+def _affine(coefficients: Callable) -> Callable:
+    """Return an operation with the coefficients of a picture and a strength."""
+    return lambda picture, x, fill, resample=BICUBIC: picture.transform(
+        picture.size, Image.Transform.AFFINE, coefficients(picture, x), resample, fillcolor=fill
+    )
 
 
 # Functions of the picture, its strength x and the color of pixels beyond the image; those of
@@ -50,28 +52,20 @@ OPERATIONS: dict[str, Callable[..., Image.Image]] = {
     "AutoContrast": lambda picture, x, fill: ImageOps.autocontrast(picture),
     "Equalize": lambda picture, x, fill: ImageOps.equalize(picture),
     "Invert": lambda picture, x, fill: ImageOps.invert(picture),
-    "Posterize": lambda picture, x, fill: _posterize(picture, 4 - int(4 * x)),
+    "Posterize": lambda picture, x, fill: _posterize(picture, x),
     "Solarize": lambda picture, x, fill: ImageOps.solarize(picture, 256 - int(256 * x)),
-    "SolarizeAdd": lambda picture, x, fill: _solarize_add(picture, int(110 * x)),
+    "SolarizeAdd": lambda picture, x, fill: _solarize_add(picture, x),
     "Rotate": lambda picture, x, fill, resample=BICUBIC: picture.rotate(
         30 * x, resample, fillcolor=fill
     ),
-    "Color": lambda picture, x, fill: _enhance(ImageEnhance.Color, picture, x),
-    "Contrast": lambda picture, x, fill: _enhance(ImageEnhance.Contrast, picture, x),
-    "Brightness": lambda picture, x, fill: _enhance(ImageEnhance.Brightness, picture, x),
-    "Sharpness": lambda picture, x, fill: _enhance(ImageEnhance.Sharpness, picture, x),
-    "ShearX": lambda picture, x, fill, resample=BICUBIC: _affine(
-        picture, (1, 0.3 * x, 0, 0, 1, 0), fill, resample
-    ),
-    "ShearY": lambda picture, x, fill, resample=BICUBIC: _affine(
-        picture, (1, 0, 0, 0.3 * x, 1, 0), fill, resample
-    ),
-    "TranslateX": lambda picture, x, fill, resample=BICUBIC: _affine(
-        picture, (1, 0, 0.45 * x * picture.width, 0, 1, 0), fill, resample
-    ),
-    "TranslateY": lambda picture, x, fill, resample=BICUBIC: _affine(
-        picture, (1, 0, 0, 0, 1, 0.45 * x * picture.height), fill, resample
-    ),
+    "Color": _enhance(ImageEnhance.Color),
+    "Contrast": _enhance(ImageEnhance.Contrast),
+    "Brightness": _enhance(ImageEnhance.Brightness),
+    "Sharpness": _enhance(ImageEnhance.Sharpness),
+    "ShearX": _affine(lambda picture, x: (1, 0.3 * x, 0, 0, 1, 0)),
+    "ShearY": _affine(lambda picture, x: (1, 0, 0, 0.3 * x, 1, 0)),
+    "TranslateX": _affine(lambda picture, x: (1, 0, 0.45 * x * picture.width, 0, 1, 0)),
+    "TranslateY": _affine(lambda picture, x: (1, 0, 0, 0, 1, 0.45 * x * picture.height)),
 }
 MOVING = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 NAMES = tuple(OPERATIONS)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from keras_vitx.data.sources.arrays import FASHION_MNIST, load_arrays, load_npz
 from keras_vitx.data.sources.dataset import Dataset, Split, hold_out
-from keras_vitx.data.sources.folders import load_folder
-from keras_vitx.data.sources.real import load_real
+from keras_vitx.data.sources.folders import load_folder, load_real
 from keras_vitx.data.sources.tables import load_table
 from keras_vitx.data.sources.tfds import load_tfds
 from keras_vitx.data.sources.tfrecords import load_tfrecords, shards_of

@@ -10,7 +10,11 @@ from keras_vitx.data.preprocessing import as_uint8
 from keras_vitx.data.sources.dataset import Dataset, dataset_of
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
-SPLITS = {"train": "train", "val": "validation", "test": "test"}
+KEYS = {
+    "train": ("x_train", "y_train"),
+    "validation": ("x_val", "y_val"),
+    "test": ("x_test", "y_test"),
+}
 MAX_RATIO, MAX_SMALL = 100, 1 << 28
 """Times its size, or else bytes, that a compressed .npz file may expand to."""
 
@@ -28,14 +32,13 @@ def load_npz(path: Path, name: str) -> Dataset:
                 f"its arrays expand to {expanded:,} bytes, over {MAX_RATIO} times its size"
             )
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+            arrays = dict(file)
     except (FileNotFoundError, PermissionError):
         raise
     except Exception as error:  # zipfile and NumPy raise whatever a bad file provokes.
         raise OSError(f"{path} can't be read as an .npz file: {error!s:.200}") from error
-    keys = {split: (f"x_{split}", f"y_{split}") for split in SPLITS}
-    pairs = {split: pair for split, pair in keys.items() if any(key in arrays for key in pair)}
-    if "train" not in pairs or not all(key in arrays for pair in pairs.values() for key in pair):
+    pairs = {split: keys for split, keys in KEYS.items() if not arrays.keys().isdisjoint(keys)}
+    if "train" not in pairs or not all(arrays.keys() >= set(keys) for keys in pairs.values()):
         raise ValueError(
             "`source` must hold x_train and y_train, and optional pairs x_val, y_val and "
             f"x_test, y_test in {path}, found {', '.join(sorted(arrays)) or 'nothing'}."
@@ -48,7 +51,7 @@ def load_npz(path: Path, name: str) -> Dataset:
 def load_arrays(pair: tuple) -> Dataset:
     """Load (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)])."""
     if len(pair) in (2, 3) and all(isinstance(each, tuple) and len(each) == 2 for each in pair):
-        return _dataset("arrays", dict(zip(SPLITS, pair, strict=False)))
+        return _dataset("arrays", dict(zip(KEYS, pair, strict=False)))
     if len(pair) == 2:
         return _dataset("arrays", {"train": pair})
     raise ValueError(
@@ -58,24 +61,19 @@ def load_arrays(pair: tuple) -> Dataset:
 
 
 def _dataset(name: str, pairs: dict[str, tuple], class_names: Any = None) -> Dataset:
-    splits = {
-        SPLITS[split]: (_checked(images, f"Images of the {SPLITS[split]} split"), labels)
-        for split, (images, labels) in pairs.items()
-    }
+    splits = {}
+    for split, (images, labels) in pairs.items():
+        what = f"Images of the {split} split"
+        try:
+            images = np.asarray(images)
+        except ValueError as error:
+            raise ValueError(f"{what} must have one size.") from error
+        if images.ndim == 3:
+            images = images[..., None]
+        if images.ndim != 4 or not images.size:
+            raise ValueError(
+                f"{what} must be (n, height, width) or (n, height, width, channels), and not "
+                f"empty. Received: shape {images.shape}."
+            )
+        splits[split] = as_uint8(images, what), labels
     return dataset_of(name, splits, class_names)
-
-
-def _checked(images: Any, what: str) -> np.ndarray:
-    """Return images as uint8 (n, height, width, channels)."""
-    try:
-        images = np.asarray(images)
-    except ValueError as error:
-        raise ValueError(f"{what} must have one size.") from error
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or not images.size:
-        raise ValueError(
-            f"{what} must be (n, height, width) or (n, height, width, channels), and not "
-            f"empty. Received: shape {images.shape}."
-        )
-    return as_uint8(images, what)

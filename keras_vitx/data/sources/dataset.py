@@ -32,7 +32,10 @@ def split_of(name: str) -> str | None:
 
 
 class EncodedImages(Sequence):
-    """Images that are decoded to uint8 (height, width, 3) when used, by keys such as paths."""
+    """Images that are decoded to uint8 (height, width, 3) when used, by keys such as paths.
+
+    An array of indices gives the same kind of sequence.
+    """
 
     def __init__(self, keys: Sequence[Any]):
         self.keys = keys
@@ -40,8 +43,12 @@ class EncodedImages(Sequence):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        return np.asarray(self.picture(index))
+    def __getitem__(self, index):
+        if not isinstance(index, np.ndarray):
+            return np.asarray(self.picture(index))
+        taken = copy.copy(self)
+        taken.keys = [self.keys[i] for i in index]
+        return taken
 
     def picture(self, index: int) -> Image.Image:
         """Return an RGB picture, cheaper to crop than an array; an OSError names the image."""
@@ -52,12 +59,6 @@ class EncodedImages(Sequence):
             if isinstance(file, Path):  # Its message names the file.
                 raise
             raise OSError(f"{self.id(index)}: {error}") from error
-
-    def take(self, indices: np.ndarray) -> "EncodedImages":
-        """Return the images at `indices`."""
-        taken = copy.copy(self)
-        taken.keys = [self.keys[index] for index in indices]
-        return taken
 
     def open(self, key: Any) -> Path | io.BytesIO:
         """Return the path of an encoded image, or a binary file."""
@@ -127,8 +128,6 @@ class Split:
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return the images and labels at `indices`."""
-        if isinstance(self.images, EncodedImages):
-            return Split(self.images.take(indices), self.labels[indices])
         ids = np.arange(self.size) if self.ids is None else self.ids
         return Split(self.images[indices], self.labels[indices], ids[indices])
 
@@ -191,30 +190,33 @@ def dataset_of(
     for split, (images, labels) in splits.items():
         if not len(images):
             raise ValueError(f"`source`: there are no images of the split {split} in {name}.")
-        labels = checked_labels(labels, len(images), known, f"Labels of the {split} split")
+        labels = _checked(labels, len(images), known, f"Labels of the {split} split")
         loaded[split] = Split(images, labels)
     labels = [split.labels for split in loaded.values()]
     if len({(each.dtype.kind, each.shape[1:]) for each in labels}) > 1:
         forms = ", ".join(f"{each.dtype} {each.shape}" for each in labels)
         raise ValueError(f"Labels must have one form in all splits. Received: {forms}.")
-    of_training = loaded["train"].labels
-    is_one = of_training.dtype.kind == "i" and (of_training == of_training[0]).all()
+    first = loaded["train"].labels
+    is_one = first.dtype.kind == "i" and (first == first[0]).all()
     if is_one or known == 1:
-        found = f"every label is {of_training[0]}" if is_one else f"only {class_names[0]!r}"
+        found = f"every label is {first[0]}" if is_one else f"only {class_names[0]!r}"
         raise ValueError(f"`source` {name} must have at least two classes. Received: {found}.")
-    if class_names is None and (count := number_of_classes(labels)) is not None:
+    if class_names is None and not is_regression(np.concatenate(labels)):
+        count = first.shape[1] if first.ndim == 2 else 1 + max(map(np.max, labels))
         class_names = map(str, range(count))
     return Dataset(name, class_names and tuple(class_names), **loaded, skipped=tuple(skipped))
 
 
-def checked_labels(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
+def _checked(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
     """Return `labels` in one of the forms of `Split.labels`; wrong ones are a ValueError.
 
     They are integers (count,) or (count, 1), numbers (count, classes), or floats, for regression.
     Floats (count,) are classes if they are all 0 or 1, or if `classes` is known.
     """
 
-    def error(expected: str, received: str) -> ValueError:
+    def error(expected: str, received: Any) -> ValueError:
+        if isinstance(received, np.ndarray):
+            received = shortened(map(repr, np.unique(received).tolist()), 5)
         return ValueError(f"{what} must be {expected}. Received: {received}.")
 
     labels = np.asarray(labels)
@@ -225,9 +227,9 @@ def checked_labels(labels: Any, count: int, classes: int | None, what: str) -> n
     if len(labels) != count:
         raise error("one per image", f"{len(labels)} labels for {count} images")
     if labels.dtype.kind not in "iufb":
-        raise error("integers or floats", f"{_some(labels)} ({labels.dtype})")
+        raise error("integers or floats", labels)
     if not np.isfinite(labels).all():
-        raise error("finite", _some(labels[~np.isfinite(labels)]))
+        raise error("finite", labels[~np.isfinite(labels)])
     if labels.ndim == 2:
         if classes not in (None, labels.shape[1]):
             raise error(f"(n, {classes}), one per class name", f"shape {labels.shape}")
@@ -238,18 +240,15 @@ def checked_labels(labels: Any, count: int, classes: int | None, what: str) -> n
     bound = (classes or MAX_CLASSES) - 1
     wrong = labels[(labels != np.floor(labels)) | (labels < 0) | (labels > bound)]
     if len(wrong):
-        raise error(f"integers in 0..{bound}", _some(wrong))
+        raise error(f"integers in 0..{bound}", wrong)
     return labels.astype("int32")
 
 
-def number_of_classes(labels: Sequence[np.ndarray]) -> int | None:
-    """Return the number of classes in the checked labels of all splits; None for regression."""
-    if labels[0].ndim == 2:
-        in_range = all(((each >= 0) & (each <= 1)).all() for each in labels)
-        return labels[0].shape[1] if in_range else None
-    if labels[0].dtype.kind == "f":
-        return None
-    return 1 + max(int(each.max()) for each in labels)
+def is_regression(labels: np.ndarray) -> bool:
+    """Return whether checked labels are regression targets."""
+    if labels.dtype.kind == "i":
+        return False
+    return labels.ndim == 1 or not ((labels >= 0) & (labels <= 1)).all()
 
 
 def hold_out(
@@ -261,18 +260,17 @@ def hold_out(
     (n, classes) are stratified by their largest entry, regression targets not at all. A ValueError
     if no class has two images, or no image has one of the names.
     """
-    if not isinstance(validation_split, Real):
-        held_out = _named(split, set(map(str, validation_split)))
-    elif not validation_split:
-        return split, None
+    if isinstance(validation_split, Real):
+        if not validation_split:
+            return split, None
+        held_out = _drawn(split.labels, validation_split, seed)
     else:
-        held_out = _drawn(split, validation_split, seed)
+        held_out = _named(split.names(), set(map(str, validation_split)))
     return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
 
 
-def _named(split: Split, names: set[str]) -> np.ndarray:
+def _named(present: Sequence[str], names: set[str]) -> np.ndarray:
     """Return whether each image has one of the names, (n,)."""
-    present = split.names()
     held_out = np.array([name in names for name in present])
     if not held_out.any():
         raise ValueError(
@@ -285,12 +283,12 @@ def _named(split: Split, names: set[str]) -> np.ndarray:
     return held_out
 
 
-def _drawn(split: Split, fraction: float, seed: int) -> np.ndarray:
+def _drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Return whether each image is drawn for validation, (n,)."""
     random = np.random.RandomState(seed)
-    held_out = np.zeros(split.size, bool)
+    held_out = np.zeros(len(labels), bool)
     lone = []
-    for group, indices in _groups(split.labels).items():
+    for group, indices in _groups(labels).items():
         share = min(max(round(len(indices) * fraction), 1), len(indices) - 1)
         held_out[random.permutation(indices)[:share]] = True
         if not share:
@@ -301,10 +299,8 @@ def _drawn(split: Split, fraction: float, seed: int) -> np.ndarray:
             "Pass validation_split=0 to train without validation."
         )
     if lone:
-        log.warning(
-            "Classes with a single image are used for training and missing from validation: %s.",
-            shortened(lone, 10),
-        )
+        text = "Classes with a single image are used for training and missing from validation: %s."
+        log.warning(text, shortened(lone, 10))
     return held_out
 
 
@@ -325,12 +321,7 @@ def fraction_of(split: Split, fraction: float, seed: int) -> Split:
 
 def _groups(labels: np.ndarray) -> dict[int, np.ndarray]:
     """Return the indices of the images of each class."""
-    if labels.dtype.kind == "f" and number_of_classes([labels]) is None:
+    if is_regression(labels):
         return {0: np.arange(len(labels))}
     classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
     return {int(each): np.flatnonzero(classes == each) for each in np.unique(classes)}
-
-
-def _some(values: np.ndarray) -> str:
-    """Return the first few distinct values, for an error."""
-    return shortened(map(repr, np.unique(values).tolist()), 5)

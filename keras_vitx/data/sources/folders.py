@@ -1,16 +1,21 @@
-"""Folder sources: image files in one sub-folder per class."""
+"""Folder sources: image files in one sub-folder per class, and those of ImageNet-ReaL."""
 
 import functools
+import itertools
+import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
+from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.preprocessing import check_image
-from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of, split_of
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of, split_of
 
 LAYOUT = (
     "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
@@ -23,6 +28,7 @@ IMAGE_SUFFIXES = (
     *(".jpf", ".jpx", ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl"),
     *(".svg", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf"),
 )
+REAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 log = logging.getLogger(__name__)
 
 
@@ -44,11 +50,8 @@ def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
         if split == "train" and [] in by_class:
             empty = train / names[by_class.index([])]
             raise ValueError(f"`source` has no readable image in {empty}. {LAYOUT}")
-        files = [(file, label) for label, found in enumerate(by_class) for file in found]
-        loaded[split] = (
-            ImageFiles([file for file, _ in files], folder),
-            [label for _, label in files],
-        )
+        labels = np.repeat(np.arange(len(names)), [len(files) for files in by_class])
+        loaded[split] = ImageFiles(itertools.chain(*by_class), folder), labels
     if skipped:
         kinds = ", ".join(sorted({path.suffix.lower() for path in skipped}))
         message = f"{len(skipped)} images are of a kind that Pillow can't read here ({kinds})"
@@ -71,17 +74,17 @@ def _folders_of_splits(folder: Path, splits: bool | None) -> dict[str, Path]:
     for path in sub_folders(folder):
         found.setdefault(split_of(path.name) or "", []).append(path)
     others = found.pop("", [])
+    of_splits = [path for paths in found.values() for path in paths]
     if not found or splits is False:
         return {"train": folder}
     if splits is None:
         others = [path for path in others if next(_files(path), None) is not None]
         # The folder of a class holds images directly.
-        nested = any(sub_folders(path) for paths in found.values() for path in paths)
+        nested = any(map(sub_folders, of_splits))
         if others and not nested:
             return {"train": folder}  # such as the classes "test" and "cat"
         if others or not nested or "train" not in found:
-            splits_found = [path for paths in found.values() for path in paths]
-            named = ", ".join(f"{path.name}/" for path in splits_found + others[:3])
+            named = ", ".join(f"{path.name}/" for path in of_splits + others[:3])
             reason = "" if "train" in found else " There is no train/."
             raise ValueError(
                 f"`source`: {named} in {folder} could be splits or classes.{reason} Give "
@@ -125,11 +128,62 @@ def unreadable(paths: Sequence[Path]) -> dict[Path, OSError]:
 
     def error_of(path: Path) -> OSError | None:
         try:
-            check_image(path)
+            return check_image(path)
         except OSError as error:
             return error
-        return None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = pool.map(error_of, paths)
         return {path: error for path, error in zip(paths, errors, strict=True) if error}
+
+
+def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
+    """Load ImageNet's validation images with the labels of ImageNet-ReaL (Beyer et al., 2020).
+
+    Images without a label are left out, as in the paper. `keras_vitx.evaluate` counts a
+    prediction as right if it is any of the labels.
+
+    Args:
+        folder: The images, `ILSVRC2012_val_00000001.JPEG`, ..., with or without a sub-folder
+            per class.
+        labels: The published `real.json`: a list of the labels of each image, in the order of
+            their numbers.
+
+    Returns:
+        A dataset whose test split has float32 labels (n, 1000): rows with the same
+        probability for each right class.
+
+    Raises:
+        ValueError: if the file is not such a list, or has no entry for an image.
+        OSError: if the file can't be read.
+    """
+    folder, path = Path(folder).expanduser(), Path(labels).expanduser()
+    names = tuple(synset for synset, _ in imagenet_classes())
+    try:
+        listed = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"`labels`: {path} is not JSON: {error}.") from error
+    if not isinstance(listed, list) or not all(map(_is_entry, listed)):
+        raise ValueError(f"`labels` must be lists of integers in 0..999. Received: {path}.")
+    files, rows = [], []
+    for file in image_files(folder):
+        number = REAL_NUMBER.match(file.name)
+        if number is None:
+            continue
+        index = int(number[1]) - 1
+        if not 0 <= index < len(listed):
+            raise ValueError(f"`labels`: {path} has {len(listed)} entries, none for {file.name}.")
+        if listed[index]:
+            right = np.isin(np.arange(len(names)), listed[index])
+            files.append(file)
+            rows.append(np.float32(right / right.sum()))
+    if not files:
+        raise ValueError(
+            f"`folder` {folder} has no image with labels named ILSVRC2012_val_00000001.JPEG, ..."
+        )
+    split = Split(ImageFiles(files), np.stack(rows))
+    return Dataset(str(folder), names, train=split, test=split, any_of=True)
+
+
+def _is_entry(entry) -> bool:
+    return isinstance(entry, list) and all(isinstance(c, int) and 0 <= c < 1000 for c in entry)

@@ -3,7 +3,6 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,10 @@ def load_table(path: Path) -> Dataset:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         rows, columns = list(reader), reader.fieldnames or []
-    file_column, label, split = (_column(columns, names) for names in (FILE, LABEL, SPLIT))
+    file_column, label, split = (
+        next((column for column in columns if column.strip().lower() in names), None)
+        for names in (FILE, LABEL, SPLIT)
+    )
     classes = [name for name in columns if name not in (file_column, split)]
     if file_column is None or not rows or not (label or classes):
         raise ValueError(
@@ -44,7 +46,16 @@ def load_table(path: Path) -> Dataset:
     if label is not None:
         names, labels = _labels([(row[label] or "").strip() for row in rows])
     else:
-        names, labels = classes, _numbers(rows, classes, path)
+        names = classes
+        try:
+            labels = np.array([[float(row[name]) for name in classes] for row in rows])
+        except (TypeError, ValueError):
+            labels = np.array(np.nan)
+        if not ((labels >= 0) & (labels <= 1)).all():
+            raise ValueError(
+                "`source` must have a column `label`, or numbers in 0..1 in the columns "
+                f"{shortened(classes, 5)} of {path}."
+            )
     found: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         name = split_of((row[split] or "train").strip()) if split else "train"
@@ -60,11 +71,7 @@ def load_table(path: Path) -> Dataset:
     return dataset_of(str(path), splits, names)
 
 
-def _column(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    return next((column for column in columns if column.strip().lower() in names), None)
-
-
-def _labels(texts: list[str]) -> tuple[list[str] | None, np.ndarray]:
+def _labels(texts: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
     """Return the class names and the labels; no names for numbers."""
     if all("." in text for text in texts):
         try:
@@ -80,17 +87,3 @@ def _labels(texts: list[str]) -> tuple[list[str] | None, np.ndarray]:
     several = [[name.strip() for name in text.split(separator)] for text in texts]
     names = sorted({name for row in several for name in row if name})
     return names, np.array([[name in row for name in names] for row in several], "float32")
-
-
-def _numbers(rows: list[dict[str, Any]], classes: Sequence[str], path: Path) -> np.ndarray:
-    """Return the numbers in the columns of the classes."""
-    try:
-        labels = np.array([[float(row[name]) for name in classes] for row in rows])
-    except (TypeError, ValueError):
-        labels = np.full((1, 1), np.nan)
-    if not ((labels >= 0) & (labels <= 1)).all():
-        raise ValueError(
-            "`source` must have a column `label`, or numbers in 0..1 in the columns "
-            f"{shortened(classes, 5)} of {path}."
-        )
-    return labels

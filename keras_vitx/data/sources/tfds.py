@@ -51,9 +51,12 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     loaded = {}
     # `tfds.testing.mock_data` has no splits.
     for split in list(builder.info.splits) or ["train"]:
-        key = split_of(split)
-        if key and (found := _read(builder, split)) is not None:
-            loaded[key] = found
+        if key := split_of(split):
+            images, labels = _read(builder, split)
+            if len(labels) and labels.max() < 0:
+                log.warning("%s has no labels and is skipped.", images.split)
+            else:
+                loaded[key] = images, labels
     names = label.names or map(str, range(label.num_classes))
     return dataset_of(f"tfds:{name}", loaded, list(names))
 
@@ -88,8 +91,8 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence
     return builder
 
 
-def _read(builder, split: str) -> tuple[TfdsImages, np.ndarray] | None:
-    """Return the images and labels of a split; None for a split without labels."""
+def _read(builder, split: str) -> tuple[TfdsImages, np.ndarray]:
+    """Return the images and labels of a split."""
     import tensorflow_datasets as tfds
 
     name = f"{builder.info.full_name}, split {split!r}"
@@ -103,9 +106,6 @@ def _read(builder, split: str) -> tuple[TfdsImages, np.ndarray] | None:
         labels = np.array([int(examples[i]["label"]) for i in range(len(examples))])
     except Exception as error:  # each format raises its own types
         raise OSError(f"{name} can't be read from {builder.data_dir}: {error}") from error
-    if len(labels) and labels.max() < 0:
-        log.warning("%s has no labels and is skipped.", name)
-        return None
     return TfdsImages(examples, name), labels
 
 

@@ -59,13 +59,10 @@ def load_tfrecords(shards: Sequence[Path], name: str) -> Dataset:
     examples = [example for found in splits.values() for example in found]
     of_imagenet = {feature for *_, feature in examples} == {FEATURES[0][1]}
     first = int(of_imagenet and min(label for _, label, _ in examples) == 1)
-    loaded = {
-        split: (
-            RecordImages([key for key, _, _ in found]),
-            np.array([label for _, label, _ in found]) - first,
-        )
-        for split, found in splits.items()
-    }
+    loaded = {}
+    for split, found in splits.items():
+        labels = np.array([label for _, label, _ in found]) - first
+        loaded[split] = RecordImages([key for key, _, _ in found]), labels
     files = [shards[0].parent / file for file in NAMES_FILES]
     names = next((f.read_text("utf-8").splitlines() for f in files if f.is_file()), None)
     return dataset_of(name, loaded, names)
@@ -83,24 +80,21 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
     start = 12  # A record follows its length and a checksum; another checksum follows it.
     try:
         for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator():
-            example = tf.train.Example.FromString(record)
-            image, label, feature = _image_and_label(example.features.feature, shard)
-            yield (shard, start + record.index(image), len(image)), label, feature
+            features = tf.train.Example.FromString(record).features.feature
+            for image_name, label_name in FEATURES:
+                images = features[image_name].bytes_list.value if image_name in features else ()
+                labels = features[label_name].int64_list.value if label_name in features else ()
+                if len(images) == len(labels) == 1:
+                    break
+            else:
+                raise ValueError(
+                    f"`source` must have one image and one integer label per example in {shard}, "
+                    'as "image" and "label" or "image/encoded" and "image/class/label". Found the '
+                    f"features {', '.join(sorted(features)) or 'of no example'}."
+                )
+            key = shard, start + record.index(images[0]), len(images[0])
+            yield key, labels[0], label_name
             start += len(record) + 16
     except (tf.errors.OpError, DecodeError) as error:
         hint = " It is compressed." if shard.read_bytes()[:2] == b"\x1f\x8b" else ""
         raise OSError(f"{shard} can't be read as TFRecords: {error!s:.200}.{hint}") from error
-
-
-def _image_and_label(features, shard: Path) -> tuple[bytes, int, str]:
-    for image_name, label_name in FEATURES:
-        if image_name in features and label_name in features:
-            images = features[image_name].bytes_list.value
-            labels = features[label_name].int64_list.value
-            if len(images) == len(labels) == 1:
-                return images[0], labels[0], label_name
-    raise ValueError(
-        f'`source` must have one image and one integer label per example in {shard}, as "image" '
-        'and "label" or "image/encoded" and "image/class/label". Found the features '
-        f"{', '.join(sorted(features)) or 'of no example'}."
-    )

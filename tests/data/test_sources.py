@@ -1,0 +1,410 @@
+"""Folders, tables, arrays and the sample of Fashion-MNIST as labelled sets of images."""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_vitx.data import load_dataset
+from keras_vitx.data.sources import arrays as array_sources
+from keras_vitx.data.sources import folders
+from keras_vitx.data.sources.arrays import FASHION_MNIST
+from keras_vitx.data.sources.folders import image_files, unreadable
+
+pytestmark = pytest.mark.backend_free
+README = FASHION_MNIST.with_name("README.md").read_text("utf-8")
+
+
+@pytest.fixture
+def arrays():
+    """40 images of four classes."""
+    random = np.random.default_rng(0)
+    return random.integers(256, size=(40, 6, 5, 3), dtype="uint8"), np.arange(40) % 4
+
+
+def sizes(source):
+    splits = source.train, source.validation, source.test
+    return [None if split is None else split.size for split in splits]
+
+
+def counts(split):
+    return np.bincount(split.labels).tolist()
+
+
+# The split
+
+
+def test_a_part_of_each_class_is_held_out_by_the_seed(pets, arrays):
+    for source, names, train, validation in (
+        (pets, ("cat", "dog"), [8] * 2, [2] * 2),
+        (arrays, ("0", "1", "2", "3"), [8] * 4, [2] * 4),
+    ):
+        first, again, other = (
+            load_dataset(source, validation_split=0.2, seed=seed) for seed in (1, 1, 2)
+        )
+        assert first.class_names == names and first.skipped == () and first.test is None
+        assert (counts(first.train), counts(first.validation)) == (train, validation)
+        assert first.train.labels.dtype == np.int32
+        held_out = first.validation.names()
+        assert held_out == again.validation.names() != other.validation.names()
+        whole = load_dataset(source, validation_split=0)
+        assert sorted(held_out + first.train.names()) == sorted(whole.train.names())
+        label_of = dict(zip(whole.train.names(), whole.train.labels, strict=True))
+        for split in (first.train, first.validation):
+            assert [label_of[name] for name in split.names()] == split.labels.tolist()
+    one_hot = load_dataset((arrays[0], np.eye(4)[arrays[1]]), validation_split=0.2, seed=2)
+    np.testing.assert_array_equal(one_hot.validation.images, other.validation.images)
+
+
+def test_named_images_are_held_out(pets, caplog):
+    names = load_dataset(pets, seed=5).validation.names()
+    assert all(name.startswith(("cat/", "dog/")) for name in names)
+    shutil.copy(pets / "cat" / "0.jpg", pets / "cat" / "00.jpg")  # would shift a random split
+    source = load_dataset(pets, validation_split=names)
+    assert source.validation.names() == names and source.train.size == 21 - len(names)
+    with caplog.at_level(logging.WARNING, "keras_vitx"):
+        load_dataset(pets, validation_split=[*names, "cat/gone.jpg"])
+    assert "1 held-out images are no longer in the source: cat/gone.jpg" in caplog.text
+    with pytest.raises(ValueError, match="`validation_split` must name images"):
+        load_dataset(pets, validation_split=["cat/gone.jpg"])
+
+
+@pytest.mark.parametrize("split", [1, -0.1, 1.5, "0.1", None, float("nan")])
+def test_the_validation_split_is_a_share(arrays, split):
+    with pytest.raises(ValueError, match="validation_split"):
+        load_dataset(arrays, validation_split=split)
+
+
+def test_a_class_of_one_image_is_trained_on_and_named(arrays, caplog):
+    labels = np.array([0] * 39 + [1])
+    source = load_dataset((arrays[0], labels), validation_split=0.5)
+    assert 1 in source.train.labels and 1 not in source.validation.labels
+    assert len(caplog.records) == 1 and "missing from validation: 1." in caplog.text
+    with pytest.raises(ValueError, match="no class has two images"):
+        load_dataset((arrays[0], np.arange(40)))
+
+
+@pytest.mark.parametrize("source", ["cifar10", 3, None, "no/such/folder"])
+def test_an_unknown_source_says_what_is_known(source):
+    with pytest.raises(ValueError, match=r'`source` .*"fashion_mnist", "tfds:NAME", a folder'):
+        load_dataset(source)
+
+
+# Folders
+
+
+@pytest.fixture
+def root(pets, tmp_path):
+    """A function that copies classes to folders of splits, and returns their parent."""
+
+    def root(**classes):
+        for split, name in classes.items():
+            shutil.copytree(pets / name, tmp_path / "root" / split / name)
+        return tmp_path / "root"
+
+    return root
+
+
+@pytest.mark.parametrize(
+    "train, validation",
+    [("train", "val"), ("Train", "Val"), ("training", "validation"), ("train", "valid"),
+     ("TRAIN", "dev"), ("train", "eval")],
+)  # fmt: skip
+def test_folders_of_splits(root, train, validation):
+    folder = root(**{train: "", validation: "dog"})
+    (folder / "annotations").mkdir()
+    (folder / "annotations" / "boxes.json").write_text("{}")
+    source = load_dataset(folder)
+    assert source.class_names == ("cat", "dog") and sizes(source) == [20, 10, None]
+    assert set(source.validation.labels) == {1}
+
+
+def test_a_test_folder_is_kept_apart(root):
+    source = load_dataset(root(train="", test="dog"))
+    assert sizes(source) == [18, 2, 10]
+    assert all(name.startswith("test/dog/") for name in source.test.names())
+    assert load_dataset(root(), validation_split=0).validation is None
+    assert sizes(load_dataset(root(val="cat"))) == [20, 10, 10]
+    with pytest.raises(ValueError, match="either val/ or validation/"):
+        load_dataset(root(validation="cat"))
+
+
+def test_folders_that_could_be_splits_or_classes(pets, root):
+    folder = root(train="", valid="", test="")
+    shutil.copytree(pets / "dog", folder / "more")
+    with pytest.raises(ValueError, match=r"more/ .* could be splits or classes.*splits=True"):
+        load_dataset(folder)
+    source = load_dataset(folder, splits=True)
+    assert source.class_names == ("cat", "dog") and sizes(source) == [20, 20, 20]
+    assert load_dataset(folder, splits=False).class_names == ("more", "test", "train", "valid")
+    shutil.rmtree(folder / "train")
+    with pytest.raises(ValueError, match="There is no train/"):
+        load_dataset(folder)
+    # A train and a bus are classes.
+    (pets / "cat").rename(pets / "train")
+    shutil.rmtree(pets / "train" / "deep")
+    assert load_dataset(pets).class_names == ("dog", "train")
+
+
+def test_opening_reads_no_file_and_a_check_finds_broken_ones(pets, save, picture, monkeypatch):
+    short = save(pets / "cat" / "short.png", picture(60, 60))
+    short.write_bytes(short.read_bytes()[:-3000])
+    cut = pets / "cat" / "0.jpg"
+    cut.write_bytes(cut.read_bytes()[:-200])
+    text = pets / "dog" / "text.jpg"
+    text.write_text("no image")
+    errors = unreadable(image_files(pets))
+    assert errors.keys() == {short, cut, text}
+    assert "text.jpg can't be decoded" in str(errors[text])
+    monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("a file is read"))
+    assert load_dataset(pets, validation_split=0).train.size == 22
+
+
+def test_files_that_pillow_can_not_read_are_counted(pets, monkeypatch, caplog):
+    (pets / "cat" / "IMG_1.HEIC").write_bytes(b"of a phone")
+    (pets / "dog" / "raw.cr2").write_bytes(b"of a camera")
+    monkeypatch.setattr(folders, "readable_suffixes", lambda: {".jpg", ".png"})
+    with caplog.at_level(logging.WARNING, "keras_vitx"):
+        source = load_dataset(pets)
+    assert len(caplog.records) == 1 and "2 images" in caplog.text and ".cr2, .heic" in caplog.text
+    assert {path.name for path in source.skipped} == {"IMG_1.HEIC", "raw.cr2"}
+    with pytest.raises(OSError, match=r"2 images .* such as .*IMG_1\.HEIC"):
+        load_dataset(pets, strict=True)
+
+
+@pytest.mark.parametrize(
+    "suffix, kind", [(".jfif", "JPEG"), (".jp2", "JPEG2000"), (".avif", "AVIF")]
+)
+def test_whatever_pillow_reads_is_read(pets, picture, suffix, kind):
+    if suffix not in folders.readable_suffixes():
+        pytest.skip(f"this Pillow does not read {suffix}")
+    path = pets / "cat" / f"x{suffix}"
+    Image.fromarray(picture(32, 32)).save(path, kind)
+    train = load_dataset(pets, validation_split=0).train
+    assert train.images[train.images.paths.index(path)].shape == (32, 32, 3)
+
+
+def test_hidden_folders_and_files_are_no_classes(pets):
+    (pets / ".cache").mkdir()
+    (pets / "__MACOSX").mkdir()
+    (pets / "cat" / "._1.jpg").write_text("what a Mac leaves")
+    source = load_dataset(pets)
+    assert source.class_names == ("cat", "dog") and source.skipped == ()
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ([], "0 class folders .* one sub-folder per class"),
+        (["cat/0.jpg"], "1 class folders .* one sub-folder per class"),
+        (["cat/0.jpg", "fish/bad.txt"], "no readable image in .*fish"),
+        (["train/cat/0.jpg", "train/dog/0.jpg", "val/wolf/0.jpg"], "lacks: wolf"),
+    ],
+)
+def test_a_wrong_layout_is_named(tmp_path, files, message):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("not read")
+    with pytest.raises(ValueError, match=message):
+        load_dataset(tmp_path)
+
+
+# Tables
+
+
+@pytest.fixture
+def table(pets):
+    def table(*lines):
+        (pets / "table.csv").write_text("\n".join(lines) + "\n")
+        return load_dataset(pets / "table.csv", validation_split=0)
+
+    return table
+
+
+def test_tables(table):
+    source = table("File,Label", "cat/0.jpg,cat", "cat/1.jpg,cat", "dog/0.jpg,dog")
+    assert source.class_names == ("cat", "dog") and source.train.labels.tolist() == [0, 0, 1]
+    assert source.train.names() == ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
+    assert source.train.images[0].shape[-1] == 3
+    source = table(
+        "filename,tags,split",
+        "cat/0.jpg,soft;grey,train",
+        "cat/1.jpg,,train",
+        "dog/0.jpg,loud,Val",
+        "dog/1.jpg, loud ; soft,test",
+    )
+    assert source.class_names == ("grey", "loud", "soft")
+    assert source.train.labels.tolist() == [[1, 0, 1], [0, 0, 0]]
+    assert source.validation.labels.tolist() == [[0, 1, 0]]
+    assert source.test.labels.tolist() == [[0, 1, 1]]
+    source = table("image,MEL,NV", "cat/0.jpg,1.0,0.0", "cat/1.jpg,0,1")
+    assert source.class_names == ("MEL", "NV") and source.train.labels.tolist() == [[1, 0], [0, 1]]
+    source = table("path,label", "cat/0.jpg,23.0", "cat/1.jpg,31.0")
+    assert source.class_names is None and source.train.labels.tolist() == [23, 31]
+
+
+@pytest.mark.parametrize(
+    "lines, error, message",
+    [
+        ("a,b x,y", ValueError, r"a column `file`.*Received: the columns a, b"),
+        ("file,label", ValueError, "0 rows"),
+        ("file,label cat/none.jpg,a", OSError, "1 files that do not exist"),
+        ("file,label cat/0.jpg,a", ValueError, "at least two classes"),
+        ("file,label cat/0.jpg,a cat/1.jpg,", ValueError, "row 3 of the table has no label"),
+        ("file,label,split cat/0.jpg,a,later", ValueError, "unknown split 'later'"),
+        ("file,a,b cat/0.jpg,1,x", ValueError, "numbers in 0..1 in the columns a, b"),
+    ],
+)
+def test_wrong_tables_are_named(table, lines, error, message):
+    with pytest.raises(error, match=message):
+        table(*lines.split())
+
+
+# Arrays
+
+
+def test_pairs_are_the_splits_and_images_become_bytes(arrays, tmp_path):
+    images, labels = arrays
+    grey = images[..., 0] / 255
+    source = load_dataset(((grey[:30], labels[:30, None]), (grey[30:], labels[30:])))
+    np.testing.assert_array_equal(source.train.images, images[:30, ..., :1])
+    np.testing.assert_array_equal(source.train.labels, labels[:30])
+    np.testing.assert_array_equal(source.validation.labels, labels[30:])
+    path = tmp_path / "set.npz"
+    parts = {"x_train": images, "y_train": labels, "x_test": images[:8], "y_test": labels[:8]}
+    np.savez(path, **parts)
+    assert sizes(load_dataset(str(path), validation_split=0.25)) == [32, 8, 8]
+    np.savez(path, **parts, x_val=images[8:12], y_val=labels[8:12])
+    for given in (path, (arrays, (images[8:12], labels[8:12]), (images[:8], labels[:8]))):
+        source = load_dataset(given)
+        assert sizes(source) == [40, 4, 8]
+        np.testing.assert_array_equal(source.validation.images, images[8:12])
+        np.testing.assert_array_equal(source.test.images, images[:8])
+
+
+@pytest.mark.parametrize(
+    "labels, classes",
+    [
+        (np.eye(4)[np.arange(40) % 4], 4),
+        (np.full((40, 3), 0.5), 3),
+        (np.arange(120).reshape(40, 3) % 2, 3),
+        (np.linspace(-1, 1, 40)[:, None], None),
+        (np.linspace(0, 9, 120).reshape(40, 3), None),
+        (np.arange(40) % 7 + 20.0, None),  # Ages are numbers,
+        (np.arange(40) % 7 + 20, 27),  # integers are classes,
+        (np.arange(40) % 2 * 1.0, 2),  # and so are 0 and 1.
+    ],
+)
+def test_labels_of_every_form(arrays, labels, classes):
+    source = load_dataset((arrays[0], labels), validation_split=0.2)
+    assert source.class_names == (classes and tuple(map(str, range(classes))))
+    of_classes = classes and labels.ndim == 1
+    for split in (source.train, source.validation):
+        assert split.labels.dtype == (np.int32 if of_classes else np.float32)
+        wanted = labels[split.ids].astype("float32")
+        np.testing.assert_array_equal(split.labels, wanted.reshape(split.labels.shape))
+
+
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        ([0, 1, -2, 3] * 10, "Received: -2"),
+        ([0, 1, np.nan, 3] * 10, "Received: nan"),
+        ([[0, np.inf]] * 40, "Received: inf"),
+        ([0, 1, 2], "3 labels for 40 images"),
+        (["cat", "dog"] * 20, "must be integers or floats. Received: 'cat', 'dog'"),
+        (np.zeros((40, 2, 2)), r"Received: shape \(40, 2, 2\)"),
+        ([0, 2**40] * 20, str(2**40)),
+        ([7] * 40, "every label is 7"),
+    ],
+)
+def test_wrong_labels_are_named(arrays, labels, message):
+    with pytest.raises(ValueError, match=message):
+        load_dataset((arrays[0], labels))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x: x[0], r"shape|2 labels|labels for"),
+        (lambda x: x[:0], "not empty"),
+        (lambda x: x.astype("int64"), "Received: int64"),
+        (lambda x: x.astype("float32"), r"Received: float32 in 0\.\.255"),
+        (lambda x: [np.zeros((4, 4, 3)), np.zeros((5, 4, 3))], "one size"),
+    ],
+)
+def test_wrong_images_are_named(arrays, change, message):
+    with pytest.raises(ValueError, match=message):
+        load_dataset((change(arrays[0]), arrays[1]))
+
+
+def test_parts_with_labels_of_two_forms_are_an_error(arrays):
+    message = r"one form in all splits\. Received: int32 .* float32 \(40, 4\)"
+    with pytest.raises(ValueError, match=message):
+        load_dataset((arrays, (arrays[0], np.eye(4)[arrays[1]])))
+
+
+@pytest.mark.parametrize(
+    "content, error, message",
+    [
+        ({"images": 0, "labels": 1}, ValueError, "x_train and .* found images, labels"),
+        ({"x_train": 0, "y_train": 1, "x_test": 0}, ValueError, "found x_test, x_train, y_train"),
+        ({"x_train": 0, "y_train": 1, "class_names": 2}, ValueError, r"in 0\.\.2\. Received: 3"),
+        (b"", OSError, r"set\.npz can't be read"),
+        (b"nothing of the kind", OSError, r"set\.npz can't be read"),
+        (b"PK\x03\x04 cut", OSError, r"set\.npz can't be read"),
+    ],
+)
+def test_a_wrong_npz_file_is_named(arrays, tmp_path, content, error, message):
+    path, values = tmp_path / "set.npz", (*arrays, ["a", "b", "c"])
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.savez(path, **{key: values[index] for key, index in content.items()})
+    with pytest.raises(error, match=message):
+        load_dataset(path)
+
+
+def test_an_npz_file_that_expands_too_far_is_refused(tmp_path, monkeypatch):
+    images = np.zeros((400, 32, 32, 3), "uint8")
+    np.savez_compressed(tmp_path / "set.npz", x_train=images, y_train=np.arange(400) % 2)
+    assert load_dataset(tmp_path / "set.npz").train.size
+    monkeypatch.setattr(array_sources, "MAX_SMALL", 1 << 20)
+    with pytest.raises(OSError, match="expand to 1,232,"):
+        load_dataset(tmp_path / "set.npz")
+
+
+# The sample of Fashion-MNIST
+
+
+def test_the_sample_is_as_its_readme_says():
+    source = load_dataset("fashion_mnist")
+    for split, count in ((source.train, 450), (source.validation, 50), (source.test, 100)):
+        assert split.images.shape == (10 * count, 28, 28, 1) and split.images.dtype == np.uint8
+        assert counts(split) == [count] * 10
+    assert source.class_names[0] == "T-shirt/top" and source.class_names[9] == "Ankle boot"
+    assert len({image.tobytes() for image in source.train.images}) == 4500
+    folder = FASHION_MNIST.parent
+    assert sum(file.stat().st_size for file in folder.glob("*.*")) <= 3_000_000
+    assert "MIT" in (folder / "LICENSE").read_text("utf-8")
+    stated = re.search(r"`sample.npz`:\s+`([0-9a-f]{64})`", README)[1]
+    assert hashlib.sha256(FASHION_MNIST.read_bytes()).hexdigest() == stated
+
+
+def test_the_code_of_the_readme_draws_the_same_arrays(tmp_path, monkeypatch):
+    folder = os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist")
+    if not Path(folder, "train-images-idx3-ubyte.gz").is_file():
+        pytest.skip(f"the full Fashion-MNIST is not in {folder}")
+    monkeypatch.chdir(tmp_path)
+    code = re.search("```python\n(.*?)```", README, re.DOTALL)[1]
+    exec(code.replace("/usr/share/datasets/fashion-mnist", folder))
+    with np.load("sample.npz") as again, np.load(FASHION_MNIST) as shipped:
+        assert sorted(again.files) == sorted(shipped.files)
+        for name in shipped.files:
+            np.testing.assert_array_equal(again[name], shipped[name])
