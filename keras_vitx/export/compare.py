@@ -1,7 +1,7 @@
 """Comparison of an exported file with its model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from PIL import Image
 from keras_vitx import data
 from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import run_file
-from keras_vitx.export.formats import existing_format, format_of
+from keras_vitx.export.formats import existing_format
 from keras_vitx.export.formats.base import HALF_DTYPES, Graph
-from keras_vitx.export.prepare import KINDS, as_input, in_layout, input_dtype, prepare
-from keras_vitx.export.write import read_record
+from keras_vitx.export.place import read_record
+from keras_vitx.export.prepare import KINDS, as_input, check, in_layout, input_dtype, prepare
 from keras_vitx.keras_internals import sublayers
 
 PHOTOGRAPHS = 8
@@ -57,10 +57,10 @@ def verify(
             was exported (preprocessing inside, logits, weights in float16).
         model: The model.
         images: Input images of the file, `(n, height, width, channels)` with n at least 2.
-            For a file that takes any size, also a list of such batches. None means eight
-            images of the shipped Fashion-MNIST sample, in the size and the preprocessing of the
-            model, and in two sizes if it takes any. They are pixels in 0..255 for an integer
-            input and for a model with `ImagePreprocessing` or `keras.layers.Rescaling`.
+            None means eight images of the shipped Fashion-MNIST sample, in the size and the
+            preprocessing of the model, and in two sizes if it takes any. They are pixels in 0..255
+            for an integer input and for a model with `ImagePreprocessing` or
+            `keras.layers.Rescaling`.
         tolerance: Largest difference allowed. None means 5e-5; 5e-2 if a layer or the stored
             weights have lower precision than float32, or a layer is quantized; and 0.25 for
             weights stored in int8 or int4. A GPU that rounds products to TF32 needs a larger one.
@@ -77,11 +77,10 @@ def verify(
     """
     path = Path(path).expanduser()
     check_tolerance(tolerance)
-    options = read_record(path, format_of(path)).get("options", {})
-    names = ("preprocessing", "outputs", "precision", "compute_dtype", "data_format")
-    options = {name: options[name] for name in names if name in options}
-    graph = prepare(model, format_of(path), **options)
     format = existing_format(path, trust)
+    options = read_record(path, format).get("options", {})
+    names = ("preprocessing", "outputs", "precision", "compute_dtype", "data_format")
+    graph = prepare(model, format, **{name: options[name] for name in names if name in options})
     batches = named_batches(graph, images)
     difference, _ = compare(run_file(path, format, batches), graph, batches)
     check_difference(difference, tolerance, graph, path)
@@ -94,26 +93,18 @@ def compare(
     """Return the largest difference of a file's outputs from its model's, and their agreement."""
     differences, agreements = [], []
     for key, batch in batches.items():
-        # A single output may have any name: files of other programs have other ones.
-        own = {
-            name.removeprefix(f"{key}."): each
-            for name, each in outputs.items()
-            if name.startswith(f"{key}.")
-        }
-        saved = list(own.values()) if len(own) == 1 else [own[name] for name in graph.outputs]
         model = graph.models[key.rpartition("-")[0]]
-        for name, found, expected in zip(
-            graph.outputs, saved, outputs_of(model, batch), strict=True
-        ):
-            if found.shape != expected.shape:
-                raise ValueError(
-                    f"The file returns an output of shape {found.shape}, "
-                    f"the model one of shape {expected.shape}."
-                )
-            largest = np.max(np.abs(expected)) or 1
-            differences.append(np.max(np.abs(found - expected)) / largest)
+        with without_gradients():
+            expected = graph.named(model(batch, training=False))
+        for name, value in expected.items():
+            value = ops.convert_to_numpy(ops.cast(value, "float32"))
+            found = outputs.get(f"{key}.{name}", np.empty(0))
+            check(
+                found.shape == value.shape, f"Output {name!r} must be {value.shape}.", found.shape
+            )
+            differences.append(np.max(np.abs(found - value)) / (np.max(np.abs(value)) or 1))
             if name in KINDS:
-                agreements += list(found.argmax(axis=-1) == expected.argmax(axis=-1))
+                agreements += list(found.argmax(axis=-1) == value.argmax(axis=-1))
     # Not `max`, which skips what is not a number.
     return float(np.max(differences)), float(np.mean(agreements)) if agreements else None
 
@@ -121,7 +112,15 @@ def compare(
 def check_difference(difference: float, tolerance: float | None, graph: Graph, path: Path) -> None:
     """Check that a difference is within the tolerance, or the default one for None."""
     model = graph.networks["serve"]
-    tolerance = _default_tolerance(graph) if tolerance is None else tolerance
+    if tolerance is None:
+        is_rounded = graph.precision or graph.compute_dtype
+        is_rounded = is_rounded or any(
+            layer.compute_dtype in HALF_DTYPES or layer.quantization_mode is not None
+            for layer in sublayers(model)
+        )
+        tolerance = TOLERANCE_ROUNDED if is_rounded else TOLERANCE
+        if graph.precision and "int" in graph.precision:
+            tolerance = TOLERANCE_INTEGER
     if not difference <= tolerance:
         raise ValueError(
             f"The file at {str(path)!r} differs from model {model.name!r} by "
@@ -129,27 +128,10 @@ def check_difference(difference: float, tolerance: float | None, graph: Graph, p
         )
 
 
-def _default_tolerance(graph):
-    if graph.precision and "int" in graph.precision:
-        return TOLERANCE_INTEGER
-    rounded = graph.precision or any(
-        layer.compute_dtype in HALF_DTYPES or layer.quantization_mode is not None
-        for layer in sublayers(graph.networks["serve"])
-    )
-    return TOLERANCE_ROUNDED if rounded else TOLERANCE
-
-
 def check_tolerance(tolerance: float | None) -> None:
     """Check that `tolerance` is None or a non-negative number."""
-    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
-        raise ValueError(f"tolerance should be None or a number of at least 0, not {tolerance!r}.")
-
-
-def outputs_of(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
-    """Return the outputs of the model as a flat list of float32 arrays."""
-    with without_gradients():
-        outputs = keras.tree.flatten(model(images, training=False))
-        return [ops.convert_to_numpy(ops.cast(output, "float32")) for output in outputs]
+    holds = tolerance is None or (isinstance(tolerance, (int, float)) and tolerance >= 0)
+    check(holds, "`tolerance` must be None or a number of at least 0.", tolerance)
 
 
 def named_batches(graph: Graph, images: Any = None) -> dict[str, np.ndarray]:
@@ -169,36 +151,27 @@ def batches_for(
     """Return `images`, or images of the shipped Fashion-MNIST sample, as batches of a model."""
     count, *shape = model.inputs[0].shape
     if images is not None:
-        several = isinstance(images, Sequence) and all(np.ndim(batch) == 4 for batch in images)
-        return [
-            as_input(batch, model, "images should be", count or 2, exact=count is not None)
-            for batch in (images if several else [images])
-        ]
+        return [as_input(images, model, "`images` must be", count or 2)[:count]]
     if data_format == "channels_first":
         shape = [*shape[1:], shape[0]]
-    shapes = [
-        (count or PHOTOGRAPHS, shape[0] or height, shape[1] or width, shape[2])
-        for height, width in (SIZES if None in shape else SIZES[:1])
-    ]
-    return [in_layout(_photographs(model, shape), data_format) for shape in shapes]
+    batches = []
+    for height, width in SIZES if None in shape else SIZES[:1]:
+        sides = (shape[0] or height, shape[1] or width)
+        batch = _photographs(model, count or PHOTOGRAPHS, *sides, shape[2])
+        batches.append(in_layout(batch, data_format))
+    return batches
 
 
-def takes_pixels(model: keras.Model) -> bool:
-    """Return whether the model takes values in 0..255."""
-    return input_dtype(model) != "float32" or any(
-        isinstance(layer, keras.layers.Rescaling) or getattr(layer, "takes_pixels", False)
-        for layer in sublayers(model)
-    )
-
-
-def _photographs(model, shape):
+def _photographs(model, count, height, width, channels):
     """Return images of Fashion-MNIST as the model takes them, normalized unless as pixels."""
-    count, height, width, channels = shape
     found = data.load_dataset("fashion_mnist").test.images[:count]
     gray = [np.asarray(Image.fromarray(each[..., 0]).resize((width, height))) for each in found]
     pixels = np.repeat(np.stack(gray)[..., None], channels, axis=-1)
-    if takes_pixels(model):
-        dtype = input_dtype(model)
+    dtype = input_dtype(model)
+    if dtype != "float32" or any(
+        isinstance(layer, keras.layers.Rescaling) or getattr(layer, "takes_pixels", False)
+        for layer in sublayers(model)
+    ):
         return (pixels // 2 if dtype == "int8" else pixels).astype(dtype)
     known = getattr(model, "preprocessing", None)
     mean, std = (known.mean, known.std) if known else ([0.5], [0.5])

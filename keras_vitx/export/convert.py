@@ -20,6 +20,7 @@ import numpy as np
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.formats.base import Format, Graph, in_arithmetic
+from keras_vitx.keras_internals import sublayers
 
 REQUEST, CALIBRATION = "request.json", "calibration.npy"
 INPUTS, OUTPUTS = "inputs.npz", "outputs.npz"
@@ -62,7 +63,7 @@ def convert(
 def run_file(
     path: Path, format: Format, batches: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Run a file without Keras; return outputs by `<batch>.<name>`, `latency_ms` and `version`."""
+    """Run a file without Keras; return its outputs by `<batch>.<name>`, and `latency_ms`."""
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder, INPUTS), Path(folder, OUTPUTS)
         np.savez(inputs, **batches)
@@ -71,38 +72,27 @@ def run_file(
 
 
 def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the modules and names of the custom classes and functions of a model, by their key.
+    """Return the modules and names of a model's own classes and functions, by registered name.
 
-    Only of those that exist in this process: what else a config names is not imported.
+    They are those of its layers, and others that are registered here and that its config names: a
+    module that only a config names is never imported.
     """
-    objects, configs = {}, [keras.saving.serialize_keras_object(model)]
-    while configs:
-        config = configs.pop()
-        if isinstance(config, (list, tuple)):
-            configs += config
-        if not isinstance(config, dict):
+    # An export does not need the compile config.
+    config = json.loads(model.to_json(), object_hook=lambda d: {**d, "compile_config": None})
+    text, registered = json.dumps(config), keras.saving.get_custom_objects()
+    found = {keras.saving.get_registered_name(type(one)): type(one) for one in sublayers(model)}
+    found |= {name: one for name, one in registered.items() if json.dumps(name) in text}
+    objects = {}
+    for name, one in found.items():
+        if one.__module__.partition(".")[0] in KNOWN:
             continue
-        # An export does not need the compile config.
-        configs += [value for name, value in config.items() if name != "compile_config"]
-        key = config.get("registered_name") or config.get("class_name")
-        if config.get("class_name") == "function":
-            key = config.get("config")
-        if not isinstance(key, str):
-            continue
-        found = keras.saving.get_registered_object(key)
-        if found is None:
-            defining = sys.modules.get(str(config.get("module")))
-            found = getattr(defining, key.rpartition(">")[2], None)
-        module = getattr(found, "__module__", "builtins")
-        if module.partition(".")[0] in KNOWN:
-            continue
-        if module != "__main__" and "<locals>" not in found.__qualname__:
-            objects[key] = [module, found.__qualname__]
+        if one.__module__ != "__main__" and "<locals>" not in one.__qualname__:
+            objects[name] = [one.__module__, one.__qualname__]
         elif not imports:
-            where = "a script or a session" if module == "__main__" else "a function"
+            where = "a script or a session" if one.__module__ == "__main__" else "a function"
             raise ValueError(
                 f"`model` must use classes and functions that a module defines. Received: "
-                f"{found.__qualname__!r}, defined in {where}, where the second process can't find "
+                f"{one.__qualname__!r}, defined in {where}, where the second process can't find "
                 "it. Move it to the top level of a module and import it from there, or pass "
                 'imports=("my_module",), the module that registers it.'
             )
@@ -153,17 +143,19 @@ def main(folder: str, path: str) -> None:
     for module in (*request["imports"], *(module for module, _ in request["custom"].values())):
         importlib.import_module(module)
     custom = {
-        key: keras.saving.get_registered_object(key)
-        or operator.attrgetter(name)(sys.modules[module])
-        for key, (module, name) in request["custom"].items()
+        name: operator.attrgetter(where)(sys.modules[module])
+        for name, (module, where) in request["custom"].items()
     }
     models = {
         file.stem: keras.saving.load_model(file, custom, compile=False)
         for file in folder.glob("*.keras")
     }
-    calibration, format = folder / CALIBRATION, FORMATS[request["format"]]
+    calibration = folder / CALIBRATION
     images = np.load(calibration) if calibration.exists() else None
-    graph = Graph(models, calibration=images, **request["graph"])
+    format, graph = (
+        FORMATS[request["format"]],
+        Graph(models, calibration=images, **request["graph"]),
+    )
     convert(graph, format, Path(path))
     if (folder / INPUTS).exists():
         runtimes.main(format.name, path, folder / INPUTS, folder / OUTPUTS)

@@ -12,25 +12,19 @@ from typing import Any
 
 import keras
 
-from keras_vitx.export.compare import (
-    check_difference,
-    check_tolerance,
-    compare,
-    named_batches,
-)
+from keras_vitx.export.compare import check_difference, check_tolerance, compare, named_batches
 from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, require
-from keras_vitx.export.formats.base import INPUT, Format
+from keras_vitx.export.formats.base import INPUT
 from keras_vitx.export.fuse import fused
-from keras_vitx.export.prepare import calibration_images, check_calibration, prepare
-from keras_vitx.export.runtimes import PACKAGES
-from keras_vitx.export.write import (
+from keras_vitx.export.place import (
     Exported,
     check_destination,
-    size_of,
+    files_of,
     write_record,
     writing_at,
 )
+from keras_vitx.export.prepare import calibration_images, check, prepare
 
 COMPARED = 32
 """Number of calibration images that the file is compared with."""
@@ -134,9 +128,17 @@ def export(
     kind = format_named(format)
     path = Path(path).expanduser()
     check_tolerance(tolerance)
-    if isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
-        raise ValueError(f'imports should be module names such as ("my_module",), not {imports!r}.')
-    check_calibration(precision, calibration)
+    check(
+        not isinstance(imports, str) and all(isinstance(name, str) for name in imports),
+        '`imports` must be module names such as ("my_module",).',
+        imports,
+    )
+    check(
+        (calibration is not None) == (precision == "int8-static"),
+        "`calibration` must be images like those that the model will see for "
+        "precision='int8-static', and None for others.",
+        (precision, type(calibration)),
+    )
     if serving is not False:
         preprocessing, outputs = preprocessing or True, outputs or "probabilities"
     options = {
@@ -146,7 +148,7 @@ def export(
         "precision": precision,
         "compute_dtype": compute_dtype,
         "data_format": data_format,
-        "image_sizes": [list(size) if isinstance(size, tuple) else size for size in image_sizes],
+        "image_sizes": list(image_sizes),
     }
     graph = prepare(model, kind, **options)
     require(kind, precision)
@@ -166,31 +168,30 @@ def export(
     with writing_at(path, kind) as temporary:
         with _stage("converting and running" if verify else "converting", seconds, verbose):
             found = convert(written, kind, temporary, imports, batches)
-        versions = _versions(kind)
         difference = top1 = latency = None
         if verify:
             with _stage("comparing", seconds, verbose):
                 difference, top1 = compare(found, graph, batches)
             check_difference(difference, tolerance, graph, path)
             latency = float(found["latency_ms"])
-            versions[PACKAGES[format]] = str(found["version"])
+        versions = {}
+        for package in ("keras", "keras-vitx", *kind.needs):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[package] = importlib.metadata.version(package)
+        (spec,) = graph.model.inputs
+        dtype = keras.backend.standardize_dtype(spec.dtype)
         exported = Exported(
             path=path,
             difference=difference,
             format=format,
-            inputs={
-                INPUT: {
-                    "shape": list(graph.model.inputs[0].shape),
-                    "dtype": keras.backend.standardize_dtype(graph.model.inputs[0].dtype),
-                }
-            },
+            inputs={INPUT: {"shape": list(spec.shape), "dtype": dtype}},
             outputs=graph.outputs,
             classes=graph.classes,
             options=options,
             not_fused=not_fused,
             top1=top1,
             latency_ms=latency,
-            size=size_of(temporary, kind),
+            size=sum(file.stat().st_size for file in files_of(temporary, kind)),
             seconds=seconds,
             versions=versions,
         )
@@ -210,13 +211,3 @@ def _stage(name: str, seconds: dict[str, float], verbose: bool) -> Iterator[None
         seconds[name] = round(time.perf_counter() - start, 2)
         if verbose:
             print(f"{seconds[name]:.1f} s", file=sys.stderr, flush=True)
-
-
-def _versions(format: Format) -> dict[str, str]:
-    """Return the versions of Keras, this package and what wrote the file."""
-    packages = ("keras", "keras-vitx", *(name.replace("_", "-") for name in format.needs))
-    found = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found

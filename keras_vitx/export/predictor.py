@@ -18,8 +18,8 @@ from keras_vitx.data.predictions import class_names
 from keras_vitx.data.preprocessing import normalize
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import existing_format, format_of
-from keras_vitx.export.prepare import in_layout, input_dtype
-from keras_vitx.export.write import read_record
+from keras_vitx.export.place import read_record
+from keras_vitx.export.prepare import in_layout, input_dtype, pixels
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 
@@ -235,11 +235,6 @@ def preprocessing_of(model: keras.Model) -> Preprocessing | None:
     if any(isinstance(layer, ImagePreprocessing) for layer in layers):
         return pixels(model.input_shape[-1])
     return None
-
-
-def pixels(channels: int) -> Preprocessing:
-    """Return the `Preprocessing` that keeps pixels in 0..255."""
-    return Preprocessing(mean=[0] * channels, std=[1 / 255] * channels)
 
 
 def _is_path(value):

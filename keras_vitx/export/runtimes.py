@@ -1,11 +1,10 @@
 """Exported files in their own runtimes.
 
-Run as `python runtimes.py FORMAT PATH INPUTS.npz OUTPUTS.npz` to compute the outputs of a file.
-Neither Keras nor keras_vitx can be imported in that process, so a file that depends on one of
-them fails. This file imports neither.
+Run as `python runtimes.py FORMAT PATH INPUTS.npz OUTPUTS.npz` to compute the outputs of a file in a
+process that can import neither Keras nor keras_vitx. This file imports neither.
 """
 
-import importlib.metadata
+import atexit
 import os
 import shutil
 import statistics
@@ -15,17 +14,8 @@ import time
 
 import numpy as np
 
-WARMUP, MAX_RUNS, SECONDS = 2, 30, 0.5
-"""Runs before the latency is measured, and the limits of the measurement."""
-
-PACKAGES = {
-    "saved_model": "tensorflow",
-    "onnx": "onnxruntime",
-    "openvino": "openvino",
-    "litert": "ai-edge-litert",
-    "torch": "torch",
-    "stablehlo": "jax",
-}
+SECONDS, MAX_RUNS = 0.5, 30
+"""The limits of the measurement of a latency."""
 
 
 def load(format, path):
@@ -40,9 +30,8 @@ def _saved_model(path):
     signatures = {}
     for signature in loaded.signatures.values():
         (spec,) = signature.structured_input_signature[1].values()
-        if spec.dtype == tf.string:  # Encoded images.
-            continue
-        signatures.setdefault(tuple(spec.shape[1:3]), (signature, spec))
+        if spec.dtype != tf.string:  # Encoded images.
+            signatures.setdefault(tuple(spec.shape[1:3]), (signature, spec))
 
     def run(images):
         signature, spec = signatures.get(images.shape[1:3]) or next(iter(signatures.values()))
@@ -59,14 +48,12 @@ def _onnx(path):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (images_input,) = session.get_inputs()
+    (source,) = session.get_inputs()
     names = [output.name for output in session.get_outputs()]
-    half = images_input.type == "tensor(float16)"
 
     def run(images):
-        outputs = session.run(
-            names, {images_input.name: images.astype("float16") if half else images}
-        )
+        images = images.astype("float16") if source.type == "tensor(float16)" else images
+        outputs = session.run(names, {source.name: images})
         return {name: each.astype("float32") for name, each in zip(names, outputs, strict=True)}
 
     return run
@@ -100,8 +87,7 @@ def _litert(path):
 
     def run(images):
         with lock:
-            outputs = runner(images=images)
-            return {name: each.astype("float32") for name, each in outputs.items()}
+            return {name: each.astype("float32") for name, each in runner(images=images).items()}
 
     return run
 
@@ -124,50 +110,48 @@ def _stablehlo(path):
 
     with open(path, "rb") as file:
         call = jax.jit(jax.export.deserialize(bytearray(file.read())).call)
-
-    def run(images):
-        return {name: np.asarray(each, "float32") for name, each in call(images).items()}
-
-    return run
+    return lambda images: {name: np.asarray(each, "float32") for name, each in call(images).items()}
 
 
 def main(format, path, inputs, outputs):
-    """Write the outputs of each batch as `<batch>.<name>`, and `latency_ms` and `version`."""
+    """Write the outputs of each batch as `<batch>.<name>`, and `latency_ms`."""
     # Submodules, too: what Python has imported before, it does not look for in their parents.
     loaded = [name for name in sys.modules if name.split(".")[0] in ("keras", "keras_vitx")]
     sys.modules.update(dict.fromkeys(["keras", "keras_vitx", *loaded]))
     batches = dict(np.load(inputs))
     run = load(format, path)
-    results = {}
-    for name, images in batches.items():
-        for output, value in run(images).items():
-            results[f"{name}.{output}"] = value
-    latency = _latency(run, next(iter(batches.values()))[:1])
-    version = importlib.metadata.version(PACKAGES[format])
-    np.savez(outputs, latency_ms=latency, version=version, **results)
+    results = {
+        f"{key}.{name}": value
+        for key, images in batches.items()
+        for name, value in run(images).items()
+    }
+    np.savez(outputs, latency_ms=_latency(run, next(iter(batches.values()))[:1]), **results)
 
 
 def _latency(run, images):
-    """Return the median latency of a batch, in milliseconds."""
-    for _ in range(WARMUP):
-        run(images)
+    """Return the median latency of a batch, in milliseconds, after two runs."""
     times, end = [], time.perf_counter() + SECONDS
-    while not times or (len(times) < MAX_RUNS and time.perf_counter() < end):
+    while len(times) < 3 or (len(times) < MAX_RUNS and time.perf_counter() < end):
         start = time.perf_counter()
         run(images)
         times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+    return statistics.median(times[2:])
 
 
 def end_with_parent(folder):
     """Remove `folder` and end this process when the parent, at the other end of stdin, is gone."""
 
+    removing = threading.Lock()
+
     def wait():
         os.read(0, 1)
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
+        with removing:
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+    # An error for want of the files must not end this process before all of them are removed.
+    atexit.register(removing.acquire)
 
 
 if __name__ == "__main__":

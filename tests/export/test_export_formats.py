@@ -221,5 +221,5 @@ def test_logits_and_probabilities_of_any_classifier():
         assert output_names(logits) == ("logits",)
         close(array(keras.ops.softmax(logits(images))), array(model(images)))
         close(array(again(images)), array(model(images)))
-    with pytest.raises(ValueError, match="needs a model that ends in a classifier"):
+    with pytest.raises(ValueError, match="must end in a classifier"):
         with_outputs(FAMILIES["ViT"](include_top=False), "logits")

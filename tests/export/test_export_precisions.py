@@ -79,10 +79,10 @@ def test_calibration_images_of_a_folder_are_preprocessed(unused, tmp_path):
 @pytest.mark.backend_free
 def test_calibration_errors(unused, tmp_path):
     parts = prepare(unused, FORMATS["onnx"])
-    with pytest.raises(ValueError, match=r"calibration: there is no image in"):
+    with pytest.raises(ValueError, match=r"`calibration` must have images"):
         calibration_images(parts, tmp_path)
     for shape in [(2, 16, 32, 3), (0, 32, 16, 3), (32, 16, 3)]:
-        with pytest.raises(ValueError, match=r"calibration should be .* \(1 or more, 32, 16, 3\)"):
+        with pytest.raises(ValueError, match=r"`calibration` must be .* \(1 or more, 32, 16, 3\)"):
             calibration_images(parts, np.zeros(shape, "float32"))
     (tmp_path / "broken.png").write_bytes(b"no image")
     with pytest.raises(OSError, match="broken"):

@@ -24,9 +24,8 @@ def format_named(name: str) -> Format:
 
 def format_of(path: str | os.PathLike) -> Format:
     """Return the format that a path's suffix stands for; without a known one, a SavedModel."""
-    suffix = Path(path).suffix.lower()
     by_suffix = {each.suffix: each for each in FORMATS.values()}
-    return by_suffix.get(suffix, FORMATS["saved_model"])
+    return by_suffix.get(Path(path).suffix.lower(), FORMATS["saved_model"])
 
 
 def table() -> str:
@@ -48,7 +47,7 @@ def require(format: Format, precision: str | None = None) -> None:
     if format.quantizer and precision and "int" in precision:
         needs.append((format.quantizer, format.quantizer, f" in {precision}"))
     for package, extra, detail in needs:
-        if not _is_installed(package):
+        if importlib.util.find_spec(package) is None:
             what = f"The format {format.name!r}{detail} needs {package}, which is not installed"
             raise ImportError(needs_extra(what, extra))
 
@@ -65,10 +64,3 @@ def existing_format(path: Path, trust: bool) -> Format:
         )
     require(format)
     return format
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # The parent of a dotted name is missing.
-        return False

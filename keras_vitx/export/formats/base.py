@@ -76,16 +76,16 @@ class Format:
     """A file format.
 
     Attributes:
-        suffix: Suffix of the file; "" for a folder. `companions` are those of files beside it.
+        suffix: Suffix of the file; "" for a folder.
+        companion: Suffix of a second file beside it; "" for none.
         backend: The Keras backend under which `write` runs.
-        needs: Packages that write it and run it, in the extra `extra` of `pyproject.toml`.
+        needs: Packages that write it, and last the one that runs it; `extra` installs them.
         is_one: Whether a path holds this format, judged by its first bytes or its names.
         risk: What opening a file of a stranger may do; empty if it can only compute.
-        float32: Whether a model in mixed precision is written in float32.
-        int8_weights: Whether the products of int8 layers are written in float32.
+        float32: Whether half precision and int8 products of the model are written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
         precisions: Precisions of stored weights, besides the model's own.
-        computes: Dtypes of half precision that its products can be written in.
+        half_products: Whether products may be in half precision, by `compute_dtype`.
         quantizer: The package that quantizes its files, if `needs` has none for it.
     """
 
@@ -99,11 +99,10 @@ class Format:
     is_one: Callable[[Path], bool]
     risk: str = ""
     float32: bool = False
-    int8_weights: bool = False
     any_size: bool = False
-    companions: tuple[str, ...] = ()
+    companion: str = ""
     precisions: tuple[str, ...] = ("float16", "bfloat16")
-    computes: tuple[str, ...] = ()
+    half_products: bool = False
     quantizer: str = ""
 
 
@@ -120,16 +119,16 @@ def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
     return is_one
 
 
-def halves(model: keras.Model, precision: str | None) -> dict[int, np.ndarray]:
-    """Return the variables, except small ones, that half precision can hold, by `id`."""
+def halves(model: keras.Model, dtype: str | None) -> dict[int, np.ndarray]:
+    """Return the variables, except vectors, that half precision can hold, rounded, by `id`."""
     found = {}
-    if precision not in HALF_DTYPES:
+    if dtype not in HALF_DTYPES:
         return found
     for variable in model.variables:
         if variable.dtype != "float32" or len(variable.shape) < 2:
             continue
         with np.errstate(over="ignore"):
-            values = ops.convert_to_numpy(variable).astype(HALF_DTYPES[precision])
+            values = ops.convert_to_numpy(variable).astype(HALF_DTYPES[dtype])
         if np.isfinite(values.astype("float32")).all():
             found[id(variable)] = values
     return found
@@ -139,28 +138,29 @@ def halves(model: keras.Model, precision: str | None) -> dict[int, np.ndarray]:
 def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
     """Let layers compute in the arithmetic of the file within the context.
 
-    With `format.float32`, mixed precision becomes float32; with `format.int8_weights`, int8 `Dense`
-    layers multiply in float32, $x (W / s) + b$, and don't round inputs; with `graph.compute_dtype`,
-    all layers but the classifier compute in half precision.
+    With `graph.compute_dtype`, all layers but the classifier compute in half precision. With
+    `format.float32`, mixed precision becomes float32, and int8 `Dense` layers don't round inputs.
     """
-    models = graph.models.values()
-    before, products = {}, []
-    kept = {id(layer) for model in models for layer in _in_float32(model)}
-    try:
-        for layer in (layer for model in models for layer in sublayers(model)):
-            policy = None
-            if graph.compute_dtype:
-                policy = None if id(layer) in kept else f"mixed_{graph.compute_dtype}"
-            elif format.float32 and layer.compute_dtype in HALF_DTYPES:
-                policy = None if layer.quantization_mode else "float32"
-            if policy:
-                before[layer] = layer.dtype_policy
-                layer.dtype_policy = policy
-            is_dense = isinstance(layer, keras.layers.Dense) and not layer.lora_enabled
-            if format.int8_weights and is_dense and layer.quantization_mode == "int8":
-                # An attribute of the instance hides the method of the class.
-                layer.quantized_call = functools.partial(_product, layer)
+    policies, products = {}, []
+    for model in graph.models.values():
+        classifier = sublayers(_last(model))
+        for layer in sublayers(model):
+            mode = layer.quantization_mode
+            if graph.compute_dtype and layer not in classifier:
+                policies[layer] = f"mixed_{graph.compute_dtype}"
+            if not format.float32 or graph.compute_dtype:
+                continue
+            if mode is None and layer.compute_dtype in HALF_DTYPES:
+                policies[layer] = "float32"
+            if mode == "int8" and isinstance(layer, keras.layers.Dense) and not layer.lora_enabled:
                 products.append(layer)
+    before = {layer: layer.dtype_policy for layer in policies}
+    try:
+        for layer, policy in policies.items():
+            layer.dtype_policy = policy
+        for layer in products:
+            # An attribute of the instance hides the method of the class.
+            layer.quantized_call = functools.partial(_product, layer)
         yield
     finally:
         for layer, policy in before.items():
@@ -169,17 +169,13 @@ def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
             vars(layer).pop("quantized_call", None)
 
 
-def _in_float32(model):
-    """Yield the layers that stay in float32: those before the network, and its last one."""
-    *before, last = getattr(model, "steps", None) or model.layers
-    yield from (layer for layer in before if getattr(layer, "takes_pixels", False))
-    if isinstance(last, keras.Model):
-        yield from _in_float32(last)
-    else:
-        yield from (last, *sublayers(last))
+def _last(model: keras.Model) -> keras.layers.Layer:
+    last = (getattr(model, "steps", None) or model.layers)[-1]
+    return _last(last) if isinstance(last, keras.Model) else last
 
 
 def _product(layer, inputs, training=None):
+    r"""Return $x (W / s) + b$ of an int8 layer, in float32."""
     kernel = ops.cast(layer.kernel, "float32") / ops.cast(layer.kernel_scale, "float32")
     y = ops.matmul(ops.cast(inputs, "float32"), kernel)
     if layer.bias is not None:

@@ -54,9 +54,8 @@ FORMAT = Format(
     needs=("tensorflow", "ai_edge_litert"),
     extra="litert",
     write=write,
-    # Its batched product takes no int8 with a result in int32.
-    int8_weights=True,
     is_one=starts_with(b"TFL3", at=4),
+    # Its batched product takes no int8 with a result in int32.
     float32=True,
     precisions=("float16", "int8", "int8-static"),
 )

@@ -28,12 +28,10 @@ def _quantized(model, graph: Graph):
 
     nncf.set_log_level(logging.ERROR)
     if graph.precision == "int8-static":
-        images = nncf.Dataset([image[None] for image in graph.calibration])
+        images = [image[None] for image in graph.calibration]
+        transformer = nncf.ModelType.TRANSFORMER
         return nncf.quantize(
-            model,
-            images,
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(graph.calibration),
+            model, nncf.Dataset(images), model_type=transformer, subset_size=len(images)
         )
     options = {}
     if graph.precision == "int4":
@@ -55,12 +53,11 @@ FORMAT = Format(
     needs=("tensorflow", "openvino"),
     extra="openvino",
     write=write,
-    # Its converter does not take products of TensorFlow in bfloat16.
+    # Its converter does not take products of TensorFlow in bfloat16, and OpenVINO 2026.4 reads int8
+    # products of Keras wrongly (0.4 of the largest output).
     float32=True,
-    # OpenVINO 2026.4 reads int8 products of Keras wrongly (0.4 of the largest output).
-    int8_weights=True,
     is_one=starts_with(b"<?xml", b"<net"),
-    companions=(".bin",),
+    companion=".bin",
     precisions=("float16", "int8", "int8-static", "int4"),
     quantizer="nncf",
 )

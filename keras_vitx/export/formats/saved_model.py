@@ -35,7 +35,7 @@ def write(graph: Graph, folder: Path) -> None:
     stored, signatures = {}, {}
     for name, model in graph.models.items():
         spec = tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, name=INPUT)
-        predict = _stateless(model, _store(model, graph.precision, stored))
+        predict = _stateless(model, graph.precision, stored)
         endpoint = tf.function(predict, input_signature=[spec], autograph=False)
         setattr(module, name, endpoint)
         signatures[name] = tf.function(
@@ -46,19 +46,19 @@ def write(graph: Graph, folder: Path) -> None:
     default = signatures["serve"]
     if graph.top:
         *_, before, network = graph.model.layers
-        predict = _stateless(network, _store(network, graph.precision, stored))
+        predict = _stateless(network, graph.precision, stored)
         default = _server(before, predict, graph.classes, graph.top)
     module.stored = list(stored.values())
     signatures = {"serving_default": default, **signatures}
     tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
-def _store(model, precision, stored):
-    """Return (variable, stored variable) pairs; models share those of equal values."""
+def _stateless(model, precision, stored):
+    """Return a function of images, with weights in `stored`; models share those of equal values."""
     import tensorflow as tf
 
     in_half = halves(model, precision)
-    pairs = []
+    weights = []
     for variable in model.variables:
         array = in_half.get(id(variable))
         if array is None:
@@ -66,12 +66,7 @@ def _store(model, precision, stored):
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in stored:
             stored[key] = tf.Variable(array, trainable=False)
-        pairs.append((variable, stored[key]))
-    return pairs
-
-
-def _stateless(model, weights):
-    import tensorflow as tf
+        weights.append((variable, stored[key]))
 
     def predict(images):
         values = [(variable, tf.cast(value, variable.dtype)) for variable, value in weights]

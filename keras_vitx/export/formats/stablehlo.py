@@ -17,24 +17,16 @@ def write(graph: Graph, path: Path) -> None:
 
     model = graph.model
     names = ("batch", "height", "width", "channels")
-    known = [
-        name if side is None else str(side)
-        for name, side in zip(names, model.inputs[0].shape, strict=True)
-    ]
-    spec = jax.ShapeDtypeStruct(
-        jax.export.symbolic_shape(", ".join(known)),
-        keras.backend.standardize_dtype(model.inputs[0].dtype),
-    )
+    sides = zip(names, model.inputs[0].shape, strict=True)
+    shape = jax.export.symbolic_shape(", ".join(str(side or name) for name, side in sides))
+    spec = jax.ShapeDtypeStruct(shape, keras.backend.standardize_dtype(model.inputs[0].dtype))
     in_half = halves(model, graph.precision)
 
     def run(images):
-        weights = [
-            (
-                variable,
-                jnp.asarray(in_half.get(id(variable), variable.value)).astype(variable.dtype),
-            )
-            for variable in model.variables
-        ]
+        weights = []
+        for variable in model.variables:
+            value = jnp.asarray(in_half.get(id(variable), variable.value))
+            weights.append((variable, value.astype(variable.dtype)))
         with keras.StatelessScope(weights):
             return graph.named(model(images, training=False))
 

@@ -15,31 +15,29 @@ def write(graph: Graph, path: Path) -> None:
 
     # In memory first: on a full disk, PyTorch's own writer would abort the process.
     buffer = io.BytesIO()
-    torch.export.save(program_of(graph, in_half=True)[0], buffer)
+    torch.export.save(program_of(graph)[0], buffer)
     path.write_bytes(buffer.getbuffer())
 
 
-def program_of(graph: Graph, in_half: bool):
+def program_of(graph: Graph):
     """Return a `torch.export.ExportedProgram` and the images that it was traced with."""
     import torch
 
-    count, *sides = graph.model.inputs[0].shape
+    (spec,) = graph.model.inputs
+    count, *sides = spec.shape
     # PyTorch would take a dimension of 1 for a constant, and equal sides for one dimension.
     shape = [count or 2, *(side or 64 + 16 * axis for axis, side in enumerate(sides))]
-    dtype = keras.backend.standardize_dtype(graph.model.inputs[0].dtype)
-    images = torch.tensor(np.zeros(shape), dtype=getattr(torch, dtype))
+    dtype = getattr(torch, keras.backend.standardize_dtype(spec.dtype))
+    images = torch.tensor(np.zeros(shape), dtype=dtype)
     names = ("batch", "height", "width", "channels")
     dynamic = {
         axis: torch.export.Dim(names[axis], min=2 if axis else 1)
-        for axis, side in enumerate((count, *sides))
+        for axis, side in enumerate(spec.shape)
         if side is None
     }
     with torch.no_grad(), _only_real_casts():
         program = torch.export.export(
-            _served(graph, in_half).eval(),
-            (images,),
-            dynamic_shapes={"images": dynamic},
-            strict=False,
+            _served(graph).eval(), (images,), dynamic_shapes={"images": dynamic}, strict=False
         )
     for node in program.graph.nodes:
         # It holds paths of this machine.
@@ -64,12 +62,12 @@ def _only_real_casts():
     return OnlyRealCasts()
 
 
-def _served(graph, in_half):
-    """Return a module that stores each weight once and names its outputs."""
+def _served(graph: Graph):
+    """Return a module that stores each weight once, maybe in half precision, and names outputs."""
     import torch
 
     dtype = graph.compute_dtype or graph.precision
-    stored = halves(graph.model, dtype) if in_half else {}
+    in_half = halves(graph.model, dtype)
     variables = graph.model.variables
 
     class Served(torch.nn.Module):
@@ -77,7 +75,7 @@ def _served(graph, in_half):
             super().__init__()
             for index, variable in enumerate(variables):
                 value = variable.value.detach()
-                if id(variable) in stored:
+                if id(variable) in in_half:
                     value = value.to(getattr(torch, dtype))
                 self.register_buffer(f"weight_{index}", value)
 
@@ -104,5 +102,5 @@ FORMAT = Format(
     write=write,
     is_one=starts_with(b"PK"),
     risk="it is unpickled, which runs any code in it",
-    computes=("float16", "bfloat16"),
+    half_products=True,
 )

@@ -74,28 +74,19 @@ def read_record(path: Path, format: Format) -> dict[str, Any]:
 def _digest(path: Path, format: Format, described: dict[str, Any]) -> str:
     """Return a hash of the content of a record and of every file that it describes."""
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-    for each in _files(path, format):
+    for each in files_of(path, format):
         with each.open("rb") as file:
             name = each.suffix if format.suffix else str(each.relative_to(path))
             digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
     return digest.hexdigest()
 
 
-def _files(path: Path, format: Format) -> list[Path]:
-    """Return a file and its companions, or all files of a folder, without the record."""
-    if format.suffix:
-        return [path, *_companions(path, format)]
-    record = record_of(path, format)
-    return sorted(each for each in path.rglob("*") if each.is_file() and each != record)
-
-
-def _companions(path: Path, format: Format) -> list[Path]:
-    return [path.with_suffix(suffix) for suffix in format.companions]
-
-
-def size_of(path: Path, format: Format) -> int:
-    """Return the bytes of a file with its companions, or of all files in a folder."""
-    return sum(each.stat().st_size for each in _files(path, format))
+def files_of(path: Path, format: Format) -> list[Path]:
+    """Return a file and its companion, or all files of a folder, without the record."""
+    if not format.suffix:
+        record = record_of(path, format)
+        return sorted(each for each in path.rglob("*") if each.is_file() and each != record)
+    return [path, path.with_suffix(format.companion)] if format.companion else [path]
 
 
 def check_destination(path: Path, format: Format, overwrite: bool = False) -> None:
@@ -107,13 +98,12 @@ def check_destination(path: Path, format: Format, overwrite: bool = False) -> No
     check_writable(path)
     remove_stale(path)
     if not path.exists() and not path.is_symlink():
-        # A killed export leaves the files that belong to a graph with its record.
-        is_ours = record_of(path, format).exists()
-        for companion in _companions(path, format):
-            if companion.exists() and not is_ours:
-                raise FileExistsError(
-                    f"path: {str(companion)!r} exists, where {format.title} would be written."
-                )
+        companion = path.with_suffix(format.companion)
+        # A killed export leaves it with its record.
+        if format.companion and companion.exists() and not record_of(path, format).exists():
+            raise FileExistsError(
+                f"path: {str(companion)!r} exists, where {format.title} would be written."
+            )
         return
     is_file = path.is_file() if format.suffix else path.is_dir()
     if path.is_symlink() or not is_file or not format.is_one(path):
@@ -136,11 +126,10 @@ def writing_at(path: Path, format: Format) -> Iterator[Path]:
     """
     with temporary_beside(path) as temporary:
         yield temporary
-        companions = _companions(temporary, format)
         if format.suffix:
             record_of(temporary, format).replace(record_of(path, format))
-        if companions and path.exists():
-            path.replace(temporary.with_name("old"))
-        for companion in companions:
-            companion.replace(path.with_suffix(companion.suffix))
+        if format.companion:
+            if path.exists():
+                path.replace(temporary.with_name("old"))
+            temporary.with_suffix(format.companion).replace(path.with_suffix(format.companion))
         move(temporary, path)
