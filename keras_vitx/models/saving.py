@@ -29,10 +29,10 @@ from keras_vitx.weights import (
     save_safetensors,
 )
 from keras_vitx.weights.card import image_processor
-from keras_vitx.weights.description import LIBRARY
-from keras_vitx.weights.folder import (
+from keras_vitx.weights.description import (
     CONFIG,
     KERAS_WEIGHTS,
+    LIBRARY,
     SAFETENSORS,
     open_folder,
     read_config,
@@ -215,7 +215,7 @@ def _load_from_hub(address: Address, custom_objects: dict) -> keras.Model:
     if path.parent.parent.name == "snapshots":
         # The same commit, should the branch move before the weights are downloaded.
         address = address._replace(revision=path.parent.name)
-    config, name = read_config(path)
+    config, name = read_config(path.read_bytes())
     model = _from_config(config, custom_objects)
     _fill(model, name, download(address._replace(file=name)))
     return model
@@ -261,13 +261,13 @@ def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
 def _fill(model: Chain, name: str, weights: Path) -> None:
     """Load every weight of the model from the file that is called `name` in its folder."""
     if name == SAFETENSORS:
-        with open_weights(weights, model, kind=".safetensors") as tensors:
-            conversion = convert(tensors, model)
+        with open_weights(weights, model, name) as opened:
+            conversion = convert(opened, model)
             if conversion.classes is not None and not conversion.head:
                 raise ValueError(
                     f"{SAFETENSORS} has {conversion.classes} classes, unlike {CONFIG}."
                 )
-            for variable, array in conversion:
+            for variable, array in conversion.arrays:
                 variable.assign(array)
         return
     try:
