@@ -45,7 +45,7 @@ def parse(address: str) -> Address:
     return Address(match[1], match[3] or SAFETENSORS, revision)
 
 
-def download(address: str | Address, sha256: str | None = None) -> Path:
+def download(address: Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if it is not in the cache.
 
     The copy is checked against `sha256`, or a prefix of it, or else against the hash in its name in
@@ -54,24 +54,23 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    where = parse(address) if isinstance(address, str) else address
-    file = {"repo_id": where.repository, "filename": where.file, "revision": where.revision}
+    file = {"repo_id": address.repository, "filename": address.file, "revision": address.revision}
     try:
         try:
             path = Path(hf_hub_download(**file, local_files_only=True))
         except LocalEntryNotFoundError:
-            _check_names(where)
+            _check_names(address)
             path = Path(hf_hub_download(**file))
     except (HFValidationError, Refused) as error:
-        raise ValueError(f"weights='{where}': the hub's names can't be used. {error}") from error
+        raise ValueError(f"weights='{address}': the hub's names can't be used. {error}") from error
     except Exception as error:  # Network libraries raise their own types.
-        revision = quote(where.revision or "main", safe="")
-        url = f"{constants.ENDPOINT}/{where.repository}/resolve/{revision}/{where.file}"
+        revision = quote(address.revision or "main", safe="")
+        url = f"{constants.ENDPOINT}/{address.repository}/resolve/{revision}/{address.file}"
         raise OSError(
-            f"weights='{where}' can't be downloaded and isn't in the cache "
+            f"weights='{address}' can't be downloaded and isn't in the cache "
             f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and give its "
             "path as weights=, or copy the folder models--"
-            f"{where.repository.replace('/', '--')} of that machine's cache into this one's. "
+            f"{address.repository.replace('/', '--')} of that machine's cache into this one's. "
             f"The cause: {_network_cause(error)}."
         ) from error
     # The hub's cache names large files by their hash.
@@ -80,18 +79,18 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
         check_hash(path, sha256 or (blob.name if SHA256.fullmatch(blob.name) else None))
     except ValueError as error:
         raise ValueError(
-            f"weights='{where}': {error} Delete {blob} from the hub's cache to have it downloaded "
+            f"weights='{address}': {error} Delete {blob} from the hub's cache to have it downloaded "
             "again."
         ) from error
     return path
 
 
-def _check_names(where: Address) -> None:
+def _check_names(address: Address) -> None:
     """Check the hub's hashes, which become names in the cache and could point outside of it."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     found = get_hf_file_metadata(
-        hf_hub_url(where.repository, where.file, revision=where.revision or "main")
+        hf_hub_url(address.repository, address.file, revision=address.revision or "main")
     )
     for header, value in (("ETag", found.etag), ("X-Repo-Commit", found.commit_hash)):
         if not re.fullmatch("[0-9a-f]+", value or ""):
