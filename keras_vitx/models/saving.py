@@ -180,22 +180,21 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     """
     source, custom_objects = os.fspath(source), dict(custom_objects or {})
     path = Path(source).expanduser()
-    if source.startswith(SCHEME) or path.is_dir():
-        try:
-            if source.startswith(SCHEME):
-                model = _load_from_hub(parse(source), custom_objects)
-            else:
-                with open_folder(path) as (config, name, weights):
-                    model = _from_config(config, custom_objects)
-                    _fill(model, name, weights)
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
-    elif path.suffix == ".keras":
-        model = _load_archive(path, custom_objects)
-    else:
-        raise NotADirectoryError(
-            f'{source!r} is not a folder. Give one, a .keras file, or "hf://owner/repo".'
-        )
+    try:
+        if source.startswith(SCHEME):
+            model = _load_from_hub(parse(source), custom_objects)
+        elif path.is_dir():
+            with open_folder(path) as (config, name, weights):
+                model = _from_config(config, custom_objects)
+                _fill(model, name, weights)
+        elif path.suffix == ".keras":
+            model = _load_archive(path, custom_objects)
+        else:
+            raise NotADirectoryError(
+                f'{source!r} is not a folder. Give one, a .keras file, or "hf://owner/repo".'
+            )
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
     odd = [
         variable.path
         for variable in model.weights
@@ -234,10 +233,10 @@ def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
             and (module or "").partition(".")[0] != "keras"
         ]
         if not unknown:
-            raise ValueError(f"{path}: Keras can't load it: {_reason(error)}") from error
+            raise ValueError(f"Keras can't load it: {_reason(error)}") from error
         raise ValueError(
-            f"{path}: it uses {', '.join(sorted(unknown))}, unknown here. Import the module of "
-            "yours that registers it with Keras, or give the class of yours in `custom_objects`."
+            f"it uses {', '.join(sorted(unknown))}, unknown here. Import the module of yours that "
+            "registers it with Keras, or give the class of yours in `custom_objects`."
         ) from error
 
 

@@ -12,8 +12,8 @@ from keras_vitx.weights.names import (
     Sizes,
     checkpoint_name,
     from_keras,
+    identify,
     is_head,
-    looks_like,
     shape_in_checkpoint,
     to_keras,
 )
@@ -201,8 +201,10 @@ def _complaint(missing, extra, wrong, count: int, opened: Opened, model, sizes) 
     if opened.description and opened.description.model != model.name:
         said.append(f"It says it was saved from {opened.description.model!r}.")
     if len(missing) + len(wrong) > count / 2:
-        shapes = {name: array.shape for name, array in opened.arrays.items()}
-        said.append(f"It looks like {looks_like(shapes, sizes)}.")
+        looks = identify({name: array.shape for name, array in opened.arrays.items()})
+        known = sizes(looks.family) if looks and sizes else {}
+        name = next((name for name, identity in known.items() if identity == looks), None)
+        said.append(f"It looks like {name or looks or 'another architecture'}.")
     if missing and all(is_head(name) for name in missing):
         said.append("It has no classifier: build the model with include_top=False.")
     for argument, mark in OPTIONS.items():

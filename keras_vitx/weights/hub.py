@@ -79,8 +79,8 @@ def download(address: Address, sha256: str | None = None) -> Path:
         check_hash(path, sha256 or (blob.name if SHA256.fullmatch(blob.name) else None))
     except ValueError as error:
         raise ValueError(
-            f"weights='{address}': {error} Delete {blob} from the hub's cache to have it downloaded "
-            "again."
+            f"weights='{address}': {error} Delete {blob} from the hub's cache to have it "
+            "downloaded again."
         ) from error
     return path
 

@@ -69,27 +69,25 @@ def resolve(
         return None
     text = os.fspath(weights)
     if text.startswith(SCHEME):
-        address = parse(text)
-        _check_suffix(text, address.file)
-        return Resolved(text, _downloaded(address, entry), entry)
-    if entry is None:
+        _check_suffix(text, parse(text).file)
+    elif entry is None:
         return _existing(text)
-    if constructor in entry.also_starts:
+    elif constructor in entry.also_starts:
         logger.warning(
             "%s: the weights of %s; a %s starts from them and must be trained further before use.",
             entry.name,
             entry.constructor,
             constructor,
         )
-    if entry.source.startswith("https:"):
+    source = text if text.startswith(SCHEME) else entry.source
+    if source.startswith("https:"):
         raise OSError(
-            f"weights={text!r} is not on the hub: its authors keep {entry.name} at "
-            f"{entry.source}. Download it in a browser, and give its path as weights=."
+            f"weights={text!r} is not on the hub: its authors keep {entry.name} at {source}. "
+            "Download it in a browser, and give its path as weights=."
         )
-    if entry.source.startswith(SCHEME):
-        address = Address(entry.source.removeprefix(SCHEME), entry.file)
-        return Resolved(text, _downloaded(address, entry), entry)
-    return Resolved(text, shipped(entry.source.removeprefix("package:")), entry)
+    if source.startswith("package:"):
+        return Resolved(text, shipped(source.removeprefix("package:")), entry)
+    return Resolved(text, _downloaded(parse(source), entry), entry)
 
 
 def _downloaded(address: Address, entry: Checkpoint | None) -> Path:
@@ -116,29 +114,28 @@ _warned: set[str] = set()
 
 
 def _existing(text: str) -> Resolved:
-    path = Path(text).expanduser()
+    path, in_folder = Path(text).expanduser(), False
     if path.is_dir() and not (path / CONFIG).is_file():
         raise IsADirectoryError(
             f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
             "folder written by keras_vitx.save."
         )
+    if not path.exists():
+        raise FileNotFoundError(f"weights={text!r}: there is no such file.")
     try:
-        if path.is_dir():
-            with open_folder(path) as (config, weights, _):
+        if in_folder := path.is_dir():
+            with open_folder(path) as (config, name, _):
                 from_config(config)
-            return Resolved(text, path / weights, in_folder=True)
-        if not path.is_file():
-            raise FileNotFoundError(f"weights={text!r}: there is no such file.")
-        if not os.access(path, os.R_OK):
-            raise PermissionError(f"weights={text!r}: no permission to read the file.")
-        _check_suffix(text, path.name)
+            path = path / name
+        else:
+            _check_suffix(text, path.name)
         # The authors name their files by the first digits of their hash.
         digest = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
         if digest and any((c.url or "").endswith(f"/{path.name}") for c in CHECKPOINTS):
             check_hash(path, digest[1])
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error
-    return Resolved(text, path)
+    return Resolved(text, path, in_folder=in_folder)
 
 
 def _check_suffix(weights: str, file: str) -> None:

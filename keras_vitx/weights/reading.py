@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import math
-import os
 import pickletools
 import re
 import struct
@@ -297,22 +296,18 @@ def _check_array(array: Any, size: int) -> None:
         )
 
 
-def check_archive(path: str | os.PathLike) -> dict[str, Any]:
+def check_archive(path: Path) -> dict[str, Any]:
     """Check a `.keras` file before `keras.saving.load_model` reads it, and return its config.
 
     Keras accepts archives that expand to a hundred times their size, and weights files to a
     thousand. Raises a ValueError if the file is damaged, is not a `.keras` file, or expands to more
     than Keras would have written.
     """
-    path = Path(path).expanduser()
     path.open("rb").close()  # An error about the path is an `OSError`.
-    try:
-        with _one_error(".keras"):
-            config, weights = _members(path)
-            with open_checked_h5(weights):
-                return config
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    with _one_error(".keras"):
+        config, weights = _members(path)
+        with open_checked_h5(weights):
+            return config
 
 
 def _members(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
