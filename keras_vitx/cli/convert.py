@@ -106,8 +106,9 @@ def _in_file(path: Path, network) -> tuple[tuple[int, ...], int | None, Grid | N
     from keras_vitx.weights.reading import open_weights
 
     try:
-        with open_weights(path, network) as tensors:
-            shapes, native, said = dict(tensors.shapes), tensors.native, tensors.description
+        with open_weights(path, network) as opened:
+            shapes = {name: array.shape for name, array in opened.arrays.items()}
+            native, said = opened.native, opened.description
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     heads = [shape for name, shape in shapes.items() if is_head(name) and shape]

@@ -29,10 +29,10 @@ from keras_vitx.weights import (
     save_safetensors,
 )
 from keras_vitx.weights.card import image_processor
-from keras_vitx.weights.description import LIBRARY
-from keras_vitx.weights.folder import (
+from keras_vitx.weights.description import (
     CONFIG,
     KERAS_WEIGHTS,
+    LIBRARY,
     SAFETENSORS,
     open_folder,
     read_config,
@@ -180,22 +180,21 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     """
     source, custom_objects = os.fspath(source), dict(custom_objects or {})
     path = Path(source).expanduser()
-    if source.startswith(SCHEME) or path.is_dir():
-        try:
-            if source.startswith(SCHEME):
-                model = _load_from_hub(parse(source), custom_objects)
-            else:
-                with open_folder(path) as (config, name, weights):
-                    model = _from_config(config, custom_objects)
-                    _fill(model, name, weights)
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
-    elif path.suffix == ".keras":
-        model = _load_archive(path, custom_objects)
-    else:
-        raise NotADirectoryError(
-            f'{source!r} is not a folder. Give one, a .keras file, or "hf://owner/repo".'
-        )
+    try:
+        if source.startswith(SCHEME):
+            model = _load_from_hub(parse(source), custom_objects)
+        elif path.is_dir():
+            with open_folder(path) as (config, name, weights):
+                model = _from_config(config, custom_objects)
+                _fill(model, name, weights)
+        elif path.suffix == ".keras":
+            model = _load_archive(path, custom_objects)
+        else:
+            raise NotADirectoryError(
+                f'{source!r} is not a folder. Give one, a .keras file, or "hf://owner/repo".'
+            )
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
     odd = [
         variable.path
         for variable in model.weights
@@ -215,7 +214,7 @@ def _load_from_hub(address: Address, custom_objects: dict) -> keras.Model:
     if path.parent.parent.name == "snapshots":
         # The same commit, should the branch move before the weights are downloaded.
         address = address._replace(revision=path.parent.name)
-    config, name = read_config(path)
+    config, name = read_config(path.read_bytes())
     model = _from_config(config, custom_objects)
     _fill(model, name, download(address._replace(file=name)))
     return model
@@ -234,10 +233,10 @@ def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
             and (module or "").partition(".")[0] != "keras"
         ]
         if not unknown:
-            raise ValueError(f"{path}: Keras can't load it: {_reason(error)}") from error
+            raise ValueError(f"Keras can't load it: {_reason(error)}") from error
         raise ValueError(
-            f"{path}: it uses {', '.join(sorted(unknown))}, unknown here. Import the module of "
-            "yours that registers it with Keras, or give the class of yours in `custom_objects`."
+            f"it uses {', '.join(sorted(unknown))}, unknown here. Import the module of yours that "
+            "registers it with Keras, or give the class of yours in `custom_objects`."
         ) from error
 
 
@@ -261,13 +260,13 @@ def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
 def _fill(model: Chain, name: str, weights: Path) -> None:
     """Load every weight of the model from the file that is called `name` in its folder."""
     if name == SAFETENSORS:
-        with open_weights(weights, model, kind=".safetensors") as tensors:
-            conversion = convert(tensors, model)
+        with open_weights(weights, model, name) as opened:
+            conversion = convert(opened, model)
             if conversion.classes is not None and not conversion.head:
                 raise ValueError(
                     f"{SAFETENSORS} has {conversion.classes} classes, unlike {CONFIG}."
                 )
-            for variable, array in conversion:
+            for variable, array in conversion.arrays:
                 variable.assign(array)
         return
     try:

@@ -43,28 +43,43 @@ def model_card(
         eval_results=results,
     )
     height, width, channels = model.input_shape[1:]
-    output = f"{model.output_shape[-1]} classes" if classifies else f"features {model.output_shape}"
     pytorch = ", with the names of PyTorch checkpoints" * weights.endswith(".safetensors")
     preprocessing = model.preprocessing.to_dict() if model.preprocessing else {}
     rows = {
         "Family": model.family or "none",
         "Parameters": f"{model.count_params():,}",
         "Images": f"{height} x {width} x {channels}",
-        "Output": output,
+        "Output": f"{model.output_shape[-1]} classes" if classifies else model.output_shape,
         "Accuracy": "not stated" if accuracy is None else f"{accuracy:.2%} (top-1, {dataset})",
         "Trained on": dataset or "not stated",
         "License": license or "not stated",
         "Weights": f"`{weights}`{pytorch}",
         **{f"Images' {name}": value for name, value in preprocessing.items()},
     }
+    table = "\n".join(f"| {name} | {_escaped(value)} |" for name, value in rows.items())
+    objects = ", ".join(f'"{name}": {name.rpartition(">")[2]}' for name in custom_objects)
+    objects = objects and f", custom_objects={{{objects}}}"
+    code = (
+        "import keras_vitx as kv\n\n"
+        f'model = kv.load("hf://owner/repo"{objects})  # or the path of this folder\n'
+        'outputs = model.predict(kv.preprocess_input(["photo.jpg"], model))'
+    )
+    if classifies and (model.class_names or model.output_shape[-1] == 1000):
+        code += "\nprint(kv.decode_predictions(outputs, model=model))"
+    training = recipe or "Not stated."
+    if isinstance(training, str):
+        training = html.escape(training, quote=False)
+    else:
+        # No text of the recipe can end the block.
+        content = json.dumps(recipe, indent=2).replace("`", "\\u0060")
+        training = f"```json\n{content}\n```"
     parts = (
         f"---\n{data.to_yaml()}\n---",
         f"# {_escaped(model.name)}",
         "A vision transformer for Keras 3, on TensorFlow, JAX and PyTorch.",
-        "| | |\n|---|---|\n"
-        + "\n".join(f"| {name} | {_escaped(value)} |" for name, value in rows.items()),
-        f"## Use\n\n```python\n{_use(model, classifies, custom_objects)}\n```",
-        f"## Training\n\n{_training(recipe)}",
+        f"| | |\n|---|---|\n{table}",
+        f"## Use\n\n```python\n{code}\n```",
+        f"## Training\n\n{training}",
     )
     return str(ModelCard("\n\n".join(parts) + "\n"))
 
@@ -72,30 +87,6 @@ def model_card(
 def _escaped(value: Any) -> str:
     """Return a value as text on one line of a table, without HTML."""
     return " ".join(html.escape(str(value), quote=False).replace("|", "\\|").split())
-
-
-def _use(model, classifies, custom_objects) -> str:
-    given = ", ".join(f'"{name}": {name.rpartition(">")[2]}' for name in custom_objects)
-    given = f", custom_objects={{{given}}}" if given else ""
-    lines = [
-        "import keras_vitx as kv",
-        "",
-        f'model = kv.load("hf://owner/repo"{given})  # or the path of this folder',
-        'outputs = model.predict(kv.preprocess_input(["photo.jpg"], model))',
-    ]
-    if classifies and (model.class_names or model.output_shape[-1] == 1000):
-        lines.append("print(kv.decode_predictions(outputs, model=model))")
-    return "\n".join(lines)
-
-
-def _training(recipe) -> str:
-    if recipe is None:
-        return "Not stated."
-    if isinstance(recipe, str):
-        return html.escape(recipe, quote=False)
-    # No text of the recipe can end the block.
-    content = json.dumps(recipe, indent=2).replace("`", "\\u0060")
-    return f"```json\n{content}\n```"
 
 
 def image_processor(preprocessing: Preprocessing, size: tuple[int, int]) -> dict[str, Any] | None:

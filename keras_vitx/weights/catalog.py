@@ -1,5 +1,6 @@
 """The known checkpoints, as data."""
 
+import re
 from dataclasses import dataclass
 from math import prod
 
@@ -68,73 +69,100 @@ class Checkpoint:
         return (self.constructor, *self.also_starts)
 
 
-FACEBOOK = "https://dl.fbaipublicfiles.com/deit/"
-SHORT = {"tiny": "Ti", "small": "S", "base": "B"}
+# Checkpoints of timm on the hub. If several fit a constructor, "imagenet" prefers the earlier ones.
+# Name; constructor; mean and deviation; crop ratio; top-1, top-5, ReaL top-1 and V2 top-1.
+TIMM = """
+cait_xxs24_224.fb_dist_in1k                CaiT_XXS24 default   1      78.40 94.326  85.24  67.29
+cait_xxs24_384.fb_dist_in1k                CaiT_XXS24 default   1     80.954 95.638 87.414  70.55
+cait_xxs36_224.fb_dist_in1k                CaiT_XXS36 default   1      79.75 94.866 86.323  68.37
+cait_xxs36_384.fb_dist_in1k                CaiT_XXS36 default   1     82.204 96.148 88.161  72.14
+cait_xs24_384.fb_dist_in1k                 CaiT_XS24  default   1     84.064 96.888 89.169  74.11
+cait_s24_224.fb_dist_in1k                  CaiT_S24   default   1     83.484 96.586 88.447  73.01
+cait_s24_384.fb_dist_in1k                  CaiT_S24   default   1     85.048  97.35  89.51  75.38
+cait_s36_384.fb_dist_in1k                  CaiT_S36   default   1     85.458  97.48 89.829  76.01
+cait_m36_384.fb_dist_in1k                  CaiT_M36   default   1      86.06 97.732 90.049  76.37
+cait_m48_448.fb_dist_in1k                  CaiT_M48   default   1      86.48 97.748 90.181  76.84
+convit_tiny.fb_in1k                        ConViT_Ti  default   0.875  73.14 91.704 81.132  61.43
+convit_small.fb_in1k                       ConViT_S   default   0.875 81.412  95.74 87.038  70.71
+convit_base.fb_in1k                        ConViT_B   default   0.875 82.296 95.936  87.20  71.52
+deit_tiny_patch16_224.fb_in1k              ViT_Ti     default   0.9    72.19  91.10 80.026  59.92
+deit_small_patch16_224.fb_in1k             ViT_S      default   0.9   79.856 95.056 85.672  68.53
+deit_base_patch16_224.fb_in1k              ViT_B      default   0.9    81.98  95.74 86.833  70.97
+deit_base_patch16_384.fb_in1k              ViT_B      default   1     83.108 96.376 87.862  72.52
+deit_tiny_distilled_patch16_224.fb_in1k    ViT_Ti     default   0.9   74.538 91.898 82.012  62.76
+deit_small_distilled_patch16_224.fb_in1k   ViT_S      default   0.9   81.204 95.378 86.985  70.51
+deit_base_distilled_patch16_224.fb_in1k    ViT_B      default   0.9   83.384 96.492 88.212  72.97
+deit_base_distilled_patch16_384.fb_in1k    ViT_B      default   1     85.438 97.332 89.434  75.40
+vit_tiny_patch16_224.augreg_in21k_ft_in1k  ViT_Ti     inception 0.9   75.452 92.858 82.061  63.11
+vit_tiny_patch16_384.augreg_in21k_ft_in1k  ViT_Ti     inception 1     78.438 94.542 84.822  66.41
+vit_tiny_patch16_224.augreg_in21k          ViT_Ti     inception 0.9
+vit_small_patch16_224.augreg_in21k_ft_in1k ViT_S      inception 0.9   81.402  96.15 86.854  70.63
+vit_small_patch16_384.augreg_in21k_ft_in1k ViT_S      inception 1     83.814 97.106  88.65  73.17
+vit_small_patch16_224.augreg_in1k          ViT_S      inception 0.9   78.842  94.28  84.51  66.59
+vit_small_patch16_384.augreg_in1k          ViT_S      inception 1      81.13  95.59 86.502  69.19
+vit_small_patch16_224.augreg_in21k         ViT_S      inception 0.9
+vit_base_patch16_224.augreg2_in21k_ft_in1k ViT_B      inception 0.9   85.108  97.53 89.457  75.32
+vit_base_patch16_224.augreg_in21k_ft_in1k  ViT_B      inception 0.9   84.534  97.30 88.887  74.10
+vit_base_patch16_384.augreg_in21k_ft_in1k  ViT_B      inception 1      86.01 97.998 89.969  76.16
+vit_base_patch16_224.augreg_in1k           ViT_B      inception 0.9   79.154 94.108 84.388  66.34
+vit_base_patch16_384.augreg_in1k           ViT_B      inception 1     81.102 95.334 86.214  68.97
+vit_base_patch16_224.augreg_in21k          ViT_B      inception 0.9
+pit_b_224.in1k                             PiT_B      default   0.9   82.458 95.704 86.707  71.65
+pit_b_distilled_224.in1k                   PiT_B      default   0.9   83.774 96.468 88.106  73.82
+mixer_b16_224.goog_in21k_ft_in1k           Mixer_B16  inception 0.875 76.616  92.25 82.012  63.22
+mixer_b16_224.miil_in21k_ft_in1k           Mixer_B16  miil      0.875 82.314  95.71  87.23  71.20
+mixer_b16_224.goog_in21k                   Mixer_B16  inception 0.875
+mixer_b16_224.miil_in21k                   Mixer_B16  miil      0.875
+"""
 
-# Named by their mean and deviation, and crop ratio.
-DEFAULT_875, DEFAULT_90, DEFAULT_100 = (IMAGENET_DEFAULT.but(crop_ratio=c) for c in (0.875, 0.9, 1))
-HALF_875, HALF_90, HALF_100 = (IMAGENET_INCEPTION.but(crop_ratio=c) for c in (0.875, 0.9, 1))
-MIIL = Preprocessing((0.0,) * 3, (1.0,) * 3, 0.875, "bilinear")
+# The first digits of the hash, in the names of DeiT's own files.
+HASHES = {
+    "deit_tiny_patch16_224": "a1311bcf",
+    "deit_small_patch16_224": "cd65a155",
+    "deit_base_patch16_224": "b5f2ef4d",
+    "deit_base_patch16_384": "8de9b5d1",
+    "deit_tiny_distilled_patch16_224": "b40b3cf7",
+    "deit_small_distilled_patch16_224": "649709d9",
+    "deit_base_distilled_patch16_224": "df68dfff",
+    "deit_base_distilled_patch16_384": "d0272ac0",
+}
+
+NORMALIZATION = {
+    "default": IMAGENET_DEFAULT,
+    "inception": IMAGENET_INCEPTION,
+    "miil": Preprocessing((0.0,) * 3, (1.0,) * 3, interpolation="bilinear"),
+}
 
 
-def _timm(
-    name: str,
-    constructor: str,
-    image_size: int,
-    preprocessing: Preprocessing,
-    *accuracies: float,
-    classes: int = 1000,
-    url: str | None = None,
-) -> Checkpoint:
-    """Return a timm repository; accuracies are ImageNet top-1 and top-5, ReaL top-1, V2 top-1."""
-    # Context Broadcasting adds no variables.
-    broadcasting = name.startswith(("deit", "pit"))
+def _timm(row: str) -> Checkpoint:
+    name, constructor, normalization, crop_ratio, *accuracies = row.split()
+    stem = name.partition(".")[0]
+    side = re.search(r"\d{3}$|$", stem)[0] or "224"
+    file = None
+    if stem in HASHES:
+        file = f"{stem}-{HASHES[stem]}.pth"
+    elif stem.startswith("cait"):
+        file = f"{constructor.removeprefix('CaiT_')}_{side}.pth"
+    # Accuracies are those of ImageNet-1k.
+    classes = 1000 if accuracies else 11221 if normalization == "miil" else 21843
     return Checkpoint(
         name,
         constructor,
-        image_size,
-        *accuracies,
+        int(side),
+        *map(float, accuracies),
         source=f"hf://timm/{name}",
-        url=url and FACEBOOK + url,
+        url=file and f"https://dl.fbaipublicfiles.com/deit/{file}",
         classes=classes,
         dataset=IMAGENET if classes == 1000 else IMAGENET_21K,
-        preprocessing=preprocessing,
+        preprocessing=NORMALIZATION[normalization].but(crop_ratio=float(crop_ratio)),
         distillation_token="_distilled" in name,
-        also_starts=(f"CB{constructor}",) if broadcasting else (),
+        # Context Broadcasting adds no variables.
+        also_starts=(f"CB{constructor}",) if stem.startswith(("deit", "pit")) else (),
     )
-
-
-def _cait(size: str, side: int, *accuracies: float) -> Checkpoint:
-    name = f"cait_{size.lower()}_{side}.fb_dist_in1k"
-    url = f"{size}_{side}.pth"
-    return _timm(name, f"CaiT_{size}", side, IMAGENET_DEFAULT, *accuracies, url=url)
-
-
-def _deit(size: str, side: int, digest: str, *accuracies: float) -> Checkpoint:
-    name = f"deit_{size}_patch16_{side}"
-    constructor = f"ViT_{SHORT[size.partition('_')[0]]}"
-    preprocessing = DEFAULT_90 if side == 224 else DEFAULT_100
-    url = f"{name}-{digest}.pth"
-    return _timm(f"{name}.fb_in1k", constructor, side, preprocessing, *accuracies, url=url)
-
-
-def _augreg(size: str, side: int, tag: str, *accuracies: float) -> Checkpoint:
-    return _timm(
-        f"vit_{size}_patch16_{side}.{tag}",
-        f"ViT_{SHORT[size]}",
-        side,
-        HALF_90 if side == 224 else HALF_100,
-        *accuracies,
-        classes=1000 if accuracies else 21843,
-    )
-
-
-def _mixer(tag: str, classes: int, preprocessing: Preprocessing, *accuracies: float) -> Checkpoint:
-    name = f"mixer_b16_224.{tag}"
-    return _timm(name, "Mixer_B16", 224, preprocessing, *accuracies, classes=classes)
 
 
 def _drive(name: str, constructor: str, side: int, top1: float, key: str) -> Checkpoint:
+    """Return a checkpoint that is hosted only where its authors' README links to."""
     # Refiner, Section 4.4: receptive field calibration.
     crop_ratio = 1.13 if constructor.startswith("RefinedViT") else 0.9
     return Checkpoint(
@@ -149,6 +177,7 @@ def _drive(name: str, constructor: str, side: int, top1: float, key: str) -> Che
 
 
 def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEFAULT) -> Checkpoint:
+    classes = "airplane automobile bird cat deer dog frog horse ship truck"
     return Checkpoint(
         f"{size.lower()}_cifar10",
         size,
@@ -158,57 +187,12 @@ def _cifar10(size: str, top1: float, preprocessing: Preprocessing = IMAGENET_DEF
         classes=10,
         dataset=CIFAR10,
         preprocessing=preprocessing,
-        class_names=(
-            *("airplane", "automobile", "bird", "cat", "deer"),
-            *("dog", "frog", "horse", "ship", "truck"),
-        ),
+        class_names=tuple(classes.split()),
     )
 
 
 CHECKPOINTS = (
-    # If several fit a constructor, "imagenet" prefers the earlier ones.
-    _cait("XXS24", 224, 78.4, 94.326, 85.24, 67.29),
-    _cait("XXS24", 384, 80.954, 95.638, 87.414, 70.55),
-    _cait("XXS36", 224, 79.75, 94.866, 86.323, 68.37),
-    _cait("XXS36", 384, 82.204, 96.148, 88.161, 72.14),
-    _cait("XS24", 384, 84.064, 96.888, 89.169, 74.11),
-    _cait("S24", 224, 83.484, 96.586, 88.447, 73.01),
-    _cait("S24", 384, 85.048, 97.35, 89.51, 75.38),
-    _cait("S36", 384, 85.458, 97.48, 89.829, 76.01),
-    _cait("M36", 384, 86.06, 97.732, 90.049, 76.37),
-    _cait("M48", 448, 86.48, 97.748, 90.181, 76.84),
-    _timm("convit_tiny.fb_in1k", "ConViT_Ti", 224, DEFAULT_875, 73.14, 91.704, 81.132, 61.43),
-    _timm("convit_small.fb_in1k", "ConViT_S", 224, DEFAULT_875, 81.412, 95.74, 87.038, 70.71),
-    _timm("convit_base.fb_in1k", "ConViT_B", 224, DEFAULT_875, 82.296, 95.936, 87.2, 71.52),
-    _deit("tiny", 224, "a1311bcf", 72.19, 91.1, 80.026, 59.92),
-    _deit("small", 224, "cd65a155", 79.856, 95.056, 85.672, 68.53),
-    _deit("base", 224, "b5f2ef4d", 81.98, 95.74, 86.833, 70.97),
-    _deit("base", 384, "8de9b5d1", 83.108, 96.376, 87.862, 72.52),
-    _deit("tiny_distilled", 224, "b40b3cf7", 74.538, 91.898, 82.012, 62.76),
-    _deit("small_distilled", 224, "649709d9", 81.204, 95.378, 86.985, 70.51),
-    _deit("base_distilled", 224, "df68dfff", 83.384, 96.492, 88.212, 72.97),
-    _deit("base_distilled", 384, "d0272ac0", 85.438, 97.332, 89.434, 75.4),
-    _augreg("tiny", 224, "augreg_in21k_ft_in1k", 75.452, 92.858, 82.061, 63.11),
-    _augreg("tiny", 384, "augreg_in21k_ft_in1k", 78.438, 94.542, 84.822, 66.41),
-    _augreg("tiny", 224, "augreg_in21k"),
-    _augreg("small", 224, "augreg_in21k_ft_in1k", 81.402, 96.15, 86.854, 70.63),
-    _augreg("small", 384, "augreg_in21k_ft_in1k", 83.814, 97.106, 88.65, 73.17),
-    _augreg("small", 224, "augreg_in1k", 78.842, 94.28, 84.51, 66.59),
-    _augreg("small", 384, "augreg_in1k", 81.13, 95.59, 86.502, 69.19),
-    _augreg("small", 224, "augreg_in21k"),
-    _augreg("base", 224, "augreg2_in21k_ft_in1k", 85.108, 97.53, 89.457, 75.32),
-    _augreg("base", 224, "augreg_in21k_ft_in1k", 84.534, 97.3, 88.887, 74.1),
-    _augreg("base", 384, "augreg_in21k_ft_in1k", 86.01, 97.998, 89.969, 76.16),
-    _augreg("base", 224, "augreg_in1k", 79.154, 94.108, 84.388, 66.34),
-    _augreg("base", 384, "augreg_in1k", 81.102, 95.334, 86.214, 68.97),
-    _augreg("base", 224, "augreg_in21k"),
-    _timm("pit_b_224.in1k", "PiT_B", 224, DEFAULT_90, 82.458, 95.704, 86.707, 71.65),
-    _timm("pit_b_distilled_224.in1k", "PiT_B", 224, DEFAULT_90, 83.774, 96.468, 88.106, 73.82),
-    _mixer("goog_in21k_ft_in1k", 1000, HALF_875, 76.616, 92.25, 82.012, 63.22),
-    _mixer("miil_in21k_ft_in1k", 1000, MIIL, 82.314, 95.71, 87.23, 71.2),
-    _mixer("goog_in21k", 21843, HALF_875),
-    _mixer("miil_in21k", 11221, MIIL),
-    # Hosted only where their authors' READMEs link to.
+    *map(_timm, TIMM.strip().splitlines()),
     _drive("deepvit_24b", "DeepViT_24B", 224, 79.99, "1lPmKdNMPJq-mq-4FivqIY4JNAPoQHYxV"),
     _drive("deepvit_32b", "DeepViT_32B", 224, 80.90, "1kUBrAbAQfMT5FQJprITRxDtOE6ECZM0M"),
     _drive("deepvit_s", "DeepViT_S", 224, 82.3, "1evhBjla4Nth7LawW2PAXnGEcpv3YBWEC"),
@@ -273,19 +257,15 @@ def find(
     entry = next((c for c in CHECKPOINTS if c.name == name), None)
     if entry is None:
         hint = nearest(name, [c.name for c in mine] + [*{c.dataset for c in usable}])
-        of = f" of {constructor}" if constructor else ""
         raise ValueError(
-            f"weights={name!r} is neither a file nor a known checkpoint{of}. "
-            f"{hint if mine else offer}"
+            f"weights={name!r} is neither a file nor a known checkpoint. {hint if mine else offer}"
         )
     if entry not in mine:
-        raise ValueError(
-            f"weights={name!r} is a checkpoint of {entry.constructor}, not of {constructor}. "
-            f"{offer}"
+        wrong = f"is a checkpoint of {entry.constructor}, not of {constructor}. {offer}"
+    elif constructor and entry not in usable:
+        wrong = (
+            f"needs distillation_token={entry.distillation_token}. Received: {distillation_token}."
         )
-    if constructor and entry.distillation_token != distillation_token:
-        raise ValueError(
-            f"weights={name!r} needs distillation_token={entry.distillation_token}. "
-            f"Received: {distillation_token}."
-        )
-    return entry
+    else:
+        return entry
+    raise ValueError(f"weights={name!r} {wrong}")

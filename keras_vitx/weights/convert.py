@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -13,15 +12,18 @@ from keras_vitx.weights.names import (
     Sizes,
     checkpoint_name,
     from_keras,
+    identify,
     is_head,
-    looks_like,
     shape_in_checkpoint,
     to_keras,
 )
 from keras_vitx.weights.positions import Grid, resample, square_grid
-from keras_vitx.weights.reading import Tensors
+from keras_vitx.weights.reading import Opened, Stored
 
 RGB = 3
+
+# Floating-point types, as NumPy, PyTorch, Keras and safetensors spell them.
+FLOATING = re.compile("(bfloat|float|bf|f)(16|32|64)", re.IGNORECASE)
 
 # Variables that an argument of the model adds or removes.
 OPTIONS = {
@@ -31,18 +33,12 @@ OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A model's variables and their checked arrays, which iteration reads one at a time."""
+class Conversion(NamedTuple):
+    """The arrays of a file that fit a model."""
 
-    tensors: Tensors
-    entries: "list[tuple[_Entry, Grid | None]]"
+    arrays: Iterator[tuple[Any, np.ndarray]]  # Each variable with its array, read when it is due.
     head: bool  # Whether the classifier is included.
     classes: int | None  # In the file; None if it has no classifier.
-
-    def __iter__(self) -> Iterator[tuple[Any, np.ndarray]]:
-        for entry, grid in self.entries:
-            yield entry.variable, _read(entry, grid, self.tensors)
 
 
 class _Entry(NamedTuple):
@@ -56,7 +52,7 @@ class _Entry(NamedTuple):
     on_image: bool  # Whether it is the kernel of the convolution on the image.
 
 
-def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
+def convert(opened: Opened, model, sizes: Sizes | None = None) -> Conversion:
     """Match every variable of a model with its array in a file, by the family's rename table.
 
     Position embeddings are resampled, and the first kernel is adapted to the image channels. A
@@ -64,33 +60,35 @@ def convert(tensors: Tensors, model, sizes: Sizes | None = None) -> Conversion:
     that lists all missing, unexpected and misshapen arrays, with the size in the file according to
     `sizes`.
     """
-    entries = _entries(model, tensors.native)
-    shapes = {name: shape for name, shape in tensors.shapes.items() if not name.endswith(IGNORED)}
+    entries = _entries(model, opened.native)
+    arrays = {name: array for name, array in opened.arrays.items() if not name.endswith(IGNORED)}
 
     heads = [entry for entry in entries if is_head(entry.name)]
-    classes, same = _classes(heads, shapes, axis=-1 if tensors.native else 0)
-    if not heads or not same:
+    classes = _classes(heads, arrays, opened.native)
+    own = _classes(heads, {entry.name: entry for entry in heads}, opened.native)
+    has_head = bool(heads) and classes in (None, own)
+    if not has_head:
         entries = [entry for entry in entries if not is_head(entry.name)]
-        shapes = {name: shape for name, shape in shapes.items() if not is_head(name)}
+        arrays = {name: array for name, array in arrays.items() if not is_head(name)}
 
-    missing = [entry.name for entry in entries if entry.name not in shapes]
-    extra = sorted(set(shapes) - {entry.name for entry in entries})
+    missing = [entry.name for entry in entries if entry.name not in arrays]
+    extra = sorted(arrays.keys() - {entry.name for entry in entries})
     wrong: dict[str, str] = {}
-    found = []
+    found: list[tuple[_Entry, Stored, Grid | None]] = []
     for entry in entries:
-        if entry.name not in shapes:
+        if (array := arrays.get(entry.name)) is None:
             continue
-        shape = shapes[entry.name]
-        grid = _grid(entry, shape, tensors)
-        if not tensors.is_floating(entry.name):
-            wrong[entry.name] = f"{tensors.dtypes[entry.name]} and not floating-point numbers"
-        elif grid is None and shape != entry.shape and not _reads_rgb(entry, shape):
-            wrong[entry.name] = f"{shape} in the file, {entry.shape} in the model"
+        grid = _grid(entry, array.shape, opened)
+        if not FLOATING.fullmatch(array.dtype):
+            wrong[entry.name] = f"{array.dtype} and not floating-point numbers"
+        elif grid is None and array.shape != entry.shape and not _reads_rgb(entry, array.shape):
+            wrong[entry.name] = f"{array.shape} in the file, {entry.shape} in the model"
         else:
-            found.append((entry, grid))
+            found.append((entry, array, grid))
     if missing or extra or wrong:
-        raise ValueError(_complaint(missing, extra, wrong, len(entries), tensors, model, sizes))
-    return Conversion(tensors, found, head=bool(heads) and same, classes=classes)
+        raise ValueError(_complaint(missing, extra, wrong, len(entries), opened, model, sizes))
+    read = ((entry.variable, _read(entry, array, grid)) for entry, array, grid in found)
+    return Conversion(read, has_head, classes)
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:
@@ -105,6 +103,15 @@ def to_checkpoint(model) -> dict[str, np.ndarray]:
         grid = entry.positions and tuple(entry.positions.grid)
         arrays[entry.name] = np.ascontiguousarray(from_keras(array, entry.layout, grid))
     return arrays
+
+
+def has_checkpoint_names(model) -> bool:
+    """Return whether all variables have PyTorch names; those of LoRA and quantization don't."""
+    try:
+        names = {entry.name for entry in _entries(model, native=False)}
+    except (ValueError, KeyError):  # No name, or a kernel of another rank.
+        return False
+    return len(names) == len(model.weights)
 
 
 def _entries(model, native: bool) -> list[_Entry]:
@@ -128,37 +135,31 @@ def _entries(model, native: bool) -> list[_Entry]:
     return entries
 
 
-def _classes(heads: list[_Entry], shapes: dict, axis: int) -> tuple[int | None, bool]:
-    """Return the number of classes in the file, and whether it is that of the model.
-
-    Returns (None, True) if the heads differ in anything else.
-    """
-    found = {shapes[entry.name][axis] for entry in heads if shapes.get(entry.name)}
-    expected = {entry.shape[axis] for entry in heads}
-    if len(found) != 1 or len(expected) != 1:
-        return None, True
-    (classes,) = found
+def _classes(heads: list[_Entry], arrays: dict[str, Stored], native: bool) -> int | None:
+    """Return the number of classes in the file; None if its heads differ in anything else."""
+    classes, others = (-1, slice(-1)) if native else (0, slice(1, None))
+    counts = set()
     for entry in heads:
-        shape = list(entry.shape)
-        shape[axis] = classes
-        if shapes.get(entry.name) != tuple(shape):
-            return None, True
-    return classes, found == expected
+        shape = arrays[entry.name].shape if entry.name in arrays else ()
+        if not shape or shape[others] != entry.shape[others]:
+            return None
+        counts.add(shape[classes])
+    return counts.pop() if len(counts) == 1 else None
 
 
-def _grid(entry: _Entry, shape: tuple[int, ...], tensors: Tensors) -> Grid | None:
+def _grid(entry: _Entry, shape: tuple[int, ...], opened: Opened) -> Grid | None:
     """Return the grid of position embeddings in the file, or None if there is none."""
     if entry.layout == "map" and len(shape) == 4 and shape[:2] == entry.shape[:2]:
         return shape[2:]
     if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
         return None
     patches = shape[1] - entry.positions.num_prefix_tokens
-    if tensors.description and tensors.description.grid:
-        rows, columns = tensors.description.grid
+    if opened.description and opened.description.grid:
+        rows, columns = opened.description.grid
         return (rows, columns) if rows * columns == patches else None
     # PyTorch files don't store their grid: assume a square one, else the model's own.
     same = tuple(entry.positions.grid) if shape == entry.shape else None
-    return (same or square_grid(patches)) if tensors.native else (square_grid(patches) or same)
+    return (same or square_grid(patches)) if opened.native else (square_grid(patches) or same)
 
 
 def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
@@ -168,18 +169,18 @@ def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     return entry.on_image and shape == rgb
 
 
-def _read(entry: _Entry, grid: Grid | None, tensors: Tensors) -> np.ndarray:
+def _read(entry: _Entry, stored: Stored, grid: Grid | None) -> np.ndarray:
     """Return an array of a file in the layout and the shape of its variable."""
-    array = to_keras(tensors.read(entry.name), entry.layout)
+    array = to_keras(stored.read().astype("float32", copy=False), entry.layout)
     if entry.on_image:
-        array = kernel_for(array, entry.variable.shape[-2])
+        array = _for_channels(array, entry.variable.shape[-2])
     if grid is None:
         return array.reshape(entry.variable.shape)
     layer = entry.positions
     return resample(array, grid, tuple(layer.grid), layer.num_prefix_tokens)
 
 
-def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
+def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
     """Adapt a kernel (height, width, 3, outputs) of color images to `channels`, as timm does.
 
     For one channel it is summed, as if a gray image were repeated in all three; otherwise the
@@ -195,12 +196,15 @@ def kernel_for(kernel: np.ndarray, channels: int) -> np.ndarray:
     return repeated * np.float32(rgb / channels)
 
 
-def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes) -> str:
+def _complaint(missing, extra, wrong, count: int, opened: Opened, model, sizes) -> str:
     said = [f"The file doesn't fit the model {model.name!r}."]
-    if tensors.description and tensors.description.model != model.name:
-        said.append(f"It says it was saved from {tensors.description.model!r}.")
+    if opened.description and opened.description.model != model.name:
+        said.append(f"It says it was saved from {opened.description.model!r}.")
     if len(missing) + len(wrong) > count / 2:
-        said.append(f"It looks like {looks_like(tensors.shapes, sizes)}.")
+        looks = identify({name: array.shape for name, array in opened.arrays.items()})
+        known = sizes(looks.family) if looks and sizes else {}
+        name = next((name for name, identity in known.items() if identity == looks), None)
+        said.append(f"It looks like {name or looks or 'another architecture'}.")
     if missing and all(is_head(name) for name in missing):
         said.append("It has no classifier: build the model with include_top=False.")
     for argument, mark in OPTIONS.items():
@@ -209,14 +213,14 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes
                 said.append(f"Build the model with {argument}={value}.")
     if wrong and all(name.startswith("patch_embed") for name in wrong):
         said.append("It has other patches or channels (patch_size, input_shape).")
+    alike: dict[str, list[str]] = {}
+    for name, how in wrong.items():
+        alike.setdefault(how, []).append(name)
     lines = [" ".join(said)]
     for names, what in ((missing, "missing from the file"), (extra, "not in the model")):
         if names:
             lines.append(f"- {len(names)} {what}: {', '.join(abbreviated(names))}")
     if wrong:
-        alike: dict[str, list[str]] = {}
-        for name, how in wrong.items():
-            alike.setdefault(how, []).append(name)
         listed = [f"{', '.join(abbreviated(names))} is {how}" for how, names in alike.items()]
         lines.append(f"- {len(wrong)} of another shape or kind: {'; '.join(listed)}")
     return "\n".join(lines)
@@ -224,21 +228,20 @@ def _complaint(missing, extra, wrong, count: int, tensors: Tensors, model, sizes
 
 def abbreviated(names: Iterable[str]) -> list[str]:
     """Merge names that differ in a layer's index only, as in blocks.{0-2}.norm1.bias."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         # The number after "blocks." in a checkpoint, after "blocks_" in Keras.
-        match = re.match(r"(.*?[._])(\d+)([./].*)", name)
-        if match:
-            groups.setdefault((match[1], match[3]), []).append(int(match[2]))
-        else:
-            groups[name, ""] = []
+        start, *rest = re.split(r"(?<=[._])(\d+)(?=[./])", name, maxsplit=1)
+        number, end = rest or ("", "")
+        groups.setdefault((start, end), []).append(number)
     written = []
     for (start, end), numbers in groups.items():
-        numbers.sort()
         if len(numbers) < 3:
-            written += [f"{start}{number}{end}" for number in numbers] or [start]
-        elif numbers[-1] - numbers[0] == len(numbers) - 1:
-            written.append(f"{start}{{{numbers[0]}-{numbers[-1]}}}{end}")
-        else:
-            written.append(f"{start}{{{','.join(map(str, numbers))}}}{end}")
+            written += [f"{start}{number}{end}" for number in numbers]
+            continue
+        indices = sorted(map(int, numbers))
+        first, last = indices[0], indices[-1]
+        is_range = last - first == len(indices) - 1
+        inside = f"{first}-{last}" if is_range else ",".join(map(str, indices))
+        written.append(f"{start}{{{inside}}}{end}")
     return written

@@ -1,120 +1,150 @@
-"""The description of the model that a saved file holds besides the weights."""
+"""What a saved model's files say besides the weights, and the folders that `kv.save` writes."""
 
 import contextlib
 import json
+import os
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.weights.positions import Grid
 
 LIBRARY = "keras_vitx"
 CONFIG = "config.json"
+SAFETENSORS = "model.safetensors"
+# Keras's own format, for variables that have no name in PyTorch checkpoints.
+KERAS_WEIGHTS = "model.weights.h5"
+
+ATTEMPTS = 20
+PAUSE = 0.01  # seconds between them
 
 
 class Refused(ValueError):
     """The file has the right format but is not accepted; the message says why."""
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a saved model's tensors don't tell; raises a ValueError for a malformed value."""
+class Description(NamedTuple):
+    """What a saved model's tensors don't tell."""
 
     model: str  # The model's name.
-    family: str | None
     grid: Grid | None  # (rows, columns) of its patches, if it has positions.
     class_names: tuple[str, ...] | None
     preprocessing: Preprocessing | None
 
-    def __post_init__(self):
-        _check("model", self.model, "a name", isinstance(self.model, str))
-        _check("family", self.family, "a name or None", isinstance(self.family, str | None))
-        if self.grid is not None:
-            numbers = self.grid if isinstance(self.grid, list | tuple) else ()
-            fits = len(numbers) == 2 and all(isinstance(n, Integral) and n > 0 for n in numbers)
-            _check("grid", self.grid, "(rows, columns) or None", fits)
-            object.__setattr__(self, "grid", (int(numbers[0]), int(numbers[1])))
-        if (names := self.class_names) is not None:
-            fits = isinstance(names, list | tuple) and all(
-                isinstance(name, str | Integral) for name in names
-            )
-            _check("class_names", names, "names or None", fits)
-            object.__setattr__(self, "class_names", tuple(str(name) for name in names))
-        if self.preprocessing is not None:
-            object.__setattr__(self, "preprocessing", Preprocessing.of(self.preprocessing))
 
-    def to_metadata(self) -> dict[str, str]:
-        """Return it as safetensors metadata: strings, each in JSON."""
-        metadata = {
-            key: json.dumps(value.to_dict() if isinstance(value, Preprocessing) else value)
-            for key, value in vars(self).items()
-        }
-        # "format" marks the names and layouts as those of PyTorch.
-        return {"format": "pt", "library": LIBRARY, **metadata}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str] | None) -> "Description | None":
-        """Read a description from safetensors metadata; None unless `save_safetensors` wrote it."""
-        if not metadata or metadata.get("library") != LIBRARY:
-            return None
-        with _about("metadata"):
-            missing = [key for key in cls.__annotations__ if key not in metadata]
-            if missing:
-                raise ValueError(f"`{missing[0]}` is missing.")
-            return cls(**{key: json.loads(metadata[key]) for key in cls.__annotations__})
-
-    @classmethod
-    def from_config(cls, config: Any) -> "Description":
-        """Read a description from the config of a saved `Chain`, without building the model."""
-        with _about(CONFIG):
-            config = config.get("config") if isinstance(config, dict) else None
-            if not isinstance(config, dict):
-                raise ValueError("it isn't the config of a model.")
-            layers = config.get("layers")
-            layers = layers if isinstance(layers, list) else []
-            configs = [layer.get("config") for layer in layers if isinstance(layer, dict)]
-            grids = (layer.get("grid") for layer in configs if isinstance(layer, dict))
-            return cls(
-                model=config.get("name"),
-                family=config.get("family"),
-                grid=next((grid for grid in grids if grid is not None), None),
-                class_names=_values(config.get("class_names")),
-                preprocessing=_values(config.get("preprocessing")),
-            )
+def metadata_of(model) -> dict[str, str]:
+    """Return the safetensors metadata that describe a model: strings, in JSON."""
+    names = getattr(model, "class_names", None)
+    preprocessing = getattr(model, "preprocessing", None)
+    described = {
+        "model": model.name,
+        "family": getattr(model, "family", None),
+        "grid": next((layer.grid for layer in model.layers if hasattr(layer, "grid")), None),
+        "class_names": names and [str(name) for name in names],
+        "preprocessing": preprocessing and preprocessing.to_dict(),
+    }
+    # "format" marks the names and layouts as those of PyTorch.
+    described = {key: json.dumps(value) for key, value in described.items()}
+    return {"format": "pt", "library": LIBRARY, **described}
 
 
-def describe(model) -> Description:
-    """Return the description of a built model of this package."""
-    positions = [layer for layer in model.layers if hasattr(layer, "grid")]
-    return Description(
-        model=model.name,
-        family=getattr(model, "family", None),
-        grid=positions[0].grid if positions else None,
-        class_names=getattr(model, "class_names", None),
-        preprocessing=getattr(model, "preprocessing", None),
-    )
+def from_metadata(metadata: Mapping[str, str] | None) -> Description | None:
+    """Read the metadata that `metadata_of` returns; None if they are of another library."""
+    if not metadata or metadata.get("library") != LIBRARY:
+        return None
+    try:
+        values = {key: json.loads(metadata[key]) for key in Description._fields}
+    except (KeyError, ValueError, RecursionError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise Refused(f"The file's metadata can't be used ({cause:.100}).") from error
+    return _checked("metadata", **values)
+
+
+def from_config(config: Any) -> Description:
+    """Read the config of a saved `Chain`, without building the model."""
+    try:
+        config = config["config"]
+        grids = [layer["config"].get("grid") for layer in config["layers"]]
+        names = config.get("class_names")
+        if isinstance(names, list):
+            # Keras writes NumPy's numbers as dictionaries.
+            names = [name["config"]["value"] if isinstance(name, dict) else name for name in names]
+        return _checked(
+            CONFIG,
+            model=config.get("name"),
+            grid=next((grid for grid in grids if grid is not None), None),
+            class_names=names,
+            preprocessing=config.get("preprocessing"),
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Refused(f"The file's {CONFIG} isn't the config of a model.") from error
+
+
+def _checked(part: str, model: Any, grid: Any, class_names: Any, preprocessing: Any) -> Description:
+    try:
+        if not isinstance(model, str):
+            raise ValueError(f"`model` must be a name. Received: {model!r:.100}.")
+        if grid is not None:
+            sides = grid if isinstance(grid, list) else []
+            if len(sides) != 2 or not all(isinstance(n, Integral) and n > 0 for n in sides):
+                raise ValueError(f"`grid` must be (rows, columns). Received: {grid!r:.100}.")
+            grid = tuple(grid)
+        if class_names is not None:
+            names = class_names if isinstance(class_names, list) else [None]
+            if not all(isinstance(name, str | Integral) for name in names):
+                raise ValueError(f"`class_names` must be names. Received: {class_names!r:.100}.")
+            class_names = tuple(map(str, names))
+        if preprocessing is not None:
+            preprocessing = Preprocessing.of(preprocessing)
+    except ValueError as error:
+        raise Refused(f"The file's {part} can't be used: {error}") from error
+    return Description(model, grid, class_names, preprocessing)
 
 
 @contextlib.contextmanager
-def _about(part: str) -> Iterator[None]:
-    """Re-raise errors as `Refused`, naming the part of the file that holds the description."""
+def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
+    """Yield the model's config, the name of the weights file, and a path to the opened file.
+
+    `save` replaces a folder in one step; if that happens between the opening of the two files, both
+    are opened again. Raises a ValueError if the config is damaged or was not written by `kv.save`,
+    and an OSError if a file can't be read.
+    """
+    name = "its weights"
+    with contextlib.ExitStack() as stack:
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                content = (folder / CONFIG).read_bytes()
+                config, name = read_config(content)
+                file = stack.enter_context((folder / name).open("rb"))
+                opened, now = os.fstat(file.fileno()), (folder / name).stat()
+                if (folder / CONFIG).read_bytes() == content and os.path.samestat(opened, now):
+                    break
+            time.sleep(PAUSE)
+        else:
+            raise FileNotFoundError(f"The folder {str(folder)!r} lacks {CONFIG} or {name}.")
+        # A descriptor's path works even if the file is removed; on Windows, it can't be removed.
+        path = Path(f"/dev/fd/{file.fileno()}")
+        yield config, name, path if path.exists() else folder / name
+
+
+def read_config(content: bytes) -> tuple[dict[str, Any], str]:
+    """Read a `config.json`: the serialized model, and the name of the weights file beside it.
+
+    Raises a ValueError if it is damaged, or was not written by `kv.save`.
+    """
     try:
-        yield
-    except ValueError as error:
-        raise Refused(f"The file's {part} can't be used: {error}") from error
-
-
-def _check(name: str, value: Any, expected: str, fits: bool) -> None:
-    if not fits:
-        raise ValueError(f"`{name}` must be {expected}. Received: {value!r:.100}.")
-
-
-def _values(entry: Any) -> Any:
-    """Undo the way Keras serializes tuples and arrays in a config."""
-    if isinstance(entry, dict) and entry.get("class_name") == "__numpy__":
-        entry = entry["config"].get("value") if isinstance(entry.get("config"), dict) else None
-    if isinstance(entry, dict):
-        return {str(key): _values(value) for key, value in entry.items()}
-    return [_values(value) for value in entry] if isinstance(entry, list) else entry
+        read = json.loads(content)
+        library, config, name = (read.get(key) for key in ("library_name", "model", "weights"))
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise Refused(f"{CONFIG} is damaged ({type(error).__name__}).") from error
+    if library != LIBRARY:
+        raise Refused(
+            f"{CONFIG} doesn't describe a model of keras_vitx. If the weights are those of a size, "
+            "use keras_vitx.create_model(NAME, weights=...)."
+        )
+    if name not in (SAFETENSORS, KERAS_WEIGHTS):
+        raise Refused(f"{CONFIG} can't be used: it names the weights {name!r:.100}.")
+    return config, name

@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from keras_vitx.weights.description import Refused
+from keras_vitx.weights.description import SAFETENSORS, Refused
 
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
+
+# Names, joined by slashes, that can't lead out of a folder as "..", "C:" or "%2e" do.
+NAME = r"\.*[\w+-][\w.+=,&~()-]*"
+PATH = rf"{NAME}(?:/{NAME})*"
 
 
 class Address(NamedTuple):
     """A file on the hub."""
 
     repository: str  # "owner/repo"
-    file: str = "model.safetensors"
+    file: str = SAFETENSORS
     revision: str | None = None  # Branch, tag or commit.
 
     def __str__(self):
@@ -30,29 +34,18 @@ def parse(address: str) -> Address:
 
     Raises a ValueError if it is malformed, or a part of it could point outside of the repository.
     """
-    match = re.fullmatch(r"hf://([^/@\s]+/[^/@\s]+)(?:@([^/@\s]+))?(?:/(\S*[^/\s]))?/?", address)
-    if not match:
+    match = re.fullmatch(rf"hf://({NAME}/{NAME})(?:@([^/@]+))?(?:/({PATH}))?/?", address)
+    revision = match and match[2] and unquote(match[2])
+    if not match or (revision and not re.fullmatch(PATH, revision)):
         raise ValueError(
             f'weights={address!r} must read "hf://owner/repo" or "hf://owner/repo/file", with '
-            '"@revision" after the repository to pin a branch, tag or commit.'
+            '"@revision" after the repository to pin a branch, tag or commit, and plain names '
+            "between the slashes."
         )
-    parsed = Address(match[1], match[3] or "model.safetensors", match[2] and unquote(match[2]))
-    for name, path in zip(parsed._fields, parsed, strict=True):
-        if path is not None and not _is_inside(path):
-            raise ValueError(
-                f"weights={address!r}: the {name} {path!r} must be plain names joined by single "
-                'slashes, without "..".'
-            )
-    return parsed
+    return Address(match[1], match[3] or SAFETENSORS, revision)
 
 
-def _is_inside(path: str) -> bool:
-    return path.isprintable() and all(
-        part.strip(".") and not re.search(r"[\\:%?#*\s]", part) for part in path.split("/")
-    )
-
-
-def download(address: str | Address, sha256: str | None = None) -> Path:
+def download(address: Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if it is not in the cache.
 
     The copy is checked against `sha256`, or a prefix of it, or else against the hash in its name in
@@ -61,44 +54,43 @@ def download(address: str | Address, sha256: str | None = None) -> Path:
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    where = parse(address) if isinstance(address, str) else address
-    file = {"repo_id": where.repository, "filename": where.file, "revision": where.revision}
+    file = {"repo_id": address.repository, "filename": address.file, "revision": address.revision}
     try:
         try:
-            path = hf_hub_download(**file, local_files_only=True)
+            path = Path(hf_hub_download(**file, local_files_only=True))
         except LocalEntryNotFoundError:
-            _check_names(where)
-            path = hf_hub_download(**file)
+            _check_names(address)
+            path = Path(hf_hub_download(**file))
     except (HFValidationError, Refused) as error:
-        raise ValueError(f"weights='{where}': the hub's names can't be used. {error}") from error
+        raise ValueError(f"weights='{address}': the hub's names can't be used. {error}") from error
     except Exception as error:  # Network libraries raise their own types.
-        revision = quote(where.revision or "main", safe="")
-        url = f"{constants.ENDPOINT}/{where.repository}/resolve/{revision}/{where.file}"
+        revision = quote(address.revision or "main", safe="")
+        url = f"{constants.ENDPOINT}/{address.repository}/resolve/{revision}/{address.file}"
         raise OSError(
-            f"weights='{where}' can't be downloaded and isn't in the cache "
+            f"weights='{address}' can't be downloaded and isn't in the cache "
             f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and give its "
             "path as weights=, or copy the folder models--"
-            f"{where.repository.replace('/', '--')} of that machine's cache into this one's. "
+            f"{address.repository.replace('/', '--')} of that machine's cache into this one's. "
             f"The cause: {_network_cause(error)}."
         ) from error
     # The hub's cache names large files by their hash.
-    blob = Path(path).resolve()
-    known = sha256 or (blob.name if SHA256.fullmatch(blob.name) else None)
+    blob = path.resolve()
     try:
-        return verified(Path(path), known)
+        check_hash(path, sha256 or (blob.name if SHA256.fullmatch(blob.name) else None))
     except ValueError as error:
         raise ValueError(
-            f"weights='{where}': {error} Delete {blob} from the hub's cache to have it downloaded "
-            "again."
+            f"weights='{address}': {error} Delete {blob} from the hub's cache to have it "
+            "downloaded again."
         ) from error
+    return path
 
 
-def _check_names(where: Address) -> None:
+def _check_names(address: Address) -> None:
     """Check the hub's hashes, which become names in the cache and could point outside of it."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     found = get_hf_file_metadata(
-        hf_hub_url(where.repository, where.file, revision=where.revision or "main")
+        hf_hub_url(address.repository, address.file, revision=address.revision or "main")
     )
     for header, value in (("ETag", found.etag), ("X-Repo-Commit", found.commit_hash)):
         if not re.fullmatch("[0-9a-f]+", value or ""):
@@ -109,24 +101,21 @@ def _network_cause(error: BaseException) -> str:
     """Return the type of a network error, the status of the answer, and who answered."""
     from huggingface_hub import constants
 
-    behind: BaseException | None = error
-    while behind is not None:
+    status, behind = None, error
+    while behind is not None and status is None:
         status = getattr(getattr(behind, "response", None), "status_code", None)
-        if status is not None:
-            return f"{type(error).__name__}, status {status}, from {constants.ENDPOINT}"
         behind = behind.__cause__ or behind.__context__
-    return f"{type(error).__name__}, from {constants.ENDPOINT}"
+    said = f", status {status}" if status else ""
+    return f"{type(error).__name__}{said}, from {constants.ENDPOINT}"
 
 
-def verified(path: Path, sha256: str | None) -> Path:
-    """Return `path`; raises a ValueError unless its SHA-256 begins with `sha256` (None: any)."""
-    found = hash_of(path) if sha256 else ""
-    if sha256 and not found.startswith(sha256.lower()):
+def check_hash(path: Path, sha256: str | None) -> None:
+    """Raise a ValueError unless the SHA-256 of a file begins with `sha256` (None: any)."""
+    if sha256 and not (found := hash_of(path)).startswith(sha256.lower()):
         raise ValueError(
             f"The file {path} is damaged or another one: its SHA-256 is {found}, "
             f"and should be {sha256}."
         )
-    return path
 
 
 def hash_of(path: Path) -> str:
@@ -143,7 +132,7 @@ def upload(folder: Path, repository: str, names: Sequence[str], private: bool = 
     """
     from huggingface_hub import HfApi
 
-    if parse(f"{SCHEME}{repository}") != Address(repository):
+    if not re.fullmatch(f"{NAME}/{NAME}", repository):
         raise ValueError(f'`repository` must be "owner/repo". Received: {repository!r}.')
     try:
         api = HfApi()

@@ -4,25 +4,23 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviated, convert
-from keras_vitx.weights.description import CONFIG, Description
-from keras_vitx.weights.folder import open_folder
-from keras_vitx.weights.hub import SCHEME, SHA256, Address, download, parse, shipped, verified
+from keras_vitx.weights.description import CONFIG, from_config, open_folder
+from keras_vitx.weights.hub import SCHEME, SHA256, Address, check_hash, download, parse, shipped
 from keras_vitx.weights.names import Sizes
-from keras_vitx.weights.reading import KINDS, Tensors, open_weights, suffix_of
+from keras_vitx.weights.reading import READERS, open_weights, suffix_of
 
 logger = logging.getLogger("keras_vitx")
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A weights file on this machine."""
 
     weights: str  # The argument of the user, for errors.
@@ -49,7 +47,7 @@ def entry_of(
         return next((c for c in same if c.file == address.file), None)
     # A folder named "imagenet" must not shadow the name.
     known = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
-    is_path = suffix_of(Path(text)) is not None or "/" in text or Path(text).exists()
+    is_path = suffix_of(text) is not None or "/" in text or Path(text).exists()
     if isinstance(weights, os.PathLike) or (is_path and not known):
         return None
     return find(text, constructor, image_size, distillation_token)
@@ -71,26 +69,78 @@ def resolve(
         return None
     text = os.fspath(weights)
     if text.startswith(SCHEME):
-        _check_kind(text, parse(text).file)
-        return Resolved(text, _downloaded(parse(text), entry), entry)
-    if entry is None:
+        _check_suffix(text, parse(text).file)
+    elif entry is None:
         return _existing(text)
-    if constructor in entry.also_starts:
+    elif constructor in entry.also_starts:
         logger.warning(
             "%s: the weights of %s; a %s starts from them and must be trained further before use.",
             entry.name,
             entry.constructor,
             constructor,
         )
-    if entry.source.startswith("https:"):
+    source = text if text.startswith(SCHEME) else entry.source
+    if source.startswith("https:"):
         raise OSError(
-            f"weights={text!r} is not on the hub: its authors keep {entry.name} at "
-            f"{entry.source}. Download it in a browser, and give its path as weights=."
+            f"weights={text!r} is not on the hub: its authors keep {entry.name} at {source}. "
+            "Download it in a browser, and give its path as weights=."
         )
-    if entry.source.startswith(SCHEME):
-        address = Address(entry.source.removeprefix(SCHEME), entry.file)
-        return Resolved(text, _downloaded(address, entry), entry)
-    return Resolved(text, shipped(entry.source.removeprefix("package:")), entry)
+    if source.startswith("package:"):
+        return Resolved(text, shipped(source.removeprefix("package:")), entry)
+    return Resolved(text, _downloaded(parse(source), entry), entry)
+
+
+def _downloaded(address: Address, entry: Checkpoint | None) -> Path:
+    """Return the local copy of a file on the hub, at the revision of its catalog entry."""
+    if entry is None or address.revision not in (None, entry.revision):
+        return download(address)
+    path = download(address._replace(revision=entry.revision), entry.sha256)
+    if not entry.revision and not entry.sha256 and entry.name not in _warned:
+        _warned.add(entry.name)
+        commit, blob = path.parent.name, path.resolve().name
+        logger.warning(
+            "%s: neither the revision nor the SHA-256 of this file is known to keras_vitx, which "
+            "takes the hub's word for it (commit %s, %s). weights='%s@%s' keeps this version.",
+            entry.name,
+            commit,
+            f"SHA-256 {blob}" if SHA256.fullmatch(blob) else "SHA-256 not stated",
+            entry.source,
+            commit,
+        )
+    return path
+
+
+_warned: set[str] = set()
+
+
+def _existing(text: str) -> Resolved:
+    path, in_folder = Path(text).expanduser(), False
+    if path.is_dir() and not (path / CONFIG).is_file():
+        raise IsADirectoryError(
+            f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
+            "folder written by keras_vitx.save."
+        )
+    if not path.exists():
+        raise FileNotFoundError(f"weights={text!r}: there is no such file.")
+    try:
+        if in_folder := path.is_dir():
+            with open_folder(path) as (config, name, _):
+                from_config(config)
+            path = path / name
+        else:
+            _check_suffix(text, path.name)
+        # The authors name their files by the first digits of their hash.
+        digest = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
+        if digest and any((c.url or "").endswith(f"/{path.name}") for c in CHECKPOINTS):
+            check_hash(path, digest[1])
+    except ValueError as error:
+        raise ValueError(f"weights={text!r}: {error}") from error
+    return Resolved(text, path, in_folder=in_folder)
+
+
+def _check_suffix(weights: str, file: str) -> None:
+    if suffix_of(file) is None:
+        raise ValueError(f"weights={weights!r} should end in one of: {', '.join(READERS)}.")
 
 
 def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
@@ -102,17 +152,22 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
     """
     if resolved is None:
         return
-    odd = []
+    odd, path, name = [], resolved.path, resolved.path.name
     try:
-        with _open(resolved, model) as tensors:
-            conversion = convert(tensors, model, sizes)
-            description = resolved.checkpoint or tensors.description
+        with contextlib.ExitStack() as stack:
+            if resolved.in_folder:
+                config, name, path = stack.enter_context(open_folder(path.parent))
+            opened = stack.enter_context(open_weights(path, model, name))
+            if resolved.in_folder:
+                opened = opened._replace(description=from_config(config))
+            conversion = convert(opened, model, sizes)
+            description = resolved.checkpoint or opened.description
             names = description and conversion.head and description.class_names
             if names and len(names) != conversion.classes:
                 raise ValueError(
                     f"The file names {len(names)} classes but has weights for {conversion.classes}."
                 )
-            for variable, array in conversion:
+            for variable, array in conversion.arrays:
                 if not np.isfinite(array).all():
                     odd.append(variable.path)
                 variable.assign(array)
@@ -135,17 +190,6 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
             resolved.weights,
             conversion.classes,
         )
-
-
-@contextlib.contextmanager
-def _open(resolved: Resolved, model) -> Iterator[Tensors]:
-    with contextlib.ExitStack() as stack:
-        path, description, name = resolved.path, None, resolved.path.name
-        if resolved.in_folder:
-            config, name, path = stack.enter_context(open_folder(path.parent))
-            description = Description.from_config(config)
-        kind = suffix_of(Path(name))
-        yield stack.enter_context(open_weights(path, model, description, kind))
 
 
 def warn_not_finite(paths: Sequence[str], source: str) -> None:
@@ -175,63 +219,3 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
         ImportError: if a PyTorch file is given and PyTorch isn't installed.
     """
     load(model, resolve(weights, None, tuple(model.input_shape[1:3])))
-
-
-def _downloaded(address: Address, entry: Checkpoint | None) -> Path:
-    """Return the local copy of a file on the hub, at the revision of its catalog entry."""
-    if entry is None or address.revision not in (None, entry.revision):
-        return download(address)
-    path = download(address._replace(revision=entry.revision), entry.sha256)
-    if not entry.revision and not entry.sha256 and entry.name not in _warned:
-        _warned.add(entry.name)
-        commit, blob = path.parent.name, path.resolve().name
-        logger.warning(
-            "%s: neither the revision nor the SHA-256 of this file is known to keras_vitx, which "
-            "takes the hub's word for it (commit %s, %s). weights='%s@%s' keeps this version.",
-            entry.name,
-            commit,
-            f"SHA-256 {blob}" if SHA256.fullmatch(blob) else "SHA-256 not stated",
-            entry.source,
-            commit,
-        )
-    return path
-
-
-_warned: set[str] = set()
-
-
-def _existing(text: str) -> Resolved:
-    path = Path(text).expanduser()
-    if path.is_dir():
-        if not (path / CONFIG).is_file():
-            raise IsADirectoryError(
-                f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
-                "folder written by keras_vitx.save."
-            )
-        try:
-            with open_folder(path) as (config, weights, _):
-                Description.from_config(config)
-        except ValueError as error:
-            raise ValueError(f"weights={text!r}: {error}") from error
-        return Resolved(text, path / weights, in_folder=True)
-    if not path.is_file():
-        raise FileNotFoundError(f"weights={text!r}: there is no such file.")
-    if not os.access(path, os.R_OK):
-        raise PermissionError(f"weights={text!r}: no permission to read the file.")
-    _check_kind(text, path.name)
-    try:
-        return Resolved(text, verified(path, _published_digest(path.name)))
-    except ValueError as error:
-        raise ValueError(f"weights={text!r}: {error}") from error
-
-
-def _published_digest(file: str) -> str | None:
-    """Return the SHA-256 prefix in the name of a file, if it is one of the authors'."""
-    digest = re.search(r"-([0-9a-f]{8})\.pth$", file)
-    published = any(c.url and c.url.endswith(f"/{file}") for c in CHECKPOINTS)
-    return digest[1] if digest and published else None
-
-
-def _check_kind(weights: str, file: str) -> None:
-    if suffix_of(Path(file)) is None:
-        raise ValueError(f"weights={weights!r} should end in one of: {', '.join(KINDS)}.")

@@ -163,12 +163,3 @@ def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
     if family is None or not blocks or not norm:
         return None
     return Identity(family, len(blocks), norm[0])
-
-
-def looks_like(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes | None = None) -> str:
-    """Describe arrays by the size or the family that they look like, or by neither."""
-    found = identify(shapes)
-    if found is None:
-        return "another architecture"
-    known = sizes(found.family) if sizes else {}
-    return next((name for name, identity in known.items() if identity == found), str(found))

@@ -9,8 +9,7 @@ from safetensors.numpy import save_file
 from keras_vitx.files import atomic_write
 from keras_vitx.text import needs_extra
 from keras_vitx.weights.convert import to_checkpoint
-from keras_vitx.weights.description import describe
-from keras_vitx.weights.names import checkpoint_name, shape_in_checkpoint
+from keras_vitx.weights.description import metadata_of
 
 
 def save_safetensors(
@@ -38,30 +37,26 @@ def save_safetensors(
     path = _ending_in(".safetensors", path)
     if dtype not in (None, "float32", "float16"):
         raise ValueError(f'`dtype` must be None, "float32" or "float16". Received: {dtype!r}.')
-    described = describe(model).to_metadata()
-    for key, value in (metadata or {}).items():
+    own, metadata = metadata_of(model), metadata or {}
+    for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValueError(f"`metadata` must be strings by name. Received: {key!r}: {value!r}.")
-        if key in described:
+        if key in own:
             raise ValueError(f"`metadata` must not have the model's own {key!r}.")
     tensors = to_checkpoint(model)
     if dtype == "float16":
-        tensors = {name: _in_half(name, array) for name, array in tensors.items()}
+        # Re-attention has variances of 1e-6, below float16's normal numbers, and means and biases
+        # near 0.5 that cancel to differences of 1e-3.
+        for name in [name for name, array in tensors.items() if array.ndim > 1]:
+            with np.errstate(over="ignore"):
+                half = tensors[name].astype("float16")
+            if np.isinf(half).any():
+                raise ValueError(f"dtype='float16' can't hold {name}, beyond 65504.")
+            tensors[name] = half
     with atomic_write(path) as temporary:
-        save_file(tensors, temporary, metadata={**described, **(metadata or {})})
+        save_file(tensors, temporary, metadata={**own, **metadata})
         # safetensors creates files that only their owner can read.
         temporary.chmod(0o644)
-
-
-def _in_half(name: str, array: np.ndarray) -> np.ndarray:
-    # Re-attention has variances of 1e-6, below float16's normal numbers, and means and biases
-    # near 0.5 that cancel to differences of 1e-3.
-    if array.ndim < 2:
-        return array
-    largest = float(np.finfo("float16").max)
-    if np.abs(array).max(initial=0) > largest:
-        raise ValueError(f"dtype='float16' can't hold {name}, beyond {largest:g}.")
-    return array.astype("float16")
 
 
 def save_torch(model, path: str | os.PathLike) -> None:
@@ -93,17 +88,3 @@ def _ending_in(suffix: str, path: str | os.PathLike) -> Path:
     if path.suffix != suffix:
         raise ValueError(f"`path` must end in {suffix}. Received: {str(path)!r}.")
     return path
-
-
-def has_checkpoint_names(model) -> bool:
-    """Return whether all variables have PyTorch names; those of LoRA and quantization don't."""
-    names = set()
-    for variable in model.weights:
-        try:
-            name, layout = checkpoint_name(variable.path, model.family)
-            if layout == "kernel":
-                shape_in_checkpoint(tuple(variable.shape), layout)
-        except (ValueError, KeyError):
-            return False
-        names.add(name)
-    return len(names) == len(model.weights)

@@ -9,6 +9,7 @@ import re
 import shutil
 import zipfile
 import zlib
+from functools import partial
 
 import h5py
 import keras
@@ -18,7 +19,7 @@ from harness import FAMILIES
 from test_mutations import LIMITS_MEMORY, SLACK, attempt
 
 import keras_vitx as kv
-from keras_vitx.weights import check_archive, load_weights
+from keras_vitx.weights import load_weights
 
 pytestmark = [pytest.mark.backend_free, LIMITS_MEMORY]
 
@@ -38,57 +39,44 @@ class Harm:
         return self.call
 
 
-def harms(folder):
-    """Objects that make a folder when they are unpickled, or a giant bytearray."""
-    made = str(folder / "harmed")
+def write_torch(path, how):
+    """Write a PyTorch file, some of which make a folder when they are unpickled."""
+    import torch
+
+    kind, _, what = how.partition(" ")
+    made, state = str(path.parent / "harmed"), {"a": torch.zeros(1, 4608)}
     nested = Harm(eval, f"__import__('os').mkdir({made!r})")
-    return {
+    content = {
         "mkdir": Harm(os.mkdir, made),
         "system": Harm(os.system, f"mkdir {made}"),
         "eval in an allowed type": Harm(collections.OrderedDict, [("a", nested)]),
         "bytearray": Harm(bytearray, GIANT),
-    }
-
-
-def write_torch(path, state, how):
-    """Write a malicious PyTorch file."""
-    import torch
-
-    kind, _, what = how.partition(" ")
-    harm = harms(path.parent).get(what)
-    if kind == "pickle":
-        path.write_bytes(pickle.dumps(harm or {"weight": [1.0]}))
-    elif harm:
-        content = {"model": state, "extra": harm}
-        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
-    elif what == "itself":
+        "expanded": {"a": torch.zeros(1, 24).expand(1 << 24, 24)},
+    }.get(what, state)
+    if what == "itself":
         state["model"] = state
-        torch.save(state, path)
-    elif what == "expanded":
-        torch.save({**state, "pos_embed": torch.zeros(1, 1, 24).expand(1, 1 << 24, 24)}, path)
-    elif what == "compressed":
-        torch.save(state, path)
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps({"weight": [1.0]} if content is state else content))
+        return
+    torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+    if what == "compressed":
         with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as plain:
-            members = {name: plain.read(name) for name in plain.namelist()}
-        packed(path, members)
-    else:
-        torch.save(state, path, _use_new_zipfile_serialization=False)
-        # The number of elements of the patch embedding, in the persistent id.
-        old, new = (pickle.dumps(n, 2)[2:-1] for n in (24 * 3 * 8 * 8, GIANT))
+            packed(path, {name: plain.read(name) for name in plain.namelist()})
+    elif what == "claims":
+        # The number of elements, in the persistent id.
+        old, new = (pickle.dumps(number, 2)[2:-1] for number in (4608, GIANT))
         assert old in path.read_bytes()
         path.write_bytes(path.read_bytes().replace(old, new))
 
 
-def write_safetensors(path, state, how):
+def write_safetensors(path, how):
     """Write a safetensors file with a giant header or a giant array."""
-    if how == "header":
-        path.write_bytes(GIANT.to_bytes(8, "little") + b"{}")
-    else:
-        text = json.dumps({"a": {"dtype": "F32", "shape": [GIANT], "data_offsets": [0, 4 * GIANT]}})
-        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + bytes(16))
+    text = json.dumps({"a": {"dtype": "F32", "shape": [GIANT], "data_offsets": [0, 4 * GIANT]}})
+    length = GIANT if how == "header" else len(text)
+    path.write_bytes(length.to_bytes(8, "little") + text.encode() + bytes(16))
 
 
-def write_h5(path, state, how):
+def write_h5(path, how):
     """Write a Keras weights file that leads elsewhere, or claims an array of any size."""
     with h5py.File(path.parent / "secret.h5", "w") as file:
         file["0"] = np.zeros((24, 10), "float32")
@@ -123,20 +111,15 @@ def packed(path, members, compression=zipfile.ZIP_DEFLATED):
     with zipfile.ZipFile(path, "w", compression) as file:
         for name, content in members.items():
             file.writestr(name, content)
-    return path
 
 
-def h5_of(place, **storage):
+def h5_of(location, **storage):
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
-        file.create_dataset(place, **storage)
+        file.create_dataset(location, **storage)
     return content.getvalue()
 
 
-SOUND = {
-    CONFIG: b'{"class_name": "Functional", "config": {}}',
-    WEIGHTS: h5_of("layers/dense/vars/0", data=np.ones((2, 2), "float32")),
-}
 # An array that is not allocated, and is 128 MiB of zeros.
 CHUNKED = {"shape": (LARGE // 4,), "dtype": "float32", "chunks": (1 << 20,), "compression": "gzip"}
 BOMBS = {
@@ -150,10 +133,14 @@ BOMBS = {
 }
 
 
-def write_keras(path, state, how):
+def write_keras(path, how):
     """Write a small `.keras` file with a member or an array that expands to 128 MiB."""
     compression = zipfile.ZIP_LZMA if how.startswith("unusual") else zipfile.ZIP_DEFLATED
-    packed(path, {**SOUND, **BOMBS[how]}, compression)
+    sound = {
+        CONFIG: b'{"class_name": "Functional", "config": {"layers": []}}',
+        WEIGHTS: h5_of("layers/dense/vars/0", data=np.ones((2, 2), "float32")),
+    }
+    packed(path, {**sound, **BOMBS[how]}, compression)
     if how.startswith("understated"):
         # 100 bytes are declared, with the checksum of these.
         content = path.read_bytes()
@@ -165,14 +152,13 @@ def write_keras(path, state, how):
         path.write_bytes(content)
 
 
-CODE = "refused.*code"
 ATTACKS = [
     *(
-        (".pth", f"{kind} {harm}", CODE)
+        (".pth", f"{kind} {harm}", "refused.*code")
         for kind in ("zip", "old", "pickle")
         for harm in ("mkdir", "system", "eval in an allowed type")
     ),
-    (".pth", "pickle", "neither of PyTorch's formats"),
+    (".pth", "pickle", "refused"),
     (".pth", "zip bytearray", "bytearray"),
     (".pth", "zip itself", "no plain checkpoint"),
     (".pth", "zip expanded", "claims"),
@@ -195,38 +181,20 @@ WRITERS = {
 
 
 @pytest.mark.parametrize(("suffix", "how", "words"), ATTACKS)
-def test_a_malicious_file_is_one_error(unused, golden_tensors, tmp_path, suffix, how, words):
+def test_a_malicious_file_is_one_error(unused, tmp_path, suffix, how, words):
     if suffix == ".pth":
-        torch = pytest.importorskip("torch")
-        golden_tensors = {name: torch.tensor(array) for name, array in golden_tensors.items()}
+        pytest.importorskip("torch")
     path = tmp_path / f"file{suffix}"
-    WRITERS[suffix](path, golden_tensors, how)
+    WRITERS[suffix](path, how)
     assert path.stat().st_size < 1 << 20
     before = set(tmp_path.iterdir())
-    loads = [lambda: load_weights(unused, path)]
-    if suffix == ".keras":
-        loads += [lambda: check_archive(path), lambda: kv.load(path)]
+    loads = [partial(load_weights, unused), kv.load][: 1 + (suffix == ".keras")]
     for load in loads:
-        error, taken = attempt(load)
+        error, taken = attempt(partial(load, path))
         assert type(error) is ValueError and path.name in str(error)
         assert re.search(words, str(error)) and "\n" not in str(error)
         assert taken < 2 * path.stat().st_size + SLACK
     assert set(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_sound_archive_passes(tmp_path, compression):
-    path = packed(tmp_path / "m.keras", {**SOUND, "metadata.json": "{}"}, compression)
-    assert check_archive(path) == json.loads(SOUND[CONFIG])
-    with pytest.raises(FileNotFoundError):
-        check_archive(tmp_path / "absent.keras")
-
-
-@pytest.mark.parametrize("member", [CONFIG, WEIGHTS])
-def test_a_missing_member_is_named(tmp_path, member):
-    path = packed(tmp_path / "m.keras", {k: v for k, v in SOUND.items() if k != member})
-    with pytest.raises(ValueError, match=rf"m\.keras: The file holds no {member}"):
-        check_archive(path)
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -268,14 +236,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("intruder", "name"), HOSTILE)
-@pytest.mark.parametrize("place", ["layer", "argument", "model"])
-def test_a_config_with_other_objects_is_refused(folder, tmp_path, intruder, name, place):
+@pytest.mark.parametrize("where", ["layer", "argument", "model"])
+def test_a_config_with_other_objects_is_refused(folder, tmp_path, intruder, name, where):
     folder = shutil.copytree(folder, tmp_path / "model")
     content = json.loads((folder / CONFIG).read_text())
     layers = content["model"]["config"]["layers"]
-    if place == "layer":
+    if where == "layer":
         layers.append(intruder)
-    elif place == "argument":
+    elif where == "argument":
         layers[1]["config"]["name"] = [{"deep": intruder}]
     else:
         content["model"] = intruder

@@ -1,4 +1,5 @@
-import importlib
+"""The catalog: which checkpoint a name selects, and what the entries say."""
+
 import inspect
 import json
 
@@ -31,53 +32,66 @@ def test_shipped_checkpoints(size):
     assert round(100 * provenance["top1"], 2) == checkpoint.top1
 
 
-@pytest.mark.parametrize(
-    ("image_size", "expected"),
-    [(None, 224), (224, 224), (384, 384), (256, 224), ((512, 256), 384), ([224, 224], 224)],
-)
-def test_imagenet_is_the_nearest_resolution(image_size, expected):
-    assert find("imagenet", "CaiT_XXS24", image_size).image_size == expected
-
-
-def test_find_by_name():
-    assert find("cait_s36_384.fb_dist_in1k", "CaiT_S36").top1 == 85.458
-    assert find("cait_s36_384.fb_dist_in1k", None).constructor == "CaiT_S36"
-
-
-@pytest.mark.parametrize("constructor", ["CaiT_XS36", "CaiT_S48", "CaiT_M24"])
-def test_sizes_without_public_checkpoint_say_so(constructor):
-    with pytest.raises(ValueError, match=f"{constructor} has no public .*No checkpoint"):
-        resolve("imagenet", constructor)
+TOKEN = {"distillation_token": True}
 
 
 @pytest.mark.parametrize(
-    ("weights", "constructor", "words"),
+    ("constructor", "arguments", "expected"),
     [
-        ("imagnet", "CaiT_XXS24", "Did you mean 'imagenet'"),
-        ("cait_xxs24_225.fb_dist_in1k", "CaiT_XXS24", "'cait_xxs24_224.fb_dist_in1k'"),
-        ("cait_s36_384.fb_dist_in1k", "CaiT_XXS24", "checkpoint of CaiT_S36, not of CaiT_XXS24"),
-        ("imagenet", "CaiT_Mini", "It has: cait_mini_cifar10"),
-        ("imagenet", None, "needs the constructor"),
-        ("cifar10", None, "name a checkpoint: "),
-        ("cifar10", "CaiT_S24", "has no public checkpoint of it"),
-        (3, None, "Received: 3"),
+        *(
+            ("CaiT_XXS24", {"image_size": size}, f"cait_xxs24_{side}.fb_dist_in1k")
+            for size, side in (
+                *((None, 224), (224, 224), (384, 384), (256, 224)),
+                *(((512, 256), 384), ([224, 224], 224)),
+            )
+        ),
+        ("ViT_B", {}, "deit_base_patch16_224.fb_in1k"),
+        ("ViT_B", {"image_size": 384}, "deit_base_patch16_384.fb_in1k"),
+        ("ViT_S", {"image_size": 384}, "vit_small_patch16_384.augreg_in21k_ft_in1k"),
+        ("ViT_Ti", TOKEN, "deit_tiny_distilled_patch16_224.fb_in1k"),
+        ("CBViT_S", {}, "deit_small_patch16_224.fb_in1k"),
+        ("CBPiT_B", {}, "pit_b_224.in1k"),
+        ("PiT_B", TOKEN, "pit_b_distilled_224.in1k"),
+        ("Mixer_B16", {}, "mixer_b16_224.goog_in21k_ft_in1k"),
+        ("ConViT_S", {"image_size": (448, 448)}, "convit_small.fb_in1k"),
     ],
 )
-def test_wrong_names(weights, constructor, words):
-    with pytest.raises(ValueError, match="weights") as caught:
-        resolve(weights, constructor)
-    assert words in str(caught.value)
+def test_imagenet_of_a_size(constructor, arguments, expected):
+    assert find("imagenet", constructor, **arguments).name == expected
 
 
-def test_none_is_none():
-    assert resolve(None, "CaiT_XXS24") is None
-
-
-def test_a_folder_named_imagenet_does_not_hide_the_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("weights", "constructor", "arguments", "words"),
+    [
+        *(
+            ("imagenet", size, {}, f"{size} has no public .*No checkpoint")
+            for size in ("CaiT_XS36", "CaiT_S48", "CaiT_M24")
+        ),
+        ("imagnet", "CaiT_XXS24", {}, "Did you mean 'imagenet'"),
+        ("cait_xxs24_225.fb_dist_in1k", "CaiT_XXS24", {}, r"'cait_xxs24_224\.fb_dist_in1k'"),
+        ("cait_s36_384.fb_dist_in1k", "CaiT_XXS24", {}, "of CaiT_S36, not of CaiT_XXS24"),
+        ("imagenet", "CaiT_Mini", {}, "It has: cait_mini_cifar10"),
+        ("imagenet", None, {}, "needs the constructor"),
+        ("cifar10", None, {}, "name a checkpoint: "),
+        ("cifar10", "CaiT_S24", {}, "has no public checkpoint of it"),
+        (3, None, {}, "Received: 3"),
+        (
+            *("deit_tiny_distilled_patch16_224.fb_in1k", "ViT_Ti", {}),
+            r"needs distillation_token=True\. Received: False",
+        ),
+        (
+            *("deit_tiny_patch16_224.fb_in1k", "ViT_Ti", TOKEN),
+            r"needs distillation_token=False\. Received: True",
+        ),
+        ("imagenet", "CaiT_S24", TOKEN, "CaiT_S24 with distillation_token=True has no public"),
+    ],
+)
+def test_wrong_names(tmp_path, monkeypatch, weights, constructor, arguments, words):
+    # A folder named "imagenet" doesn't hide the name.
     (tmp_path / "imagenet").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="CaiT_S48 has no public"):
-        resolve("imagenet", "CaiT_S48")
+    with pytest.raises(ValueError, match=rf"weights.*{words}"):
+        resolve(weights, constructor, **arguments)
 
 
 def test_all_public_checkpoints_are_there():
@@ -90,45 +104,18 @@ def test_all_public_checkpoints_are_there():
         assert "_" + str(c.image_size) in c.name or c.name.startswith("convit")
         assert ("distilled" in c.name) == c.distillation_token
     assert len(catalog.CHECKPOINTS) == 41 + 5 + len(SHIPPED)
+    assert find("cait_s36_384.fb_dist_in1k", None).url.endswith("/deit/S36_384.pth")
 
 
 @pytest.mark.parametrize("checkpoint", catalog.CHECKPOINTS, ids=lambda c: c.name)
 def test_every_checkpoint_fits_what_it_says(checkpoint):
     for name in checkpoint.fits:
         constructor = kv.models.MODELS[name]
-        arguments = {"distillation_token": True} if checkpoint.distillation_token else {}
+        arguments = TOKEN if checkpoint.distillation_token else {}
         parameters = inspect.signature(getattr(kv, constructor.family)).parameters
         assert not arguments or "distillation_token" in parameters
-        found = find(checkpoint.name, name, **arguments)
-        assert found is checkpoint
+        assert find(checkpoint.name, name, **arguments) is checkpoint
     assert Image.Resampling[checkpoint.preprocessing.interpolation.upper()]
-
-
-@pytest.mark.parametrize(
-    ("constructor", "arguments", "expected"),
-    [
-        ("ViT_B", {}, "deit_base_patch16_224.fb_in1k"),
-        ("ViT_B", {"image_size": 384}, "deit_base_patch16_384.fb_in1k"),
-        ("ViT_S", {"image_size": 384}, "vit_small_patch16_384.augreg_in21k_ft_in1k"),
-        ("ViT_Ti", {"distillation_token": True}, "deit_tiny_distilled_patch16_224.fb_in1k"),
-        ("CBViT_S", {}, "deit_small_patch16_224.fb_in1k"),
-        ("CBPiT_B", {}, "pit_b_224.in1k"),
-        ("PiT_B", {"distillation_token": True}, "pit_b_distilled_224.in1k"),
-        ("Mixer_B16", {}, "mixer_b16_224.goog_in21k_ft_in1k"),
-        ("ConViT_S", {"image_size": (448, 448)}, "convit_small.fb_in1k"),
-    ],
-)
-def test_imagenet_of_the_families(constructor, arguments, expected):
-    assert find("imagenet", constructor, **arguments).name == expected
-
-
-def test_the_number_of_class_tokens_must_fit():
-    with pytest.raises(ValueError, match=r"needs distillation_token=True\. Received: False"):
-        kv.ViT_Ti(weights="deit_tiny_distilled_patch16_224.fb_in1k")
-    with pytest.raises(ValueError, match=r"needs distillation_token=False\. Received: True"):
-        find("deit_tiny_patch16_224.fb_in1k", "ViT_Ti", distillation_token=True)
-    with pytest.raises(ValueError, match="CaiT_S24 with distillation_token=True has no public"):
-        find("imagenet", "CaiT_S24", distillation_token=True)
 
 
 @pytest.mark.parametrize("name", ("DeepViT_24B", "DeepViT_32B", "DeepViT_S", "DeepViT_L"))
@@ -137,9 +124,7 @@ def test_files_that_no_program_can_fetch(name):
         resolve("imagenet", name)
 
 
-def test_a_model_that_starts_from_anothers_weights_is_said(monkeypatch, caplog, tmp_path):
-    loading = importlib.import_module("keras_vitx.weights.load")
-    monkeypatch.setattr(loading, "download", lambda address, sha256: tmp_path / "x")
+def test_a_model_that_starts_from_anothers_weights_is_said(downloads, caplog):
     resolve("imagenet", "ViT_Ti")
     assert "starts from them" not in caplog.text
     resolve("imagenet", "CBViT_Ti")

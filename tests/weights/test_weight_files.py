@@ -1,19 +1,21 @@
 """Files of every format, valid and invalid."""
 
 import argparse
-import builtins
 import collections
 import json
+import sys
 import zipfile
 
 import h5py
 import keras
 import numpy as np
 import pytest
+from conftest import weights_of
+from harness import numbers
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
-import keras_vitx as kv
-from keras_vitx.weights import load_weights, resample, resolve
+from keras_vitx.weights import load_weights, resample, resolve, save_safetensors, save_torch
 
 pytestmark = pytest.mark.backend_free
 
@@ -64,10 +66,7 @@ TORCH_FILES = {
         "model_ema": None,
     },
     "extras": lambda torch, s: {**extras(torch), "model": s},
-    "parameters": lambda torch, s: {
-        **extras(torch),
-        "model": {name: torch.nn.Parameter(value) for name, value in s.items()},
-    },
+    "parameters": lambda torch, s: {n: torch.nn.Parameter(value) for n, value in s.items()},
 }
 
 
@@ -85,38 +84,6 @@ def test_torch_files(torch, state, tiny, golden_model, same_weights, tmp_path, c
     same_weights(tiny(weights=path), golden_model)
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_half_precision(torch, state, tiny, golden_tensors, tmp_path, weights_of, suffix):
-    from safetensors.torch import save_file
-
-    path = tmp_path / f"half{suffix}"
-    (torch.save if suffix == ".pth" else save_file)(
-        {name: value.to(torch.bfloat16) for name, value in state.items()}, path
-    )
-    found = weights_of(tiny(weights=path))["norm/gamma"]
-    np.testing.assert_allclose(found, golden_tensors["norm.weight"], rtol=1e-2)
-
-
-def test_prefixed_safetensors(tiny, golden_model, golden_tensors, same_weights, tmp_path):
-    save_file(prefixed(golden_tensors, "model.module."), tmp_path / "p.safetensors")
-    same_weights(tiny(weights=tmp_path / "p.safetensors"), golden_model)
-
-
-def test_without_torch_the_extra_is_named(torch, state, tmp_path, unused, monkeypatch):
-    torch.save(state, tmp_path / "file.pth")
-    real = builtins.__import__
-
-    def without_torch(name, *args, **kwargs):
-        if name == "torch":
-            raise ImportError("No module named 'torch'")
-        return real(name, *args, **kwargs)
-
-    resolved = resolve(tmp_path / "file.pth")
-    monkeypatch.setattr(builtins, "__import__", without_torch)
-    with pytest.raises(ImportError, match='extra "torch"'):
-        kv.weights.load(unused, resolved)
-
-
 @pytest.mark.parametrize("content", [[1, 2], {"weight": "text"}, {"epoch": 3}])
 def test_torch_files_of_something_else(torch, unused, tmp_path, content):
     torch.save(content, tmp_path / "file.pth")
@@ -124,27 +91,136 @@ def test_torch_files_of_something_else(torch, unused, tmp_path, content):
         load_weights(unused, tmp_path / "file.pth")
 
 
-FACTS = {
+def test_without_torch_the_extra_is_named(unused, tmp_path, monkeypatch):
+    (tmp_path / "file.pth").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for call in (load_weights, save_torch):
+        with pytest.raises(ImportError, match='extra "torch"'):
+            call(unused, tmp_path / "file.pth")
+
+
+def test_prefixed_safetensors(tiny, golden_model, golden_tensors, same_weights, tmp_path):
+    save_file(prefixed(golden_tensors, "model.module."), tmp_path / "p.safetensors")
+    same_weights(tiny(weights=tmp_path / "p.safetensors"), golden_model)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_bfloat16(torch, state, tiny, golden_tensors, tmp_path, suffix):
+    from safetensors.torch import save_file
+
+    path = tmp_path / f"half{suffix}"
+    half = {name: value.to(torch.bfloat16) for name, value in state.items()}
+    (torch.save if suffix == ".pth" else save_file)(half, path)
+    found = weights_of(tiny(weights=path))["norm/gamma"]
+    np.testing.assert_allclose(found, golden_tensors["norm.weight"], rtol=1e-2)
+
+
+def test_what_a_file_of_ours_restores(tiny, golden_file, same_weights, tmp_path):
+    model = tiny(weights=golden_file, name="mine")
+    model.class_names = tuple("abcdefghij")
+    model.preprocessing = {
+        "mean": [0.1, 0.2, 0.3],
+        "std": [0.5, 0.5, np.float32(0.5)],
+        "crop_ratio": 0.875,
+        "interpolation": "bilinear",
+    }
+    path = tmp_path / "ours.safetensors"
+    save_safetensors(model, path, metadata={"provenance": "a test"})
+    loaded = tiny(weights=path)
+    same_weights(loaded, model)
+    assert tuple(loaded.class_names) == model.class_names
+    assert loaded.preprocessing == model.preprocessing
+    other = tiny(weights=path, classes=7)
+    assert other.class_names is None
+    assert other.preprocessing.crop_ratio == 0.875
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    assert (metadata["provenance"], metadata["format"]) == ("a test", "pt")
+    assert (json.loads(metadata["model"]), json.loads(metadata["grid"])) == ("mine", [4, 4])
+
+
+def test_half_the_size(tiny, golden_model, tmp_path):
+    sizes = {}
+    for dtype in ("float16", "float32"):
+        save_safetensors(golden_model, tmp_path / f"{dtype}.safetensors", dtype=dtype)
+        sizes[dtype] = (tmp_path / f"{dtype}.safetensors").stat().st_size
+    assert sizes["float16"] < 0.6 * sizes["float32"]
+    found = weights_of(tiny(weights=tmp_path / "float16.safetensors"))
+    for name, array in weights_of(golden_model).items():
+        assert found[name].dtype == np.float32
+        kept = array if array.ndim < 2 else array.astype("float16")
+        np.testing.assert_array_equal(found[name], kept, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"path": "ours.bin"}, "path"),
+        ({"dtype": "int8"}, "int8"),
+        ({"metadata": {"epoch": 3}}, "metadata.*3"),
+        ({"metadata": {"grid": "[2, 2]"}}, "grid"),
+        ({"dtype": "float16"}, r"head\.weight"),
+    ],
+)
+def test_wrong_arguments_leave_no_file(tiny, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    model = tiny()
+    kernel = model.get_layer("head").kernel
+    kernel.assign(np.full(kernel.shape, 1e6, "float32"))
+    with pytest.raises(ValueError, match=words):
+        save_safetensors(model, **{"path": "ours.safetensors", **arguments})
+    with pytest.raises(ValueError, match=r"\.pth"):
+        save_torch(model, "ours.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+ABOUT = {
     "model": "a",
     "family": "CaiT",
     "grid": None,
     "class_names": None,
     "preprocessing": {"mean": [0.5] * 3, "std": [0.5] * 3},
 }
-WRONG_FACTS = [
-    ("grid", [0, 4], "`grid`"),
-    ("grid", [-4, -4], "`grid`"),
-    ("grid", [float("inf"), 4], "`grid`"),
-    ("grid", "four", "`grid`"),
-    ("class_names", 5, "`class_names`"),
-    ("class_names", [["a"]], "`class_names`"),
-    ("class_names", ["a"], "names 1 classes but has weights for 10"),
-    ("preprocessing", {"std": [0.5] * 3}, "`preprocessing`.*`mean`"),
-    ("preprocessing", {"mean": [0.5] * 3, "std": "abc"}, "`std`"),
-    ("preprocessing", [0.5], "`preprocessing`"),
-    ("family", 3, "`family`"),
-    ("model", None, "`model`"),
-]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("grid", [0, 4], "`grid`"),
+        ("grid", [float("inf"), 4], "`grid`"),
+        ("grid", "four", "`grid`"),
+        ("class_names", 5, "`class_names`"),
+        ("class_names", [["a"]], "`class_names`"),
+        ("class_names", ["a"], "names 1 classes but has weights for 10"),
+        ("preprocessing", {"std": [0.5] * 3}, "`preprocessing`.*`mean`"),
+        ("preprocessing", {"mean": [0.5] * 3, "std": "abc"}, "`std`"),
+        ("preprocessing", [0.5], "`preprocessing`"),
+        ("model", None, "`model`"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["safetensors", "keras"])
+def test_a_wrong_description(unused, golden_tensors, repacked, tmp_path, kind, key, value, said):
+    about = {**ABOUT, key: value}
+    path = tmp_path / f"m.{kind}"
+    if kind == "safetensors":
+        metadata = {key: json.dumps(value) for key, value in about.items()}
+        save_file(golden_tensors, path, {"library": "keras_vitx", **metadata})
+    else:
+        layers = [{"config": {"grid": about["grid"]}}]
+        repacked(path, {"config": {**about, "name": about["model"], "layers": layers}})
+    with pytest.raises(ValueError, match=rf"m\.{kind}.*{said}") as error:
+        load_weights(unused, path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("grid", [{}, {"grid": "[" * 9999}, {"grid": "four"}])
+def test_damaged_metadata(unused, golden_tensors, tmp_path, grid):
+    metadata = {key: json.dumps(value) for key, value in ABOUT.items() if key != "grid"}
+    save_file(
+        golden_tensors, tmp_path / "m.safetensors", {"library": "keras_vitx"} | metadata | grid
+    )
+    with pytest.raises(ValueError, match=r"m\.safetensors.*metadata can't be used"):
+        load_weights(unused, tmp_path / "m.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -157,102 +233,44 @@ def keras_members(golden_model, tmp_path_factory):
 
 
 @pytest.fixture
-def write_keras(keras_members, tmp_path):
+def repacked(keras_members):
     """Write the golden model's `.keras` file with another config, repacked as a user might."""
 
-    def write(config):
-        with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as file:
+    def write(path, config):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
             for name, content in {**keras_members, "config.json": json.dumps(config)}.items():
                 file.writestr(name, content)
-        return tmp_path / "m.keras"
-
-    return write
-
-
-@pytest.mark.parametrize(("fact", "value", "said"), WRONG_FACTS)
-@pytest.mark.parametrize("kind", ["safetensors", "keras"])
-def test_wrong_facts_about_the_model(
-    unused, golden_tensors, keras_members, write_keras, tmp_path, kind, fact, value, said
-):
-    facts = {**FACTS, fact: value}
-    if kind == "safetensors":
-        path = tmp_path / "m.safetensors"
-        metadata = {key: json.dumps(value) for key, value in facts.items()}
-        save_file(golden_tensors, path, {"library": "keras_vitx", **metadata})
-    else:
-        config = json.loads(keras_members["config.json"])
-        layers = [{"config": {"grid": facts["grid"]}}]
-        config["config"].update({**facts, "name": facts["model"], "layers": layers})
-        path = write_keras(config)
-    with pytest.raises(ValueError, match=rf"m\.{kind}.*{said}") as error:
-        load_weights(unused, path)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
-
-
-@pytest.mark.parametrize(("grid", "said"), [(None, "`grid` is missing"), ("[" * 9999, "")])
-def test_metadata_that_is_cut_off(unused, golden_tensors, tmp_path, grid, said):
-    metadata = {key: json.dumps(value) for key, value in FACTS.items() if key != "grid"}
-    metadata |= {"library": "keras_vitx"} | ({"grid": grid} if grid else {})
-    save_file(golden_tensors, tmp_path / "m.safetensors", metadata)
-    with pytest.raises(ValueError, match=rf"m\.safetensors.*{said}"):
-        load_weights(unused, tmp_path / "m.safetensors")
-
-
-@pytest.mark.parametrize("config", [[], {}, {"config": []}, {"config": {"layers": 3}}])
-def test_configs_of_no_model(unused, write_keras, config):
-    with pytest.raises(ValueError, match=r"m\.keras.*config\.json"):
-        load_weights(unused, write_keras(config))
-
-
-def test_keras_files_are_not_built(golden_model, keras_members, write_keras, tiny, same_weights):
-    config = json.loads(keras_members["config.json"])
-    # If it were built, an unknown layer would be an error.
-    config["config"]["layers"][2]["class_name"] = "Unknown"
-    config["config"]["layers"][2]["config"]["dim"] = 1 << 42
-    config["config"]["class_names"] = list("abcdefghij")
-    loaded = tiny(weights=write_keras(config))
-    same_weights(loaded, golden_model)
-    assert tuple(loaded.class_names) == tuple("abcdefghij")
-
-
-@pytest.fixture
-def saved(golden_model, golden_file, tmp_path):
-    """Write the golden weights as a file with a suffix."""
-
-    def write(suffix):
-        path = tmp_path / f"saved{suffix}"
-        if suffix == ".pth":
-            pytest.importorskip("torch")
-            kv.weights.save_torch(golden_model, path)
-        elif suffix == ".safetensors":
-            path.write_bytes(golden_file.read_bytes())
-        else:
-            (golden_model.save if suffix == ".keras" else golden_model.save_weights)(path)
         return path
 
     return write
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".weights.h5", ".keras"])
-@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
-def test_damaged_files(saved, unused, suffix, damage):
-    path = saved(suffix)
-    content = path.read_bytes()
-    truncated = content[: len(content) * 2 // 3]
-    path.write_bytes(
-        {"truncated": truncated, "text": b"<html>no</html>" * 99, "empty": b""}[damage]
-    )
-    with pytest.raises(ValueError, match=rf"weights=.*{path.name}") as caught:
-        load_weights(unused, path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+@pytest.mark.parametrize("config", [[], {}, {"config": []}, {"config": {"layers": 3}}])
+def test_configs_of_no_model(unused, repacked, tmp_path, config):
+    with pytest.raises(ValueError, match=r"m\.keras.*config\.json"):
+        load_weights(unused, repacked(tmp_path / "m.keras", config))
+
+
+def test_keras_files_are_not_built(
+    golden_model, keras_members, repacked, tiny, same_weights, tmp_path
+):
+    config = json.loads(keras_members["config.json"])
+    # If it were built, an unknown layer would be an error.
+    config["config"]["layers"][2]["class_name"] = "Unknown"
+    config["config"]["layers"][2]["config"]["dim"] = 1 << 42
+    config["config"]["class_names"] = list("abcdefghij")
+    loaded = tiny(weights=repacked(tmp_path / "m.keras", config))
+    same_weights(loaded, golden_model)
+    assert tuple(loaded.class_names) == tuple("abcdefghij")
 
 
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
-def test_keras_files(saved, tiny, golden_model, golden_tensors, same_weights, weights_of, suffix):
-    path = saved(suffix)
+def test_keras_files(tiny, golden_model, golden_tensors, same_weights, tmp_path, suffix):
+    path = tmp_path / f"m{suffix}"
+    (golden_model.save if suffix == ".keras" else golden_model.save_weights)(path)
     same_weights(tiny(weights=path), golden_model)
-    same_weights(tiny(weights=path, classes=7), golden_model, but=["head"])
-    same_weights(tiny(weights=path, include_top=False), golden_model, but=["head"])
+    same_weights(tiny(weights=path, classes=7), golden_model, but="head")
+    same_weights(tiny(weights=path, include_top=False), golden_model, but="head")
     found = weights_of(tiny(weights=path, input_shape=(64, 48, 3)))["pos_embed/embeddings"]
     np.testing.assert_array_equal(found, resample(golden_tensors["pos_embed"], (4, 4), (8, 6)))
     with pytest.raises(ValueError, match=r"18 missing from the file: blocks_3/"):
@@ -261,22 +279,29 @@ def test_keras_files(saved, tiny, golden_model, golden_tensors, same_weights, we
         tiny(weights=path, depth=2)
 
 
-def test_keras_files_of_a_trained_model(tiny, golden_case, same_weights, tmp_path):
-    # Such files also contain optimizer and seed generator states.
-    model = tiny(depth=1, drop_path=0.1)
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_keras_files_of_a_trained_model(tiny, same_weights, tmp_path, suffix):
+    # Such files also contain optimizer and seed generator states. 2 x 8 and 4 x 4 patches are the
+    # same number of entries; here the models are equal.
+    arguments = {"depth": 1, "input_shape": (16, 64, 3)}
+    model = tiny(drop_path=0.1, **arguments)
     model.compile(keras.optimizers.AdamW(1e-3), "mse", metrics=["mae"])
-    model.fit(golden_case["input"], golden_case["logits"], verbose=0)
-    model.save_weights(tmp_path / "m.weights.h5")
-    model.save(tmp_path / "m.keras")
-    same_weights(tiny(depth=1, weights=tmp_path / "m.weights.h5"), model)
-    same_weights(tiny(depth=1, weights=tmp_path / "m.keras"), model)
+    model.fit(numbers((2, 16, 64, 3)), numbers((2, 10)), verbose=0)
+    path = tmp_path / f"m{suffix}"
+    (model.save if suffix == ".keras" else model.save_weights)(path)
+    same_weights(tiny(weights=path, **arguments), model)
 
 
-def test_rectangular_keras_weights_keep_their_grid(tiny, same_weights, tmp_path):
-    # 2 x 8 and 4 x 4 are the same number of entries; here the models are equal.
-    model = tiny(input_shape=(16, 64, 3))
-    model.save_weights(tmp_path / "m.weights.h5")
-    same_weights(tiny(input_shape=(16, 64, 3), weights=tmp_path / "m.weights.h5"), model)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".weights.h5", ".keras"])
+@pytest.mark.parametrize("content", [b"", b"<html>no</html>" * 99])
+def test_files_of_another_format(unused, tmp_path, suffix, content):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    path = tmp_path / f"m{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"weights=.*{path.name}") as caught:
+        load_weights(unused, path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 def test_foreign_files(unused, tmp_path):
@@ -286,7 +311,7 @@ def test_foreign_files(unused, tmp_path):
         load_weights(unused, tmp_path / "m.weights.h5")
     with zipfile.ZipFile(tmp_path / "m.keras", "w") as file:
         file.writestr("readme.txt", "nothing")
-    with pytest.raises(ValueError, match=r"m\.keras"):
+    with pytest.raises(ValueError, match=r"m\.keras.*holds no config\.json"):
         load_weights(unused, tmp_path / "m.keras")
 
 
