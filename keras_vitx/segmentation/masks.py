@@ -27,29 +27,16 @@ LAYOUT = (
 )
 
 
-class Lazy(Sequence):
-    """Arrays that are read when they are used: `read(keys[i])`."""
-
-    def __init__(self, keys: Sequence[Any], read: Callable[[Any], np.ndarray]):
-        self.keys, self.read = keys, read
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.read(self.keys[index])
-
-
 @dataclass(frozen=True)
 class MaskedImages:
-    """Images, uint8 (height, width, channels), and integer masks (height, width), in one order.
+    """Images and their masks; `names` are those of the images in messages.
 
-    A mask has the class of each pixel, or `IGNORED`. `names` are those of the images in messages.
+    `read(i)` returns image i, uint8 (height, width, channels), and its mask, integers (height,
+    width), with the class of each pixel or `IGNORED`.
     """
 
-    images: Sequence[np.ndarray]
-    masks: Sequence[np.ndarray]
     names: Sequence[Any]
+    read: Callable[[int], tuple[np.ndarray, np.ndarray]]
 
     @property
     def size(self) -> int:
@@ -58,7 +45,7 @@ class MaskedImages:
 
     def pair(self, index: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Return an image and its mask; a ValueError if they do not fit each other or `classes`."""
-        image, mask = self.images[index], self.masks[index]
+        image, mask = self.read(index)
         if image.shape[:2] != mask.shape:
             raise ValueError(
                 f"{self.names[index]}: the mask has the size {mask.shape}, the image "
@@ -175,20 +162,20 @@ def _pairs(images, masks, first_label):
         raise ValueError(f"`source`: no masks in {masks}. {LAYOUT}")
     if lone := paths.keys() - files.keys():
         raise ValueError(f"`source`: the mask {paths[min(lone)]} has no image in {images}.")
+    pairs = [(files[name], path) for name, path in paths.items()]
 
-    def read_mask(path):
-        """Return labels, which are gray values or, with a palette, indices."""
-        with open_image(path) as picture:
+    def read(index):
+        image, path = pairs[index]
+        with open_image(path) as picture:  # Gray values or, with a palette, indices.
             mask = np.array(picture)
         if mask.ndim != 2:
             raise ValueError(
                 f"{path}: a mask has one number per pixel (gray, or with a palette). Found an "
                 f"image of mode {picture.mode!r}."
             )
-        return from_first_label(mask, first_label)
+        return decode_image(image), from_first_label(mask, first_label)
 
-    found = [files[name] for name in paths]
-    return MaskedImages(Lazy(found, decode_image), Lazy(list(paths.values()), read_mask), found)
+    return MaskedImages([image for image, _ in pairs], read)
 
 
 def _names(folder):
@@ -209,35 +196,35 @@ def _arrays(source, first_label):
             "`source` must be (images, masks) or ((images, masks), (validation images, masks)). "
             f"Received: {len(source)} items."
         )
-    splits = []
-    for images, masks in pairs:
-        images, masks = as_uint8(images, "images"), np.asarray(masks)
-        if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
-            raise ValueError(
-                "`source` must be images (n, height, width, channels) and integer masks (n, "
-                f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
-            )
-        masks = from_first_label(masks, first_label)
-        splits.append(MaskedImages(images, masks, range(len(images))))
-    return splits
+    return [_array_pairs(images, masks, first_label) for images, masks in pairs]
+
+
+def _array_pairs(images, masks, first_label):
+    images, masks = as_uint8(images, "images"), np.asarray(masks)
+    if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
+        raise ValueError(
+            "`source` must be images (n, height, width, channels) and integer masks (n, "
+            f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
+        )
+    masks = from_first_label(masks, first_label)
+    return MaskedImages(range(len(images)), lambda i: (images[i], masks[i]))
 
 
 def _tfds(name, first_label, data_dir):
     """Return the masked images of each split of a dataset of tensorflow-datasets."""
     builder = builder_of(name, data_dir, ("image", "segmentation_mask"))
-
-    def image_of(example):
-        return np.asarray(example["image"])
-
-    def mask_of(example):
-        return from_first_label(np.asarray(example["segmentation_mask"])[..., 0], first_label)
-
     splits = {}
     for split in builder.info.splits:  # Oxford-IIIT Pet has train and test.
         examples = builder.as_data_source(split=split)
+
+        def read(index, examples=examples):
+            example = examples[index]
+            mask = np.asarray(example["segmentation_mask"])[..., 0]
+            return np.asarray(example["image"]), from_first_label(mask, first_label)
+
         names = [f"tfds:{name}, {split} {i}" for i in range(len(examples))]
-        masked = MaskedImages(Lazy(examples, image_of), Lazy(examples, mask_of), names)
-        splits.setdefault("validation" if split == "test" else split_of(split), masked)
+        kind = "validation" if split == "test" else split_of(split)
+        splits.setdefault(kind, MaskedImages(names, read))
     return splits
 
 

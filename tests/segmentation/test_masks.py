@@ -176,8 +176,7 @@ def test_mean_intersection_over_union():
 def test_evaluation_at_the_size_of_the_masks():
     model = small()
     pairs = [scene(0, (20, 30)), scene(1, (40, 20))]
-    images, masks = zip(*pairs, strict=True)
-    source = seg.MaskDataset("mine", seg.MaskedImages(images, masks, ["a", "b"]))
+    source = seg.MaskDataset("mine", seg.MaskedImages(["a", "b"], pairs.__getitem__))
     seen = []
 
     def perturb(x, labels, index):
