@@ -418,6 +418,16 @@ FAMILIES: dict[str, Callable[..., keras.Model]] = {
     "Mixer": with_classifier(tiny(kv.Mixer)),
 }
 """A tiny model of each family."""
+
+
+def randomized(family, scale=0.5, **changes):
+    """Return a tiny model of a family in which every variable affects the output."""
+    model = FAMILIES[family](**changes)
+    for step in model.steps[1:]:
+        randomize(step, scale)
+    return model
+
+
 FAMILIES_HERE = tuple(FAMILIES) if BACKEND == "torch" else ("CaiT", "ConViT", "RefinedViT", "PiT")
 """Families for tests that are slow to compile: all of them on PyTorch, elsewhere those with layers
 of their own. (ViT, DeepViT, CB-ViT and Mixer are made of simpler or of the same operations.)

@@ -1,14 +1,13 @@
 """Analysis of trained models: what each block computes, measures of it, and figures."""
 
 from keras_vitx.analysis import measures
-from keras_vitx.analysis.confusion import plot_confusion
 from keras_vitx.analysis.dynamics import (
     MeasureDuringTraining,
     plot_dynamics,
     read_dynamics,
     results_by_epoch,
 )
-from keras_vitx.analysis.figures import plot_by_block, plot_curves, plot_matrix
+from keras_vitx.analysis.figures import plot_by_block, plot_confusion, plot_curves, plot_matrix
 from keras_vitx.analysis.measure import MEASURES, Measure, measure
 from keras_vitx.analysis.page import explore
 from keras_vitx.analysis.pictures import plot_class_attention, plot_maps, plot_query

@@ -17,6 +17,11 @@ from keras_vitx.text import nearest, needs_extra
 
 COLUMNS = ("epoch", "step", "measure", "block", "head", "value")
 DEFAULT = ("entropy", "nonlocality", "attention_branch", "mlp_branch")
+MATRICES = {
+    *("cross_layer_similarity", "mean_maps", "class_attention"),
+    *("re_attention", "context_scale", "attention_center"),
+}
+"""Measures with more than one number per block and head."""
 
 
 class MeasureDuringTraining(keras.callbacks.Callback):
@@ -70,10 +75,8 @@ class MeasureDuringTraining(keras.callbacks.Callback):
             raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
         if path is not None:
             check_writable(path)
-        self.images = images
+        self.images, self.every, self.batch_size = images, every, batch_size
         self.path = None if path is None else Path(path)
-        self.every = every
-        self.batch_size = batch_size
         self.writer = None
         if log_dir is not None:
             try:
@@ -136,17 +139,6 @@ class MeasureDuringTraining(keras.callbacks.Callback):
         self.step, self.rows = state["step"], state["rows"]
 
 
-MATRICES = {
-    "cross_layer_similarity",
-    "mean_maps",
-    "class_attention",
-    "re_attention",
-    "context_scale",
-    "attention_center",
-}
-"""Measures with more than one number per block and head."""
-
-
 def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the rows that a `MeasureDuringTraining` wrote.
 
@@ -164,16 +156,9 @@ def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
                 f"{path} must have the columns {', '.join(COLUMNS)}. "
                 f"Received: {', '.join(reader.fieldnames or ())}."
             )
-        return [
-            {
-                **row,
-                "epoch": float(row["epoch"]),
-                "step": int(row["step"]),
-                "head": int(row["head"]) if row["head"] else "",
-                "value": float(row["value"]),
-            }
-            for row in reader
-        ]
+        kinds = {"epoch": float, "step": int, "value": float}
+        rows = [row | {name: kind(row[name]) for name, kind in kinds.items()} for row in reader]
+    return [row | {"head": int(row["head"]) if row["head"] else ""} for row in rows]
 
 
 def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
@@ -192,15 +177,15 @@ def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[s
     Raises:
         ValueError: if there are no rows.
     """
-    _measured(rows, ())
-    epochs: dict[int, dict[str, dict[str, Any]]] = {}
+    _check_rows(rows)
+    steps: dict[int, dict[str, dict[str, Any]]] = {}
     for row in rows:
-        blocks = epochs.setdefault(row["step"], {}).setdefault(row["measure"], {})
+        blocks = steps.setdefault(row["step"], {}).setdefault(row["measure"], {})
         if row["head"] == "":
             blocks[row["block"]] = row["value"]
         else:
             blocks.setdefault(row["block"], []).append(row["value"])
-    return [epochs[step] for step in sorted(epochs)]
+    return [steps[step] for step in sorted(steps)]
 
 
 def plot_dynamics(
@@ -229,18 +214,22 @@ def plot_dynamics(
         ImportError: if matplotlib is not installed.
         ValueError: if there are no rows, or none of a measure.
     """
+    _check_rows(rows)
+    by_measure = _grouped(rows, "measure")
+    chosen = [measures] if isinstance(measures, str) else list(measures) or list(by_measure)
     panels = {}
-    for name in _measured(rows, [measures] if isinstance(measures, str) else measures):
-        own = [row for row in rows if row["measure"] == name]
-        words = name.replace("_", " ")
+    for name in chosen:
+        if name not in by_measure:
+            raise ValueError(f"The rows have no measure {name!r}. {nearest(name, by_measure)}")
+        own, title = by_measure[name], name.replace("_", " ")
         if heads:
-            panels |= {f"{words}\n{block}": part for block, part in _grouped(own, "block")}
+            panels |= {f"{title}\n{block}": part for block, part in _grouped(own, "block").items()}
         else:
-            panels[words] = own
+            panels[title] = own
     with drawing(path, (1, len(panels)), (2, 2.6) if heads else (4, 3)) as (axes,):
         for axis, (title, own) in zip(axes, panels.items(), strict=True):
             curves = _grouped(own, "head" if heads else "block")
-            for index, (label, part) in enumerate(curves):
+            for index, (label, part) in enumerate(curves.items()):
                 _over_time(axis, part, color=shade(index, len(curves)), label=label)
             if heads:
                 _over_time(axis, own, color="black", linewidth=2, label="mean")
@@ -250,24 +239,21 @@ def plot_dynamics(
     return Path(path)
 
 
-def _measured(rows, names):
-    known = list(dict.fromkeys(row["measure"] for row in rows))
-    if not known:
+def _check_rows(rows):
+    if not len(rows):
         raise ValueError("`rows` must have at least one row.")
-    for name in names:
-        if name not in known:
-            raise ValueError(f"The rows have no measure {name!r}. {nearest(name, known)}")
-    return list(names) or known
 
 
 def _grouped(rows, column):
-    """Return pairs of a value of a column and the rows that have it, in order."""
-    values = dict.fromkeys(row[column] for row in rows)
-    return [(value, [row for row in rows if row[column] == value]) for value in values]
+    """Return the rows by their value of a column, in order."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(row[column], []).append(row)
+    return groups
 
 
 def _over_time(axis, rows, **style):
     """Draw the mean of all values of an epoch."""
     epochs = _grouped(rows, "epoch")
-    means = [np.mean([row["value"] for row in own]) for _, own in epochs]
-    axis.plot([epoch for epoch, _ in epochs], means, ".-", **style)
+    means = [np.mean([row["value"] for row in own]) for own in epochs.values()]
+    axis.plot(list(epochs), means, ".-", **style)

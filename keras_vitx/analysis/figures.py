@@ -1,7 +1,7 @@
 """Figures of measures: curves by block or against a setting, and heat maps.
 
-The only module of this part that imports matplotlib; the others draw with `drawing`.
-The arguments `results` are what `measure` returns, by a label: `{"CaiT": results, ...}`.
+The only module of this part that imports matplotlib. The arguments `results` are what `measure`
+returns, by a label: `{"CaiT": results, ...}`.
 """
 
 import os
@@ -91,20 +91,35 @@ def plot_by_block(
         for axis, name in zip(axes, names, strict=True):
             for index, (model, epochs) in enumerate(results.items()):
                 epochs = [epochs] if isinstance(epochs, Mapping) else list(epochs)
-                style = {"color": f"C{index}"}
+                color = f"C{index}"
                 for number, one in enumerate(epochs, 1):
-                    _curve(
-                        axis, one, name, ".-", alpha=1 - 0.8 * (1 - number / len(epochs)), **style
-                    )
-                axis.lines[-1].set_label(model)
+                    opacity = 1 - 0.8 * (1 - number / len(epochs))
+                    line = _curve(axis, one, name, ".-", color=color, alpha=opacity)
+                line.set_label(model)
                 if name == "entropy" and "uniform_entropy" in epochs[-1]:
-                    _curve(axis, epochs[-1], "uniform_entropy", ":", **style)
-                    axis.lines[-1].set_label(None if index else "log T")
+                    line = _curve(axis, epochs[-1], "uniform_entropy", ":", color=color)
+                    line.set_label(None if index else "log T")
             shown = label if label and len(names) == 1 else name.replace("_", " ")
             axis.set(xlabel="block", ylabel=shown)
             axis.locator_params("x", integer=True)
             axis.legend(fontsize=7)
     return Path(path)
+
+
+def _curve(axis, results, name, style, **arguments):
+    """Draw a measure at the positions of its blocks among those of all measures."""
+    values = _of(results, name)
+    by_length = sorted(results.values(), key=len, reverse=True)
+    order = list(dict.fromkeys(block for one in by_length for block in one))
+    positions = [order.index(block) + 1 for block in values]
+    means = [np.mean(value) for value in values.values()]
+    return axis.plot(positions, means, style, **arguments)[0]
+
+
+def _of(results, name):
+    if name not in results:
+        raise ValueError(f"The results have no measure {name!r}. {nearest(name, results)}")
+    return results[name]
 
 
 def plot_curves(
@@ -143,29 +158,26 @@ def plot_curves(
         raise ValueError(f"`baseline` must be one of the curves. Received: {baseline!r}. {hint}")
     if not curves or not all(map(len, curves.values())):
         raise ValueError(f"`curves` must have points for each label. Received: {list(curves)}.")
-    bars = {
-        label: [] if isinstance(one, Mapping) else [row.get("interval") or 0 for row in one]
-        for label, one in curves.items()
-    }
-    curves = {
-        label: one if isinstance(one, Mapping) else {row["strength"]: row[measure] for row in one}
-        for label, one in curves.items()
-    }
+    drawn: dict[str, dict[float, float]] = {}
     with drawing(path) as ((axis,),):
-        for label, points in curves.items():
+        for label, one in curves.items():
+            rows = () if isinstance(one, Mapping) else one
+            points = dict(one) if not rows else {row["strength"]: row[measure] for row in rows}
+            drawn[label] = points
             (line,) = axis.plot(*zip(*sorted(points.items()), strict=True), ".-", label=label)
-            if any(bars[label]):
+            bars = [row.get("interval") or 0 for row in rows]
+            if any(bars):
                 style = {"fmt": "none", "capsize": 2, "color": line.get_color()}
-                axis.errorbar(list(points), list(points.values()), bars[label], **style)
+                axis.errorbar(list(points), list(points.values()), bars, **style)
         axis.set(xlabel=xlabel, ylabel=ylabel)
         axis.locator_params("x", nbins=6)  # Small strengths have long labels.
         axis.legend(fontsize=7)
         if baseline is not None:
-            gaps = axis.twinx()
-            for index, (label, points) in enumerate(curves.items()):
-                common = sorted(points.keys() & curves[baseline].keys())
+            gaps, base = axis.twinx(), drawn[baseline]
+            for index, (label, points) in enumerate(drawn.items()):
+                common = sorted(points.keys() & base.keys())
                 if label != baseline and common:
-                    percent = [100 * (points[x] / curves[baseline][x] - 1) for x in common]
+                    percent = [100 * (points[x] / base[x] - 1) for x in common]
                     gaps.plot(common, percent, "--", color=f"C{index}", alpha=0.6)
             gaps.set_ylabel(f"gap to {baseline} (%), dashed")
     return Path(path)
@@ -225,16 +237,47 @@ def _rows(name, values):
     return matrix
 
 
-def _of(results, name):
-    if name not in results:
-        raise ValueError(f"The results have no measure {name!r}. {nearest(name, results)}")
-    return results[name]
+def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | os.PathLike) -> Path:
+    """Plot a confusion matrix: a row per class, in fractions of its images.
 
+    Cells have numbers if there are at most 20 classes. Classes without images and predictions
+    are left out.
 
-def _curve(axis, results, name, *style, **arguments):
-    """Draw a measure at the places of its blocks among those of all measures."""
-    values = _of(results, name)
-    by_length = sorted(results.values(), key=len, reverse=True)
-    order = list(dict.fromkeys(block for one in by_length for block in one))
-    places = [order.index(block) + 1 for block in values]
-    axis.plot(places, [np.mean(value) for value in values.values()], *style, **arguments)
+    Args:
+        matrix: Counts (classes, classes): images of the class of a row, by predicted class,
+            as `keras_vitx.evaluate` returns them.
+        class_names: Names of the classes.
+        path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if the matrix is not square, or there is not one name per class.
+    """
+    matrix = np.asarray(matrix)
+    if matrix.shape != (len(class_names), len(class_names)):
+        raise ValueError(
+            f"`matrix` must have the shape (classes, classes), for {len(class_names)} names. "
+            f"Received: {matrix.shape}."
+        )
+    used = np.flatnonzero(matrix.sum(0) + matrix.sum(1))
+    matrix, names = matrix[np.ix_(used, used)], [class_names[i] for i in used]
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    few = len(names) <= 20
+    side = max(4, 0.5 * len(names)) if few else 10
+    with drawing(path, cell=(side, side), dpi=150) as ((axis,),):
+        axis.imshow(shares, cmap="cividis", vmin=0, vmax=1)
+        axis.set_xlabel("prediction")
+        axis.set_ylabel("class")
+        if len(names) <= 100:
+            axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8 if few else 4)
+            axis.set_yticks(range(len(names)), names, fontsize=8 if few else 4)
+        for row, column in np.ndindex(shares.shape) if few else ():
+            share = shares[row, column]
+            if share >= 0.005:
+                color = "black" if share > 0.5 else "white"
+                words = f"{100 * share:.0f}"
+                axis.text(column, row, words, ha="center", va="center", fontsize=7, color=color)
+    return Path(path)

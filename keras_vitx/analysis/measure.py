@@ -9,10 +9,13 @@ import keras
 import numpy as np
 
 from keras_vitx.analysis import measures as m
-from keras_vitx.analysis.trace import BlockTrace, blocks_of, check_images, check_model, trace
+from keras_vitx.analysis.trace import BlockTrace, as_array, check_images, check_model, trace
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ContextBroadcasting, PositionalAttention, ReAttention
 from keras_vitx.text import nearest as nearest_names
+
+Sums = dict[str, dict[str, tuple[np.ndarray, int]]]
+"""The sum over images and their number, by measure and block."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +84,19 @@ def measure(
         raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
     if maps not in (None, "softmax", "values"):
         raise ValueError(f"`maps` must be 'softmax', 'values' or None. Received: {maps!r}.")
-    chosen = _chosen(measures, MEASURES | _similarities(threshold, nearest))
-    totals: dict[str, dict[str, tuple[np.ndarray, int]]] = {name: {} for name in chosen}
+    known = MEASURES | _similarities(threshold, nearest)
+    if isinstance(measures, Mapping):
+        chosen = dict(measures)
+    else:
+        names = [measures] if isinstance(measures, str) else known if measures is None else measures
+        chosen = {name: known[name] for name in map(check_measure, names)}
+    sums: Sums = {name: {} for name in chosen}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
         is_rest = start > 0 and len(batch) < batch_size
         fitting = {name: one for name, one in chosen.items() if not (is_rest and one.per_batch)}
-        blocks = (_with_maps(block, maps) for block in trace(model, batch))
-        for name, sums in sums_over_images(blocks, fitting).items():
-            for block_name, (total, count) in sums.items():
-                before, images_before = totals[name].get(block_name, (0, 0))
-                totals[name][block_name] = before + total, images_before + count
-    order = [block.name for block in blocks_of(model)]
-    results = {name: means_of(sums, order) for name, sums in totals.items()}
+        add_sums(sums, (_with_maps(block, maps) for block in trace(model, batch)), fitting)
+    results = means(sums)
     if measures is None:
         return {name: result for name, result in results.items() if result}
     for name, result in results.items():
@@ -105,49 +108,14 @@ def measure(
     return results
 
 
-def sums_over_images(
-    blocks: Iterable[BlockTrace], chosen: Mapping[str, Measure]
-) -> dict[str, dict[str, tuple[np.ndarray, int]]]:
-    """Return the float64 sum of each measure and the number of images, by measure and block."""
-    sums, compared = ({name: {} for name in chosen} for _ in range(2))
-    for block in blocks:
-        for name, one in chosen.items():
-            value = one.of_block(block)
-            if value is not None and one.compare:
-                compared[name][block.name] = value
-            elif value is not None:
-                sums[name][block.name] = np.sum(value, 0, dtype="float64"), len(value)
-        del block  # Freed before the next one runs.
-    for name, values in compared.items():
-        for block_name, value in chosen[name].compare(values).items() if values else ():
-            sums[name][block_name] = np.sum(value, 0, dtype="float64"), len(value)
-    return sums
-
-
-def means_of(
-    sums: Mapping[str, tuple[np.ndarray, int]], order: Iterable[str]
-) -> dict[str, np.ndarray]:
-    """Return the means of what `sums_over_images` summed of one measure, in the given order."""
-    found = {name: sums[name] for name in order if name in sums}
-    return {name: np.asarray(total / count, "float32") for name, (total, count) in found.items()}
-
-
-def _chosen(measures, known):
-    if measures is None or isinstance(measures, Mapping):
-        return dict(known if measures is None else measures)
-    names = [measures] if isinstance(measures, str) else list(measures)
-    if "attention_centre" in names:
+def check_measure(name: str) -> str:
+    """Return the name of a measure; raise a ValueError if there is none."""
+    if name == "attention_centre":
         warnings.warn("It is now `attention_center`.", DeprecationWarning, stacklevel=3)
-        names = [name.replace("centre", "center") for name in names]
-    for name in names:
-        check_measure(name)
-    return {name: known[name] for name in names}
-
-
-def check_measure(name: str) -> None:
-    """Raise a ValueError if there is no measure of this name."""
+        return "attention_center"
     if name not in MEASURES:
         raise ValueError(f"There is no measure {name!r}. {nearest_names(name, MEASURES)}")
+    return name
 
 
 def _with_maps(block, maps):
@@ -156,6 +124,37 @@ def _with_maps(block, maps):
         return block
     chosen = block.softmax if maps == "softmax" else block.maps
     return replace(block, softmax=chosen, maps=chosen)
+
+
+def add_sums(sums: Sums, blocks: Iterable[BlockTrace], measures: Mapping[str, Measure]) -> None:
+    """Measure the traced blocks of one batch, and add the results to `sums`, in float64."""
+
+    def add(name, block, values):
+        total, count = sums[name].get(block, (0, 0))
+        sums[name][block] = total + np.sum(values, 0, dtype="float64"), count + len(values)
+
+    compared: dict[str, dict[str, np.ndarray]] = {}
+    for block in blocks:
+        for name, one in measures.items():
+            values = one.of_block(block)
+            if values is not None and one.compare:
+                compared.setdefault(name, {})[block.name] = values
+            elif values is not None:
+                add(name, block.name, values)
+        del block  # Freed before the next one runs.
+    for name, by_block in compared.items():
+        for block_name, values in measures[name].compare(by_block).items():
+            add(name, block_name, values)
+
+
+def means(sums: Sums) -> dict[str, dict[str, np.ndarray]]:
+    """Return the means, by measure and block."""
+    return {
+        name: {
+            block: np.asarray(total / count, "float32") for block, (total, count) in blocks.items()
+        }
+        for name, blocks in sums.items()
+    }
 
 
 def _of_softmax(function):
@@ -167,27 +166,29 @@ def _of_patches(function):
     """Measure each head: `function(maps, grid)` of the softmax's maps between patches."""
 
     def of_block(block):
-        maps = block.softmax
-        if maps is None or block.grid is None or min(maps.shape[-2:]) < block.num_patches:
+        maps, patches = block.softmax, block.num_patches
+        if maps is None or patches is None or min(maps.shape[-2:]) < patches:
             return None
-        return function(m.patch_maps(maps, block.grid), block.grid)
+        return function(maps[..., -patches:, -patches:], block.grid)
 
     return of_block
 
 
-def _of_rows(function):
-    """Measure the maps that have more than one query: a cosine over one number says nothing."""
+def _maps_with_rows(block):
+    """Return the maps that have more than one query: a cosine over one number says nothing."""
+    return None if block.maps is None or block.maps.shape[2] == 1 else block.maps
 
-    def of_block(block):
-        return None if block.maps is None or block.maps.shape[2] == 1 else function(block.maps)
 
-    return of_block
+def _head_similarity(block):
+    maps = _maps_with_rows(block)
+    return None if maps is None else m.mean_head_similarity(maps)
 
 
 def _class_rows(block):
+    """Return the rows of the class token, which is the first query."""
     if block.maps is None or block.grid is None or block.maps.shape[2] == block.num_patches:
         return None
-    return m.class_rows(block.maps, block.grid)
+    return block.maps[..., 0, :]
 
 
 def _branch_ratio(branch):
@@ -202,32 +203,34 @@ def _of_layer(kind, function):
     """Measure the weights of the first layer of a class inside the block."""
 
     def of_block(block):
-        for layer in sublayers(block.block):
-            if isinstance(layer, kind) and (value := function(layer)) is not None:
-                return np.asarray(value, "float32")[None]
-        return None
+        found = (function(one) for one in sublayers(block.block) if isinstance(one, kind))
+        value = next((value for value in found if value is not None), None)
+        return None if value is None else np.asarray(value, "float32")[None]
 
     return of_block
 
 
-def _array(variable):
-    return keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))
-
-
 def _scale(layer):
-    return None if layer.scale is None else m.scale_summary(_array(layer.scaling))
+    return None if layer.scale is None else m.scale_summary(as_array(layer.scaling))
 
 
 def _center(layer):
-    center, distance = m.attention_center(_array(layer.pos_proj.kernel))
+    center, distance = m.attention_center(as_array(layer.pos_proj.kernel))
     return np.concatenate([center, distance[:, None]], -1)
 
 
-def _pairs(maps):
-    """Return the names of blocks, each with the one before it, if their maps have one shape."""
-    names = list(maps)
-    pairs = zip(names[1:], names, strict=False)
-    return [(name, before) for name, before in pairs if maps[name].shape == maps[before].shape]
+def _to_the_block_before(function):
+    """Measure each block whose maps have the shape of those of the block before it."""
+
+    def compare(maps):
+        pairs = zip(list(maps)[1:], maps.values(), strict=False)
+        return {
+            name: function(before, maps[name])
+            for name, before in pairs
+            if maps[name].shape == before.shape
+        }
+
+    return Measure(_maps_with_rows, compare, "maps like the block before")
 
 
 def _similarities(threshold=0.5, nearest=None):
@@ -237,20 +240,13 @@ def _similarities(threshold=0.5, nearest=None):
         shares = m.cross_layer_similarity(list(maps.values()), threshold, nearest)
         return {name: shares[:, index] for index, name in enumerate(maps)}
 
-    def adjacent(maps):
-        return {
-            name: (m.map_cosines(maps[before], maps[name]) > threshold).mean((-2, -1))
-            for name, before in _pairs(maps)
-        }
+    def adjacent(maps, others):
+        return (m.map_cosines(maps, others) > threshold).mean((-2, -1))
 
     return {
-        "adjacent_similarity": Measure(_of_rows(np.asarray), adjacent, LIKE_BEFORE),
-        "cross_layer_similarity": Measure(_of_rows(np.asarray), cross_layer),
+        "adjacent_similarity": _to_the_block_before(adjacent),
+        "cross_layer_similarity": Measure(_maps_with_rows, cross_layer),
     }
-
-
-def _map_similarity(maps):
-    return {name: m.map_similarity(maps[before], maps[name]) for name, before in _pairs(maps)}
 
 
 def _feature_similarity(tokens):
@@ -266,12 +262,10 @@ def _feature_similarity(tokens):
 def _cka(tokens):
     if len(next(iter(tokens.values()))) < 2:
         return {}
-    values = m.normalized_cka(list(tokens.values()))
-    return {name: values[None, index] for index, name in enumerate(tokens)}
+    return dict(zip(tokens, m.normalized_cka(list(tokens.values()))[:, None], strict=True))
 
 
 SOFTMAX, PATCHES = "a softmax", "a softmax over patches"
-LIKE_BEFORE = "maps like the block before"
 
 MEASURES: dict[str, Measure] = {
     # Per head, `(heads,)`.
@@ -288,10 +282,10 @@ MEASURES: dict[str, Measure] = {
         lambda block: None if block.softmax is None else np.log([block.softmax.shape[-1]]),
         needs=SOFTMAX,
     ),
-    "head_similarity": Measure(_of_rows(m.mean_head_similarity)),
+    "head_similarity": Measure(_head_similarity),
     "attention_branch": Measure(_branch_ratio("attention"), needs="residual branches"),
     "mlp_branch": Measure(_branch_ratio("mlp"), needs="residual branches"),
-    "map_similarity": Measure(_of_rows(np.asarray), _map_similarity, LIKE_BEFORE),
+    "map_similarity": _to_the_block_before(m.map_similarity),
     **_similarities(),
     "feature_similarity": Measure(lambda block: block.outputs, _feature_similarity),
     "normalized_cka": Measure(
@@ -303,7 +297,7 @@ MEASURES: dict[str, Measure] = {
     # Of the weights: Θ `(heads, heads)`; mean and quantile ratio of Λ, `(2,)`; x, y and distance
     # of the center of positional attention, `(heads, 3)`.
     "re_attention": Measure(
-        _of_layer(ReAttention, lambda layer: _array(layer.reatten_matrix.kernel)),
+        _of_layer(ReAttention, lambda layer: as_array(layer.reatten_matrix.kernel)),
         needs="ReAttention",
     ),
     "context_scale": Measure(_of_layer(ContextBroadcasting, _scale), needs="a scale of CB_S"),

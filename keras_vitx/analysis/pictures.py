@@ -9,13 +9,16 @@ from typing import Any, Literal
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vitx.analysis.figures import drawing, mark
-from keras_vitx.analysis.measures import query_maps, scaled_by_maximum, sorted_by_entropy
-from keras_vitx.analysis.trace import class_attention, saliency, scaled_to_1, trace
+from keras_vitx.analysis.measures import entropy
+from keras_vitx.analysis.trace import as_array, class_attention, trace
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data import decode_predictions
 from keras_vitx.data.predictions import class_names
+
+TINY = np.finfo("float32").tiny
 
 
 def plot_class_attention(
@@ -49,12 +52,12 @@ def plot_class_attention(
     """
     if mode not in ("mean", "heads", "focus"):
         raise ValueError(f"`mode` must be 'mean', 'heads' or 'focus'. Received: {mode!r}.")
-    images = keras.ops.convert_to_numpy(images)
+    images = ops.convert_to_numpy(images)
     maps = class_attention(model, images)
     salient = {name: saliency(one, images.shape[1:3]) for name, one in maps.items()}
     likely = likely_classes(model, images) if mode == "focus" else ()
     rows = []
-    for index, image in enumerate(_shown(images, shown)):
+    for index, image in enumerate(scaled_to_1(images) if shown is None else shown):
         own = {"picture": image, "title": titles[index] if index < len(titles) else "image"}
         if mode == "mean":
             style = {"vmin": 0, "vmax": 1}
@@ -71,6 +74,48 @@ def plot_class_attention(
                 rows.append([own, *cells])
                 own = None  # The image stands in the first of its rows only.
     return _draw(rows, path, (1.5, 1.7) if mode == "heads" else (2, 2.2), "cividis")
+
+
+def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the attention that each pixel receives, `(batch, height, width)`, in 0..1 per image.
+
+    The mean over heads of `(batch, heads, rows, columns)`, bicubically upsampled to `size`, then
+    `(x - min) / (max - min)`: CaiT, Section 5.2.
+    """
+    mean = maps.mean(axis=1)[..., None]
+    resized = ops.image.resize(mean, size, interpolation="bicubic", data_format="channels_last")
+    return scaled_to_1(as_array(resized)[..., 0])
+
+
+def scaled_to_1(images: np.ndarray) -> np.ndarray:
+    """Return each image of a batch scaled to 0..1."""
+    axes = tuple(range(1, images.ndim))
+    low, high = images.min(axes, keepdims=True), images.max(axes, keepdims=True)
+    return (images - low) / np.maximum(high - low, TINY)
+
+
+def likely_classes(model: keras.Model, images: np.ndarray) -> list[list[tuple[str, float]]]:
+    """Return names and probabilities of the five likeliest classes; none without a classifier."""
+    try:
+        outputs = outputs_of(model)
+    except ValueError:
+        return [[] for _ in images]
+    names = class_names(model, outputs.classes)
+    predicted = outputs.probabilities(model.predict_on_batch(images))
+    best = decode_predictions(predicted, 5, SimpleNamespace(class_names=names))
+    return [[(name, probability) for _, name, probability in classes] for classes in best]
+
+
+def _in_lines(names):
+    """Join names by commas, in lines of at most 28 characters that break at commas only."""
+    whole = ", ".join(name.replace(" ", "\xa0") for name in names)
+    return fill(whole, 28, break_on_hyphens=False).replace("\xa0", " ")
+
+
+def _gray(image):
+    """Return an image as brightness, 0 to 1, `(height, width)`."""
+    image = np.asarray(image, "float32") / (255 if image.dtype == np.uint8 else 1)
+    return image @ np.float32([0.299, 0.587, 0.114]) if image.shape[-1] == 3 else image.mean(-1)
 
 
 def plot_query(
@@ -103,27 +148,39 @@ def plot_query(
         ValueError: as in `trace`; if no block has queries of patches, or the query is not on
             the grid.
     """
-    images = keras.ops.convert_to_numpy(images)
-    image = _shown(images, shown)[0]
+    images = ops.convert_to_numpy(images)
+    image = (scaled_to_1(images[:1]) if shown is None else shown)[0]
     rows = []
     for label, model in models.items():
         for block in trace(model, images, blocks):
-            if block.softmax is None or not block.grid or block.softmax.shape[2] == 1:
+            patches = block.num_patches
+            if block.softmax is None or not patches or block.softmax.shape[2] < patches:
                 continue
-            place = query or (block.grid[0] // 2, block.grid[1] // 2)
-            maps = query_maps(block.softmax, block.grid, *place).mean(0)
+            query_at = _on_grid(query, block.grid)
+            maps = block.softmax[:, :, -patches:, -patches:].mean(0)
+            maps = maps.reshape(-1, *block.grid, *block.grid)[:, *query_at]
             low, high = max(maps.min(), maps.max() * 1e-4), maps.max()
-            style = {"norm": "log", "vmin": low, "vmax": high, "mark": place}
+            style = {"norm": "log", "vmin": low, "vmax": high, "mark": query_at}
             row = [{"picture": np.maximum(one, low), **style} for one in maps]
             for cell, gate in zip(row, [] if block.gates is None else block.gates, strict=False):
                 cell["title"] = f"{gate:.2f}"
                 cell["behind"] = (1, 1 - float(gate), 1 - float(gate))
             patch = np.divide(image.shape[:2], block.grid)
             title = f"{label}\n{block.name}"
-            rows.append([{"picture": image, "title": title, "mark": (*place, *patch)}, *row])
+            rows.append([{"picture": image, "title": title, "mark": (*query_at, *patch)}, *row])
     if not rows:
         raise ValueError("No block of the models has attention from patches to patches.")
     return _draw(rows, path, (1.4, 1.5), "viridis")
+
+
+def _on_grid(query, grid):
+    """Return row and column of a patch, by default of the middle one."""
+    row, column = (grid[0] // 2, grid[1] // 2) if query is None else query
+    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+        raise ValueError(
+            f"`query` must be a patch on the grid {tuple(grid)}. Received: {(row, column)}."
+        )
+    return row, column
 
 
 def plot_maps(
@@ -176,8 +233,8 @@ def _means(blocks, label, before):
     rows = {f"{label}, before": [], label: []} if before else {label: []}
     for block in blocks:
         for title, row in rows.items():
-            maps = block.maps if title == label else block.before
-            scaled = scaled_by_maximum(maps.mean((0, 1)))
+            mean = (block.maps if title == label else block.before).mean((0, 1))
+            scaled = mean / np.maximum(np.abs(mean).max(), TINY)  # All entries may be negative.
             style = {"vmin": min(0, scaled.min()), "vmax": 1}
             row.append({"picture": scaled, "title": f"{title}\n{block.name}", **style})
     return list(rows.values())
@@ -185,15 +242,10 @@ def _means(blocks, label, before):
 
 def _by_entropy(blocks, count):
     """Return a row of maps from the lowest to the highest entropy, evenly chosen among all."""
-    found = []
-    for block in blocks:
-        if block.softmax is not None:
-            maps, entropies = sorted_by_entropy(block.softmax)
-            found += zip(entropies, maps, strict=True)
-    found.sort(key=lambda pair: pair[0])
-    count = min(count, len(found))
-    chosen = [found[i] for i in np.linspace(0, len(found) - 1, count).astype(int)] if found else []
-    return [{"picture": maps, "title": f"{entropy:.2f}"} for entropy, maps in chosen]
+    heads = [one for block in blocks if block.softmax is not None for one in block.softmax[0]]
+    found = sorted(((entropy(one).mean(), one) for one in heads), key=lambda pair: pair[0])
+    chosen = np.linspace(0, len(found) - 1, min(count, len(found))).astype(int)
+    return [{"picture": found[i][1], "title": f"{found[i][0]:.2f}"} for i in chosen]
 
 
 def _draw(rows, path, cell, cmap):
@@ -216,31 +268,3 @@ def _draw(rows, path, cell, cmap):
                 if marked:
                     mark(axis, *marked)
     return Path(path)
-
-
-def likely_classes(model: keras.Model, images: np.ndarray) -> list[list[tuple[str, float]]]:
-    """Return names and probabilities of the five likeliest classes; none without a classifier."""
-    try:
-        outputs = outputs_of(model)
-    except ValueError:
-        return [[] for _ in images]
-    names = class_names(model, outputs.classes)
-    predicted = outputs.probabilities(model.predict_on_batch(images))
-    best = decode_predictions(predicted, 5, SimpleNamespace(class_names=names))
-    return [[(name, probability) for _, name, probability in classes] for classes in best]
-
-
-def _shown(images, shown):
-    return scaled_to_1(images) if shown is None else shown
-
-
-def _in_lines(names):
-    """Join names by commas, in lines of at most 28 characters that break at commas only."""
-    whole = ", ".join(name.replace(" ", "\xa0") for name in names)
-    return fill(whole, 28, break_on_hyphens=False).replace("\xa0", " ")
-
-
-def _gray(image):
-    """Return an image as brightness, 0 to 1, `(height, width)`."""
-    image = np.asarray(image, "float32") / (255 if image.dtype == np.uint8 else 1)
-    return image @ np.float32([0.299, 0.587, 0.114]) if image.shape[-1] == 3 else image.mean(-1)

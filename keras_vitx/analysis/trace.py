@@ -15,9 +15,6 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.layers import Block
 from keras_vitx.text import nearest
 
-PARTS = ("softmax", "maps", "attention_branch", "mlp_branch")
-"""The fields of a `BlockTrace` that a block itself returns, with `return_parts=True`."""
-
 
 @dataclass(frozen=True, eq=False)
 class BlockTrace:
@@ -77,7 +74,7 @@ class BlockTrace:
     def gates(self) -> np.ndarray | None:
         r"""ConViT's gates $\sigma(\lambda_h)$, `(heads,)`; None without gates."""
         find = getattr(self.block.attention, "gates", None)
-        return None if find is None else _array(find()).reshape(-1)
+        return None if find is None else as_array(find()).reshape(-1)
 
     @property
     def num_patches(self) -> int | None:
@@ -108,12 +105,41 @@ def trace(
     """
     check_model(model)
     names = [block.name for block in blocks_of(model)]
-    for name in names if blocks is None else blocks:
-        if name not in names:
-            hint = nearest(name, names)
-            raise ValueError(f"The model {model.name!r} has no block {name!r}. {hint}")
+    wanted = set(names if blocks is None else blocks)
+    for name in wanted.difference(names):
+        raise ValueError(f"The model {model.name!r} has no block {name!r}. {nearest(name, names)}")
     images = check_images(model, images)
-    return _walk(model, images, set(names if blocks is None else blocks))
+    return _walk(model, images, wanted)
+
+
+def _walk(model, images, wanted):
+    grids = {tokens.name: tokens.grid for tokens in model.token_layout}
+    indices = {block.name: index for index, block in enumerate(blocks_of(model))}
+    x = ops.convert_to_tensor(images, dtype="float32")
+    for step in model.steps:
+        if not wanted:
+            return
+        if step.name not in wanted:
+            with without_gradients():
+                x = step(x)
+            continue
+        wanted.remove(step.name)
+        traced, x = _run(step, x, indices[step.name], grids.get(step.name))
+        yield traced
+        del traced  # Its arrays are freed before the next block runs.
+
+
+def _run(block, x, index, grid):
+    """Run a block, and return its trace and its output."""
+    with without_gradients():
+        y, parts = block(x, training=False, return_parts=True)
+    tokens, carried = x if isinstance(x, (tuple, list)) else (x, None)
+    tensors = {name: parts[name] for name in ("softmax", "maps", "attention_branch", "mlp_branch")}
+    tensors |= {"carried": carried, "inputs": tokens, "outputs": keras.tree.flatten(y)[0]}
+    # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.
+    arrays = {id(one): as_array(one) for one in tensors.values() if one is not None}
+    fields = {name: arrays.get(id(one)) for name, one in tensors.items()}
+    return BlockTrace(block.name, index, block, grid, **fields), y
 
 
 def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -137,29 +163,28 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
     """
     check_model(model)
     images = check_images(model, images)
-    plain = [block for block in blocks_of(model) if _reads_tokens(block)]
-    embedding = model.steps[0]
-    if {block.norm1.gamma.shape[0] for block in plain} - {embedding.output.shape[-1]}:
+    embedding, blocks = model.steps[0], [b for b in blocks_of(model) if _reads_tokens(b)]
+    if {block.norm1.gamma.shape[0] for block in blocks} - {embedding.output.shape[-1]}:
         raise ValueError(
             f"The tokens of {model.name!r} change their width, so that its patch embeddings do not "
             "fit every block."
         )
-    return _on_embeddings(embedding, plain, ops.convert_to_tensor(images, dtype="float32"))
+
+    def walk():
+        with without_gradients():
+            patches = embedding(ops.convert_to_tensor(images, dtype="float32"))
+        for block in blocks:
+            with without_gradients():
+                _, maps = block.attention(patches, training=False, return_attention_scores=True)
+            yield block.name, as_array(maps)
+
+    return walk()
 
 
 def _reads_tokens(block):
     attention = block.attention
     carried = getattr(attention, "reads_maps", False)
     return block.has_maps and not carried and not hasattr(attention, "num_class_tokens")
-
-
-def _on_embeddings(embedding, blocks, images):
-    with without_gradients():
-        patches = embedding(images)
-    for block in blocks:
-        with without_gradients():
-            _, maps = block.attention(patches, training=False, return_attention_scores=True)
-        yield block.name, _array(maps)
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
@@ -190,24 +215,6 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
     if not maps:
         raise ValueError(f"The model {model.name!r} has no class token.")
     return maps
-
-
-def saliency(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the attention that each pixel receives, `(batch, height, width)`, in 0..1 per image.
-
-    The mean over heads of `(batch, heads, rows, columns)`, bicubically upsampled to `size`, then
-    `(x - min) / (max - min)`: CaiT, Section 5.2.
-    """
-    mean = maps.mean(axis=1)[..., None]
-    resized = ops.image.resize(mean, size, interpolation="bicubic", data_format="channels_last")
-    return scaled_to_1(_array(resized)[..., 0])
-
-
-def scaled_to_1(images: np.ndarray) -> np.ndarray:
-    """Return each image of a batch scaled to 0..1."""
-    axes = tuple(range(1, images.ndim))
-    low, high = images.min(axes, keepdims=True), images.max(axes, keepdims=True)
-    return (images - low) / np.maximum(high - low, np.finfo("float32").tiny)
 
 
 def check_model(model: Any, needs_maps: bool = False) -> None:
@@ -244,51 +251,6 @@ def blocks_of(model: keras.Model) -> list[Block]:
     return [step for step in model.steps if isinstance(step, Block)]
 
 
-def _walk(model, images, wanted):
-    grids = {tokens.name: tokens.grid for tokens in model.token_layout}
-    indices = {block.name: index for index, block in enumerate(blocks_of(model))}
-    left = set(wanted)
-    x = ops.convert_to_tensor(images, dtype="float32")
-    for step in model.steps:
-        if not left:
-            return
-        if step.name in left:
-            left.remove(step.name)
-            traced, x = _run(step, x, indices[step.name], grids.get(step.name))
-            yield traced
-            # The arrays of a block are freed before the next one runs.
-            del traced
-        else:
-            with without_gradients():
-                x = step(x)
-
-
-def _run(block, x, index, grid):
-    """Run a block and return its trace and its output."""
-    tokens, carried = x if isinstance(x, (tuple, list)) else (x, None)
-    with without_gradients():
-        given, parts = block(x, training=False, return_parts=True)
-    arrays = {}
-
-    def convert(tensor):
-        # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.
-        if tensor is not None and id(tensor) not in arrays:
-            arrays[id(tensor)] = _array(tensor)
-        return arrays.get(id(tensor))
-
-    outputs = given[0] if isinstance(given, (tuple, list)) else given
-    traced = BlockTrace(
-        name=block.name,
-        index=index,
-        block=block,
-        grid=grid,
-        carried=convert(carried),
-        inputs=convert(tokens),
-        outputs=convert(outputs),
-        **{name: convert(parts[name]) for name in PARTS},
-    )
-    return traced, given
-
-
-def _array(tensor):
+def as_array(tensor: Any) -> np.ndarray:
+    """Return a tensor or a variable as float32."""
     return ops.convert_to_numpy(ops.cast(ops.stop_gradient(tensor), "float32"))

@@ -4,16 +4,14 @@ Each perturbation is made from a model and a strength, and is given to `evaluate
 `keras_vitx.evaluate(model, source, perturb=FGSM(model, 1 / 255))`.
 """
 
-from keras_vitx.robustness.attacks import FGSM, PGD
-from keras_vitx.robustness.corruptions import GaussianBlur, GaussianNoise, Occlusion, ShotNoise
 from keras_vitx.robustness.curve import curve
+from keras_vitx.robustness.perturbations import (
+    FGSM,
+    PGD,
+    GaussianBlur,
+    GaussianNoise,
+    Occlusion,
+    ShotNoise,
+)
 
-__all__ = [
-    "FGSM",
-    "PGD",
-    "GaussianBlur",
-    "GaussianNoise",
-    "Occlusion",
-    "ShotNoise",
-    "curve",
-]
+__all__ = ["FGSM", "PGD", "GaussianBlur", "GaussianNoise", "Occlusion", "ShotNoise", "curve"]

@@ -7,18 +7,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.robustness.attacks import FGSM, PGD
-from keras_vitx.robustness.corruptions import GaussianBlur, GaussianNoise, Occlusion, ShotNoise
+from keras_vitx.robustness import perturbations as p
 from keras_vitx.text import nearest
 from keras_vitx.training.evaluate import evaluate
 
 KINDS: dict[str, Callable[..., Any]] = {
-    "occlude": Occlusion,
-    "fgsm": FGSM,
-    "pgd": PGD,
-    "noise": GaussianNoise,
-    "shot_noise": ShotNoise,
-    "blur": GaussianBlur,
+    "occlude": p.Occlusion,
+    "fgsm": p.FGSM,
+    "pgd": p.PGD,
+    "noise": p.GaussianNoise,
+    "shot_noise": p.ShotNoise,
+    "blur": p.GaussianBlur,
 }
 """The perturbations by name; each takes a model and a strength."""
 
@@ -66,18 +65,18 @@ def curve(
         raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")
     seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]
     # Before the first evaluation, so that a wrong strength costs no time.
-    pairs = [(s, [KINDS[kind](model, s, **seed) for seed in seeds]) for s in strengths]
+    perturbations = [[KINDS[kind](model, one, **seed) for seed in seeds] for one in strengths]
     rows = []
-    for strength, perturbations in pairs:
-        measures = [evaluate(model, source, perturb=each, **options) for each in perturbations]
-        if measure not in measures[0]:
+    for strength, each in zip(strengths, perturbations, strict=True):
+        found = [evaluate(model, source, perturb=one, **options) for one in each]
+        if measure not in found[0]:
             raise ValueError(
-                f"`measure` must be one of {', '.join(measures[0])}, which `evaluate` returned. "
+                f"`measure` must be one of {', '.join(found[0])}, which `evaluate` returned. "
                 f"Received: {measure!r}."
             )
-        values = [found[measure] for found in measures]
+        values = [one[measure] for one in found]
         row = {"kind": kind, "strength": strength, measure: statistics.fmean(values)}
-        rows.append({**row, "interval": interval(values), "images": measures[0]["images"]})
+        rows.append({**row, "interval": interval(values), "images": found[0]["images"]})
     return rows
 
 

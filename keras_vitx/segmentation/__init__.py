@@ -11,9 +11,8 @@ from keras_vitx.segmentation.masks import MaskDataset as MaskDataset
 from keras_vitx.segmentation.masks import MaskedImages as MaskedImages
 from keras_vitx.segmentation.masks import load_dataset, overlay, save_mask
 from keras_vitx.segmentation.masks import palette as palette
-from keras_vitx.segmentation.model import Segmenter
-from keras_vitx.segmentation.training import WarmupPolynomial as WarmupPolynomial
-from keras_vitx.segmentation.training import compile
+from keras_vitx.segmentation.model import Segmenter, compile
+from keras_vitx.segmentation.model import WarmupPolynomial as WarmupPolynomial
 
 __all__ = [
     "LinearHead",

@@ -64,7 +64,27 @@ def pipelines(
     return Pipelines(train, validation, dataset.class_names)
 
 
-class TrainingCrops(Batches):
+class EvaluationPairs(Batches):
+    """The validation batches of `pipelines`, of masked images with `classes` classes."""
+
+    def __init__(self, masked: MaskedImages, model: Any, classes: int, batch_size: int = 16):
+        super().__init__(self.batch)
+        self.masked, self.spec = masked, ModelInput.of(model)
+        self.classes, self.batch_size = classes, batch_size
+
+    def __len__(self) -> int:
+        return -(-self.masked.size // self.batch_size)
+
+    def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the images and the masks of a batch."""
+        positions = range(self.masked.size)[index * self.batch_size :][: self.batch_size]
+        images, masks = zip(*(self.masked.pair(i, self.classes) for i in positions), strict=True)
+        size = self.spec.size
+        images = [to_model(image, self.spec, size) for image in images]
+        return np.stack(images), np.stack([resize_mask(mask, size) for mask in masks])
+
+
+class TrainingCrops(EvaluationPairs):
     """The training batches of `pipelines`, of masked images with `classes` classes."""
 
     def __init__(
@@ -78,14 +98,12 @@ class TrainingCrops(Batches):
         jitter: float = 0.0,
         seed: int = 0,
     ):
-        super().__init__(self._batch)
+        super().__init__(masked, model, classes, min(batch_size, masked.size))
         if not 0 < scales[0] <= scales[1]:
             raise ValueError(f"`scales` must be a range above 0. Received: {scales!r}.")
         if not 0 <= jitter < 1:
             raise ValueError(f"`jitter` must be in 0..1. Received: {jitter!r}.")
-        self.masked, self.spec, self.classes = masked, ModelInput.of(model), classes
-        self.batch_size, self.seed = min(batch_size, masked.size), seed
-        self.scales, self.flip, self.jitter = scales, flip, jitter
+        self.scales, self.flip, self.jitter, self.seed = scales, flip, jitter, seed
 
     def __len__(self) -> int:
         return self.masked.size // self.batch_size
@@ -99,14 +117,17 @@ class TrainingCrops(Batches):
         """Return the names of the images of a batch."""
         return [self.masked.names[i] for i in self.positions(epoch, index)]
 
-    def _batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
         pairs = (self.masked.pair(i, self.classes) for i in self.positions(epoch, index))
-        images, masks = zip(*(self._crop(*pair, random) for pair in pairs), strict=True)
+        images, masks = zip(*(self.crop(*pair, random) for pair in pairs), strict=True)
         return np.stack(images), np.stack(masks)
 
-    def _crop(self, image, mask, random):
+    def crop(
+        self, image: np.ndarray, mask: np.ndarray, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return a random crop, normalized, and its mask."""
         height, width = self.spec.size
         ratio = random.uniform(*self.scales) * min(height, width) / min(mask.shape)
         size = tuple(max(1, round(side * ratio)) for side in mask.shape)
@@ -129,22 +150,3 @@ class TrainingCrops(Batches):
         border = [(0, height - mask.shape[0]), (0, width - mask.shape[1])]
         pixels = np.pad(normalize(image, self.spec.preprocessing), [*border, (0, 0)])
         return pixels, np.pad(mask, border, constant_values=IGNORED)
-
-
-class EvaluationPairs(Batches):
-    """The validation batches of `pipelines`, of masked images with `classes` classes."""
-
-    def __init__(self, masked: MaskedImages, model: Any, classes: int, batch_size: int = 16):
-        super().__init__(self._batch)
-        self.masked, self.spec = masked, ModelInput.of(model)
-        self.classes, self.batch_size = classes, batch_size
-
-    def __len__(self) -> int:
-        return -(-self.masked.size // self.batch_size)
-
-    def _batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        positions = range(self.masked.size)[index * self.batch_size :][: self.batch_size]
-        images, masks = zip(*(self.masked.pair(i, self.classes) for i in positions), strict=True)
-        size = self.spec.size
-        images = [to_model(image, self.spec, size) for image in images]
-        return np.stack(images), np.stack([resize_mask(mask, size) for mask in masks])

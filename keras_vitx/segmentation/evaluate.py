@@ -1,6 +1,7 @@
 """Predictions for images of any size, whole or by windows that slide, and their measures."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from numbers import Integral
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from keras_vitx.data.preprocessing import normalize, pixels_of, resize, with_cha
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.renamed import renamed_arguments
 from keras_vitx.segmentation.masks import IGNORED, load_dataset
+from keras_vitx.segmentation.model import check_segmenter
 
 Mode = Literal["whole", "slide"]
 
@@ -71,7 +73,7 @@ def evaluate(
         split: `"validation"` or `"train"`; None is the first of these that the source has.
         mode: As in `predict`, as is `stride`.
         stride: Pixels between two windows.
-        batch_size: Images, or windows of one image, per batch.
+        batch_size: Images, or windows, per batch.
         perturb: A function that changes the images, such as those of `keras_vitx.robustness`
             (Context Broadcasting, Table 12). It is given images, None and the index.
 
@@ -86,61 +88,43 @@ def evaluate(
         OSError: if a file can't be read.
     """
     check_segmenter(model)
-    dataset = load_dataset(source)
+    dataset, classes = load_dataset(source), model.output_shape[-1]
     present = [name for name in ("validation", "train") if getattr(dataset, name) is not None]
     if split is not None and split not in present:
         raise ValueError(f"`split` must be one of {', '.join(present)}. Received: {split!r}.")
     masked = getattr(dataset, split or present[0])
-    counts = Counts(model.output_shape[-1])
+    counts = np.zeros((classes, classes), "int64")
     for start in range(0, masked.size, batch_size):
         indices = range(start, min(start + batch_size, masked.size))
-        images, masks = zip(*(masked.pair(i, counts.classes) for i in indices), strict=True)
+        images, masks = zip(*(masked.pair(i, classes) for i in indices), strict=True)
         changes = [perturb and (lambda x, i=i: perturb(x, None, i)) for i in indices]
         found = _logits(model, images, changes, mode, stride, batch_size)
         for mask, logits in zip(masks, found, strict=True):
-            counts.add(mask, logits.argmax(-1))
-    return {**counts.measures(), "images": masked.size}
+            counts += counted(mask, logits.argmax(-1), classes)
+    return {**measures_of(counts), "images": masked.size}
 
 
-class Counts:
-    """Counts of pixels by true (rows) and predicted class, exact for any number of pixels."""
-
-    def __init__(self, classes: int):
-        self.classes = classes
-        self.matrix = np.zeros((classes, classes), "int64")
-
-    def add(self, mask: np.ndarray, predicted: np.ndarray) -> None:
-        """Count the pixels of a mask; those of the label `IGNORED` are left out."""
-        counts = mask != IGNORED
-        pairs = mask[counts].astype("int64") * self.classes + predicted[counts]
-        found = np.bincount(pairs, minlength=self.classes**2)
-        self.matrix += found.reshape(self.matrix.shape)
-
-    def measures(self) -> dict[str, Any]:
-        """Return the measures of `evaluate` by name."""
-        right = self.matrix.diagonal()
-        true, predicted = self.matrix.sum(1), self.matrix.sum(0)
-        if not true.any():
-            raise ValueError("The masks have no pixel that is not ignored.")
-        with np.errstate(invalid="ignore"):
-            iou = right / (true + predicted - right)
-            recall = right / true
-        return {
-            "mean_iou": float(np.nanmean(iou)),
-            "accuracy": float(right.sum() / true.sum()),
-            "mean_accuracy": float(np.nanmean(recall)),
-            "iou": iou,
-        }
+def counted(mask: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Return the counts of pixels by true (rows) and predicted class, without ignored ones."""
+    labeled = mask != IGNORED
+    pairs = mask[labeled].astype("int64") * classes + predicted[labeled]
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
-def check_segmenter(model: keras.Model) -> None:
-    """Raise a ValueError unless a model has one output of the images' sides."""
-    images, outputs = (getattr(model, f"{end}_shape", None) for end in ("input", "output"))
-    if not isinstance(outputs, tuple) or len(outputs) != 4 or outputs[1:3] != images[1:3]:
-        raise ValueError(
-            "`model` must return logits (batch, height, width, classes) of the images' sides, as "
-            f"UperNet and LinearHead do. Received: {model.name!r} with outputs {outputs}."
-        )
+def measures_of(counts: np.ndarray) -> dict[str, Any]:
+    """Return the measures of `evaluate` of the sum of counts."""
+    right, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    if not true.any():
+        raise ValueError("The masks have no pixel that is not ignored.")
+    with np.errstate(invalid="ignore"):
+        iou = right / (true + predicted - right)
+        recall = right / true
+    return {
+        "mean_iou": float(np.nanmean(iou)),
+        "accuracy": float(right.sum() / true.sum()),
+        "mean_accuracy": float(np.nanmean(recall)),
+        "iou": iou,
+    }
 
 
 def to_model(image: np.ndarray, spec: ModelInput, size: tuple[int, int]) -> np.ndarray:
@@ -161,23 +145,33 @@ def _logits(
     if mode not in ("whole", "slide"):
         raise ValueError(f"`mode` must be 'whole' or 'slide'. Received: {mode!r}.")
     spec = ModelInput.of(model)
-    inputs = []
+    steps = _steps(stride, spec.size) if mode == "slide" else spec.size
+    inputs, windows = [], []
     for image, change in zip(images, changes, strict=True):
         size = spec.size
         if mode == "slide":  # The smallest size of that aspect ratio that covers the input.
             ratio = max(new / old for new, old in zip(size, image.shape, strict=False))
             size = [max(n, round(o * ratio)) for n, o in zip(size, image.shape, strict=False)]
+        windows += [(len(inputs), *window) for window in _windows(size, spec.size, steps)]
         one = to_model(image, spec, size)
         inputs.append(one if change is None else change(one[None])[0])
-    if mode == "whole":
-        logits = np.asarray(model.predict_on_batch(np.stack(inputs)), "float32")
-    else:
-        logits = [_slide(model, one, spec.size, stride, batch_size) for one in inputs]
-    return [resize_logits(x, image.shape[:2]) for x, image in zip(logits, images, strict=True)]
+    totals = [np.zeros((*one.shape[:2], model.output_shape[-1]), "float32") for one in inputs]
+    counts = [np.zeros((*one.shape[:2], 1), "float32") for one in inputs]
+    for first in range(0, len(windows), batch_size):
+        batch = windows[first : first + batch_size]
+        pixels = np.stack([inputs[index][rows, columns] for index, rows, columns in batch])
+        found = np.asarray(model.predict_on_batch(pixels), "float32")
+        for (index, rows, columns), logits in zip(batch, found, strict=True):
+            totals[index][rows, columns] += logits
+            counts[index][rows, columns] += 1
+    return [
+        resize_logits(total / count, image.shape[:2])
+        for total, count, image in zip(totals, counts, images, strict=True)
+    ]
 
 
-def _slide(model, inputs, window, stride, batch_size):
-    """Return the mean of the logits of windows; the last ones end at the end of the image."""
+def _steps(stride, window):
+    """Return the pixels between windows per axis."""
     steps = tuple(max(1, side * 2 // 3) for side in window) if stride is None else stride
     steps = (steps,) * 2 if isinstance(steps, Integral) else tuple(steps)
     if len(steps) != 2 or not all(
@@ -187,24 +181,17 @@ def _slide(model, inputs, window, stride, batch_size):
         raise ValueError(
             f"`stride` must be whole numbers in 1..window, {tuple(window)}. Received: {stride!r}."
         )
-    rows, columns = (
+    return steps
+
+
+def _windows(size, window, steps):
+    """Return the slices of windows that cover an image; the last ones end at its end."""
+    starts = (
         [*range(0, length - side, step), length - side]
-        for length, side, step in zip(inputs.shape[:2], window, steps, strict=True)
+        for length, side, step in zip(size, window, steps, strict=True)
     )
-    windows = [
-        (slice(row, row + window[0]), slice(column, column + window[1]))
-        for row in rows
-        for column in columns
-    ]
-    total = np.zeros((*inputs.shape[:2], model.output_shape[-1]), "float32")
-    counts = np.zeros((*inputs.shape[:2], 1), "float32")
-    for first in range(0, len(windows), batch_size):
-        batch = windows[first : first + batch_size]
-        found = model.predict_on_batch(np.stack([inputs[each] for each in batch]))
-        for each, logits in zip(batch, np.asarray(found, "float32"), strict=True):
-            total[each] += logits
-            counts[each] += 1
-    return total / counts
+    height, width = window
+    return [(slice(y, y + height), slice(x, x + width)) for y, x in product(*starts)]
 
 
 def resize_logits(logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -71,29 +71,27 @@ def UperNet(
             f"`scales` must have one factor per map, {len(inputs)}. Received: {scales}."
         )
     maps = [
-        rescaled(one, scale, f"scale_{index}")
+        _rescaled(one, scale, f"scale_{index}")
         for index, (one, scale) in enumerate(zip(inputs, scales, strict=True))
     ]
-    last = maps[-1]
+    *others, last = maps
     pooled = [
-        convolution(GridPooling(size)(last), channels, 1, f"pool_{size}") for size in pool_sizes
+        _resized(_convolution(GridPooling(size)(last), channels, 1, f"pool_{size}"), last)
+        for size in pool_sizes
     ]
-    pooled = [resized(one, last.shape[1:3]) for one in pooled]
-    levels = [
-        convolution(one, channels, 1, f"lateral_{index}") for index, one in enumerate(maps[:-1])
-    ]
-    levels.append(convolution(Concatenate()([last, *pooled]), channels, 3, "pyramid"))
-    for index in reversed(range(len(levels) - 1)):
-        levels[index] = levels[index] + resized(levels[index + 1], levels[index].shape[1:3])
-    finest = levels[0].shape[1:3]
-    fused = [
-        convolution(one, channels, 3, f"level_{index}") for index, one in enumerate(levels[:-1])
-    ]
-    fused = [resized(one, finest) for one in (*fused, levels[-1])]
-    x = convolution(Concatenate()(fused), channels, 3, "fusion") if len(fused) > 1 else fused[0]
+    x = _convolution(Concatenate()([last, *pooled]), channels, 3, "pyramid")
+    levels = [x]
+    for index in reversed(range(len(others))):
+        lateral = _convolution(others[index], channels, 1, f"lateral_{index}")
+        x = lateral + _resized(x, lateral)
+        levels.insert(0, _convolution(x, channels, 3, f"level_{index}"))
+    x = levels[0]
+    if others:
+        fused = Concatenate()([_resized(one, levels[0]) for one in levels])
+        x = _convolution(fused, channels, 3, "fusion")
     outputs = [_classified(x, classes, images, dropout, "head")]
     if auxiliary is not None:
-        x = convolution(maps[-2], auxiliary, 3, "auxiliary")
+        x = _convolution(maps[-2], auxiliary, 3, "auxiliary")
         outputs.append(_classified(x, classes, images, dropout, "auxiliary_head"))
     head = keras.Model(inputs, outputs, name=f"{name}_head")
     return Segmenter(backbone, head, class_names=class_names, name=name)
@@ -125,56 +123,52 @@ def LinearHead(
         ValueError: if an argument is out of range, or the backbone returns no maps.
     """
     images, inputs = _inputs(backbone, classes, class_names)
-    maps = [inputs[0], *(resized(one, inputs[0].shape[1:3]) for one in inputs[1:])]
+    maps = [inputs[0], *(_resized(one, inputs[0]) for one in inputs[1:])]
     x = Concatenate()(maps) if len(maps) > 1 else maps[0]
-    x = BatchNormalization(momentum=0.9, epsilon=1e-5, name="norm")(x)
-    head = keras.Model(
-        inputs, _classified(x, classes, images, dropout, "head"), name=f"{name}_head"
-    )
+    logits = _classified(_norm("norm")(x), classes, images, dropout, "head")
+    head = keras.Model(inputs, logits, name=f"{name}_head")
     return Segmenter(backbone, head, class_names=class_names, name=name)
 
 
-def convolution(x: Any, channels: int, side: int, name: str) -> Any:
+def _convolution(x, channels, side, name):
     """Convolution without bias, BatchNormalization, ReLU."""
     x = Conv2D(channels, side, padding="same", use_bias=False, data_format=LAST, name=name)(x)
-    x = BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm")(x)
-    return ops.relu(x)
+    return ops.relu(_norm(f"{name}_norm")(x))
 
 
-def rescaled(x: Any, scale: float, name: str) -> Any:
+def _norm(name):
+    return BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)
+
+
+def _rescaled(x, scale, name):
     """Multiply the sides of a map by a power of two; a ValueError for another scale."""
     factor = scale_factor(scale, x.shape[1:3])
     if scale < 1:
         return keras.layers.MaxPooling2D(factor, data_format=LAST, name=name)(x)
     for index in range(factor.bit_length() - 1):
         if index:
-            x = BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm_{index}")(x)
-            x = ops.gelu(x, approximate=False)
+            x = ops.gelu(_norm(f"{name}_norm_{index}")(x), approximate=False)
         x = Conv2DTranspose(x.shape[-1], 2, 2, data_format=LAST, name=f"{name}_up_{index}")(x)
     return x
 
 
-def resized(x: Any, size: tuple[int, int]) -> Any:
-    """Resize maps to `size` (bilinear, half-pixel centers)."""
-    if tuple(x.shape[1:3]) == tuple(size):
+def _resized(x, to):
+    """Resize maps to the sides of others, or to `(height, width)`: bilinear, half-pixel centers."""
+    size = to if isinstance(to, tuple) else to.shape[1:3]
+    if x.shape[1:3] == size:
         return x
-    return ops.image.resize(x, tuple(size), interpolation="bilinear", data_format=LAST)
+    return ops.image.resize(x, size, interpolation="bilinear", data_format=LAST)
 
 
 def _classified(x, classes, images, dropout, name):
+    """Return the logits of each pixel, resized to the images."""
     if not isinstance(dropout, Real) or not 0 <= dropout < 1:
         raise ValueError(f"`dropout` must be a rate in 0..1. Received: {dropout!r}.")
     if dropout:
         x = keras.layers.SpatialDropout2D(dropout, data_format=LAST, name=f"{name}_dropout")(x)
-    x = Conv2D(
-        classes,
-        1,
-        data_format=LAST,
-        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
-        dtype="float32",
-        name=name,
-    )(x)
-    return resized(x, images)
+    start = keras.initializers.RandomNormal(stddev=0.01)
+    options = {"data_format": LAST, "kernel_initializer": start, "dtype": "float32"}
+    return _resized(Conv2D(classes, 1, name=name, **options)(x), images)
 
 
 def _inputs(backbone, classes, class_names):
@@ -213,11 +207,16 @@ class GridPooling(keras.layers.Layer):
         self.size = size
 
     def call(self, x):
-        rows, columns = (
-            ops.convert_to_tensor(cell_weights(side, self.size), x.dtype) for side in x.shape[1:3]
-        )
+        rows, columns = (ops.convert_to_tensor(self.cells(n), x.dtype) for n in x.shape[1:3])
         # One axis at a time: of three factors, PyTorch orders the products by the batch size.
         return ops.einsum("jc,bicd->bijd", columns, ops.einsum("ir,brcd->bicd", rows, x))
+
+    def cells(self, length: int) -> np.ndarray:
+        """Return the share of each of `length` positions in each cell, (size, length)."""
+        cell, position = np.arange(self.size)[:, None], np.arange(length)
+        first, last = cell * length // self.size, -(-(cell + 1) * length // self.size)
+        inside = (position >= first) & (position < last)
+        return (inside / inside.sum(1, keepdims=True)).astype("float32")
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
         """Return `(batch, size, size, channels)`."""
@@ -226,12 +225,3 @@ class GridPooling(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal layer."""
         return {**super().get_config(), "size": self.size}
-
-
-def cell_weights(length: int, size: int) -> np.ndarray:
-    """Return the share of each of `length` positions in each of `size` cells, (size, length)."""
-    first = np.arange(size) * length // size
-    last = -(-(np.arange(size) + 1) * length // size)
-    positions = np.arange(length)
-    inside = (positions >= first[:, None]) & (positions < last[:, None])
-    return (inside / inside.sum(1, keepdims=True)).astype("float32")

@@ -1,7 +1,5 @@
 """Images with masks, from folders, tensorflow-datasets or arrays; masks drawn and written."""
 
-import functools
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,32 +25,18 @@ LAYOUT = (
     f"({' or '.join(MASKS)}) with the same names, both with sub-folders train and val, or "
     "training and validation, or neither."
 )
-log = logging.getLogger(__name__)
-
-
-class Lazy(Sequence):
-    """Arrays that are read when they are used: `read(keys[i])`."""
-
-    def __init__(self, keys: Sequence[Any], read: Callable[[Any], np.ndarray]):
-        self.keys, self.read = keys, read
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.read(self.keys[index])
 
 
 @dataclass(frozen=True)
 class MaskedImages:
-    """Images, uint8 (height, width, channels), and integer masks (height, width), in one order.
+    """Images and their masks; `names` are those of the images in messages.
 
-    A mask has the class of each pixel, or `IGNORED`. `names` are those of the images in messages.
+    `read(i)` returns image i, uint8 (height, width, channels), and its mask, integers (height,
+    width), with the class of each pixel or `IGNORED`.
     """
 
-    images: Sequence[np.ndarray]
-    masks: Sequence[np.ndarray]
     names: Sequence[Any]
+    read: Callable[[int], tuple[np.ndarray, np.ndarray]]
 
     @property
     def size(self) -> int:
@@ -61,7 +45,7 @@ class MaskedImages:
 
     def pair(self, index: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Return an image and its mask; a ValueError if they do not fit each other or `classes`."""
-        image, mask = self.images[index], self.masks[index]
+        image, mask = self.read(index)
         if image.shape[:2] != mask.shape:
             raise ValueError(
                 f"{self.names[index]}: the mask has the size {mask.shape}, the image "
@@ -143,51 +127,6 @@ def load_dataset(
     return MaskDataset(str(source), splits["train"], splits.get("validation"), names)
 
 
-def _folder(folder: Path, first_label: int | None) -> dict[str | None, MaskedImages]:
-    images, masks = _only(folder, IMAGES), _only(folder, MASKS)
-    if first_label is None:  # ADE20K's layout
-        first_label = int(masks.name == "annotations" and (masks / "training").is_dir())
-    found = {split_of(path.name): path.name for path in sub_folders(masks)}
-    splits = {split: name for split, name in found.items() if split} or {"train": ""}
-    return {k: _pairs(images / name, masks / name, first_label) for k, name in splits.items()}
-
-
-def _only(folder: Path, names: Sequence[str]) -> Path:
-    found = [folder / name for name in names if (folder / name).is_dir()]
-    if len(found) != 1:
-        raise ValueError(
-            f"`source` {folder} has {len(found)} of the folders {', '.join(names)}. {LAYOUT}"
-        )
-    return found[0]
-
-
-def _pairs(images: Path, masks: Path, first_label: int) -> MaskedImages:
-    """Return the images of the masks in a folder; other images are left out."""
-    files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
-    paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
-    if not paths:
-        raise ValueError(f"`source`: no masks in {masks}. {LAYOUT}")
-    if lone := paths.keys() - files.keys():
-        raise ValueError(f"`source`: the mask {paths[min(lone)]} has no image in {images}.")
-    if len(files) > len(paths):
-        log.warning("%d images of %s have no mask.", len(files) - len(paths), images)
-    found = [files[name] for name in paths]
-    read = functools.partial(_read_mask, first_label=first_label)
-    return MaskedImages(Lazy(found, decode_image), Lazy(list(paths.values()), read), found)
-
-
-def _read_mask(path: Path, first_label: int) -> np.ndarray:
-    """Return a mask, whose label is the gray value of the file or, with a palette, the index."""
-    with open_image(path) as picture:
-        mask = np.array(picture)
-    if mask.ndim != 2:
-        raise ValueError(
-            f"{path}: a mask has one number per pixel (gray, or with a palette). Found an "
-            f"image of mode {picture.mode!r}."
-        )
-    return from_first_label(mask, first_label)
-
-
 def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
     """Return a mask whose first label is 0; lower labels and `IGNORED` are `IGNORED`."""
     labels = mask.astype("int32")
@@ -195,10 +134,53 @@ def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
     return np.where(keep, labels - first_label, IGNORED)
 
 
-def _names(folder: Path) -> tuple[str, ...] | None:
+def _folder(folder, first_label):
+    """Return the masked images of each split of a folder."""
+    found = {}
+    for kind in (IMAGES, MASKS):
+        present = [folder / name for name in kind if (folder / name).is_dir()]
+        if len(present) != 1:
+            raise ValueError(
+                f"`source` {folder} has {len(present)} of the folders {', '.join(kind)}. {LAYOUT}"
+            )
+        found[kind] = present[0]
+    images, masks = found[IMAGES], found[MASKS]
+    if first_label is None:  # ADE20K's layout
+        first_label = int(masks.name == "annotations" and (masks / "training").is_dir())
+    names = {split_of(path.name): path.name for path in sub_folders(masks)}
+    splits = {split: name for split, name in names.items() if split} or {"train": ""}
+    return {
+        split: _pairs(images / name, masks / name, first_label) for split, name in splits.items()
+    }
+
+
+def _pairs(images, masks, first_label):
+    """Return the images of the masks in a folder; other images are left out."""
+    files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
+    paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
+    if not paths:
+        raise ValueError(f"`source`: no masks in {masks}. {LAYOUT}")
+    if lone := paths.keys() - files.keys():
+        raise ValueError(f"`source`: the mask {paths[min(lone)]} has no image in {images}.")
+    pairs = [(files[name], path) for name, path in paths.items()]
+
+    def read(index):
+        image, path = pairs[index]
+        with open_image(path) as picture:  # Gray values or, with a palette, indices.
+            mask = np.array(picture)
+        if mask.ndim != 2:
+            raise ValueError(
+                f"{path}: a mask has one number per pixel (gray, or with a palette). Found an "
+                f"image of mode {picture.mode!r}."
+            )
+        return decode_image(image), from_first_label(mask, first_label)
+
+    return MaskedImages([image for image, _ in pairs], read)
+
+
+def _names(folder):
     info, plain = folder / "objectInfo150.txt", folder / "class_names.txt"
-    if info.is_file():
-        # Columns separated by tabs under a header, the last of which has the names.
+    if info.is_file():  # Columns separated by tabs under a header; the last one has the names.
         rows = [line.split("\t") for line in info.read_text().splitlines()[1:] if line.strip()]
         return tuple(row[-1].split(",")[0].strip() for row in rows)
     if plain.is_file():
@@ -206,43 +188,43 @@ def _names(folder: Path) -> tuple[str, ...] | None:
     return None
 
 
-def _arrays(source: Sequence, first_label: int) -> list[MaskedImages]:
+def _arrays(source, first_label):
+    """Return the masked images of arrays, of one split or two."""
     pairs = source if isinstance(source[0], (tuple, list)) else (source,)
     if len(pairs) not in (1, 2) or any(len(pair) != 2 for pair in pairs):
         raise ValueError(
             "`source` must be (images, masks) or ((images, masks), (validation images, masks)). "
             f"Received: {len(source)} items."
         )
-    splits = []
-    for images, masks in pairs:
-        images, masks = as_uint8(images, "images"), np.asarray(masks)
-        if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
-            raise ValueError(
-                "`source` must be images (n, height, width, channels) and integer masks (n, "
-                f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
-            )
-        masks = from_first_label(masks, first_label)
-        splits.append(MaskedImages(images, masks, range(len(images))))
-    return splits
+    return [_array_pairs(images, masks, first_label) for images, masks in pairs]
 
 
-def _tfds(name: str, first_label: int, data_dir: Any) -> dict[str | None, MaskedImages]:
+def _array_pairs(images, masks, first_label):
+    images, masks = as_uint8(images, "images"), np.asarray(masks)
+    if images.ndim != 4 or images.shape[:3] != masks.shape or masks.dtype.kind not in "iu":
+        raise ValueError(
+            "`source` must be images (n, height, width, channels) and integer masks (n, "
+            f"height, width). Received: {images.shape} and {masks.shape}, {masks.dtype}."
+        )
+    masks = from_first_label(masks, first_label)
+    return MaskedImages(range(len(images)), lambda i: (images[i], masks[i]))
+
+
+def _tfds(name, first_label, data_dir):
+    """Return the masked images of each split of a dataset of tensorflow-datasets."""
     builder = builder_of(name, data_dir, ("image", "segmentation_mask"))
-
-    def mask_of(example):
-        return from_first_label(np.asarray(example["segmentation_mask"])[..., 0], first_label)
-
     splits = {}
     for split in builder.info.splits:  # Oxford-IIIT Pet has train and test.
         examples = builder.as_data_source(split=split)
-        splits.setdefault(
-            {"test": "validation"}.get(split, split_of(split)),
-            MaskedImages(
-                Lazy(examples, lambda example: np.asarray(example["image"])),
-                Lazy(examples, mask_of),
-                [f"tfds:{name}, {split} {i}" for i in range(len(examples))],
-            ),
-        )
+
+        def read(index, examples=examples):
+            example = examples[index]
+            mask = np.asarray(example["segmentation_mask"])[..., 0]
+            return np.asarray(example["image"]), from_first_label(mask, first_label)
+
+        names = [f"tfds:{name}, {split} {i}" for i in range(len(examples))]
+        kind = "validation" if split == "test" else split_of(split)
+        splits.setdefault(kind, MaskedImages(names, read))
     return splits
 
 

@@ -1,12 +1,16 @@
-"""`Segmenter`, a backbone and a head, trained as one model."""
+"""`Segmenter`, a backbone and a head trained as one model, and what its training needs."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_vitx.models.chain import ImageModel
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.segmentation.masks import IGNORED
+from keras_vitx.training import AdamW
 
 AUXILIARY_WEIGHT = 0.4
 """Weight of the auxiliary head's loss (Zhao et al., 2017; Xiao et al., 2018, as released)."""
@@ -41,12 +45,9 @@ class Segmenter(ImageModel):
     ):
         images = keras.Input(backbone.input_shape[1:], name="images")
         outputs = keras.tree.flatten(head(backbone(images)))
-        super().__init__(images, outputs[0], name=name, **kwargs)
-        self.autocast = False
         if preprocessing is None:
             preprocessing = getattr(backbone, "preprocessing", None)
-        self.preprocessing = preprocessing
-        self.class_names = None if class_names is None else tuple(class_names)
+        super().__init__(images, outputs[0], None, preprocessing, class_names, name=name, **kwargs)
         self._parts = backbone.name, head.name
         self._in_train_step = False
 
@@ -98,3 +99,82 @@ class Segmenter(ImageModel):
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
             "class_names": self.class_names and list(self.class_names),
         }
+
+
+def check_segmenter(model: keras.Model) -> None:
+    """Raise a ValueError unless a model has one output of the images' sides."""
+    images, outputs = (getattr(model, f"{end}_shape", None) for end in ("input", "output"))
+    if not isinstance(outputs, tuple) or len(outputs) != 4 or outputs[1:3] != images[1:3]:
+        raise ValueError(
+            "`model` must return logits (batch, height, width, classes) of the images' sides, as "
+            f"UperNet and LinearHead do. Received: {model.name!r} with outputs {outputs}."
+        )
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+@dataclasses.dataclass(eq=False)
+class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
+    r"""Polynomial decay of the learning rate to zero, times a linear warm-up.
+
+    At step $s$ of $S$, with $W$ steps of warm-up, and 0 from step $S$ on,
+
+    $$\eta(s) = \eta\,(1 - s / S)^p\, \min(1, (s + 1) / W).$$
+
+    Args:
+        learning_rate: $\eta$.
+        steps: $S$.
+        warmup_steps: $W$; 0 for no warm-up.
+        power: $p$; 1 is a straight line.
+    """
+
+    learning_rate: float
+    steps: int
+    warmup_steps: int = 0
+    power: float = 1.0
+
+    def __call__(self, step):
+        now = ops.cast(step, "float32")
+        left = ops.maximum(1 - now / self.steps, 0.0)
+        rate = self.learning_rate * left**self.power
+        if not self.warmup_steps:
+            return rate
+        return rate * ops.minimum((now + 1) / self.warmup_steps, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config from which `from_config` makes an equal schedule."""
+        return dataclasses.asdict(self)
+
+
+def compile(
+    model: keras.Model,
+    steps: int = 40_000,
+    learning_rate: float = 6e-5,
+    warmup_steps: int = 1500,
+    weight_decay: float = 0.01,
+    power: float = 1.0,
+) -> None:
+    """Compile a model for `keras_vitx.fit`, or plain `fit`, with masks.
+
+    AdamW with weight decay of kernels, polynomial decay of the learning rate, the mean cross
+    entropy of the pixels that are not ignored, and their mean intersection over union.
+
+    Args:
+        model: A model from images to logits `(batch, height, width, classes)`.
+        steps: Steps until the learning rate is 0.
+        learning_rate: Its peak, XCiT's, whose settings the paper follows.
+        warmup_steps: Steps of linear warm-up, at most a tenth of all.
+        weight_decay: Decoupled weight decay.
+        power: Power of the decay.
+
+    Raises:
+        ValueError: if `steps` is not positive, or the model returns no logits per pixel.
+    """
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"`steps` must be a whole number of at least 1. Received: {steps!r}.")
+    check_segmenter(model)
+    rate = WarmupPolynomial(learning_rate, steps, min(warmup_steps, steps // 10), power)
+    iou = keras.metrics.MeanIoU(
+        model.output_shape[-1], ignore_class=IGNORED, sparse_y_pred=False, name="mean_iou"
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=IGNORED)
+    model.compile(AdamW(rate, weight_decay), loss, metrics=[iou])

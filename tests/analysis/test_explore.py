@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import keras
 import numpy as np
 import pytest
-from harness import FAMILIES, numbers, randomize
+from harness import FAMILIES, numbers, randomized
 from PIL import Image
 
 import keras_vitx as kv
@@ -16,13 +16,6 @@ from keras_vitx.analysis.page import Chart
 from keras_vitx.analysis.page.explore import weights
 
 PICTURES = np.random.default_rng(0).integers(0, 256, (2, 24, 20, 3), "uint8")
-
-
-def randomized(family, **changes):
-    model = FAMILIES[family](**changes)
-    for step in model.steps[1:]:
-        randomize(step)
-    return model
 
 
 class Scripts(HTMLParser):
@@ -65,6 +58,7 @@ def unpacked(text, shape):
     return low, step, np.frombuffer(content, "uint8", offset=8 * rows).reshape(shape)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("family", ("CaiT", "ConViT", "RefinedViT", "PiT"))
 def test_maps_and_measures_are_those_of_the_model(family, tmp_path):
     model = randomized(family)
@@ -119,6 +113,7 @@ def test_predictions_and_pictures(tmp_path):
         assert found[name] == pytest.approx(float(probability), rel=1e-3)
 
 
+@pytest.mark.backend_free
 def test_chosen_blocks_and_heads(tmp_path):
     model = randomized("CaiT")
     path = tmp_path / "page.html"
@@ -132,6 +127,7 @@ def test_chosen_blocks_and_heads(tmp_path):
     np.testing.assert_allclose(maps["0/1/after"], whole[1:2], atol=1e-6)
 
 
+@pytest.mark.backend_free
 def test_the_limit(tmp_path):
     model = FAMILIES["ViT"](input_shape=(96, 96, 3))
     picture = numbers((96, 96, 3)).clip(0, 1)
@@ -147,6 +143,7 @@ def test_the_limit(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend_free
 def test_wrong_arguments(tmp_path):
     model, path = FAMILIES["ViT"](name="mine"), tmp_path / "page.html"
     for wrong, message in (

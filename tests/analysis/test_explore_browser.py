@@ -8,7 +8,7 @@ from html import unescape
 
 import numpy as np
 import pytest
-from harness import FAMILIES, randomize
+from harness import randomized
 
 import keras_vitx as kv
 from keras_vitx.analysis import explore, trace
@@ -70,9 +70,7 @@ VISIT = """<script>
 @pytest.mark.backend_free
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_mouse_and_keys(tmp_path):
-    model = FAMILIES["CaiT"]()
-    for step in model.steps[1:]:
-        randomize(step)
+    model = randomized("CaiT")
     path = explore(model, PICTURES, tmp_path / "page.html")
     page = path.read_text("utf-8").replace("<title>", LISTENER + "<title>")
     path.write_text(page.replace("</body>", VISIT + "</body>"), "utf-8")

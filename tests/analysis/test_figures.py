@@ -4,28 +4,20 @@ import sys
 
 import numpy as np
 import pytest
-from harness import FAMILIES, numbers, randomize
+from harness import FAMILIES, numbers, randomized
 from PIL import Image
 
 from keras_vitx import analysis
-from keras_vitx.analysis import figures
-from keras_vitx.analysis.trace import saliency
+from keras_vitx.analysis.pictures import saliency
 
 pytestmark = pytest.mark.backend_free
 
 IMAGES = numbers((2, 16, 16, 3))
 
 
-def randomized(family, **changes):
-    model = FAMILIES[family](**changes)
-    for step in model.steps[1:]:
-        randomize(step, 0.3)
-    return model
-
-
 @pytest.fixture(scope="module")
 def results():
-    made = {"ViT": randomized("ViT", depth=3), "DeepViT": randomized("DeepViT", depth=3)}
+    made = {name: randomized(name, 0.3, depth=3) for name in ("ViT", "DeepViT")}
     return {name: analysis.measure(model, IMAGES) for name, model in made.items()}
 
 
@@ -175,6 +167,12 @@ def test_class_token(drawn):
     maps = analysis.class_attention(model, IMAGES)
     salient = saliency(maps["blocks_token_only_1"], (16, 16))
     np.testing.assert_allclose(shown(axes[1, 2]), salient[1])
+    assert (salient.min((1, 2)) == 0).all() and (salient.max((1, 2)) == 1).all()
+    spot = np.zeros((1, 2, 4, 6), "float32")
+    spot[:, :, 1, 2] = 1
+    row, column = np.unravel_index(saliency(spot, (32, 48)).argmax(), (32, 48))
+    assert (row // 8, column // 8) == (1, 2)
+    assert not saliency(np.full_like(spot, 0.25), (32, 48)).any()
     assert axes[1, 0].get_title() == "b"
 
     axes = drawn(analysis.plot_class_attention, model, IMAGES, mode="heads")
@@ -204,14 +202,14 @@ def test_attention_of_one_patch(drawn):
     assert axes[0, 2].get_title() == f"{first.gates[1]:.2f}"
     assert axes[0, 2].patches[0].get_xy() == (0.5, -0.5)
     assert axes[0, 0].patches[0].get_xy() == (7.5, -0.5), "on the image, of 16 x 16 pixels"
-    with pytest.raises(ValueError, match=r"on the grid \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"`query` must be .* grid \(2, 2\)"):
         drawn(analysis.plot_query, models, IMAGES, query=(2, 0))
     with pytest.raises(ValueError, match="No block of the models"):
         drawn(analysis.plot_query, {"Mixer": FAMILIES["Mixer"]()}, IMAGES)
 
 
 def test_whole_maps(drawn):
-    refined = randomized("RefinedViT")
+    refined = randomized("RefinedViT", 0.3)
     axes = drawn(analysis.plot_maps, {"a": refined, "b": randomized("ViT")}, IMAGES)
     assert axes.shape == (2, 3)
     one = next(analysis.trace(refined, IMAGES)).maps.mean((0, 1))
@@ -224,6 +222,8 @@ def test_whole_maps(drawn):
     axes = drawn(analysis.plot_maps, {"a": refined}, IMAGES, by_entropy=3)
     titles = [float(axis.get_title()) for axis in axes[0]]
     assert len(titles) == 3 and titles == sorted(titles)
+    for axis, title in zip(axes[0], titles, strict=True):
+        assert abs(analysis.measures.entropy(shown(axis)).mean() - title) < 0.006
     for options in ({}, {"before": True}, {"by_entropy": 3}):
         with pytest.raises(ValueError, match="no attention maps"):
             drawn(analysis.plot_maps, {"a": FAMILIES["Mixer"]()}, IMAGES, **options)
@@ -232,5 +232,5 @@ def test_whole_maps(drawn):
 def test_without_matplotlib(monkeypatch, results, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match='extra "plots"'):
-        figures.plot_by_block(results, "entropy", tmp_path / "a.png")
+        analysis.plot_by_block(results, "entropy", tmp_path / "a.png")
     assert not list(tmp_path.iterdir())

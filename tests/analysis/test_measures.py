@@ -61,63 +61,30 @@ def test_half_precision_is_summed_in_float32():
     close(m.steepness(maps), [[1 - 1 / 4096]])
 
 
-@pytest.mark.parametrize("measure", (m.entropy, m.steepness, m.sorted_by_entropy))
+@pytest.mark.parametrize("measure", (m.entropy, m.steepness))
 @pytest.mark.parametrize("wrong", (2 * MAPS, MAPS - 0.1 + 0.1 * 6 * IDENTITY, MAPS * np.nan))
 def test_maps_that_are_not_probabilities(measure, wrong):
     with pytest.raises(ValueError, match=r"must be probabilities.*ReAttention.*BlockTrace.softmax"):
         measure(wrong)
 
 
-def test_sorted_by_entropy():
-    maps, means = m.sorted_by_entropy(np.concatenate([UNIFORM, MAPS, IDENTITY]))
-    assert maps.shape == (18, 6, 6)
-    assert (np.diff(means) >= 0).all()
-    np.testing.assert_array_equal(maps[0], np.eye(6))
-    np.testing.assert_array_equal(maps[-1], UNIFORM[0, 0])
-    close(m.entropy(maps).mean(-1), means)
-
-
-def places(grid):
-    return [(row, column) for row in range(grid[0]) for column in range(grid[1])]
-
-
-def test_nonlocality():
-    expected = np.zeros((2, 3))
-    for i, (row, column) in enumerate(places(GRID)):
-        for j, (other_row, other_column) in enumerate(places(GRID)):
-            distance = ((row - other_row) ** 2 + (column - other_column) ** 2) ** 0.5
-            expected += MAPS[..., i, j] * distance / 6
-    close(m.nonlocality(MAPS, GRID), expected)
-    assert not m.nonlocality(IDENTITY, GRID).any()
+@pytest.mark.parametrize(
+    ("measure", "unit"), ((m.nonlocality, (1, 1)), (m.relative_distance, (1, 2)))
+)
+def test_distances(measure, unit):
+    """In patches, or with both sides of the grid scaled to 1."""
+    expected, patches = np.zeros((2, 3)), list(np.ndindex(*GRID))
+    for i, j in np.ndindex(6, 6):
+        (row, column), (other_row, other_column) = patches[i], patches[j]
+        distance = np.hypot((row - other_row) / unit[0], (column - other_column) / unit[1])
+        expected += MAPS[..., i, j] * distance / 6
+    close(measure(MAPS, GRID), expected)
+    assert not measure(IDENTITY, GRID).any()
+    assert measure(np.full((1, 1), 1.0), (1, 1)) == 0
     # Every query attends the patch on its right or left.
-    swap = np.eye(4)[[1, 0, 3, 2]]
-    close(m.nonlocality(swap, (2, 2)), 1)
-    assert m.nonlocality(MAPS, (3, 2)).shape == (2, 3)
-
-
-def test_relative_distance():
-    expected = np.zeros((2, 3))
-    for i, (row, column) in enumerate(places(GRID)):
-        for j, (other_row, other_column) in enumerate(places(GRID)):
-            distance = np.hypot(row - other_row, (column - other_column) / 2)
-            expected += MAPS[..., i, j] * distance / 6
-    close(m.relative_distance(MAPS, GRID), expected)
-    assert not m.relative_distance(IDENTITY, GRID).any()
-    # The same pattern on a finer grid has about the same distance.
-    corner = np.zeros((16, 16))
-    corner[:, 0] = 1
-    close(m.relative_distance(corner[:4, :4], (2, 2)), (2 + 2**0.5) / 4)
-    assert m.relative_distance(np.full((1, 1), 1.0), (1, 1)) == 0
-
-
-def test_patch_maps():
-    maps = np.arange(64.0).reshape(8, 8)
-    np.testing.assert_array_equal(m.patch_maps(maps, GRID), maps[2:, 2:])
-    with pytest.raises(ValueError, match=r"each patch of the grid \(2, 3\).*\(1, 7\)"):
-        m.patch_maps(maps[:1, :7], GRID)
-    for measure in (m.nonlocality, m.relative_distance):
-        with pytest.raises(ValueError, match=r"one query and one key per patch.*\(8, 8\).*patch_m"):
-            measure(maps, GRID)
+    close(measure(np.eye(4)[[1, 0, 3, 2]], (2, 2)), 1)
+    with pytest.raises(ValueError, match=r"one query and one key per patch.*\(8, 8\).*class token"):
+        measure(np.ones((8, 8)), GRID)
 
 
 def test_attention_center():
@@ -152,7 +119,7 @@ def test_map_cosines():
     close(m.map_cosines(MAPS, 7 * MAPS), np.ones((2, 3, 6)))
     with pytest.raises(ValueError, match=r"same shape.*\(2, 3, 6, 6\) and \(2, 2, 6, 6\)"):
         m.map_cosines(MAPS, OTHERS[:, :2])
-    with pytest.raises(ValueError, match=r"`over` must be one of.*'keys'"):
+    with pytest.raises(ValueError, match=r"`over` must be 'queries' or 'heads'.*'keys'"):
         m.map_cosines(MAPS, OTHERS, over="keys")
 
 
@@ -187,9 +154,6 @@ def test_similar_blocks():
     similarity = np.eye(5)
     for p, value in enumerate((0.5, 0.85, 0.95, 0.7)):
         similarity[p, p + 1] = similarity[p + 1, p] = value
-    found = m.adjacent_similarity(similarity)
-    assert np.isnan(found[0])
-    close(found[1:], (0.5, 0.85, 0.95, 0.7))
     assert m.similar_blocks(similarity).tolist() == [False, False, True, True, False]
     assert m.similar_blocks(np.stack([similarity] * 2)).mean(-1).tolist() == [0.4, 0.4]
 
@@ -198,7 +162,6 @@ def test_head_similarity():
     expected = np.zeros((2, 3, 3))
     for image, g, h, key in np.ndindex(2, 3, 3, 6):
         expected[image, g, h] += cosine(MAPS[image, g, :, key], MAPS[image, h, :, key]) / 6
-    close(m.head_similarity(MAPS), expected)
     pairs = [expected[:, g, h] for g in range(3) for h in range(3) if g != h]
     close(m.mean_head_similarity(MAPS), np.mean(pairs, 0))
     close(m.mean_head_similarity(UNIFORM), np.ones(2))
@@ -268,32 +231,6 @@ def test_scale_summary():
     assert mean == 6
     assert ratio == pytest.approx(2 / 10)
     assert m.scale_summary([2, 2])[1] == 1
-
-
-def test_scaled_by_maximum():
-    found = m.scaled_by_maximum(MAPS)
-    assert (found.max((-2, -1)) == 1).all()
-    close(found[1, 2] * MAPS[1, 2].max(), MAPS[1, 2])
-    assert (m.scaled_by_maximum(-MAPS).min((-2, -1)) == -1).all()
-
-
-def test_class_rows():
-    maps = RANDOM.normal(size=(2, 3, 7, 7)).astype("float32")
-    np.testing.assert_array_equal(m.class_rows(maps, GRID), maps[:, :, 0])
-    np.testing.assert_array_equal(m.class_rows(maps[:, :, :1, 1:], GRID), maps[:, :, 0, 1:])
-    with pytest.raises(ValueError, match="no class token"):
-        m.class_rows(MAPS, GRID)
-
-
-def test_query_maps():
-    maps = RANDOM.normal(size=(2, 3, 8, 8)).astype("float32")
-    found = m.query_maps(maps, GRID, row=1, column=2)
-    assert found.shape == (2, 3, 2, 3)
-    assert (found[1, 0, 1, 0] == maps[1, 0, 2 + 5, 2 + 3]).all()
-    with pytest.raises(ValueError, match=r"on the grid \(2, 3\). Received: \(2, 0\)"):
-        m.query_maps(maps, GRID, 2, 0)
-    with pytest.raises(ValueError, match="1 queries, fewer than the 6 patches"):
-        m.query_maps(maps[:, :, :1], GRID, 0, 0)
 
 
 def test_maps_need_queries_and_keys():

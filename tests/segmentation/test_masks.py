@@ -9,7 +9,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx import segmentation as seg
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
-from keras_vitx.segmentation.evaluate import Counts, resize_logits
+from keras_vitx.segmentation.evaluate import counted, measures_of, resize_logits
 from keras_vitx.segmentation.masks import resize_mask
 
 SPEC = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
@@ -162,24 +162,21 @@ def test_logits_at_another_size():
 
 @pytest.mark.backend_free
 def test_mean_intersection_over_union():
-    counts = Counts(4)
     mask = np.array([[0, 0, 1], [1, 255, 2]])
-    counts.add(mask, np.array([[0, 1, 1], [1, 3, 0]]))
-    found = counts.measures()
+    found = measures_of(counted(mask, np.array([[0, 1, 1], [1, 3, 0]]), 4))
     # Class 3 is in no mask, and only predicted where the mask is ignored.
     np.testing.assert_allclose(found["iou"], [1 / 3, 2 / 3, 0, np.nan])
     assert abs(found["mean_iou"] - 1 / 3) < 1e-9
     assert (found["accuracy"], found["mean_accuracy"]) == (3 / 5, 0.5)
     with pytest.raises(ValueError, match="no pixel"):
-        Counts(2).measures()
+        measures_of(np.zeros((2, 2), int))
 
 
 @pytest.mark.backend_free
 def test_evaluation_at_the_size_of_the_masks():
     model = small()
     pairs = [scene(0, (20, 30)), scene(1, (40, 20))]
-    images, masks = zip(*pairs, strict=True)
-    source = seg.MaskDataset("mine", seg.MaskedImages(images, masks, ["a", "b"]))
+    source = seg.MaskDataset("mine", seg.MaskedImages(["a", "b"], pairs.__getitem__))
     seen = []
 
     def perturb(x, labels, index):
@@ -188,10 +185,8 @@ def test_evaluation_at_the_size_of_the_masks():
 
     found = seg.evaluate(model, source, perturb=perturb)
     assert seen == [((1, 16, 24, 3), None, 0), ((1, 16, 24, 3), None, 1)]
-    counts = Counts(4)
-    for image, mask in pairs:
-        counts.add(mask, seg.predict(model, image).argmax(-1))
-    assert found["mean_iou"] == counts.measures()["mean_iou"] and found["images"] == 2
+    counts = sum(counted(mask, seg.predict(model, image).argmax(-1), 4) for image, mask in pairs)
+    assert found["mean_iou"] == measures_of(counts)["mean_iou"] and found["images"] == 2
     assert seg.evaluate(model, source, mode="slide")["images"] == 2
 
 

@@ -1,4 +1,3 @@
 """One self-contained HTML page that shows the attention maps of a model on images."""
 
-from keras_vitx.analysis.page.charts import CHARTS, Chart
-from keras_vitx.analysis.page.explore import explore
+from keras_vitx.analysis.page.explore import CHARTS, Chart, explore

@@ -6,6 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from numbers import Integral
 from pathlib import Path
@@ -16,8 +17,7 @@ import keras
 import numpy as np
 from PIL import Image
 
-from keras_vitx.analysis.measure import MEASURES, check_measure, means_of, sums_over_images
-from keras_vitx.analysis.page.charts import CHARTS, Chart
+from keras_vitx.analysis.measure import MEASURES, add_sums, check_measure, means
 from keras_vitx.analysis.pictures import likely_classes
 from keras_vitx.analysis.trace import blocks_of, check_model, trace
 from keras_vitx.data import preprocess_input
@@ -32,6 +32,44 @@ WEB = Path(__file__).parent / "web"
 SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
 LEVELS = (256, 48)
 """Levels per row of a map: the second if the page would exceed its limit with the first."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A measure by depth, with one number per block or per head; `beside` names a dashed line."""
+
+    measure: str
+    title: str
+    text: str
+    beside: str | None = None
+
+
+BEFORE, LAST = "Similarity to the block before", "Similarity to the last block"
+CHARTS = (
+    Chart(
+        "entropy",
+        "Entropy",
+        "Of a row of the softmax, in nats: 0 if it looks at one token, the dashed line if it "
+        "looks at all tokens alike.",
+        beside="uniform_entropy",
+    ),
+    Chart("nonlocality", "Nonlocality", "How many patches away a patch looks, on average."),
+    Chart("gates", "Gates", "Share of positional attention, learned for each head."),
+    Chart("head_similarity", "Similarity of heads", "Mean cosine between the maps of two heads."),
+    Chart("map_similarity", BEFORE, "Mean cosine of its maps with those of the block before it."),
+    Chart("feature_similarity", LAST, "Mean cosine of its tokens with those after the last one."),
+    Chart(
+        "attention_branch",
+        "Attention branch",
+        "Norm of what attention adds, divided by the norm of the tokens it is added to.",
+    ),
+    Chart(
+        "mlp_branch",
+        "MLP branch",
+        "Norm of what the MLP adds, divided by the norm of the tokens it is added to.",
+    ),
+)
+"""The charts, in the order of the page. A chart that no block of a model has is left out."""
 
 
 def explore(
@@ -75,7 +113,8 @@ def explore(
     """
     check_model(model, needs_maps=True)
     check_writable(path)
-    chosen = _chosen_blocks(model, blocks)
+    order = [block.name for block in blocks_of(model)]
+    chosen = _chosen_blocks(model, order, blocks)
     heads = _checked_heads(heads)
     images = _as_list(images)
     inputs = preprocess_input(images, model)
@@ -83,11 +122,9 @@ def explore(
     if len(names) != len(inputs):
         raise ValueError(f"`names` must be {len(inputs)}, one per image. Received: {len(names)}.")
     wanted = {name for chart in charts for name in (chart.measure, chart.beside) if name}
-    for name in wanted:
-        check_measure(name)
+    measures = {name: MEASURES[check_measure(name)] for name in wanted}
     limit = int(limit * 1e6)
-    order = [block.name for block in blocks_of(model)]
-    shapes = {name: {"name": name} for name in order}
+    described = {name: {"name": name} for name in order}
     maps: dict[str, Quantized] = {}
 
     def walk(number, image):
@@ -95,7 +132,7 @@ def explore(
         for block in trace(model, image[None]):
             if block.name in chosen:
                 stages = _stages(block, heads)
-                shapes[block.name] = {
+                described[block.name] = {
                     "name": block.name,
                     "grid": block.grid,
                     "carried": block.softmax is None and block.carried is not None,
@@ -110,8 +147,8 @@ def explore(
 
     entries = []
     for number, (image, name) in enumerate(zip(inputs, names, strict=True)):
-        sums = sums_over_images(walk(number, image), {name: MEASURES[name] for name in wanted})
-        measured = {each: means_of(one, order) for each, one in sums.items() if one}
+        sums = {name: {} for name in measures}
+        add_sums(sums, walk(number, image), measures)
         (classes,) = likely_classes(model, image[None])
         entries.append(
             {
@@ -120,13 +157,14 @@ def explore(
                 "classes": [(each, _rounded(probability)) for each, probability in classes],
                 "measures": {
                     each: [_numbers(values.get(block)) for block in order]
-                    for each, values in measured.items()
+                    for each, values in means(sums).items()
+                    if values
                 },
             }
         )
     facts = {
         "model": model.name,
-        "blocks": list(shapes.values()),
+        "blocks": list(described.values()),
         "images": entries,
         "charts": [vars(chart) for chart in charts],
         "heads": heads,
@@ -140,6 +178,72 @@ def explore(
                 temporary.write_bytes(page)
             return Path(path)
     raise ValueError(_too_large(limit, len(page)))
+
+
+def _chosen_blocks(model, order, blocks):
+    """Return the names of blocks that are given by number or name."""
+    chosen = set()
+    for block in order if blocks is None else blocks:
+        if block not in (order if isinstance(block, str) else range(len(order))):
+            hint = nearest(block, order) if isinstance(block, str) else ""
+            raise ValueError(
+                f"`blocks`: the model {model.name!r} has blocks 0 to {len(order) - 1}. "
+                f"Received: {block!r}. {hint}".rstrip()
+            )
+        chosen.add(block if isinstance(block, str) else order[block])
+    if not chosen:
+        raise ValueError("`blocks` must name at least one block.")
+    return chosen
+
+
+def _checked_heads(heads):
+    if heads is None or (isinstance(heads, str) and heads == "mean"):
+        return heads
+    numbers = list(heads) if isinstance(heads, Iterable) else []
+    if not numbers or not all(isinstance(head, Integral) for head in numbers):
+        raise ValueError(f"`heads` must be numbers of heads or 'mean'. Received: {heads!r}.")
+    return [int(head) for head in numbers]
+
+
+def _stages(block, heads):
+    """Return the maps of the only image that the page shows of a block, of some heads."""
+    stages = {"after": block.maps}
+    if block.before is not block.maps:
+        stages = {"before": block.before, **stages}
+    return {
+        stage: _chosen_heads(maps[0], heads, block.name)
+        for stage, maps in stages.items()
+        if maps is not None
+    }
+
+
+def _chosen_heads(maps, heads, block):
+    """Return the maps `(heads, queries, keys)` of some heads, or their mean as one head."""
+    if heads is None:
+        return maps
+    if heads == "mean":
+        return maps.mean(0, keepdims=True)
+    for head in heads:
+        if head not in range(len(maps)):
+            raise ValueError(
+                f"`heads`: block {block!r} has heads 0 to {len(maps) - 1}. Received: {head!r}."
+            )
+    return maps[heads]
+
+
+def _as_list(images):
+    """Return images as `preprocess_input` counts them, one by one."""
+    is_one = isinstance(images, (str, os.PathLike, Image.Image))
+    if is_one or not (isinstance(images, (list, tuple)) or np.ndim(images) == 4):
+        return [images]
+    return list(images)
+
+
+def _names(images):
+    return [
+        Path(image).name if isinstance(image, (str, os.PathLike)) else f"image {number}"
+        for number, image in enumerate(images, 1)
+    ]
 
 
 def quantized(maps: np.ndarray, count: int) -> Quantized:
@@ -156,16 +260,22 @@ def weights(maps: Quantized) -> np.ndarray:
     return low[..., None] + step[..., None] * levels
 
 
-def _stages(block, heads):
-    """Return the maps of the only image that the page shows of a block, of some heads."""
-    stages = {"before": block.before, "after": block.maps}
-    if block.before is block.maps:
-        del stages["before"]
-    return {
-        stage: _chosen_heads(maps[0], heads, block.name)
-        for stage, maps in stages.items()
-        if maps is not None
-    }
+def _rounded(number):
+    """Return the digits that the page shows, which has no infinite numbers."""
+    return float(f"{number:.5g}") if np.isfinite(number) else None
+
+
+def _numbers(value):
+    return None if value is None else [_rounded(number) for number in np.ravel(value)]
+
+
+def _picture(image: np.ndarray, preprocessing: Preprocessing) -> str:
+    """Return a preprocessed image, as the model sees it, as the address of a PNG."""
+    pixels = (image * np.float32(preprocessing.std) + np.float32(preprocessing.mean)) * 255
+    pixels = np.rint(pixels.clip(0, 255)).astype("uint8")
+    file = io.BytesIO()
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _page(facts: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
@@ -194,78 +304,6 @@ def _page(facts: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
         )
         .encode("utf-8")
     )
-
-
-def _chosen_blocks(model: keras.Model, blocks: Iterable[int | str] | None) -> set[str]:
-    known = [block.name for block in blocks_of(model)]
-    chosen = list(range(len(known)) if blocks is None else blocks)
-    for block in chosen:
-        if block not in (known if isinstance(block, str) else range(len(known))):
-            hint = nearest(block, known) if isinstance(block, str) else ""
-            raise ValueError(
-                f"`blocks`: the model {model.name!r} has blocks 0 to {len(known) - 1}. "
-                f"Received: {block!r}. {hint}".rstrip()
-            )
-    if not chosen:
-        raise ValueError("`blocks` must name at least one block.")
-    return {block if isinstance(block, str) else known[block] for block in chosen}
-
-
-def _checked_heads(heads: Any) -> list[int] | Literal["mean"] | None:
-    if heads is None or (isinstance(heads, str) and heads == "mean"):
-        return heads
-    numbers = list(heads) if isinstance(heads, Iterable) else []
-    if not numbers or not all(isinstance(head, Integral) for head in numbers):
-        raise ValueError(f"`heads` must be numbers of heads or 'mean'. Received: {heads!r}.")
-    return [int(head) for head in numbers]
-
-
-def _chosen_heads(maps: np.ndarray, heads: Any, block: str) -> np.ndarray:
-    """Return the maps `(heads, queries, keys)` of some heads, or their mean as one head."""
-    if heads is None:
-        return maps
-    if heads == "mean":
-        return maps.mean(0, keepdims=True)
-    for head in heads:
-        if head not in range(len(maps)):
-            raise ValueError(
-                f"`heads`: block {block!r} has heads 0 to {len(maps) - 1}. Received: {head!r}."
-            )
-    return maps[heads]
-
-
-def _rounded(number: float) -> float | None:
-    """Return the digits that the page shows, which has no infinite numbers."""
-    return float(f"{number:.5g}") if np.isfinite(number) else None
-
-
-def _numbers(value: np.ndarray | None) -> list[float | None] | None:
-    return None if value is None else [_rounded(number) for number in np.ravel(value)]
-
-
-def _picture(image: np.ndarray, preprocessing: Preprocessing) -> str:
-    """Return a preprocessed image, as the model sees it, as the address of a PNG."""
-    pixels = (image * np.float32(preprocessing.std) + np.float32(preprocessing.mean)) * 255
-    pixels = np.rint(pixels.clip(0, 255)).astype("uint8")
-    file = io.BytesIO()
-    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _as_list(images: Any) -> list[Any]:
-    """Return images as `preprocess_input` counts them, one by one."""
-    if isinstance(images, (list, tuple)):
-        return list(images)
-    if isinstance(images, (str, os.PathLike, Image.Image)) or np.ndim(images) != 4:
-        return [images]
-    return list(images)
-
-
-def _names(images: list[Any]) -> list[str]:
-    return [
-        Path(image).name if isinstance(image, (str, os.PathLike)) else f"image {number}"
-        for number, image in enumerate(images, 1)
-    ]
 
 
 def _too_large(limit: int, size: int | None = None) -> str:

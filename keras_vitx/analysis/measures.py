@@ -1,0 +1,410 @@
+"""Measures of the five papers: functions from arrays to arrays, by subject.
+
+Maps are `(..., queries, keys)`; sums are taken in float32, whatever the precision of the maps.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = [
+    "attention_center",
+    "branch_ratio",
+    "cross_layer_similarity",
+    "entropy",
+    "feature_similarity",
+    "map_similarity",
+    "mean_head_similarity",
+    "nonlocality",
+    "normalized_cka",
+    "relative_distance",
+    "similar_blocks",
+    "steepness",
+]
+
+ROUNDING = 0.02
+"""A softmax in bfloat16 has row sums up to about .004 from 1."""
+
+# Density of attention.
+
+
+def entropy(maps: Any) -> np.ndarray:
+    r"""Return the entropy of each row of attention, in nats.
+
+    $$H_i = -\sum_j A_{ij} \log A_{ij}, \qquad 0 \log 0 = 0$$
+    from 0 (one key) to $\log T$ (uniform over $T$ keys). Context Broadcasting, Section 2.1,
+    Figures 3 and 5, averages it over heads and queries.
+
+    Args:
+        maps: `(..., queries, keys)`, probabilities.
+
+    Returns:
+        `(..., queries)`.
+
+    Raises:
+        ValueError: if the maps are not probabilities, such as after `ReAttention`.
+    """
+    maps = _probabilities(maps)
+    logs = np.log(maps, out=np.zeros_like(maps), where=maps > 0)
+    return -np.einsum("...k,...k->...", maps, logs)
+
+
+def steepness(maps: Any) -> np.ndarray:
+    r"""Return the nuclear norm of the Jacobian of the softmax, per row of attention.
+
+    $$\|J\|_* = \mathrm{tr}\,(\mathrm{diag}(a) - a a^\top) = 1 - \sum_j a_j^2,$$
+    because $J$ is positive semi-definite. It is largest, $1 - 1/T$, for uniform attention
+    (Context Broadcasting, Section 2.1).
+
+    Args:
+        maps: `(..., queries, keys)`, probabilities.
+
+    Returns:
+        `(..., queries)`.
+
+    Raises:
+        ValueError: if the maps are not probabilities.
+    """
+    maps = _probabilities(maps)
+    return 1 - np.einsum("...k,...k->...", maps, maps)
+
+
+def _probabilities(maps):
+    maps = _float_maps(maps)
+    sums = maps.sum(-1)
+    if not (maps.min() >= 0 and np.abs(sums - 1).max() <= ROUNDING):
+        raise ValueError(
+            "`maps` must be probabilities: entries of at least 0, rows that sum to 1. Received: "
+            f"entries from {maps.min():.3g}, row sums from {sums.min():.3g} to {sums.max():.3g}. "
+            "Maps that were modified after the softmax (ReAttention, HeadMixing, Refinement) are "
+            "not probabilities; take those of the softmax, `BlockTrace.softmax`."
+        )
+    return maps
+
+
+def _float_maps(maps):
+    maps = np.asarray(maps)
+    if maps.ndim < 2:
+        raise ValueError(f"`maps` must be (..., queries, keys). Received: shape {maps.shape}.")
+    return maps if maps.dtype == np.float64 else maps.astype("float32", copy=False)
+
+
+# How far attention reaches.
+
+
+def nonlocality(maps: Any, grid: tuple[int, int]) -> np.ndarray:
+    r"""Return how many patches away attention reaches.
+
+    $$D = \frac1N \sum_{ij} A_{ij} \|\delta_{ij}\|$$
+    with the distance in patches (ConViT, Section 4, Equation 8; Figures 5, 10, 13). The
+    paper averages it over heads. The released code gives every block the patch embeddings in
+    place of its own input: `keras_vitx.analysis.embedding_maps` has those maps.
+
+    Args:
+        maps: `(..., patches, patches)`, between patches only: without the class token.
+        grid: Rows and columns of the patches.
+
+    Returns:
+        `(...)`.
+
+    Raises:
+        ValueError: if the maps do not fit the grid.
+    """
+    return _mean_distance(maps, grid, np.indices(grid))
+
+
+def relative_distance(maps: Any, grid: tuple[int, int]) -> np.ndarray:
+    r"""Return the mean distance of attention to other patches, on an image of size 1.
+
+    $$\frac1N \sum_i \sum_{j \ne i} A_{ij} \|p_i - p_j\|$$
+    with the coordinates $p$ scaled to $[0, 1]^2$ (Context Broadcasting, Section 3.5,
+    Figure 5b). The formula is unreadable in our copy of the paper; this is our interpretation.
+
+    Args:
+        maps: `(..., patches, patches)`, between patches only: without the class token.
+        grid: Rows and columns of the patches.
+
+    Returns:
+        `(...)`.
+
+    Raises:
+        ValueError: if the maps do not fit the grid.
+    """
+    last = np.maximum(np.array(grid) - 1, 1)[:, None, None]
+    return _mean_distance(maps, grid, np.indices(grid) / last)
+
+
+def _mean_distance(maps, grid, coordinates):
+    """Return the mean over queries of the distance to the keys; coordinates `(2, *grid)`."""
+    maps, patches = _float_maps(maps), grid[0] * grid[1]
+    if maps.shape[-2:] != (patches, patches):
+        raise ValueError(
+            f"`maps` must be (..., {patches}, {patches}), one query and one key per patch of the "
+            f"grid {tuple(grid)}. Received: shape {maps.shape}. `maps[..., -{patches}:, "
+            f"-{patches}:]` leaves out the class token."
+        )
+    centers = coordinates.reshape(2, -1).T
+    distances = np.linalg.norm(centers[:, None] - centers, axis=-1).astype("float32")
+    return np.einsum("...qk,qk->...", maps, distances) / patches
+
+
+def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return where ConViT's positional attention of each head is centered.
+
+    The positional logits $v^\top r$ with $r = (\delta_x, \delta_y, |\delta|^2)$ are largest at
+    $\delta = -(v_1, v_2) / (2 v_3)$ (ConViT, Section 2, Equations 4 and 5; the released code
+    reports it). For $v_3 \ge 0$ there is no center, and the result is NaN.
+
+    Args:
+        weights: $v$ of all heads, `(3, heads)`: the kernel of `pos_proj`.
+
+    Returns:
+        The offsets (x, y) from the query in patches, `(heads, 2)`, and their lengths,
+        `(heads,)`.
+    """
+    x, y, square = np.asarray(weights, "float32")
+    peaked = np.where(square < 0, square, np.nan)
+    center = -np.stack([x, y], -1) / (2 * peaked[:, None])
+    return center, np.linalg.norm(center, axis=-1)
+
+
+# How similar maps, heads and features are.
+
+
+def map_cosines(
+    maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
+) -> np.ndarray:
+    r"""Return the cosines between the maps of two blocks, `(..., heads, queries, keys)`.
+
+    $$M^{p,q}_{h,t} = \frac{A^{p\,\top}_{h,:,t} A^q_{h,:,t}}
+        {\|A^p_{h,:,t}\| \|A^q_{h,:,t}\|}$$
+    over the queries, one value per head $h$ and key $t$ (DeepViT, Section 3, Equation 2);
+    over the heads, one per query and key, as in the regularizer of the released code.
+    """
+    if over not in ("queries", "heads"):
+        raise ValueError(f"`over` must be 'queries' or 'heads'. Received: {over!r}.")
+    maps, others = _float_maps(maps), _float_maps(others)
+    _check_same_shape("`maps` and `others`", "(..., heads, queries, keys)", maps, others)
+    axis = -2 if over == "queries" else -3
+    return (_unit(maps, axis) * _unit(others, axis)).sum(axis)
+
+
+def map_similarity(
+    maps: Any, others: Any, over: Literal["queries", "heads"] = "queries"
+) -> np.ndarray:
+    r"""Return the mean cosine between the maps of two blocks (DeepViT, Equation 6).
+
+    $$\frac{1}{HT} \sum_{h,t} \cos(A^p_{h,:,t}, A^q_{h,:,t})$$
+
+    Args:
+        maps: The maps of a block, `(..., heads, queries, keys)`.
+        others: Those of another one, the same shape.
+        over: `"queries"`: one cosine per head and key (Equation 2); `"heads"`: one per query
+            and key, as in the regularizer of the released code.
+
+    Returns:
+        `(...)`.
+
+    Raises:
+        ValueError: if the shapes differ, or `over` is unknown.
+    """
+    return map_cosines(maps, others, over).mean((-2, -1))
+
+
+def cross_layer_similarity(
+    maps: Sequence[Any], threshold: float = 0.5, nearest: int | None = None
+) -> np.ndarray:
+    r"""Return the share of similar attention between all pairs of blocks.
+
+    $$S(p, q) = \frac{1}{H T} \sum_{h,t} [M^{p,q}_{h,t} > \tau]$$
+    with the cosines $M$ over queries (DeepViT, Equation 2; Appendix D, Equation 7; heat map in
+    Figure 3a).
+
+    Args:
+        maps: The maps of each block, `(..., heads, queries, keys)`.
+        threshold: $\tau$.
+        nearest: Take for $\tau$ the mean of $M$ over all pairs of blocks that are at most
+            this many blocks apart, as in the caption of Figure 3a (which gives no number).
+
+    Returns:
+        `(..., blocks, blocks)`. NaN for pairs of blocks with maps of different shapes, such
+        as CaiT's class blocks and the others.
+    """
+    unit = [_unit(_float_maps(one), -2) for one in maps]
+    count = len(unit)
+    cosines = {
+        (p, q): np.einsum("...hqk,...hqk->...hk", unit[p], unit[q])
+        for p in range(count)
+        for q in range(p, count)
+        if unit[p].shape == unit[q].shape
+    }
+    if nearest is not None:
+        means = [m.mean() for (p, q), m in cosines.items() if 0 < q - p <= nearest]
+        threshold = float(np.mean(means)) if means else threshold
+    batch = unit[0].shape[:-3] if unit else ()
+    shares = np.full((*batch, count, count), np.nan, "float32")
+    for (p, q), cosine in cosines.items():
+        shares[..., p, q] = shares[..., q, p] = (cosine > threshold).mean((-2, -1))
+    return shares
+
+
+def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
+    """Return which blocks are similar to the one before them.
+
+    The share of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b
+    and 5).
+
+    Args:
+        similarity: `(..., blocks, blocks)`, as `cross_layer_similarity` returns it.
+        threshold: S above which a block is similar.
+
+    Returns:
+        Booleans, `(..., blocks)`; the first block has none before it.
+    """
+    beside = np.diagonal(np.asarray(similarity), offset=-1, axis1=-2, axis2=-1) > threshold
+    return np.concatenate([np.zeros((*beside.shape[:-1], 1), bool), beside], -1)
+
+
+def mean_head_similarity(maps: Any) -> np.ndarray:
+    r"""Return the mean similarity of pairs of different heads $g, h$ of one block, `(...)`.
+
+    $$\frac1T \sum_t \cos(A_{g,:,t}, A_{h,:,t})$$
+    (DeepViT, Section 4.2, Figure 3c).
+
+    Args:
+        maps: `(..., heads, queries, keys)`. The result is NaN for one head.
+    """
+    unit = _unit(_float_maps(maps), -2)
+    *batch, heads, _, keys = unit.shape
+    if heads == 1:
+        return np.full(batch, np.nan, "float32")
+    similarity = np.einsum("...gqk,...hqk->...gh", unit, unit) / keys
+    diagonal = np.trace(similarity, axis1=-2, axis2=-1)
+    return (similarity.sum((-2, -1)) - diagonal) / (heads * (heads - 1))
+
+
+def feature_similarity(tokens: Any, last: Any) -> np.ndarray:
+    r"""Return the cosine between the tokens of two blocks, averaged over tokens.
+
+    $$\frac1T \sum_t \cos(x^l_t, x^L_t)$$
+    (DeepViT, Section 3, Figures 4 and 8b, with the output of the last block as $x^L$).
+
+    Args:
+        tokens: `(..., tokens, dim)`.
+        last: The same shape.
+
+    Returns:
+        `(...)`.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    tokens, last = np.asarray(tokens, "float32"), np.asarray(last, "float32")
+    _check_same_shape("`tokens` and `last`", "(..., tokens, dim)", tokens, last)
+    return (_unit(tokens, -1) * _unit(last, -1)).sum(-1).mean(-1)
+
+
+def linear_cka(x: Any, y: Any) -> float:
+    r"""Return the linear centered kernel alignment of two sets of features, `(images, ...)`.
+
+    $$\mathrm{CKA}(X, Y) = \frac{\|Y^\top X\|_F^2}{\|X^\top X\|_F \, \|Y^\top Y\|_F}$$
+    with centered columns (Kornblith et al., 2019; Refiner, Appendix A.4). The result is 0 to 1,
+    or NaN if one set is the same for all images.
+    """
+    x, y = (np.asarray(one, "float64") for one in (x, y))
+    if len(x) != len(y) or len(x) < 2:
+        raise ValueError(
+            "`x` and `y` must be features of the same images, at least two. "
+            f"Received: {len(x)} and {len(y)} images."
+        )
+
+    def products(features):
+        features = features.reshape(len(features), -1)
+        features = features - features.mean(0)
+        return features @ features.T
+
+    # ||Y'X||² = <XX', YY'>, from the (images, images) products.
+    x, y = products(x), products(y)
+    norms = np.linalg.norm(x) * np.linalg.norm(y)
+    return float((x * y).sum() / norms) if norms else float("nan")
+
+
+def normalized_cka(features: Sequence[Any], last: Any | None = None) -> np.ndarray:
+    r"""Return how near the features of each block are to the final ones.
+
+    $$F_k = \mathrm{CKA}(f_k, f_\text{out}) / \mathrm{CKA}(f_\text{in}, f_\text{out})$$
+    with $f_\text{in}$ the output of the first block (Refiner, Appendix A.4, Equation 2;
+    Figures 2 and 4), and the linear centered kernel alignment
+    $\mathrm{CKA}(X, Y) = \|Y^\top X\|_F^2 / (\|X^\top X\|_F \, \|Y^\top Y\|_F)$.
+    The paper takes the mean over ten random batches of 32 images. It does
+    not say whether tokens are flattened or pooled; here the caller chooses by what is given.
+
+    Args:
+        features: The features after each block, `(images, ...)`: tokens, which are
+            flattened, or their means.
+        last: The final features $f_\text{out}$; None takes those of the last block.
+
+    Returns:
+        `(blocks,)`; the first entry is 1.
+
+    Raises:
+        ValueError: if the numbers of images differ, or are below two.
+    """
+    last = features[-1] if last is None else last
+    values = np.array([linear_cka(one, last) for one in features])
+    return values / values[0]
+
+
+def _unit(values, axis):
+    """Divide by the norm along an axis; zeros stay zeros."""
+    norms = np.sqrt(np.square(values).sum(axis, keepdims=True))
+    return values / np.maximum(norms, 1e-12)
+
+
+# Residual branches and learned scales.
+
+
+def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "token") -> np.ndarray:
+    r"""Return the norm of a residual branch divided by that of the tokens it is added to.
+
+    $$\|R_l(x)\|_2 / \|x\|_2$$
+    with LayerScale included in $R_l$ (CaiT, Section 4.1.3, Figure 4).
+
+    Args:
+        branch: What the branch adds, `(..., tokens, dim)`.
+        inputs: The tokens to which it is added, the same shape.
+        over: What the norms are over: `"token"`, the channels of one token, averaged over
+            tokens; or `"image"`, all tokens and channels. The paper does not say which.
+
+    Returns:
+        `(...)`.
+
+    Raises:
+        ValueError: if the shapes differ, or `over` is unknown.
+    """
+    branch, inputs = np.asarray(branch, "float32"), np.asarray(inputs, "float32")
+    _check_same_shape("`branch` and `inputs`", "(..., tokens, dim)", branch, inputs)
+    if over not in ("token", "image"):
+        raise ValueError(f"`over` must be 'token' or 'image'. Received: {over!r}.")
+    axes = -1 if over == "token" else (-2, -1)
+    own, stream = (np.sqrt(np.square(part).sum(axes)) for part in (branch, inputs))
+    ratio = own / np.maximum(stream, np.finfo("float32").tiny)
+    return ratio.mean(-1) if over == "token" else ratio
+
+
+def scale_summary(scale: Any) -> tuple[float, float]:
+    r"""Return the mean of $\Lambda$, `(dim,)`, of $\mathrm{CB_S}$, and its .1 over its .9 quantile.
+
+    Context Broadcasting, Section 3.5, Figure 6. The choice of quantiles is ours.
+    """
+    scale = np.asarray(scale, "float32")
+    below, above = np.quantile(scale, [0.1, 0.9])
+    return float(scale.mean()), float(below / above) if above else float("nan")
+
+
+def _check_same_shape(names, shape, one, other):
+    if one.shape != other.shape:
+        raise ValueError(
+            f"{names} must have the same shape, {shape}. Received: {one.shape} and {other.shape}."
+        )
