@@ -4,7 +4,7 @@ from math import prod
 
 import keras
 import pytest
-from stub import PATH, stub
+from models.stub import PATH, stub
 
 import keras_vitx as kv
 
