@@ -3,7 +3,7 @@
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, check_one_of, register
+from keras_vitx.layers.base import Layer, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -58,7 +58,10 @@ class Block(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_one_of("residual_dtype", residual_dtype, (None, "float32"))
+        if residual_dtype not in (None, "float32"):
+            raise ValueError(
+                f"`residual_dtype` must be None or 'float32'. Received: {residual_dtype!r}."
+            )
         if residual_scale <= 0:
             raise ValueError(
                 f"`residual_scale` must be above 0. Received: residual_scale={residual_scale}."

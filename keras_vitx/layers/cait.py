@@ -11,11 +11,8 @@ from keras_vitx.layers.regularization import LayerScale as LayerScale
 def TalkingHeadsAttention(num_heads: int, **kwargs) -> Attention:
     """Attention with a linear mix of the heads before and after the softmax (CaiT, Section 4.3).
 
-    The mixes are named `proj_l` and `proj_w`, as in the public checkpoints.
-
-    Args:
-        num_heads: Number of heads.
-        **kwargs: Further arguments of `Attention`.
+    The mixes are named `proj_l` and `proj_w`, as in the public checkpoints. The arguments are those
+    of `Attention`.
     """
     dtype = kwargs.get("dtype")
     before, after = HeadMixing(name="proj_l", dtype=dtype), HeadMixing(name="proj_w", dtype=dtype)

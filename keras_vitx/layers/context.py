@@ -27,11 +27,9 @@ class ContextBroadcasting(Layer):
             $y_i = x_i \odot x_0$ for every other token (our reading of Tables 13 and 14, whose
             formula is lost); `"class_and_mean"`, $(x_0 + \bar x) / 2$, our interpretation of their
             combination.
-        scale: Initial value of $\Lambda$, a number or an initializer; None is no $\Lambda$.
+        scale: Initial value of $\Lambda$, a number or an initializer; None is no $\Lambda$, as in
+            `"class_product"`.
         halve: Whether the sum is halved; by default only without a `scale`.
-
-    Raises:
-        ValueError: if `context` is unknown, or `"class_product"` is given a `scale`.
     """
 
     def __init__(
@@ -119,9 +117,6 @@ class UniformHeads(MapLayer):
 
     Args:
         count: Number of uniform maps, at least 1.
-
-    Raises:
-        ValueError: if `count` is below 1.
     """
 
     def __init__(self, count: int = 1, **kwargs):

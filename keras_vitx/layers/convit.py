@@ -1,6 +1,5 @@
 """ConViT's positional self-attention (PSA) and gated positional self-attention (GPSA)."""
 
-from collections.abc import Callable
 from math import isqrt
 
 import keras
@@ -12,8 +11,8 @@ from keras_vitx.layers.base import InferenceForm, check_one_of, register
 from keras_vitx.layers.initializers import normal
 
 
-def convolutional_start(locality_strength: float) -> Callable:
-    r"""Return the initializer of positional weights with one offset of a convolution per head.
+class ConvolutionalStart(keras.initializers.Initializer):
+    r"""Initial positional weights: each head attends one offset of a $k \times k$ convolution.
 
     ConViT, Section 2, Equation 5. With $k = \lfloor\sqrt{\text{num heads}}\rfloor$ and the center
     $c = (k - 1) / 2$ for even $k$, $\lfloor k / 2 \rfloor$ for odd $k$, head $h_1 + k h_2$ has the
@@ -22,7 +21,13 @@ def convolutional_start(locality_strength: float) -> Callable:
     `locality_strength`.
     """
 
-    def start(shape, dtype=None):
+    def __init__(self, locality_strength: float):
+        self.locality_strength = locality_strength
+
+    def get_config(self):
+        return {"locality_strength": self.locality_strength}
+
+    def __call__(self, shape, dtype=None):
         heads = shape[1]
         side = isqrt(heads)
         center = (side - 1) / 2 if side % 2 == 0 else side // 2
@@ -32,9 +37,7 @@ def convolutional_start(locality_strength: float) -> Callable:
         if heads > side**2:
             rest = normal()((shape[0], heads - side**2), dtype=dtype)
             kernel = ops.concatenate([kernel, rest], axis=1)
-        return locality_strength * kernel
-
-    return start
+        return self.locality_strength * kernel
 
 
 @register
@@ -51,7 +54,7 @@ class PositionalAttention(Attention):
 
     Args:
         num_heads: Number of heads.
-        grid: Rows and columns of patches; None is a square grid.
+        grid: Rows and columns of patches, as many as tokens; None is a square grid.
         conv_start: Whether the value projection starts as the identity, $v$ as a convolution
             (Equation 5), and, without gates, the projections to queries and keys as zeros. Neither
             of these two then receives a gradient: the attention stays positional, as Appendix A
@@ -62,10 +65,6 @@ class PositionalAttention(Attention):
         constant_positions: Whether the positional terms of rows and columns are stored (`by_row`,
             `by_column`) in place of $v$ and $b$: the form at inference, after `keras_vitx.fuse`.
         **kwargs: Further arguments of `Attention`.
-
-    Raises:
-        ValueError: if `num_heads` is not a square, and at build if the number of patches of `grid`
-            is not the number of tokens.
     """
 
     # Queries and keys start at 0 beside a convolutional start (Equation 5).
@@ -113,7 +112,7 @@ class PositionalAttention(Attention):
                 shape = (self.num_heads, side, side)
                 setattr(self, name, self.add_weight(name=name, shape=shape, initializer="zeros"))
             return
-        start = convolutional_start(self.locality_strength)
+        start = ConvolutionalStart(self.locality_strength)
         kernel = {"kernel_initializer": start} if self.conv_start else {}
         self.pos_proj = self.dense(self.num_heads, "pos_proj", (None, 3), **kernel)
 
@@ -187,9 +186,6 @@ class GatedPositionalAttention(PositionalAttention):
         gate: Initial value of $\lambda$.
         learn_gates: Whether $\lambda$ is trained.
         **kwargs: Further arguments of `PositionalAttention`.
-
-    Raises:
-        ValueError: as in `PositionalAttention`.
     """
 
     # The gates dispense with it (Section 3).

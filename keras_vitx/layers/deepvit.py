@@ -81,12 +81,8 @@ class SharedAttention(Attention):
     Input: a pair of tokens `(batch, tokens, dim)` and shared maps `(batch, heads, tokens, tokens)`.
     Output: as of `Attention`, `(batch, tokens, dim)`.
 
-    Args:
-        num_heads: Number of heads of the shared maps.
-        **kwargs: Further arguments of `Attention`; `on_logits` has no effect.
-
-    Raises:
-        ValueError: at build, if the shared maps do not have that shape.
+    The arguments are those of `Attention`, with `num_heads` of the shared maps and no effect of
+    `on_logits`.
     """
 
     reads_maps, computes_maps = True, False
@@ -113,9 +109,6 @@ class Temperature(MapLayer):
         temperature: $\tau$, above 0. One that decreases linearly from block to block is the decayed
             temperature of Table 5.
         learnable: Whether $\tau$ is trained, with `temperature` as its initial value.
-
-    Raises:
-        ValueError: if `temperature` is not above 0.
     """
 
     varying = ("temperature",)
@@ -163,9 +156,6 @@ class CarryingBlock(Block):
             values; `"carried"`, those that it emits, as in the released Refined-ViT, whose
             similarity is 1 where the attention computes none.
         **kwargs: Further arguments of `Block`.
-
-    Raises:
-        ValueError: if `similarity_over` or `similarity_of` is unknown.
     """
 
     def __init__(

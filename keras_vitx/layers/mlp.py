@@ -15,7 +15,7 @@ class MLP(Layer):
     Input and output: `(batch, tokens, dim)`.
 
     Args:
-        mlp_ratio: Ratio of the hidden width to `dim`; the product is rounded down.
+        mlp_ratio: Ratio of the hidden width, at least 1, to `dim`; the product is rounded down.
         activation: $\phi$, a name known to `keras.activations`. `"gelu"` is the exact form with the
             error function, as in the papers' code.
         dropout: Dropout rate of hidden units and outputs in training.
@@ -24,9 +24,6 @@ class MLP(Layer):
         on_output: Layers over tokens, run last.
         hidden: Hidden width, in place of `mlp_ratio`.
         initialization: Initial weights, as in `keras_vitx.layers.initializers`.
-
-    Raises:
-        ValueError: at build, if the hidden width is below 1.
     """
 
     def __init__(

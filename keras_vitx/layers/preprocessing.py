@@ -34,14 +34,13 @@ class ImagePreprocessing(Layer):
 
     Each image is resized with antialiasing, keeping its aspect ratio, until it covers
     `size / crop_ratio`, and its center is cropped. A crop ratio above 1 leaves a border of black
-    pixels, which are normalized like all others: receptive field calibration (Refiner, Section 4.4,
-    with ratios from 1.10 to 1.13).
+    pixels: receptive field calibration (Refiner, Section 4.4, with ratios from 1.10 to 1.13).
 
-    Resize, crop and border are one matrix product per axis, $A_h x A_w^T$: each row of $A$ holds
-    the weights of one output pixel, or zeros for a pixel of the border. As in Pillow, each product
-    is rounded to the 256 levels of a byte, so the result equals that of `preprocess_input` and of
-    timm to the last level. (Pillow 13 resizes images more than twice as high as wide along the
-    other axis first, so a few of their pixels differ.) There are no gradients.
+    Resize, crop and border are one matrix product per axis, $A_h x A_w^T$, with the weights of one
+    output pixel in each row of $A$. Each product is rounded to the 256 levels of a byte, so the
+    result equals that of Pillow, `preprocess_input` and timm to the last level. (Pillow 13 resizes
+    images more than twice as high as wide along the other axis first, so a few of their pixels
+    differ.) There are no gradients.
 
     Input: uint8 or floats in 0..255, `(batch, height, width, channels)`. Output: float32
     `(batch, *size, channels)`, whatever the precision. For images of unknown height and width, a
@@ -59,8 +58,7 @@ class ImagePreprocessing(Layer):
             embedding does the rest.
 
     Attributes:
-        takes_pixels: Marks a layer whose input is pixels in 0..255, so that
-            `keras_vitx.export.verify` feeds such values to the model.
+        takes_pixels: Marks a layer of pixels in 0..255, with which `export.verify` then feeds it.
 
     Raises:
         ValueError: if an argument is out of range, or the number of channels of the images is not

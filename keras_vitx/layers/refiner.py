@@ -23,12 +23,8 @@ class LocalMapConvolution(MapLayer):
             columns of patches of `grid`, per query; keys before the patches (a class token) are
             left unchanged. `"row+column"`: the sum of a $1 \times k$ convolution along the keys and
             a $k \times 1$ convolution along the queries, our interpretation of the table.
-        grid: Rows and columns of patches, for `"spatial"`.
+        grid: Rows and columns of patches, for `"spatial"`; as many as there are keys, or fewer.
         use_bias: Whether a bias per head is added to its map.
-
-    Raises:
-        ValueError: if `kernel_size` is even, `constraint` is unknown, or `"spatial"` has no `grid`
-            or one with more patches than keys.
     """
 
     def __init__(
@@ -42,8 +38,7 @@ class LocalMapConvolution(MapLayer):
         super().__init__(**kwargs)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(
-                "`kernel_size` must be odd, so that a kernel has a center. "
-                f"Received: kernel_size={kernel_size}."
+                f"`kernel_size` must be odd and positive. Received: kernel_size={kernel_size}."
             )
         check_one_of("constraint", constraint, (None, "spatial", "row+column"))
         if constraint == "spatial" and grid is None:
@@ -107,9 +102,6 @@ class Refinement(MapLayer):
         kernel_size: Side of the convolution, odd (Figure 6).
         reduction: Whether to apply $W_r$ (Table 3).
         constraint, grid: As in `LocalMapConvolution` (Table 4).
-
-    Raises:
-        ValueError: if `expansion` is below 1, and as in `LocalMapConvolution`.
     """
 
     def __init__(
@@ -170,9 +162,6 @@ class ResidualRefinement(MapLayer):
         kernel_size: Side of the convolution, odd.
         map_scale: $s$; in the released code $1/\sqrt d$, with $d$ the size of a head.
         normalize: Whether to apply BN.
-
-    Raises:
-        ValueError: if `expansion` is below 1 or `kernel_size` is even.
     """
 
     def __init__(
@@ -269,12 +258,7 @@ class AccumulatingAttention(Attention):
     Input: a pair of tokens `(batch, tokens, dim)` and shared maps `(batch, heads, tokens, tokens)`.
     Output: as of `Attention`, `(batch, tokens, dim)`.
 
-    Args:
-        num_heads: Number of heads, the same as of the shared maps.
-        **kwargs: Further arguments of `Attention`.
-
-    Raises:
-        ValueError: at build, if the shared maps do not have that shape.
+    The arguments are those of `Attention`.
     """
 
     reads_maps = True
@@ -287,7 +271,4 @@ class AccumulatingAttention(Attention):
 def check_expansion(expansion: int) -> None:
     """Check the ratio of the attention expansion."""
     if expansion < 1:
-        raise ValueError(
-            "`expansion`, the ratio of inner maps to input maps, must be at least 1. "
-            f"Received: expansion={expansion}."
-        )
+        raise ValueError(f"`expansion` must be at least 1. Received: expansion={expansion}.")

@@ -49,9 +49,6 @@ class DropPath(Layer):
         rate: $p$, in [0, 1).
         seed: Random seed. Under PyTorch, a layer without one draws from PyTorch's own generator, as
             Keras's `Dropout` does; with one, every draw waits for the device.
-
-    Raises:
-        ValueError: if `rate` is not in [0, 1).
     """
 
     varying = ("rate", "seed")
@@ -64,11 +61,7 @@ class DropPath(Layer):
         self.seed_generator = keras.random.SeedGenerator(seed) if rate else None
 
     def set_rate(self, rate: float) -> None:
-        """Change the rate, at any time. A compiled training step keeps the old one.
-
-        Raises:
-            ValueError: if `rate` is not in [0, 1).
-        """
+        """Change the rate, at any time. A compiled training step keeps the old one."""
         check_rate(rate)
         self.rate = rate
         # As if built with that rate, so that saved files and the loop over depth agree.

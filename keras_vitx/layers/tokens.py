@@ -19,14 +19,10 @@ class PatchEmbedding(Layer):
 
     Args:
         dim: Width of a token.
-        patch_size: Side of a patch in pixels.
+        patch_size: Side of a patch in pixels. Without `stride`, it divides the sides of the image.
         stride: Distance between patches in pixels; None is `patch_size`. With a smaller stride,
             patches overlap (PiT) and remaining pixels at the edge are dropped.
         initialization: Initial weights, as in `keras_vitx.layers.initializers`.
-
-    Raises:
-        ValueError: at build, if a side of the image is not a multiple of `patch_size`, or, with a
-            `stride`, is smaller than `patch_size`.
     """
 
     def __init__(
@@ -45,8 +41,10 @@ class PatchEmbedding(Layer):
 
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size, self.stride)
-        sides = self.patch_size, self.stride or self.patch_size
-        self.proj = _convolution(self, "proj", self.dim, *sides, input_shape, self.initialization)
+        start, strides = self.initialization, self.stride or self.patch_size
+        self.proj = _convolution(
+            self, "proj", self.dim, input_shape, self.patch_size, start, strides=strides
+        )
 
     def call(self, images):
         return _flatten(self.run(self.proj, images))
@@ -65,13 +63,9 @@ class ConvStem(Layer):
     Args:
         dim: Width of a token.
         channels: Channels of each convolution.
-        patch_size: Side of a patch in pixels of the image, even.
+        patch_size: Side of a patch in pixels of the image, even. It divides the image's sides.
         normalize: Whether BatchNormalization follows the convolutions. Without it, they have
             biases: the form at inference, after `keras_vitx.fuse`.
-
-    Raises:
-        ValueError: if `patch_size` is odd, and at build if a side of the image is not a multiple of
-            it.
     """
 
     def __init__(
@@ -97,22 +91,14 @@ class ConvStem(Layer):
         self.new_grid = _grid(input_shape, self.patch_size)
         self.convolutions, self.norms = [], []
         shape, biased = tuple(input_shape), not self.normalize
-        # `call` pads the first: with a stride, Keras's "same" differs from the public code.
-        side, stride, padding = 7, 2, "valid"
         for index, channels in enumerate(self.channels, start=1):
+            # `call` pads the first: with a stride, Keras's "same" differs from the public code.
+            side, form = (7, {"strides": 2}) if index == 1 else (3, {"padding": "same"})
             layer = _convolution(
-                self,
-                f"conv{index}",
-                channels,
-                side,
-                stride,
-                shape,
-                padding=padding,
-                use_bias=biased,
+                self, f"conv{index}", channels, shape, side, **form, use_bias=biased
             )
             self.convolutions.append(layer)
             shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
-            side, stride, padding = 3, 1, "same"
             if self.normalize:
                 norm = keras.layers.BatchNormalization(
                     momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
@@ -120,7 +106,7 @@ class ConvStem(Layer):
                 norm.build(shape)
                 self.norms.append(norm)
         half = self.patch_size // 2
-        self.proj = _convolution(self, "proj", self.dim, half, half, shape)
+        self.proj = _convolution(self, "proj", self.dim, shape, half, strides=half)
 
     def call(self, images, training=False):
         x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
@@ -145,20 +131,16 @@ class TokenDownsampling(Layer):
     """Fewer and wider tokens: PiT's pooling between stages (Heo et al., 2021).
 
     A 3 x 3 depthwise convolution of stride 2 on the patches, with `dim / width` output channels per
-    channel, and a Dense on the class tokens.
+    channel, and a Dense on the class tokens. Each side of the grid is halved and rounded up.
 
-    Input: `(batch, class tokens + rows * columns, width)`. Output: `(batch, class tokens + new rows
-    * new columns, dim)`, where each side is halved and rounded up.
+    Input: `(batch, class tokens + rows * columns, width)`.
+    Output: `(batch, class tokens + new rows * new columns, dim)`.
 
     Args:
         dim: New width of a token, a multiple of the old one.
         grid: Rows and columns of patches of the input.
         num_prefix_tokens: Number of leading tokens that are not patches.
         initialization: Initial weights of the Dense, as in `keras_vitx.layers.initializers`.
-
-    Raises:
-        ValueError: at build, if `dim` is not a multiple of the old width, or the number of tokens
-            does not match `grid`.
     """
 
     def __init__(
@@ -251,10 +233,7 @@ class ClassToken(Layer):
     Input: `(batch, tokens, dim)`. Output: `(batch, count + tokens, dim)`.
 
     Args:
-        count: Number of tokens, for networks that keep several in one variable.
-
-    Raises:
-        ValueError: if `count` is not a positive whole number.
+        count: Number of tokens, at least 1, for networks that keep several in one variable.
     """
 
     def __init__(self, count: int = 1, **kwargs):
@@ -282,9 +261,6 @@ class TokenPooling(Layer):
     Args:
         pooling: `"token"`, the class token; `"avg"` or `"max"`, the mean or maximum of the patches.
         num_prefix_tokens: Number of leading tokens that are not patches.
-
-    Raises:
-        ValueError: if `pooling` is unknown.
     """
 
     poolings = ("token", "avg", "max")
@@ -321,14 +297,11 @@ class PatchMap(Layer):
         return ops.reshape(x[:, -rows * columns :], (-1, rows, columns, x.shape[-1]))
 
 
-def _convolution(
-    parent, name, filters, side, stride, input_shape, initialization="uniform", **arguments
-):
+def _convolution(parent, name, filters, input_shape, side, initialization="uniform", **arguments):
     """Return a built square `Conv2D`, a child of `parent`."""
     layer = keras.layers.Conv2D(
         filters,
         side,
-        stride,
         data_format="channels_last",
         **initializers(initialization, side * side * input_shape[-1]),
         **arguments,

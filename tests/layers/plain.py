@@ -9,7 +9,7 @@ from math import erf
 
 import keras
 import numpy as np
-from harness import array, numbers, randomize
+from harness import LAYERS, array, numbers, randomize
 
 from keras_vitx import layers as kvl
 from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
@@ -22,6 +22,16 @@ def built(layer, x=X, shape=None):
     layer.build(x.shape if shape is None else shape)
     randomize(layer)
     return layer
+
+
+def made(name, random=True):
+    """Return a built layer of the table, with random weights or as it starts, and its input."""
+    case = LAYERS[name]
+    layer = case.make()
+    layer.build(case.inputs(lambda shape: (None, *shape)))
+    if random:
+        randomize(layer)
+    return layer, case.inputs(lambda shape: numbers((3, *shape)))
 
 
 def value(variable):

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from harness import BACKEND, LAYERS, MIXED, array, close, gradients, joined, numbers, precision
 from keras import ops
-from plain import X, built
-from test_formulas import made
+from plain import X, built, made
 
 from keras_vitx.layers import (
     MLP,
@@ -31,8 +30,6 @@ NO_PADDING = (
     # Layers with a fixed grid of tokens.
     *(name for name in HERE if "Positional" in name or "spatial" in name),
 )
-MASK = np.random.default_rng(3).random((3, 5, 5)) < 0.5
-MASK[0, 1] = False
 
 
 def pairs(name, layer):
@@ -101,11 +98,9 @@ def test_padding_changes_nothing(name):
 def test_a_convolution_reads_the_rows_of_padded_queries():
     """As the docstring of `Attention` says: mask the queries of the padding, too."""
     layer = built(RefinedAttention(2))
-    keys = np.arange(7) < 5
-    x = padded(X)
-    only_keys = array(layer(x, attention_mask=keys[None]))[:, :5]
-    both = array(layer(x, attention_mask=keys[:, None] & keys))[:, :5]
-    expected = array(layer(X))
+    keys, expected = np.arange(7) < 5, array(layer(X))
+    masks = keys[None], keys[:, None] & keys
+    only_keys, both = (array(layer(padded(X), attention_mask=mask))[:, :5] for mask in masks)
     close(both, expected)
     assert np.abs(only_keys - expected).max() > 1e-3 * np.abs(expected).max()
 
@@ -119,7 +114,7 @@ def test_a_mask_of_another_shape(shape):
 def test_attention_without_masks():
     block = Block(TokenMixing(4), MLP())
     with pytest.raises(ValueError, match=r"attention_mask.*TokenMixing"):
-        block(X, attention_mask=MASK)
+        block(X, attention_mask=np.ones((3, 5, 5), bool))
 
 
 def test_a_masked_model_is_saved(tmp_path):
@@ -128,8 +123,8 @@ def test_a_masked_model_is_saved(tmp_path):
     model = keras.Model([tokens, mask], block(tokens, attention_mask=mask))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    given = [X, MASK[:, 1:2].astype("float32")]
-    expected = array(model(given))
-    close(array(loaded(given)), expected)
-    close(array(block(X, attention_mask=MASK[:, 1:2])), expected)
+    mask = np.random.default_rng(3).random((3, 1, 5)) < 0.5
+    expected = array(block(X, attention_mask=mask))
+    for one in (model, loaded):
+        close(array(one([X, mask.astype("float32")])), expected)
     assert np.abs(array(block(X)) - expected).max() > 1e-4

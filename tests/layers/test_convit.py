@@ -1,17 +1,12 @@
 """Starts of positional and gated positional attention, and what is trained."""
 
-import keras
 import numpy as np
 import pytest
 from harness import array, close, numbers
-from plain import built, places
+from plain import places
 
 from keras_vitx.layers import MLP, Block, GatedPositionalAttention
-from keras_vitx.layers.convit import convolutional_start
-
-
-def tokens(grid, dim=8, batch=3):
-    return numbers((batch, grid[0] * grid[1], dim), seed=grid[0])
+from keras_vitx.layers.convit import ConvolutionalStart
 
 
 def test_start_of_gates():
@@ -27,13 +22,8 @@ def test_what_is_trained():
         return {v.path.split("/", 1)[1] for v in layer.trainable_variables}
 
     everything = {
-        "gating_param",
-        "qk/kernel",
-        "v/kernel",
-        "proj/kernel",
-        "proj/bias",
-        "pos_proj/kernel",
-        "pos_proj/bias",
+        *("gating_param", "qk/kernel", "v/kernel", "proj/kernel", "proj/bias"),
+        *("pos_proj/kernel", "pos_proj/bias"),
     }
     assert trained(GatedPositionalAttention(4)) == everything
     frozen = trained(GatedPositionalAttention(4, learn_gates=False))
@@ -49,35 +39,23 @@ def test_a_frozen_attention_stays_frozen_in_a_block():
         assert not [v.path for v in layer.trainable_variables if "/attn/" in v.path]
 
 
-def neighbour(grid, place, offset):
-    """The index of the patch nearest to `place` + `offset`."""
-    row, column = (
-        min(max(p + o, 0), side - 1) for p, o, side in zip(place, offset, grid, strict=True)
-    )
-    return row * grid[1] + column
-
-
-def local_layer(heads, grid, dim):
-    """A GPSA with the convolutional start, gates at 1 and very sharp positional maps."""
-    layer = GatedPositionalAttention(heads, grid=grid, gate=100.0, locality_strength=50.0)
-    layer.build((None, grid[0] * grid[1], dim))
-    return layer
-
-
 def test_the_convolutional_start_is_a_convolution():
     """ConViT, Section 2: nine heads form a 3 x 3 kernel."""
     grid, dim, size = (4, 5), 18, 2
-    layer = local_layer(9, grid, dim)
-    x = tokens(grid, dim)
+    # Gates at 1, and very sharp positional maps.
+    layer = GatedPositionalAttention(9, grid=grid, gate=100.0, locality_strength=50.0)
+    layer.build((None, 20, dim))
+    x = numbers((3, 20, dim))
     np.testing.assert_array_equal(array(layer.v.kernel.value), np.eye(dim))
 
     # Head h1 + 3 h2 attends the patch h1 - 1 rows down and h2 - 1 columns right of each;
     # beyond the edge, the last patch before it.
     expected = np.zeros((9, 20, 20))
     for head in range(9):
-        for number, place in enumerate(places(grid)):
-            offset = (head % 3 - 1, head // 3 - 1)
-            expected[head, number, neighbour(grid, place, offset)] = 1
+        for number, (row, column) in enumerate(places(grid)):
+            row = min(max(row + head % 3 - 1, 0), 3)
+            column = min(max(column + head // 3 - 1, 0), 4)
+            expected[head, number, 5 * row + column] = 1
     maps = array(layer(x, return_attention_scores=True)[1])
     close(maps, np.broadcast_to(expected, maps.shape), 1e-6)
 
@@ -108,28 +86,9 @@ def test_the_convolutional_start_is_a_convolution():
     close(y[:, 1:-1, 1:-1], convolution("constant")[:, 1:-1, 1:-1])
 
 
-def test_heads_of_an_even_kernel_share_four_patches():
-    """The centre of a 2 x 2 kernel is half a patch away: the four around it are equally near."""
-    grid = (3, 4)
-    layer = local_layer(4, grid, 8)
-    expected = np.zeros((4, 12, 12))
-    for head in range(4):
-        down, right = 2 * (head % 2) - 1, 2 * (head // 2) - 1
-        for number, (row, column) in enumerate(places(grid)):
-            near = [
-                y * grid[1] + x
-                for y in {row, row + down}
-                for x in {column, column + right}
-                if 0 <= y < grid[0] and 0 <= x < grid[1]
-            ]
-            expected[head, number, near] = 1 / len(near)
-    maps = array(layer(tokens(grid), return_attention_scores=True)[1])
-    close(maps, np.broadcast_to(expected, maps.shape), 1e-6)
-
-
 @pytest.mark.parametrize("strength", (1.0, 0.5))
 def test_numbers_of_the_convolutional_start(strength):
-    start = convolutional_start(strength)
+    start = ConvolutionalStart(strength)
     four = array(start((3, 4), dtype="float32"))
     close(four, strength * np.array([[-1, -1, 1, 1], [-1, 1, -1, 1], [-1, -1, -1, -1]]))
     nine = array(start((3, 9), dtype="float32"))
@@ -141,7 +100,7 @@ def test_heads_left_over_start_at_random():
     layer = GatedPositionalAttention(6, conv_start="partial", locality_strength=2.0)
     layer.build((None, 9, 12))
     kernel = array(layer.pos_proj.kernel.value)
-    close(kernel[:, :4], array(convolutional_start(2.0)((3, 4), dtype="float32")))
+    close(kernel[:, :4], array(ConvolutionalStart(2.0)((3, 4), dtype="float32")))
     assert len(np.unique(kernel[:, 4:])) == 6
     assert np.abs(kernel[:, 4:]).max() <= 0.2, "five deviations of 0.02, doubled"
 
@@ -151,13 +110,3 @@ def test_without_a_convolutional_start():
     layer.build((None, 9, 8))
     for kernel in (layer.pos_proj.kernel, layer.v.kernel):
         assert 0.02 < np.abs(array(kernel.value)).max() < 0.1
-
-
-def test_batches_of_any_size():
-    """One traced call works for every batch size."""
-    layer = built(GatedPositionalAttention(4), tokens((3, 3)))
-    inputs = keras.Input((9, 8))
-    model = keras.Model(inputs, layer(inputs))
-    for batch in (2, 3):
-        x = tokens((3, 3), batch=batch)
-        close(model.predict(x, verbose=0), array(layer(x)))

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, LAYERS, array, call, close, numbers, randomize
-from plain import attend, plain
+from harness import BACKEND, LAYERS, array, call, close
+from plain import attend, made, plain
 
 from keras_vitx.layers import Attention
 
@@ -12,15 +12,6 @@ ATTENTIONS = [name for name, case in LAYERS.items() if isinstance(case.make(), A
 # Compared with timm's and Pillow's transform (tests/data/test_photographs.py).
 WITHOUT = ("ImagePreprocessing",)
 NAMES = [name for name in LAYERS if name.split("/")[0] not in WITHOUT]
-
-
-def made(name):
-    """Return a built layer with random weights, and its input."""
-    case = LAYERS[name]
-    layer = case.make()
-    layer.build(case.inputs(lambda shape: (None, *shape)))
-    randomize(layer)
-    return layer, case.inputs(lambda shape: numbers((3, *shape)))
 
 
 def in_float64(x):

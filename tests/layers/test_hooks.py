@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, LAYERS, array, call, close, numbers, randomize
+from harness import BACKEND, FAMILIES, LAYERS, array, call, close
+from plain import made
 
 from keras_vitx.keras_internals import sublayers
 
@@ -12,65 +13,51 @@ if BACKEND == "torch":
     import torch
 
 
-def made(name):
-    """Return a layer, its input, and its children that compute in training."""
-    case = LAYERS[name]
-    layer = case.make()
-    layer.build(case.inputs(lambda shape: (None, *shape)))
-    randomize(layer)
-    parts = [
+def parts_of(layer):
+    """The children that compute in training."""
+    return [
         part
         for part in sublayers(layer)[1:]
         # The kernel of a depthwise convolution is read, not called.
         if getattr(part, "rate", 1) and not isinstance(part, keras.layers.DepthwiseConv2D)
     ]
-    return layer, case.inputs(lambda shape: torch.tensor(numbers((2, *shape)))), parts
-
-
-def first(outputs):
-    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_hooks_fire(name):
-    layer, x, parts = made(name)
-    fired = []
-    handles = [
-        register(lambda part, *_: fired.append(part.path))
-        for part in parts
-        for register in (part.register_forward_pre_hook, part.register_forward_hook)
-    ]
+    layer, x = made(name)
+    parts, fired = parts_of(layer), []
+    for part in parts:
+        for register in (part.register_forward_pre_hook, part.register_forward_hook):
+            register(lambda part, *_: fired.append(part.path))
     call(layer, x, training=True)
     assert set(fired) == {part.path for part in parts}
     # Each at its only call; an MLP drops twice, and positions are projected per axis.
     once = [p for p in parts if p.name != "pos_proj" and not isinstance(p, keras.layers.Dropout)]
     assert all(fired.count(part.path) == 2 for part in once)
-    fired.clear()
-    for handle in handles:
-        handle.remove()
-    call(layer, x, training=True)
-    assert fired == []
 
 
 @pytest.mark.parametrize("name", ("Block/talking", "ReAttention", "ConvStem"))
 def test_backward_hooks_fire(name):
-    layer, x, parts = made(name)
-    fired = set()
+    layer, x = made(name)
+    parts, fired = parts_of(layer), set()
     for part in parts:
         part.register_full_backward_hook(lambda part, *_: fired.add(part.path))
-    first(call(layer, x.requires_grad_(), training=True)).square().sum().backward()
+    call(layer, torch.tensor(x, requires_grad=True), training=True).square().sum().backward()
     assert fired == {part.path for part in parts}
 
 
-def test_a_hook_changes_the_output():
-    layer, x, _ = made("Attention")
+def test_a_hook_changes_the_output_while_it_is_there():
+    layer, x = made("Attention")
     before = array(layer(x))
-    layer.proj.register_forward_hook(lambda layer, inputs, y: 2 * y)
+    handle = layer.proj.register_forward_hook(lambda layer, inputs, y: 2 * y)
     close(array(layer(x)), 2 * before)
+    handle.remove()
+    close(array(layer(x)), before)
 
 
 def test_global_hooks_fire():
-    layer, x, parts = made("Attention")
+    layer, x = made("Attention")
     fired = []
     register = torch.nn.modules.module.register_module_forward_hook
     handle = register(lambda module, *_: fired.append(module.path))
@@ -78,14 +65,13 @@ def test_global_hooks_fire():
         call(layer, x)
     finally:
         handle.remove()
-    assert {part.path for part in parts} <= set(fired)
+    assert {part.path for part in parts_of(layer)} <= set(fired)
 
 
 def test_hooks_on_the_layers_of_a_model():
     model = FAMILIES["CaiT"]()
-    x = np.zeros((1, *model.input_shape[1:]), "float32")
     fired = []
     for step in model.steps:
         step.register_forward_hook(lambda step, *_: fired.append(step.name))
-    model(x)
+    model(np.zeros((1, *model.input_shape[1:]), "float32"))
     assert fired == [step.name for step in model.steps]

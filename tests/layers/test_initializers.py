@@ -20,48 +20,31 @@ from keras_vitx.layers import (
 from keras_vitx.layers.tokens import TokenDownsampling
 
 MAPS = (None, 16, 20, 20)
-# The layer, the shape of its input, and the inputs per output of each convolution.
-CONVOLUTIONS = {
-    "PatchEmbedding": (
-        lambda: PatchEmbedding(64, 4),
-        (None, 8, 8, 3),
-        {"proj/kernel": 48, "proj/bias": 48},
-    ),
-    "ConvStem": (
-        lambda: ConvStem(64, (32, 32), 4),
-        (None, 8, 8, 3),
+IMAGES = (None, 8, 8, 3)
+# A layer, the shape of its input, and the inputs per output of each convolution.
+CONVOLUTIONS = [
+    (PatchEmbedding(64, 4), IMAGES, {"proj/kernel": 48, "proj/bias": 48}),
+    (
+        ConvStem(64, (32, 32), 4),
+        IMAGES,
         {"conv1/kernel": 147, "conv2/kernel": 288, "proj/kernel": 128, "proj/bias": 128},
     ),
-    "TokenDownsampling": (
-        lambda: TokenDownsampling(128, (4, 4)),
-        (None, 17, 64),
-        {"conv/kernel": 9, "conv/bias": 9},
-    ),
-    "ReAttention": (ReAttention, MAPS, {"matrix/kernel": 16, "matrix/bias": 16}),
-    "LocalMapConvolution": (lambda: LocalMapConvolution(5), MAPS, {"kernel": 25}),
-    "LocalMapConvolution/row+column": (
-        lambda: LocalMapConvolution(5, "row+column"),
-        MAPS,
-        {"kernel": 5},
-    ),
-    "Refinement": (
-        Refinement,
-        MAPS,
-        {"expand/kernel": 16, "local/kernel": 9, "reduce/kernel": 48},
-    ),
-    "ResidualRefinement": (
-        ResidualRefinement,
+    (TokenDownsampling(128, (4, 4)), (None, 17, 64), {"conv/kernel": 9, "conv/bias": 9}),
+    (ReAttention(), MAPS, {"matrix/kernel": 16, "matrix/bias": 16}),
+    (LocalMapConvolution(5), MAPS, {"kernel": 25}),
+    (LocalMapConvolution(5, "row+column"), MAPS, {"kernel": 5}),
+    (Refinement(), MAPS, {"expand/kernel": 16, "local/kernel": 9, "reduce/kernel": 48}),
+    (
+        ResidualRefinement(),
         MAPS,
         {"conv_exp/kernel": 16, "depth_sep_conv/kernel": 9, "conv_pro/kernel": 48},
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions_start_as_in_pytorch(name):
+@pytest.mark.parametrize(("layer", "shape", "inputs"), CONVOLUTIONS)
+def test_convolutions_start_as_in_pytorch(layer, shape, inputs):
     """U(-1/sqrt n, 1/sqrt n) for kernel and bias."""
-    make, shape, inputs = CONVOLUTIONS[name]
-    layer = make()
     layer.build(shape)
     for end, fan_in in inputs.items():
         (values,) = (array(v.value).ravel() for v in layer.weights if v.path.endswith(end))
@@ -92,20 +75,16 @@ def test_head_mixing_starts_as_a_dense_unless_told():
 ATTENTION_MAPS = softmax(numbers((2, 12, 40, 40), seed=1))
 
 
-def rows(maps):
-    """Root mean square of the row sums, without the first and the last row."""
-    return np.sqrt((maps.sum(-1)[:, :, 1:-1] ** 2).mean())
-
-
 def test_row_sums_of_the_paper_refiner_at_the_start():
     """Each of three linear maps multiplies the variance by a third: 3^-1.5, about 0.19."""
-    found = []
+    squares = []
     for _ in range(16):
         layer = Refinement()
         layer.build(ATTENTION_MAPS.shape)
-        found.append(rows(array(layer(ATTENTION_MAPS))))
-    found = np.sqrt(np.mean(np.square(found)))
-    assert 0.8 < found / 3**-1.5 < 1.25
+        # Without the first and the last row.
+        rows = array(layer(ATTENTION_MAPS)).sum(-1)[:, :, 1:-1]
+        squares.append((rows**2).mean())
+    assert 0.8 < np.sqrt(np.mean(squares)) / 3**-1.5 < 1.25
 
 
 def test_maps_of_re_attention_at_the_start_are_normalized():
@@ -123,23 +102,15 @@ def test_maps_of_re_attention_at_the_start_are_normalized():
     ids=("RefinedViT", "DeepViT", "ViT"),
 )
 def test_gradients_of_fresh_models_reach_queries_and_keys(make):
-    model = make(
-        dim=48,
-        depth=2,
-        num_heads=4,
-        patch_size=4,
-        input_shape=(16, 16, 3),
-        classes=4,
-        classifier_activation=None,
-    )
+    small = {"dim": 48, "depth": 2, "num_heads": 4, "patch_size": 4, "input_shape": (16, 16, 3)}
+    model = make(**small, classes=4, classifier_activation=None)
     images, labels = numbers((8, 16, 16, 3)), np.arange(8) % 4
     block = model.get_layer("blocks_0")
 
     def loss():
         logits = model(images, training=True)
-        return ops.mean(
-            keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-        )
+        losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        return ops.mean(losses)
 
     kernels = [block.attention.qkv.kernel, block.mlp.fc1.kernel]
     _, found = gradients(loss, kernels)

@@ -21,17 +21,11 @@ from harness import (
     randomize,
 )
 from keras import ops
+from plain import made
 
 from keras_vitx import layers
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
-
-
-def built(name):
-    case = LAYERS[name]
-    layer = case.make()
-    layer.build(case.inputs(lambda shape: (None, *shape)))
-    return layer, case.inputs(lambda shape: numbers((3, *shape)))
 
 
 def test_every_layer_is_enrolled():
@@ -56,7 +50,7 @@ def shapes(outputs):
 @every_layer
 def test_shapes(name):
     case = LAYERS[name]
-    layer, x = built(name)
+    layer, x = made(name, random=False)
     found = shapes(call(layer, x))
     symbolic = case.inputs(lambda shape: keras.KerasTensor((3, *shape)))
     assert shapes(layer.compute_output_spec(symbolic)) == found
@@ -66,7 +60,7 @@ def test_shapes(name):
 
 @every_layer
 def test_config(name):
-    layer, _ = built(name)
+    layer, _ = made(name, random=False)
     config = layer.get_config()
     json.dumps(keras.saving.serialize_keras_object(layer))
     twin = type(layer).from_config(config)
@@ -106,10 +100,9 @@ def tensors(x):
 @every_layer
 @pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else ("mixed_bfloat16",))
 def test_mixed_precision(name, policy):
-    exact, x = built(name)
-    randomize(exact)
+    exact, x = made(name)
     with precision(policy):
-        mixed, _ = built(name)
+        mixed, _ = made(name)
     mixed.set_weights(exact.get_weights())
     assert all(variable.dtype == "float32" for variable in mixed.weights)
     # First, because a training pass changes running statistics.
@@ -131,8 +124,7 @@ def test_mixed_precision(name, policy):
 
 @every_layer
 def test_gradients_reach_every_variable(name):
-    layer, x = built(name)
-    randomize(layer)
+    layer, x = made(name)
     variables = layer.trainable_variables
     if not variables:
         return
@@ -149,8 +141,7 @@ def test_gradients_reach_every_variable(name):
 
 @every_layer
 def test_training_and_remat(name):
-    layer, x = built(name)
-    randomize(layer)
+    layer, x = made(name)
     weights = ops.convert_to_tensor(numbers(joined(call(layer, x)).shape, seed=9))
     assert np.isfinite(array(joined(call(layer, x, training=True)))).all()
     if not layer.trainable_variables:
@@ -172,8 +163,7 @@ def test_training_and_remat(name):
 
 @every_layer
 def test_running_statistics_move_in_training_only(name):
-    layer, x = built(name)
-    randomize(layer)
+    layer, x = made(name)
     statistics = [variable for variable in layer.weights if "moving_" in variable.path]
     before = [array(variable.value) for variable in statistics]
     for training in (False, True):

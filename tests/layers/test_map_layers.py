@@ -1,76 +1,32 @@
-"""What the formulas do not say of layers over maps: identities, precision, names, widths."""
+"""What the formulas do not say of maps: precision, names, widths, sharing between blocks."""
 
 import keras
 import numpy as np
 import pytest
 from harness import array, close, gradients, numbers
 from keras import ops
-from plain import X, built, plain, softmax
+from plain import X, attend, built, norm, plain, softmax
 
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
+    MLP,
+    AccumulatingAttention,
     Attention,
+    CarryingBlock,
     DeepAttention,
     HeadMixing,
-    LocalMapConvolution,
     ReAttention,
     RefinedAttention,
-    Refinement,
     ResidualRefinement,
-    Temperature,
+    SharedAttention,
+    TalkingHeadsAttention,
     UniformHeads,
 )
-from keras_vitx.layers.maps import MapNormalization
+from keras_vitx.layers.deepvit import map_similarity
 
 MAPS = softmax(numbers((2, 4, 5, 7), seed=3)).astype("float32")
-
-
-def test_statistics_of_a_map_normalization():
-    layer = built(MapNormalization(), MAPS)
-    mean, variance = array(layer.moving_mean.value), array(layer.moving_variance.value)
-    layer(MAPS, training=True)
-    close(array(layer.moving_mean.value), 0.9 * mean + 0.1 * MAPS.mean((0, 2, 3)))
-    close(array(layer.moving_variance.value), 0.9 * variance + 0.1 * MAPS.var((0, 2, 3)))
-
-
-def locally(value, weights):
-    """Sum the values around each token with weights `(heads, k)` and zero padding."""
-    _, _, tokens, _ = value.shape
-    reach = weights.shape[1] // 2
-    summed = np.zeros_like(value)
-    for token in range(tokens):
-        for b in range(weights.shape[1]):
-            neighbour = token + reach - b
-            if 0 <= neighbour < tokens:
-                summed[:, :, token] += weights[:, b, None] * value[:, :, neighbour]
-    return summed
-
-
-@pytest.mark.parametrize("kernel_size", (3, 5))
-def test_distributed_local_attention_is_local_then_global_aggregation(kernel_size):
-    """Refiner, Section 3.3: (w * A) V aggregates V locally by w, and then globally by A."""
-    value = numbers((2, 4, 7, 3), seed=8)
-    layer = built(LocalMapConvolution(kernel_size), MAPS)
-    kernel = array(layer.kernel.value)[:, 0]
-    reach = kernel_size // 2
-    # A kernel does so once per row, for the queries around each query.
-    expected = np.zeros((2, 4, 5, 3))
-    for a in range(kernel_size):
-        aggregated = MAPS @ locally(value, kernel[:, a])
-        for query in range(5):
-            if 0 <= query + a - reach < 5:
-                expected[:, :, query] += aggregated[:, :, query + a - reach]
-    close(array(layer(MAPS)) @ value, expected)
-
-
-def test_refinement_without_expansion_and_kernel_mixes_heads():
-    """Talking heads after the softmax (Refiner, Section 3.2)."""
-    layer = built(Refinement(expansion=1, kernel_size=1), MAPS)
-    layer.local.kernel.assign(np.ones((4, 1, 1, 1)))
-    mixing = HeadMixing(use_bias=False)
-    mixing.build(MAPS.shape)
-    mixing.kernel.assign(array(layer.reduce.kernel.value) @ array(layer.expand.kernel.value))
-    close(array(layer(MAPS)), array(mixing(MAPS)))
+SHARED = softmax(numbers((3, 2, 5, 5), seed=4)).astype("float32")
+PAIR = (X.shape, SHARED.shape)
 
 
 @pytest.mark.parametrize("training", (False, True))
@@ -84,83 +40,156 @@ def test_residual_refinement_cuts_at_both_ends(training):
     close(array(layer(MAPS, training=training)), plain(layer, MAPS, training))
 
 
-def test_a_learnable_temperature_starts_from_its_value():
-    layer = Temperature(0.7, learnable=True)
-    layer.build(MAPS.shape)
-    close(array(layer.tau.value), [0.7])
-
-
 def test_parameters_of_uniform_heads():
-    def count(layer):
+    def count(heads, uniform, **arguments):
+        on_weights = [UniformHeads(uniform)] if uniform else []
+        layer = Attention(heads, on_weights=on_weights, qkv_bias=False, **arguments)
         layer.build((None, 5, 32))
         return layer.count_params()
 
-    def replaced(uniform):
-        return Attention(3, head_size=8, on_weights=[UniformHeads(uniform)], qkv_bias=False)
-
-    plain = count(Attention(4, qkv_bias=False))
-    assert count(replaced(2)) == plain
+    plain = count(4, 0)
+    assert count(3, 2, head_size=8) == plain
     # One query and key head fewer.
-    assert count(replaced(1)) == plain - 2 * 32 * 8
+    assert count(3, 1, head_size=8) == plain - 2 * 32 * 8
     # One more value head, with its rows of the projection.
-    appended = Attention(4, on_weights=[UniformHeads()], qkv_bias=False)
-    assert count(appended) == plain + 2 * 32 * 8
+    assert count(4, 1) == plain + 2 * 32 * 8
 
 
 def test_names_of_the_layers_over_maps():
-    def names(layer):
-        paths = {v.path.split("/", 1)[1] for v in built(layer).weights}
-        return {path for path in paths if path.split("/")[0] not in ("qkv", "proj")}
-
-    norm = ("gamma", "beta", "moving_mean", "moving_variance")
-    assert names(DeepAttention(2)) == {
-        "re_attention/reatten_matrix/kernel",
-        "re_attention/reatten_matrix/bias",
-        *(f"re_attention/var_norm/{name}" for name in norm),
+    """Those of the public checkpoints, and of saved files."""
+    names = {
+        TalkingHeadsAttention: {
+            f"{m}/{v}" for m in ("proj_l", "proj_w") for v in ("kernel", "bias")
+        },
+        DeepAttention: {
+            *(f"re_attention/reatten_matrix/{v}" for v in ("kernel", "bias")),
+            *("re_attention/var_norm/gamma", "re_attention/var_norm/beta"),
+            *("re_attention/var_norm/moving_mean", "re_attention/var_norm/moving_variance"),
+        },
+        RefinedAttention: {f"refinement/{m}/kernel" for m in ("expand", "local", "reduce")},
     }
-    assert names(RefinedAttention(2)) == {
-        *(f"refinement/{part}/kernel" for part in ("expand", "local", "reduce")),
-    }
+    for make, expected in names.items():
+        found = {v.path.split("/", 1)[1] for v in built(make(2)).weights}
+        projections = {f"{m}/{v}" for m in ("qkv", "proj") for v in ("kernel", "bias")}
+        assert found == projections | expected
 
 
-def test_the_precision_reaches_the_layers_over_maps():
-    for make in (DeepAttention, RefinedAttention):
-        layer = make(2, dtype="mixed_bfloat16")
-        layer.build(X.shape)
-        parts = [part for part in sublayers(layer) if not isinstance(part, keras.layers.Dropout)]
-        # Re-attention computes in float32.
-        exact = [p for one in layer.on_weights for p in sublayers(one) if make is DeepAttention]
-        for part in parts:
-            expected = "float32" if any(part is one for one in exact) else "bfloat16"
-            assert part.compute_dtype == expected, part.name
+@pytest.mark.parametrize("make", (DeepAttention, RefinedAttention))
+def test_the_precision_reaches_the_layers_over_maps(make):
+    layer = make(2, dtype="mixed_bfloat16")
+    layer.build(X.shape)
+    parts = [part for part in sublayers(layer) if not isinstance(part, keras.layers.Dropout)]
+    # Re-attention computes in float32.
+    exact = [id(part) for one in layer.on_weights for part in sublayers(one)]
+    for part in parts:
+        is_exact = make is DeepAttention and id(part) in exact
+        assert part.compute_dtype == ("float32" if is_exact else "bfloat16"), part.name
+
+
+def re_attention(policy):
+    """A ReAttention with a bias far above the spread of its maps."""
+    layer = ReAttention(dtype=policy)
+    maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
+    layer.build(maps.shape)
+    layer.reatten_matrix.kernel.assign(numbers((4, 4)))
+    layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+    return layer, maps
 
 
 @pytest.mark.parametrize("training", (False, True))
 def test_re_attention_is_without_rounding_of_its_bias(training):
     """The bias cancels in BN, and half precision keeps the maps."""
-    maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
-    found = {}
+    found = []
     for policy in ("float32", "mixed_bfloat16"):
-        layer = ReAttention(dtype=policy)
-        layer.build(maps.shape)
-        # Far above the spread of its maps.
-        layer.reatten_matrix.kernel.assign(numbers((4, 4)))
-        layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
+        layer, maps = re_attention(policy)
         mixed = plain(layer.reatten_matrix, maps)
         layer.var_norm.moving_mean.assign(mixed.mean((0, 2, 3)))
         layer.var_norm.moving_variance.assign(mixed.var((0, 2, 3)))
-        found[policy] = array(layer(ops.cast(maps, layer.compute_dtype), training=training))
+        found.append(array(layer(ops.cast(maps, layer.compute_dtype), training=training)))
     # Rounded beside a bias of 8, the fourth map would be off by more than its deviation.
-    assert np.abs(found["mixed_bfloat16"] - found["float32"]).max() < 0.03
+    assert np.abs(found[0] - found[1]).max() < 0.03
 
 
 def test_the_gradient_of_the_bias_of_re_attention_is_zero():
-    maps = np.random.default_rng(0).dirichlet(np.ones(40), (16, 4, 40)).astype("float32")
-    layer = ReAttention(dtype="mixed_bfloat16")
-    layer.build(maps.shape)
-    layer.reatten_matrix.bias.assign([0.5, -0.5, 0.3, 8.0])
-    weights = [layer.reatten_matrix.kernel, layer.reatten_matrix.bias]
-    given = ops.convert_to_tensor(maps)
+    layer, maps = re_attention("mixed_bfloat16")
+    weights, given = layer.reatten_matrix.trainable_variables, ops.convert_to_tensor(maps)
     _, (kernel, bias) = gradients(lambda: ops.sum(layer(given, training=True) ** 3), weights)
     # But for rounding errors, which the bias of 8 makes large.
     assert np.abs(bias).max() < 0.05 * np.abs(kernel).max()
+
+
+# Maps that blocks share.
+
+ATTENTIONS = {
+    "shared": lambda: SharedAttention(2, on_weights=[HeadMixing()]),
+    "accumulating": lambda: AccumulatingAttention(2),
+    "plain": lambda: Attention(2),
+}
+
+
+@pytest.mark.parametrize("gives_maps", (False, True))
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_carrying_block(name, gives_maps):
+    block = built(CarryingBlock(ATTENTIONS[name](), MLP(2), gives_maps=gives_maps), shape=PAIR)
+    read = norm(X, block.norm1)
+    _, used = attend(block.attention, (read, SHARED) if name != "plain" else read)
+    expected = plain(block, (X, SHARED))
+    y, maps = block((X, SHARED), return_attention_scores=True)
+    close(array(maps), used)
+    for outputs in (y, block((X, SHARED))):
+        if gives_maps:
+            close(array(outputs[0]), expected[0])
+            # Shared maps are passed on as received, computed ones as used.
+            close(array(outputs[1]), SHARED if name == "shared" else used)
+        else:
+            close(array(outputs), expected)
+
+
+def cosine(maps, others, over):
+    """Mean cosine between the maps of two blocks, over vectors."""
+    axis = {"heads": 1, "queries": 2}[over]
+    vectors = [np.moveaxis(part, axis, -1).reshape(-1, part.shape[axis]) for part in (maps, others)]
+    norms = [np.linalg.norm(part, axis=1) for part in vectors]
+    return np.mean((vectors[0] * vectors[1]).sum(1) / norms[0] / norms[1])
+
+
+every_axis = pytest.mark.parametrize("over", ("heads", "queries"))
+
+
+@every_axis
+def test_map_similarity(over):
+    maps, others = (softmax(numbers((2, 4, 5, 7), seed, scale=3)) for seed in (1, 2))
+    # Small entries count as much as large ones; most entries of a long row are small.
+    maps[:, :, :2], others[:, :, :, :3] = 1e-4 * maps[:, :, :2], 1e-3 * others[:, :, :, :3]
+    given = (ops.convert_to_tensor(each.astype("float32")) for each in (maps, others))
+    close(array(map_similarity(*given, over)), cosine(maps, others, over))
+
+
+@every_axis
+@pytest.mark.parametrize("name", ("plain", "shared"))
+def test_similarity_in_the_loss(name, over):
+    """DeepViT, Appendix A, Equation 6; of a map with itself, it is 1."""
+    of = "carried" if name == "shared" else "used"
+    arguments = {"similarity": 0.3, "similarity_over": over, "similarity_of": of}
+    block = built(CarryingBlock(ATTENTIONS[name](), MLP(), **arguments), shape=PAIR)
+    block((X, SHARED))
+    assert block.losses == []
+    block((X, SHARED), training=True)
+    (loss,) = block.losses
+    maps = SHARED if name == "shared" else attend(block.attention, norm(X, block.norm1))[1]
+    close(array(loss), 0.3 * cosine(maps, SHARED, over))
+
+
+@every_axis
+def test_similarity_trains_the_attention(over):
+    layer = built(DeepAttention(2))
+    shared = ops.convert_to_tensor(SHARED)
+
+    def loss():
+        _, maps = layer(ops.convert_to_tensor(X), return_attention_scores=True)
+        return map_similarity(maps, shared, over)
+
+    _, (found, *_) = gradients(loss, [layer.qkv.kernel])
+    assert np.isfinite(found).all()
+    assert np.abs(found[:, :16]).max() > 1e-4, "queries and keys"
+    assert np.abs(found[:, 16:]).max() == 0, "values are not in the maps"
