@@ -196,20 +196,21 @@ def _model(
         given = inspect.signature(named).bind(*args, **arguments).arguments
     except TypeError as error:
         raise TypeError(f"{named.__name__}(): {error}") from None
-    given |= given.pop("overrides", {})
-    tensor, weights = given.get("input_tensor"), given.get("weights")
-    shape = _image_shape(given.get("input_shape"), tensor)
+    overrides = given.pop("overrides", {})
+    own = {**named.data, "input_shape": None, **given, **overrides}
+    tensor, weights = own.get("input_tensor"), own.get("weights")
+    shape = _image_shape(own["input_shape"], tensor)
     wanted = {
         "constructor": None if named is family else named.__name__,
         "image_size": shape and shape[:2],
-        "distillation_token": bool(given.get("distillation_token")),
+        "distillation_token": bool(own.get("distillation_token")),
     }
     entry = entry_of(weights, **wanted)
     if shape is None:
         shape = named.data["input_shape"]
         if entry is not None:
             shape = (entry.image_size, entry.image_size, shape[-1])
-    own = {**named.data, **given, "input_shape": shape}
+    own["input_shape"] = shape
     net = Network(**{name: own.pop(name) for name in SHARED.keys() & own.keys()})
     # Listing the layers checks the arguments, before anything is downloaded.
     layers = family.list_layers(net, **own)
