@@ -196,21 +196,22 @@ def _model(
         given = inspect.signature(named).bind(*args, **arguments).arguments
     except TypeError as error:
         raise TypeError(f"{named.__name__}(): {error}") from None
-    given |= given.pop("overrides", {})
-    tensor, weights = given.get("input_tensor"), given.get("weights")
-    shape = _image_shape(given.get("input_shape"), tensor)
+    overrides = given.pop("overrides", {})
+    own = {**named.data, "input_shape": None, **given, **overrides}
+    tensor, weights = own.get("input_tensor"), own.get("weights")
+    shape = _image_shape(own["input_shape"], tensor)
     wanted = {
         "constructor": None if named is family else named.__name__,
         "image_size": shape and shape[:2],
-        "distillation_token": bool(given.get("distillation_token")),
+        "distillation_token": bool(own.get("distillation_token")),
     }
     entry = entry_of(weights, **wanted)
     if shape is None:
         shape = named.data["input_shape"]
         if entry is not None:
             shape = (entry.image_size, entry.image_size, shape[-1])
-    shared, own = _split({**named.data, **given, "input_shape": shape})
-    net = Network(**shared)
+    own["input_shape"] = shape
+    net = Network(**{name: own.pop(name) for name in SHARED.keys() & own.keys()})
     # Listing the layers checks the arguments, before anything is downloaded.
     layers = family.list_layers(net, **own)
     checkpoint = checkpoints.resolve(weights, **wanted)
@@ -230,12 +231,6 @@ def _model(
         return model
     inputs = sources[0] if len(sources) == 1 else sources
     return keras.Model(inputs, model(tensor), name=model.name)
-
-
-def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the shared ones of the arguments, and those of the family."""
-    shared = {name: value for name, value in arguments.items() if name in SHARED}
-    return shared, {name: value for name, value in arguments.items() if name not in SHARED}
 
 
 def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | None:
@@ -275,8 +270,9 @@ def identities(family: str) -> dict[str, Identity]:
     found = {}
     for name, size in MODELS.items():
         if size.family == family:
-            shared, own = _split(size.data)
-            layers = FAMILIES[family].list_layers(_Outline(**shared), **own)
+            own = dict(size.data)
+            net = _Outline(**{key: own.pop(key) for key in SHARED.keys() & own.keys()})
+            layers = FAMILIES[family].list_layers(net, **own)
             depth = sum(layer.name == "block" for layer in layers)
             widths = [layer.dim for layer in layers if hasattr(layer, "dim")]
             found[name] = Identity(family, depth, widths[-1] if widths else 0)

@@ -202,13 +202,11 @@ class Chain(TrainsHeads, ImageModel):
         """
         shape = (*size, self.input_shape[-1])
         config = self.get_config()
-        x, old_grid, new_grid = keras.Input(shape), None, None
-        for index, step in enumerate(self.steps):
-            described = _with_grid(config["layers"][index], old_grid, new_grid)
-            config["layers"][index] = described
-            layer = keras.saving.deserialize_keras_object(described)
-            x = layer(x)
-            old_grid, new_grid = grid_after(step, old_grid), grid_after(layer, new_grid)
+        x, grid = keras.Input(shape), None
+        for index, described in enumerate(config["layers"]):
+            config["layers"][index] = _with_grid(described, grid)
+            layer = keras.saving.deserialize_keras_object(config["layers"][index])
+            x, grid = layer(x), grid_after(layer, grid)
         resized = self.from_config({**config, "input_shape": shape})
         for old, new in zip(self.steps, resized.steps, strict=True):
             for before, after in zip(old.weights, new.weights, strict=True):
@@ -251,17 +249,14 @@ def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
     return getattr(layer, "new_grid", getattr(layer, "grid", grid))
 
 
-def _with_grid(described: Any, old: Grid | None, new: Grid | None) -> Any:
-    """Return a serialized layer with the grid `new` wherever it has `old`."""
+def _with_grid(described: Any, grid: Grid | None) -> Any:
+    """Return a serialized layer with another grid, wherever it has one."""
     if isinstance(described, (list, tuple)):
-        return [_with_grid(each, old, new) for each in described]
+        return [_with_grid(each, grid) for each in described]
     if not isinstance(described, dict):
         return described
-    changed = {key: _with_grid(value, old, new) for key, value in described.items()}
-    grid = described.get("grid")
-    if isinstance(grid, (list, tuple)) and tuple(grid) == old:
-        changed["grid"] = new
-    return changed
+    changed = {key: _with_grid(value, grid) for key, value in described.items()}
+    return {**changed, "grid": grid} if described.get("grid") else changed
 
 
 def _portable(config: Any) -> Any:

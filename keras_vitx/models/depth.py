@@ -38,14 +38,14 @@ def run(
     start = 0
     while start < len(layers):
         units = _first_run(layers[start:], signatures[start:]) if loops else [[layers[start]]]
-        if len(units) > 1:
-            x, added = _run_scanned(units, x, remat)
-            losses += added
-        elif is_pure:
-            x, added = _run_pure(units[0], x, remat)
-            losses += added
-        else:
+        if len(units) == 1 and not is_pure:
             x = layer_ops.call(layers[start], x, training, None if loops else dtype)
+        else:
+            x, states, added = (_once if len(units) == 1 else _scanned)(units, x, remat)
+            for unit, values in zip(units, states, strict=True):
+                for variable, value in zip(_variables(unit)[1], values, strict=True):
+                    variable.assign(value)
+            losses += added
         start += sum(map(len, units))
     return x, losses
 
@@ -70,7 +70,7 @@ def _first_run(layers: Layers, signatures: Sequence[str]) -> list[Layers]:
     return units if received == returned else [layers[:1]]
 
 
-def _run_scanned(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list]:
+def _scanned(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list, list]:
     """Run identical units as one loop over their stacked variables."""
     values = [ops.stack(column) for column in zip(*map(_values, units), strict=True)]
     attributes, numbers = _varying_numbers(units)
@@ -83,28 +83,24 @@ def _run_scanned(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list]:
 
     step = keras.remat(step) if remat else layer_ops.save_products(step)
     x, (states, losses) = ops.scan(step, x, (values, numbers))
-    for index, unit in enumerate(units):
-        for variable, state in zip(_variables(unit)[1], states, strict=True):
-            variable.assign(state[index])
-    return x, [ops.sum(loss) for loss in losses]
+    states = [[state[index] for state in states] for index in range(len(units))]
+    return x, states, [ops.sum(loss) for loss in losses]
 
 
-def _run_pure(unit: Layers, x: Any, remat: bool) -> tuple[Any, list]:
-    """Run a unit as a function of its input and its variables."""
+def _once(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list, list]:
+    """Run one unit as a function of its input and its variables."""
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     count = len(keras.tree.flatten(x))
 
     def pure(*tensors):
-        return _pure(unit, tensors[count:], keras.tree.pack_sequence_as(x, tensors[:count]))
+        return _pure(units[0], tensors[count:], keras.tree.pack_sequence_as(x, tensors[:count]))
 
     function = keras.remat(pure) if remat else pure
-    y, states, losses = function(*keras.tree.flatten(x), *_values(unit))
-    for variable, state in zip(_variables(unit)[1], states, strict=True):
-        variable.assign(state)
-    return y, losses
+    y, states, losses = function(*keras.tree.flatten(x), *_values(units[0]))
+    return y, [states], losses
 
 
-def _pure(unit, values, x):
+def _pure(unit: Layers, values: Sequence[Any], x: Any) -> tuple[Any, list, list]:
     """Call `unit` as a pure function in training; return the output, new states and losses."""
     if sharding := _sharding():
         values = [sharding.gathered(value) for value in values]
@@ -118,13 +114,13 @@ def _pure(unit, values, x):
         return x, [scope.get_current_value(state) for state in states], list(scope.losses)
 
 
-def _variables(unit):
+def _variables(unit: Layers) -> tuple[list, list]:
     """Return the trainable and the non-trainable variables of a unit."""
     trained = [variable for layer in unit for variable in layer.trainable_variables]
     return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
 
 
-def _values(unit):
+def _values(unit: Layers) -> list:
     trained, states = _variables(unit)
     # States are copied, since under PyTorch they are updated in place before the
     # backward pass reads them.
@@ -137,7 +133,7 @@ def _sharding():
     return distribution if hasattr(distribution, "gathered") else None
 
 
-def _varying_numbers(units):
+def _varying_numbers(units: list[Layers]) -> tuple[list, list]:
     """Return the attributes in which the units of a run differ, and their values per unit."""
     attributes, numbers = [], []
     parts = ([part for layer in unit for part in sublayers(layer)] for unit in units)
@@ -151,7 +147,7 @@ def _varying_numbers(units):
 
 
 @contextlib.contextmanager
-def _set(attributes, numbers) -> Iterator[None]:
+def _set(attributes: list, numbers: list) -> Iterator[None]:
     before = [getattr(layer, name) for layer, name in attributes]
     try:
         for (layer, name), number in zip(attributes, numbers, strict=True):
@@ -168,12 +164,11 @@ def _signature(layer: keras.layers.Layer) -> str:
     for part in sublayers(layer):
         # Not `get_config`, which makes Keras import TensorFlow. Of a number in `varying`, it only
         # counts whether it is zero, which disables an operation.
-        config = {"dtype": part.dtype_policy.name}
         varying = getattr(part, "varying", ())
-        for name in arguments(type(part)):
-            value = getattr(part, name, object())
-            config[name] = bool(value) if name in varying else value
-        parts.append((type(part).__qualname__, config, getattr(part, "quantization_mode", None)))
+        config = {name: getattr(part, name, object()) for name in arguments(type(part))}
+        config |= {name: bool(value) for name, value in config.items() if name in varying}
+        kind, dtype = type(part).__qualname__, part.dtype_policy.name
+        parts.append((kind, dtype, config, getattr(part, "quantization_mode", None)))
     variables = [
         (variable.shape, variable.dtype, variable.trainable)
         for variable in layer.trainable_variables + layer.non_trainable_variables
@@ -181,7 +176,7 @@ def _signature(layer: keras.layers.Layer) -> str:
     return json.dumps((parts, variables), default=_described)
 
 
-def _described(value):
+def _described(value: Any) -> Any:
     if isinstance(value, keras.layers.Layer):
         return type(value).__qualname__
     if isinstance(value, keras.initializers.Initializer):

@@ -60,9 +60,6 @@ class Similarity(NamedTuple):
         ]
 
 
-NO_SIMILARITY = Similarity(0.0, 0, "heads")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """The arguments that all families share; a family function receives them as `net`.
@@ -146,7 +143,7 @@ class Network:
         depth: int,
         rising: bool = True,
         restarts: Collection[int] = (),
-        similarity: Similarity = NO_SIMILARITY,
+        similarity: Similarity | None = None,
         names: Sequence[str] | None = None,
         **arguments: Any,
     ) -> Layers:
@@ -164,7 +161,7 @@ class Network:
                 blocks; otherwise all blocks use the same rate.
             restarts: Indices of blocks whose tokens differ from those of the previous block
                 (a class token is added, a stage begins). They receive no maps.
-            similarity: The similarity loss.
+            similarity: The similarity loss; None for no loss.
             names: One name per block; None means `blocks_0`, `blocks_1`, etc.
             **arguments: Further arguments of every block.
 
@@ -184,7 +181,10 @@ class Network:
             )
         attentions = _layers_of_blocks("attention", self.attention or attention, depth)
         mlps = _layers_of_blocks("mlp", self.mlp or mlp, depth)
-        weights = similarity.weights(depth)
+        weights, compared = [0.0] * depth, {}
+        if similarity is not None:
+            weights = similarity.weights(depth)
+            compared = {"similarity_over": similarity.over, "similarity_of": similarity.of}
         receives = [
             getattr(attention, "reads_maps", False) or weight > 0
             for attention, weight in zip(attentions, weights, strict=True)
@@ -206,9 +206,8 @@ class Network:
                         "`attention` must return an `Attention` for a block that takes or gives "
                         f"maps. {received}"
                     )
-                kind, maps = CarryingBlock, {"takes_maps": takes, "gives_maps": gives}
+                kind, maps = CarryingBlock, {"takes_maps": takes, "gives_maps": gives, **compared}
                 maps["similarity"] = weights[index]
-                maps |= {"similarity_over": similarity.over, "similarity_of": similarity.of}
             block = kind(
                 attention,
                 mlps[index],

@@ -69,8 +69,9 @@ def save(
     `preprocessor_config.json` (the preprocessing, as Transformers' image processors spell it),
     `README.md` (a model card) and `model.safetensors`, the weights with the names of PyTorch
     checkpoints. If a variable has no such name (LoRA, quantized layers, layers of other families
-    or custom layers), the weights are stored in `model.weights.h5` instead. The folder is written atomically: a program that loads it
-    meanwhile sees the old model or the new one. `push` uploads it.
+    or custom layers), the weights are stored in `model.weights.h5` instead. The folder is written
+    atomically: a program that loads it meanwhile sees the old model or the new one. `push` uploads
+    it.
 
     Args:
         model: A model of this package.
@@ -133,26 +134,28 @@ def save(
         "recipe": recipe,
         "model": config,
     }
+    texts = {CONFIG: json.dumps(about, indent=1) + "\n", CARD: card}
     processor = model.preprocessing and image_processor(model.preprocessing, model.input_shape[1:3])
+    if processor is not None:
+        texts[PREPROCESSOR] = json.dumps(processor, indent=1) + "\n"
     remove_stale(folder)
     with atomic_write(folder) as temporary:
+        temporary.mkdir()
         if folder.exists():
             # A copy of the other files, so that a failure leaves the folder unchanged.
             own = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
             ignore = {os.fspath(folder): own}
             shutil.copytree(
-                folder, temporary, symlinks=True, ignore=lambda here, _: ignore.get(str(here), ())
+                folder,
+                temporary,
+                symlinks=True,
+                ignore=lambda here, _: ignore.get(str(here), ()),
+                dirs_exist_ok=True,
             )
-        else:
-            temporary.mkdir()
-        (temporary / CONFIG).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-        (temporary / CARD).write_text(card, "utf-8")
-        if processor is not None:
-            (temporary / PREPROCESSOR).write_text(json.dumps(processor, indent=1) + "\n")
-        if weights == SAFETENSORS:
-            save_safetensors(model, temporary / SAFETENSORS)
-        else:
-            model.save_weights(temporary / KERAS_WEIGHTS)
+        for name, text in texts.items():
+            (temporary / name).write_text(text, "utf-8")
+        write = save_safetensors if weights == SAFETENSORS else keras.Model.save_weights
+        write(model, temporary / weights)
 
 
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
@@ -339,10 +342,10 @@ def foreign_objects(config: Any) -> dict[str, str | None]:
         if isinstance(part, dict):
             parts.extend(part.values())
             if "class_name" in part:
-                name, registered, is_allowed = _resolve(part)
+                name, is_allowed = _resolve(part)
                 if not is_allowed:
                     module = part.get("module")
-                    found[str(registered or name)] = module if isinstance(module, str) else None
+                    found[str(name)] = module if isinstance(module, str) else None
         elif isinstance(part, (list, tuple)):
             parts.extend(part)
         elif isinstance(part, str) and ">" in part:
@@ -353,30 +356,26 @@ def foreign_objects(config: Any) -> dict[str, str | None]:
     return found
 
 
-def _resolve(entry: dict) -> tuple[Any, Any, bool]:
-    """Return the name and registered name that Keras resolves, and whether they are allowed."""
+def _resolve(entry: dict) -> tuple[Any, bool]:
+    """Return the name that Keras resolves, registered or not, and whether it is allowed."""
     name, module = entry["class_name"], entry.get("module")
     registered = entry.get("registered_name", name)
     if name == "function":
         name = registered = entry.get("config")
         module = "keras.activations" if module in ("builtins", "keras.activations") else None
     if not isinstance(name, str) or not isinstance(registered, str | None):
-        return name, None, False
+        return name, False
     # Keras looks up registered objects first.
     known = keras.saving.get_registered_object(registered)
     if known is not None:
-        return name, registered, _is_ours(known)
-    return name, registered, isinstance(module, str) and _is_plain(module, name)
-
-
-def _is_plain(module: str, name: str) -> bool:
-    """Return whether Keras's public `module` has a `name` that only computes."""
-    package, _, part = module.partition(".")
+        return registered or name, _is_ours(known)
+    package, _, part = (module if isinstance(module, str) else "").partition(".")
     if package != "keras" or "." in part:
-        return False
+        return registered or name, False
     known = getattr(getattr(keras, part, None) if part else keras, name, None)
     is_kind = isinstance(known, type) or (part == "activations" and callable(known))
-    return is_kind and _PLAIN.match(getattr(known, "__module__", "")) is not None
+    is_plain = is_kind and _PLAIN.match(getattr(known, "__module__", "")) is not None
+    return registered or name, is_plain
 
 
 def _is_ours(known: Any) -> bool:

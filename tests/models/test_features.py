@@ -122,34 +122,30 @@ def test_four_scales():
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("family", "arguments", "words"),
     [
-        ({"blocks": 2}, "no block 2 of patches. It has 2"),
-        ({"blocks": ["block_1"]}, "no block 'block_1' of patches. Did you mean 'blocks_1'"),
-        ({"blocks": []}, "`blocks` must be indices or names"),
-        ({"size": (30, 16)}, r"patch size 8.*\(30, 16\); the nearest is \(32, 16\)"),
-        ({"size": 32}, "`size` must be"),
-        ({"scales": (3,)}, "powers of two"),
-        ({"blocks": [0, 1], "scales": (1,)}, "one factor per map, 2"),
-        ({"scales": (1 / 8,)}, "at least one place of a map of 2 x 2"),
+        ("ViT", {"blocks": 2}, "no block 2 of patches. It has 2"),
+        ("ViT", {"blocks": ["block_1"]}, "no block 'block_1' of patches. Did you mean 'blocks_1'"),
+        ("ViT", {"blocks": []}, "`blocks` must be indices or names"),
+        ("ViT", {"size": (30, 16)}, r"patch size 8.*\(30, 16\); the nearest is \(32, 16\)"),
+        ("ViT", {"size": 32}, "`size` must be"),
+        ("ViT", {"scales": (3,)}, "powers of two"),
+        ("ViT", {"blocks": [0, 1], "scales": (1,)}, "one factor per map, 2"),
+        ("ViT", {"scales": (1 / 8,)}, "at least one place of a map of 2 x 2"),
+        ("PiT", {"blocks": 0}, "width 16, the block 'transformers_0_blocks_0' has 8"),
+        ("CaiT", {"blocks": "blocks_token_only_0"}, "no block 'blocks_token_only_0' of patches"),
+        ("Mixer", {"size": (24, 24)}, "depends on it"),
     ],
 )
-def test_bad_input(arguments, words):
+def test_bad_input(family, arguments, words):
     with pytest.raises(ValueError, match=words):
-        kv.features(FAMILIES["ViT"](), **arguments)
+        kv.features(FAMILIES[family](), **arguments)
 
 
 @pytest.mark.backend_free
-def test_models_without_such_features():
-    with pytest.raises(ValueError, match="width 16, the block 'transformers_0_blocks_0' has 8"):
-        kv.features(FAMILIES["PiT"](), 0)
-    with pytest.raises(ValueError, match="no block 'blocks_token_only_0' of patches"):
-        kv.features(FAMILIES["CaiT"](), "blocks_token_only_0")
-    with pytest.raises(ValueError, match="depends on it"):
-        kv.features(FAMILIES["Mixer"](), size=(24, 24))
-    images = keras.Input((8,))
+def test_a_model_without_blocks():
     with pytest.raises(ValueError, match="no blocks"):
-        kv.features(keras.Sequential([images, keras.layers.Dense(2)]))
+        kv.features(keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)]))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop is JAX's")
