@@ -105,18 +105,12 @@ class Distillation:
                 proportions of their images, or one of them has no `preprocessing`.
         """
         classes, name = _outputs("student", student).classes, _label_name(student)
-        prepare = _preparation(student, self.teacher)
+        teacher, prepare = self.teacher, _preparation(student, self.teacher)
 
         def predict(images):
-            return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
+            return np.asarray(teacher.predict_on_batch(prepare(images)), "float32")
 
-        def highest(images):
-            return predict(images).argmax(-1)
-
-        def probabilities(images):
-            return keras.ops.convert_to_numpy(outputs.probabilities(predict(images)))
-
-        shape = getattr(self.teacher, "output_shape", None)
+        shape = getattr(teacher, "output_shape", None)
         if shape is None:  # A subclassed model.
             shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
         if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != classes:
@@ -125,8 +119,12 @@ class Distillation:
                 f"{classes} classes. Received: {shape}."
             )
         if self.kind == "hard":
-            return TeacherLabels(batches, name, highest)
-        outputs = _outputs("teacher", self.teacher)
+            return TeacherLabels(batches, name, lambda images: predict(images).argmax(-1))
+        outputs = _outputs("teacher", teacher)
+
+        def probabilities(images):
+            return keras.ops.convert_to_numpy(outputs.probabilities(predict(images)))
+
         return TeacherLabels(batches, name, probabilities)
 
 
@@ -173,14 +171,15 @@ def _outputs(who: str, model: keras.Model) -> Outputs:
 
 def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], Any]:
     """Return the function from the student's input to the teacher's."""
-    inputs, target = ModelInput.of(student), getattr(teacher, "preprocessing", None)
+    inputs = ModelInput.of(student)
+    own, target = inputs.preprocessing, getattr(teacher, "preprocessing", None)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
         raise ValueError(
             f"`teacher` must take images with the student's {inputs.channels} channels. Received: "
             f"a model with inputs of shape {shape}."
         )
-    size = tuple(side or own for side, own in zip(shape[1:3], inputs.size, strict=True))
+    size = tuple(side or given for side, given in zip(shape[1:3], inputs.size, strict=True))
     if size[0] * inputs.size[1] != size[1] * inputs.size[0]:
         raise ValueError(
             "`teacher` must take images of the student's proportions, (height, width) = "
@@ -193,8 +192,7 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
             "`keras.applications.resnet.preprocess_input`."
         )
     if not callable(target):
-        own = Preprocessing.of(target).for_channels(inputs.channels)
-        target = lambda pixels: normalize(pixels, own)
+        target = Preprocessing.of(target).for_channels(inputs.channels)
     if size != inputs.size:
         log.info("The teacher sees images resized from %s to %s.", inputs.size, size)
 
@@ -204,7 +202,9 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
                 images, size, "bicubic", antialias=True, data_format="channels_last"
             )
         images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
-        student = inputs.preprocessing
-        return target(255 * (images * np.float32(student.std) + np.float32(student.mean)))
+        pixels = images * np.float32(own.std) + np.float32(own.mean)
+        if isinstance(target, Preprocessing):
+            return (pixels - np.float32(target.mean)) / np.float32(target.std)
+        return target(pixels * 255)
 
     return prepare
