@@ -206,7 +206,7 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
                 images, size, "bicubic", antialias=True, data_format="channels_last"
             )
         images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
-        student = inputs.preprocessing
-        return target(255 * (images * np.float32(student.std) + np.float32(student.mean)))
+        std, mean = np.float32(inputs.preprocessing.std), np.float32(inputs.preprocessing.mean)
+        return target(255 * (images * std + mean))
 
     return prepare

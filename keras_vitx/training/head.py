@@ -45,7 +45,7 @@ def match_head(
                 shortened(old),
                 shortened(new),
             )
-    elif head == "match" and (new is None if old else new and _is_loaded(model)):
+    elif head == "match" and (old is None) != (new is None) and (old or _is_loaded(model)):
         log.warning(
             "The head was kept: whether it was trained for the classes of the data is unknown. "
             'head="fresh" reinitializes it.'

@@ -455,11 +455,15 @@ def flattened(value: Any, name: str = "") -> dict[str, Any]:
 def _structure_of(model):
     """Return the structure of a model, its optimizer and its loss, flat."""
     objects = {"model": model, "optimizer": optimizer_of(model), "loss": model.loss}
-    found = {name: keras.saving.serialize_keras_object(value) for name, value in objects.items()}
-    found = {name: c["config"] if isinstance(c, dict) else c for name, c in found.items()}
-    dtypes = [(v, str(v.dtype)) for v in variables_of(model).values()]
+    found = {}
+    for name, value in objects.items():
+        config = keras.saving.serialize_keras_object(value)
+        found[name] = config["config"] if isinstance(config, dict) else config
     # The width of integers depends on the backend.
-    found["variables"] = [[[*v.shape], "int" if "int" in one else one] for v, one in dtypes]
+    found["variables"] = [
+        [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
+        for variable in variables_of(model).values()
+    ]
     return {k: v for k, v in flattened(found).items() if not NOT_COMPARED.search(k)}
 
 

@@ -116,7 +116,8 @@ class Run(keras.callbacks.Callback):
         """Restore the best weights; say which they are, and how to go on."""
         kept = self.best.restore()
         self.record["stopped"] = f"{type(error).__name__}: {error}"
-        if files := checkpoints_in(self.checkpoints) if self.folder else []:
+        files = checkpoints_in(self.checkpoints) if self.folder else []
+        if files:
             kept += f" `resume=True` continues from {files[-1]}."
         if not isinstance(error, FloatingPointError):
             log.warning("%s stopped the training. %s", type(error).__name__, kept)

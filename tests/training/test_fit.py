@@ -66,6 +66,11 @@ class Unlabelled(Batched):
         return super().__getitem__(index)[0]
 
 
+def best_of(history):
+    """Return the index of the highest accuracy, and of the lowest loss among several."""
+    return int(np.lexsort([history["val_loss"], -np.array(history["val_accuracy"])])[0])
+
+
 def same_weights(model, weights):
     for one, other in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -106,7 +111,7 @@ def test_the_files_and_the_measures_of_a_run(run):
         assert [float(row[key]) for row in rows] == pytest.approx(column, rel=1e-6)
 
     record, logs = run_of(output), history.history
-    best = int(np.lexsort([logs["val_loss"], -np.array(logs["val_accuracy"])])[0])
+    best = best_of(logs)
     assert (record["best_epoch"], record["monitor"]) == (best + 1, "val_accuracy")
     assert record["validation"] == {
         name: pytest.approx(logs[f"val_{name}"][best]) for name in ("loss", "accuracy")

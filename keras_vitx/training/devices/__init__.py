@@ -64,8 +64,8 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     backend = keras.backend.backend()
     if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
         raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
-    splits = model_parallel != 1, bool(shard_weights)
-    if sum(splits) > (backend == "jax"):
+    splits = model_parallel != 1 or shard_weights
+    if (splits and backend != "jax") or (model_parallel != 1 and shard_weights):
         raise ValueError(
             "Under JAX, `model_parallel` must be 1 or `shard_weights` False; elsewhere, both. "
             f"Received: {model_parallel} and {shard_weights}, under {backend}."
