@@ -117,15 +117,12 @@ def progress(total: int, unit: str, hidden: bool = False) -> Iterator[Callable[[
     from rich.console import Console
 
     console = Console(stderr=True)
-    columns = [
+    with bars.Progress(
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
         bars.TextColumn(f"{unit}, {{task.fields[rate]:.1f}} per second,"),
         bars.TimeRemainingColumn(),
         bars.TextColumn("left"),
-    ]
-    with bars.Progress(
-        *columns,
         console=console,
         transient=True,
         disable=hidden or not console.is_terminal,

@@ -67,10 +67,9 @@ def find_learning_rate(
     rates = keras.optimizers.schedules.ExponentialDecay(low, steps, high / low)
     optimizer_of(model).learning_rate = rates
     record = _Losses()
+    fitting = {"epochs": 1, "steps_per_epoch": steps, "shuffle": False, "verbose": 0}
     try:
-        model.fit(
-            train, epochs=1, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[record]
-        )
+        model.fit(train, callbacks=[record], **fitting)
     finally:
         model.set_weights(before)
     losses = np.array(record.smoothed)
@@ -88,12 +87,12 @@ class _Losses(keras.callbacks.Callback):
     momentum = 0.9
 
     def on_train_begin(self, logs=None):
-        self.before, self.average, self.smoothed = 0.0, 0.0, []
+        self.total, self.average, self.smoothed = 0.0, 0.0, []
 
     def on_train_batch_end(self, batch, logs=None):
         # Keras logs the mean of the epoch so far.
-        mean = float(logs["loss"])
-        loss, self.before = mean * (batch + 1) - self.before * batch, mean
+        before, self.total = self.total, float(logs["loss"]) * (batch + 1)
+        loss = self.total - before
         self.average = self.momentum * self.average + (1 - self.momentum) * loss
         smoothed = self.average / (1 - self.momentum ** (batch + 1))
         if not np.isfinite(smoothed) or smoothed > 4 * min([smoothed, *self.smoothed]):

@@ -6,7 +6,6 @@ import math
 import os
 import textwrap
 import typing
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -163,13 +162,6 @@ class Recipe:
                 f"`patience` must be None with result='last'. Received: {self.patience}. "
                 "Give result='best'."
             )
-
-    def __getattr__(self, name: str) -> "Recipe":
-        # Old code reads settings by group: `recipe.schedule.epochs`.
-        if name not in GROUPS:
-            raise AttributeError(f"'Recipe' object has no attribute {name!r}")
-        warnings.warn(f"`recipe.{name}` is now the recipe.", DeprecationWarning, stacklevel=2)
-        return self
 
     def but(self, **changes: Any) -> "Recipe":
         """Return a copy with some settings changed.

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,21 +17,17 @@ from keras_vitx.training.task import Task
 SHOWN = 16
 
 
-class Predictions(NamedTuple):
-    """A classifier's predictions for n images, and the images as the model takes them, or None.
-
-    Labels are integers (n,), or 0 and 1 (n, classes); probabilities have at least two columns.
-    """
-
-    labels: np.ndarray
-    probabilities: np.ndarray
-    images: np.ndarray | None = None
+Predictions = tuple[np.ndarray, np.ndarray]
+"""Labels, integers (n,), or 0 and 1 (n, classes), and probabilities of at least two classes."""
 
 
 def predictions_of(
     model: keras.Model, batches: Iterable, task: Task
-) -> tuple[Predictions, Predictions]:
-    """Return the predictions for all images, and those for the worst ones with the images."""
+) -> tuple[Predictions, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return the predictions for all images, and those for the worst ones with the images.
+
+    Images are as the model takes them.
+    """
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(len(batches)))
     found, worst = [], None
@@ -51,14 +47,13 @@ def predictions_of(
         if worst is not None:
             batch = [np.concatenate(pair) for pair in zip(worst, batch, strict=True)]
         order = np.argsort(_of_the_label(*batch[:2]), kind="stable")[:SHOWN]
-        worst = [each[order] for each in batch]
-    every = [np.concatenate(parts) for parts in zip(*found, strict=True)]
-    return Predictions(*every), Predictions(*worst)
+        worst = tuple(each[order] for each in batch)
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True)), worst
 
 
 def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
     """Return what `evaluate` returns with `confusion`."""
-    labels, probabilities, _ = predictions
+    labels, probabilities = predictions
     matrix = np.zeros((probabilities.shape[1],) * 2, "int64")
     np.add.at(matrix, (labels, probabilities.argmax(-1)), 1)
     rows = []
@@ -91,7 +86,7 @@ def scores_of(predictions: Predictions) -> dict[str, float]:
         from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
     except ImportError as error:
         raise ImportError(needs_extra("Scores need scikit-learn", "metrics")) from error
-    labels, probabilities, _ = predictions
+    labels, probabilities = predictions
     predicted = probabilities.argmax(-1)
     right = labels[:, None] == np.arange(probabilities.shape[1])
     if labels.ndim == 2:
@@ -108,7 +103,7 @@ def scores_of(predictions: Predictions) -> dict[str, float]:
 
 
 def draw_most_wrong(
-    worst: Predictions,
+    worst: tuple[np.ndarray, np.ndarray, np.ndarray],
     class_names: Sequence[str],
     preprocessing: Preprocessing,
     path: str | os.PathLike,

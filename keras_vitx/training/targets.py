@@ -86,15 +86,15 @@ def distillation_of(recipe: Recipe, teacher: keras.Model | None) -> Distillation
 
 def token_labels_of(labels: Any, model: keras.Model, source: Any) -> TokenLabels | None:
     """Return the labels of the patches, which `data.pipelines` takes as `targets`."""
-    if labels is not None and (isinstance(source, Pipelines) or is_batches(source)):
+    if labels is None:
+        return None
+    if isinstance(source, Pipelines) or is_batches(source):
         raise ValueError(
             "`token_labels` must be None for batches of your own: they follow the augmentation. "
             "Give `targets=TokenLabels(...)` to `data.pipelines`, or batches with labels "
             "{'head': ..., 'aux_head': ...}."
         )
-    return (
-        labels if labels is None or isinstance(labels, TokenLabels) else TokenLabels(labels, model)
-    )
+    return labels if isinstance(labels, TokenLabels) else TokenLabels(labels, model)
 
 
 def with_targets(

@@ -4,12 +4,15 @@ import json
 import sys
 
 import keras
+import numpy as np
 import pytest
 import typer
 from harness import run_python
+from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.cli import __main__ as command
+from keras_vitx.training import Recipe, recipes
 
 pytestmark = pytest.mark.backend_free
 VERBS = ["convert", "demo", "evaluate", "explore", "export", "list", "predict", "train"]
@@ -78,6 +81,41 @@ def test_list_of_one_model(run, tiny_file, tmp_path):
     assert dict(csv.reader(out.splitlines()))["input_shape"] == "32, 32, 3"
 
 
+def test_list_of_recipes(run, tmp_path):
+    names = kv.training.list_recipes()
+    code, out, err = run("list", "--recipes")
+    assert code == 0, err
+    assert all(name in out for name in names)
+    code, out, _ = run("list", "--recipes", "--json")
+    assert [row["recipe"] for row in json.loads(out)] == names
+    assert run("list", "--recipes", "cait")[1] == f"{recipes.get('cait')}\n"
+    data = json.loads(run("list", "--recipes", "cait", "--json")[1])
+    assert Recipe.from_dict(data) == recipes.get("cait")
+
+    (tmp_path / "mine").mkdir()
+    changed = recipes.get("cait").but(mixup=0.2)
+    (tmp_path / "mine" / "run.json").write_text(json.dumps({"recipe": changed.to_dict()}))
+    code, out, _ = run("list", "--recipes", "mine", "cait", "--json")
+    assert json.loads(out) == [{"setting": "mixup", "mine": 0.2, "cait": 0.8}]
+    assert "mixup" in run("list", "--recipes", "mine", "cait")[1]
+    assert "agree" in run("list", "--recipes", "cait", "cait")[1]
+
+
+def test_list_of_damaged_images(run, tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for name in "abc":
+        Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(f"photos/cat/{name}.png")
+    code, out, err = run("list", "--damaged", "photos")
+    assert (code, out) == (0, "3 images, 0 can't be decoded.\n"), err
+    (tmp_path / "photos" / "cat" / "b.png").write_bytes(b"damaged")
+    (tmp_path / "photos" / "cat" / "raw.cr2").write_bytes(b"of a camera")
+    code, out, err = run("list", "--damaged", "photos", "--json")
+    found = json.loads(out)
+    assert code == 1 and found["images"] == 4
+    assert sorted(found["errors"]) == ["photos/cat/b.png", "photos/cat/raw.cr2"]
+    assert "can't be decoded" in found["errors"]["photos/cat/b.png"]
+
+
 def test_evaluate(run, tiny_file, small_set, tmp_path):
     expected = kv.evaluate(keras.saving.load_model(tiny_file), str(small_set))
     code, out, err = run("evaluate", tiny_file, small_set, "--json")
@@ -108,6 +146,21 @@ def test_evaluate(run, tiny_file, small_set, tmp_path):
     assert kinds == [("none", 0), ("occlude", 0), ("occlude", 0.5), ("fgsm", 4 / 255)]
     assert rows[0]["accuracy"] == rows[1]["accuracy"] == expected["accuracy"]
     assert rows[3]["accuracy"] <= expected["accuracy"]
+
+
+def test_explore(run, tiny_file, tmp_path):
+    Image.fromarray(np.full((20, 30, 3), 220, "uint8")).save("a.png")
+    code, out, err = run("explore", tiny_file, "a.png", "-o", "page.html")
+    page = tmp_path / "page.html"
+    assert code == 0, err
+    assert out == f"Wrote page.html, {page.stat().st_size / 1e6:.1f} MB.\n"
+    assert "a.png" in page.read_text("utf-8") and 'data-maps="0/0/before"' in page.read_text(
+        "utf-8"
+    )
+    chosen = ("--blocks", "blocks_token_only_0", "--heads", "mean", "--overwrite")
+    code, _, err = run("explore", tiny_file, "a.png", "-o", "page.html", *chosen)
+    assert code == 0, err
+    assert 'data-maps="0/0/' not in page.read_text("utf-8")
 
 
 def test_export_imports_modules_with_custom_layers(run, tmp_path, monkeypatch):

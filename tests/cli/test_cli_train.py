@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 import keras_vitx as kv
+from keras_vitx.cli.train import named_values
+from keras_vitx.training import Recipe, recipes
 
 
 def test_train_then_predict(run, tiny_file, small_set, tmp_path):
@@ -53,6 +55,52 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     settings = json.loads((tmp_path / "taught" / "run.json").read_text())
     assert settings["train_images"] == 22
     assert settings["teacher"] and settings["recipe"]["targets"]["temperature"] == 2
+
+
+@pytest.mark.backend_free
+def test_values_of_settings():
+    assert named_values(None, "--set") == {}
+    words = [
+        "epochs=3",
+        "mixup=0.2",
+        "clip_norm=none",
+        "scale=0.5,1",
+        "decay = constant",
+        "remat=True",
+    ]
+    assert named_values(words, "--set") == {
+        "epochs": 3,
+        "mixup": 0.2,
+        "clip_norm": None,
+        "scale": (0.5, 1),
+        "decay": "constant",
+        "remat": True,
+    }
+
+
+@pytest.mark.backend_free
+def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
+    code, _, err = run(
+        "train", tiny_file, small_set, "--recipe", "deit", "--smoke", "--output", "out",
+        "--set", "mixup=0.4", "--set", "layer_decay=0.5", "--set", "accumulate_steps=2",
+        "--epochs", "30", "--set", "warmup_epochs=0.25",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    changes = dict(mixup=0.4, layer_decay=0.5, accumulate_steps=2, epochs=30, warmup_epochs=0.25)
+    expected = recipes.get("deit").but(**changes).smoke()
+    assert Recipe.read(tmp_path / "out") == recipes.get(tmp_path / "out") == expected
+    assert [facts[f"{part}_images"] for part in ("train", "validation", "test")] == [24, 4, 8]
+    assert (tmp_path / "out" / "last.keras").exists()
+
+
+@pytest.mark.backend_free
+def test_arguments_of_a_size(run, small_set, tmp_path):
+    size = ["train", "CaiT_Mini", small_set, "--with", "dim=16", "--with", "depth=1"]
+    code, _, err = run(*size, "--with", "num_heads=2", "--smoke", "--output", "out")
+    assert code == 0, err
+    model = kv.load(tmp_path / "out" / "best.keras")
+    assert model.get_layer("patch_embed").output.shape[-1] == 16
 
 
 @pytest.mark.backend_free

@@ -77,8 +77,6 @@ def test_but():
         MINE.epochs = 4
     with pytest.raises(ValueError, match=r"'learning_rat'.*'learning_rate'"):
         MINE.but(learning_rat=1e-3)
-    with pytest.warns(DeprecationWarning, match=r"`recipe.schedule` is now the recipe"):
-        assert MINE.schedule.epochs == 10
     # The warm-up scales with the epochs, the rate with the batch.
     warm = MINE.but(epochs=10, warmup_epochs=2)
     assert warm.but(epochs=5).warmup_epochs == 1
