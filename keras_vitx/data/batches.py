@@ -107,9 +107,7 @@ class Batches(keras.utils.PyDataset):
         from absl import logging as absl_logging
 
         # Without JAX, Grain logs as it is imported that its profiler is missing.
-        absl_logging.get_absl_logger().addFilter(
-            lambda record: "jax profiler" not in record.getMessage()
-        )
+        absl_logging.get_absl_logger().addFilter(lambda x: "jax profiler" not in x.getMessage())
         import grain  # slow, and not needed to predict
 
         stop = sys.maxsize if self.endless else (start // len(self) + 1) * len(self)
@@ -173,6 +171,7 @@ class TrainingBatches(ImageBatches):
 
     def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
         super().__init__(TrainingMaker(*arguments, **options), workers, endless=True)
+        self.targets = self.make.targets
 
     def ids(self, epoch: int, index: int) -> list[Any]:
         """Return the ids of the images of a batch: their paths, or indices in the source."""
@@ -205,10 +204,8 @@ def has_accelerator() -> bool:
 def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Preprocessing) -> Any:
     """Return a tensor of uint8 images as `Maker.normalized` returns them, made on the device."""
     _, height, width, channels = images.shape
-    mean, std = (
-        ops.convert_to_tensor(values, "float32")
-        for values in (preprocessing.mean, preprocessing.std)
-    )
+    statistics = preprocessing.mean, preprocessing.std
+    mean, std = (ops.convert_to_tensor(values, "float32") for values in statistics)
     images = (ops.cast(ops.convert_to_tensor(images), "float32") / 255.0 - mean) / std
     if boxes is None:
         return images

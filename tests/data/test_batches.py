@@ -347,6 +347,7 @@ def test_targets_follow_the_window_and_are_mixed(train):
 
     options = {"augmentation": "random_resized_crop", "targets": targets}
     found = train(**options)
+    assert found.targets is targets
     _, labels = made(found, 0, 1)
     assert [index for index, _ in seen] == found.ids(0, 1)
     assert labels["head"].tolist() == [index % 4 for index, _ in seen]

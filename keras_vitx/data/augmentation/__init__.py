@@ -72,7 +72,10 @@ class Augmentation:
                     f"`{name}` must be one of {choices}. Received: {getattr(self, name)!r}."
                 )
         for name, highest in (("scale", 1.0), ("ratio", math.inf)):
-            low, high = _pair(getattr(self, name))
+            try:
+                low, high = map(float, getattr(self, name))
+            except (TypeError, ValueError):
+                low = high = 0.0
             if not 0 < low <= high <= highest:
                 raise ValueError(
                     f"`{name}` must be a minimum and a maximum, above 0 and at most {highest:g}. "
@@ -184,15 +187,6 @@ def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
         if name not in known:
             raise ValueError(f"{cls.__name__} has no {name!r}. {nearest(name, known)}")
     return cls(**values)
-
-
-def _pair(values: Any) -> tuple[float, float]:
-    """Return two numbers; (0, 0) for anything else."""
-    try:
-        low, high = map(float, values)
-    except (TypeError, ValueError):
-        return 0.0, 0.0
-    return low, high
 
 
 PRESETS = {

@@ -21,21 +21,14 @@ MAXIMUM = 10
 NAME = re.compile(r"(m|mstd|n|p|inc)(\d+\.?\d*|\.\d+)")
 
 
-def _levels(picture: Image.Image, changed: Callable[[int], int]) -> Image.Image:
-    return picture.point([changed(level) for level in range(256)] * len(picture.getbands()))
+def _of_levels(changed: Callable[[int, float], int]) -> Callable:
+    """Return an operation that changes each level by itself."""
+    return lambda picture, x, fill: picture.point(
+        [changed(level, x) for level in range(256)] * len(picture.getbands())
+    )
 
 
-def _solarize_add(picture: Image.Image, x: float) -> Image.Image:
-    return _levels(picture, lambda v: min(255, v + int(110 * x)) if v < 128 else v)
-
-
-def _posterize(picture: Image.Image, x: float) -> Image.Image:
-    # `ImageOps.posterize` of Pillow 13 no longer takes 0 bits, a black image.
-    dropped = 2 ** (4 + int(4 * x)) - 1
-    return _levels(picture, lambda v: v & ~dropped)
-
-
-def _enhance(enhancer: Callable) -> Callable:
+def _enhanced(enhancer: Callable) -> Callable:
     return lambda picture, x, fill: enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
 
 
@@ -52,16 +45,19 @@ OPERATIONS: dict[str, Callable[..., Image.Image]] = {
     "AutoContrast": lambda picture, x, fill: ImageOps.autocontrast(picture),
     "Equalize": lambda picture, x, fill: ImageOps.equalize(picture),
     "Invert": lambda picture, x, fill: ImageOps.invert(picture),
-    "Posterize": lambda picture, x, fill: _posterize(picture, x),
+    # `ImageOps.posterize` of Pillow 13 no longer takes 0 bits, a black image.
+    "Posterize": _of_levels(lambda level, x: level & -(2 ** (4 + int(4 * x)))),
     "Solarize": lambda picture, x, fill: ImageOps.solarize(picture, 256 - int(256 * x)),
-    "SolarizeAdd": lambda picture, x, fill: _solarize_add(picture, x),
+    "SolarizeAdd": _of_levels(
+        lambda level, x: min(255, level + int(110 * x)) if level < 128 else level
+    ),
     "Rotate": lambda picture, x, fill, resample=BICUBIC: picture.rotate(
         30 * x, resample, fillcolor=fill
     ),
-    "Color": _enhance(ImageEnhance.Color),
-    "Contrast": _enhance(ImageEnhance.Contrast),
-    "Brightness": _enhance(ImageEnhance.Brightness),
-    "Sharpness": _enhance(ImageEnhance.Sharpness),
+    "Color": _enhanced(ImageEnhance.Color),
+    "Contrast": _enhanced(ImageEnhance.Contrast),
+    "Brightness": _enhanced(ImageEnhance.Brightness),
+    "Sharpness": _enhanced(ImageEnhance.Sharpness),
     "ShearX": _affine(lambda picture, x: (1, 0.3 * x, 0, 0, 1, 0)),
     "ShearY": _affine(lambda picture, x: (1, 0, 0, 0.3 * x, 1, 0)),
     "TranslateX": _affine(lambda picture, x: (1, 0, 0.45 * x * picture.width, 0, 1, 0)),
