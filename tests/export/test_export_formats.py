@@ -138,7 +138,8 @@ def test_features_in_mixed_precision(tiny, images, tmp_path):
         model = tiny(include_top=False)
     exported = exported_to(tmp_path, model, "saved_model", verify=False)
     assert exported.difference is None and exported.outputs == ("features",)
-    output = tf.saved_model.load(exported.path).serve(images(3))
+    loaded = tf.saved_model.load(exported.path)
+    output = loaded.serve(images(3))
     # (class token + 4 x 2 patches), and bfloat16: the precision is kept.
     assert output.shape == (3, 9, 24) and output.dtype == tf.bfloat16
     expected = array(keras.ops.cast(model(images(3)), "float32"))
