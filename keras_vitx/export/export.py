@@ -25,11 +25,13 @@ from keras_vitx.export.place import (
     writing_at,
 )
 from keras_vitx.export.prepare import calibration_images, check, prepare
+from keras_vitx.keras_internals import without_tensorflow
 
 COMPARED = 32
 """Number of calibration images that the file is compared with."""
 
 
+@without_tensorflow()
 def export(
     model: keras.Model,
     path: str | os.PathLike,

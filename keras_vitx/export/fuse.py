@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.export.formats.base import Graph
-from keras_vitx.keras_internals import children, sublayers
+from keras_vitx.keras_internals import children, sublayers, without_tensorflow
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -47,6 +47,7 @@ LAST = {MLP: "fc2", **dict.fromkeys(ATTENTION, "proj")}
 """The last `Dense` of each layer that may be a branch of a block."""
 
 
+@without_tensorflow()
 def fuse(model: keras.Model) -> keras.Model:
     """Return an equal model for inference, with fewer operations.
 
@@ -216,6 +217,7 @@ def _fold_norms(layer: keras.layers.Layer, arguments: dict[str, Any], values: Va
 
 
 def _is_linear(layer: keras.layers.Layer) -> bool:
+    """Return whether a normalization per head folds into a layer over maps."""
     # A spatial convolution leaves the entries of the class token out.
     is_convolution = type(layer) is LocalMapConvolution and layer.constraint != "spatial"
     return type(layer) is HeadMixing or is_convolution
@@ -247,14 +249,15 @@ def _fold_scales(layer: keras.layers.Layer, arguments: dict[str, Any], values: V
 
 
 def _takes_scale(branch: keras.layers.Layer) -> bool:
-    """Return whether a scale of the output of `branch` folds into its last projection."""
-    return type(branch) in LAST and all(map(_commutes, branch.on_output))
+    """Return whether a scale of the output of `branch` folds into its last projection.
 
-
-def _commutes(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer after a projection commutes with a scale per channel."""
-    is_linear = type(layer) is ContextBroadcasting and layer.context in ("mean", "class")
-    return type(layer) is LayerScale or is_linear
+    The layers after the projection must commute with a scale per channel.
+    """
+    return type(branch) in LAST and all(
+        type(layer) is LayerScale
+        or (type(layer) is ContextBroadcasting and layer.context in ("mean", "class"))
+        for layer in branch.on_output
+    )
 
 
 def _multiply(values: Values, branch: keras.layers.Layer, scale: Any) -> None:

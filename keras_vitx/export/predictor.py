@@ -15,7 +15,7 @@ from keras_vitx import data
 from keras_vitx.backend import without_gradients
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import class_names
-from keras_vitx.data.preprocessing import normalize
+from keras_vitx.data.preprocessing import normalize, pixels_of, with_channels
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import existing_format, format_of
 from keras_vitx.export.place import read_record
@@ -72,13 +72,12 @@ class Predictor:
             OSError: if a file can't be decoded.
         """
         if None not in self.input.input_shape[1:]:
-            batch = data.preprocess_input(images, self.input)
-            return data.decode_predictions(self.probabilities(batch), top, self)
-        if isinstance(images, (list, tuple)):
-            return [one for image in images for one in self(image, top)]
-        # Nothing is cropped for a model of any size.
-        image = data.decode_image(images, self.input.channels) if _is_path(images) else images
-        return data.decode_predictions(self.probabilities(np.asarray(image)[None]), top, self)
+            probabilities = self.probabilities(data.preprocess_input(images, self.input))
+        else:
+            images = images if isinstance(images, (list, tuple)) else [images]
+            found = [self.probabilities(self._own_size(image)) for image in images]
+            probabilities = np.concatenate(found)
+        return data.decode_predictions(probabilities, top, self)
 
     def probabilities(self, batch: np.ndarray) -> np.ndarray:
         """Return the probabilities, `(n, classes)`, of a batch that is already preprocessed."""
@@ -104,11 +103,14 @@ class Predictor:
         # Images of any size: each is a batch of its own.
         for path in paths:
             try:
-                image = data.decode_image(path, self.input.channels)[None]
+                yield data.FileBatch([path], self._own_size(path), {})
             except OSError as error:
                 yield data.FileBatch([], np.empty(0), {path: error})
-            else:
-                yield data.FileBatch([path], normalize(image, self.input.preprocessing), {})
+
+    def _own_size(self, image: Any) -> np.ndarray:
+        """Return a batch of one image for a model of any size: nothing is resized or cropped."""
+        image = with_channels(pixels_of(image), self.input.channels)
+        return normalize(image, self.input.preprocessing)[None]
 
 
 def predictor(
@@ -177,24 +179,25 @@ def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
             return probabilities(outputs)
 
         return lambda images: np.asarray(call(weights, images), "float32")
+
+    def run(images):
+        outputs = probabilities(model(keras.ops.convert_to_tensor(images), training=False))
+        return keras.ops.cast(outputs, "float32")
+
     if backend == "tensorflow":
         import tensorflow as tf
 
-        graph = tf.function(
-            lambda images: tf.cast(probabilities(model(images, training=False)), "float32"),
-            autograph=False,
-        )
+        graph = tf.function(run, autograph=False)
         return lambda images: graph(tf.constant(images)).numpy()
 
     lock = threading.Lock()
 
-    def run(images):
+    def run_alone(images):
         # PyTorch divides each call among the cores; layers may keep what they computed last.
         with lock, without_gradients():
-            outputs = probabilities(model(keras.ops.convert_to_tensor(images), training=False))
-            return keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32"))
+            return keras.ops.convert_to_numpy(run(images))
 
-    return run
+    return run_alone
 
 
 def _of_file(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:

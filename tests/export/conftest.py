@@ -6,19 +6,10 @@ import keras_vitx as kv
 from keras_vitx.losses import SmoothedCrossentropy
 
 
-def make_tiny(**changes):
+def make_tiny(depth=2, **changes):
     """A model for non-square images, whose blocks affect the output as much as its stem."""
-    arguments = {
-        "dim": 24,
-        "depth": 2,
-        "num_heads": 2,
-        "class_depth": 1,
-        "layer_scale": 1.0,
-        "patch_size": 8,
-        "input_shape": (32, 16, 3),
-        "classes": 5,
-    }
-    return kv.CaiT(**{**arguments, **changes})
+    sizes = {"patch_size": 8, "input_shape": (32, 16, 3), "classes": 5}
+    return kv.CaiT(24, depth, 2, 1, layer_scale=1.0, **{**sizes, **changes})
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Each format from the backend of this run, opened in its own runtime."""
 
-import importlib
 import json
 
 import keras
@@ -82,33 +81,21 @@ def test_an_operation_that_onnx_lacks_is_decomposed(tmp_path):
     assert exported_to(tmp_path, keras.Model(images, x), "onnx").difference <= 1e-5
 
 
-def test_pixels_in_and_logits_out_in_half_precision(tmp_path, monkeypatch):
-    module = importlib.import_module("keras_vitx.export.export")
-    convert, normalized = module.convert, []
-
-    def write(graph, *rest):
-        normalized.append(graph.model.layers[-2].normalize)
-        return convert(graph, *rest)
-
-    monkeypatch.setattr(module, "convert", write)
-    options = {"preprocessing": (20, 24), "outputs": "logits", "precision": "float16"}
+@pytest.mark.parametrize(
+    "options, shape, output, largest",
+    [
+        ({"outputs": "logits", "precision": "float16"}, [None, 20, 24, 3], "logits", 0.02),
+        ({"data_format": "channels_first"}, [None, 3, 20, 24], "probabilities", 1e-5),
+    ],
+)
+def test_pixels_in(options, shape, output, largest, tmp_path):
     model = randomized("ViT")
-    exported = exported_to(tmp_path, model, OWN, **options)
-    assert exported.inputs["images"] == {"shape": [None, 20, 24, 3], "dtype": "uint8"}
-    assert exported.outputs == ("logits",) and 0 < exported.difference < 0.02
-    assert normalized == [False]
+    exported = exported_to(tmp_path, model, OWN, preprocessing=(20, 24), **options)
+    assert exported.inputs["images"] == {"shape": shape, "dtype": "uint8"}
+    assert exported.outputs == (output,) and 0 < exported.difference < largest
     # `verify` reads the options in the record.
     difference = kv.export.verify(exported.path, model, trust=True)
     assert difference == pytest.approx(exported.difference, abs=1e-3)
-
-
-def test_channels_first(tmp_path):
-    model = randomized("ViT")
-    options = {"data_format": "channels_first", "preprocessing": (20, 24)}
-    exported = exported_to(tmp_path, model, OWN, **options)
-    assert exported.difference <= 1e-5
-    assert exported.inputs["images"]["shape"] == [None, 3, 20, 24]
-    assert kv.export.verify(exported.path, model, trust=True) <= 1e-5
 
 
 @on_tensorflow
@@ -143,24 +130,20 @@ def test_half_precision_and_int8(format, kind, tiny, tmp_path):
         assert model.layers[-2].compute_dtype == "bfloat16", "the model keeps its precision"
 
 
+@on_tensorflow
 def test_features_in_mixed_precision(tiny, images, tmp_path):
-    tf = pytest.importorskip("tensorflow")
+    import tensorflow as tf
+
     with precision("mixed_bfloat16"):
         model = tiny(include_top=False)
     exported = exported_to(tmp_path, model, "saved_model", verify=False)
-    assert exported.difference is None
+    assert exported.difference is None and exported.outputs == ("features",)
     loaded = tf.saved_model.load(exported.path)
-    served = loaded.signatures["serving_default"]
-    (spec,) = served.structured_input_signature[1].values()
-    assert (spec.dtype, spec.shape.as_list()) == (tf.float32, [None, 32, 16, 3])
     output = loaded.serve(images(3))
-    (named,) = served(tf.constant(images(3))).values()
-    assert tf.reduce_all(named == output)
     # (class token + 4 x 2 patches), and bfloat16: the precision is kept.
     assert output.shape == (3, 9, 24) and output.dtype == tf.bfloat16
     expected = array(keras.ops.cast(model(images(3)), "float32"))
     np.testing.assert_allclose(tf.cast(output, "float32"), expected, atol=0.05 * expected.max())
-    assert loaded.serve(images(1)).shape == (1, 9, 24)
 
 
 @on_torch

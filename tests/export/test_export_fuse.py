@@ -16,6 +16,9 @@ from harness import (
 )
 
 import keras_vitx as kv
+from keras_vitx.export.formats import FORMATS
+from keras_vitx.export.fuse import fused as fused_graph
+from keras_vitx.export.prepare import prepare
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
     MLP,
@@ -203,6 +206,9 @@ def test_preprocessing_of_the_images(conv_stem):
     pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 24, 3)).astype("uint8")
     fused = fused_equally(model, pixels)
     assert fused.steps[0].normalize == ("mean" if conv_stem else False)
+    # Also where an export puts it before the network.
+    graph, reason = fused_graph(prepare(inner, FORMATS["onnx"], preprocessing=True))
+    assert reason is None and graph.before.normalize == fused.steps[0].normalize
 
 
 @pytest.mark.backend_free

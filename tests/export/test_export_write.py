@@ -114,16 +114,6 @@ def saved(folder, content=b"old"):
 
 
 @pytest.mark.backend_free
-def test_a_folder_is_replaced_whole(tmp_path):
-    path, other = tmp_path / "model", tmp_path / ".unfinished-model-2-abc"
-    other.mkdir()  # Of the path "model-2".
-    for content in (b"old", b"new"):
-        export(path, SAVED_MODEL, lambda folder, content=content: saved(folder, content))
-    assert (path / "saved_model.pb").read_bytes() == b"new"
-    assert sorted(each.name for each in tmp_path.iterdir()) == [other.name, "model"]
-
-
-@pytest.mark.backend_free
 @pytest.mark.parametrize("change", ["graph", "weights", "classes", None])
 def test_the_record_covers_the_file_and_the_classes(tmp_path, change):
     path = tmp_path / "model"
@@ -143,58 +133,45 @@ def test_the_record_covers_the_file_and_the_classes(tmp_path, change):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("failure", ["writing", "differing"])
-def test_a_failure_leaves_what_was_there(old, failure, unused, tmp_path, monkeypatch):
+def test_a_failure_leaves_what_was_there(old, unused, tmp_path, monkeypatch):
     module = importlib.import_module("keras_vitx.export.export")
     folder = tmp_path / "model"
     if old:
         saved(folder)
-
-    def convert(graph, format, path, imports, batches):
-        assert [len(batch) for batch in batches.values()] == [1, 8]
-        saved(path, b"half")
-        if failure == "writing":
-            raise ChildProcessError("no space")
-
-    monkeypatch.setattr(module, "convert", convert)
+    monkeypatch.setattr(module, "convert", lambda graph, format, path, *rest: saved(path, b"half"))
     monkeypatch.setattr(module, "compare", lambda *arguments: (0.75, None))
-    said = {"writing": "no space", "differing": r"by 0\.75 .* tolerance is 0\.5"}[failure]
-    with pytest.raises((ChildProcessError, ValueError), match=said):
+    with pytest.raises(ValueError, match=r"by 0\.75 .* tolerance is 0\.5"):
         kv.export(unused, folder, overwrite=True, tolerance=0.5, verbose=False)
     assert [each.name for each in tmp_path.iterdir()] == ["model"] * old
     assert not old or (folder / "saved_model.pb").read_bytes() == b"old"
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("kind", ["notes beside it", "file", "other folder", "link"])
+@pytest.mark.parametrize("kind", ["notes beside it", "file", "other folder", "link", "other data"])
 def test_nothing_of_the_user_is_replaced(unused, tmp_path, kind):
-    path = tmp_path / "model"
+    path = tmp_path / ("model.onnx" if kind == "other data" else "model")
     if kind in ("notes beside it", "link"):
         saved(path)
         (path / "notes.txt").write_text("mine")
     if kind == "link":
         path = tmp_path / "link"
         path.symlink_to(tmp_path / "model")
-    elif kind == "file":
-        path.write_text("mine")
     elif kind == "other folder":
         path.mkdir()
+    elif kind in ("file", "other data"):
+        path.write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(FileExistsError, match="other things than a SavedModel"):
-        kv.export(unused, path, overwrite=True)
+    format = "onnx" if path.suffix else "saved_model"
+    with pytest.raises(FileExistsError, match=r"other things than (a SavedModel|ONNX data)"):
+        kv.export(unused, path, format, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.backend_free
-def test_a_file_is_replaced_if_it_is_of_the_format(unused, tmp_path):
-    path = tmp_path / "notes.onnx"
-    path.write_text("mine")
-    with pytest.raises(FileExistsError, match="holds other things than ONNX data"):
-        kv.export(unused, path, "onnx", overwrite=True)
+def test_a_file_is_replaced_only_if_asked_for(unused, tmp_path):
     (tmp_path / "model.pt2").write_bytes(b"PK old")
     with pytest.raises(FileExistsError, match="overwrite=True replaces it"):
         kv.export(unused, tmp_path / "model.pt2", "torch")
-    assert path.read_text() == "mine"
 
 
 MODEL = "kv.ViT(24, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5)"
@@ -218,37 +195,10 @@ def test_a_full_disk_is_one_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-KILLED = f"""
-import importlib, sys, time
-import keras_vitx as kv
-
-module = importlib.import_module("keras_vitx.export.export")
-
-def write(graph, format, path, imports, batches):
-    path.write_bytes(b"PK half")
-    print("writing", flush=True)
-    time.sleep(60)
-
-module.convert = write
-kv.export({MODEL}, sys.argv[1], "torch", overwrite=True, verify=False)
-"""
-
-
-@pytest.mark.backend_free
-def test_a_killed_export_leaves_the_old_file(tmp_path):
-    path = tmp_path / "model.pt2"
-    path.write_bytes(b"PK old")
-    command = [sys.executable, "-c", KILLED, str(path)]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "writing\n"
-        process.send_signal(signal.SIGKILL)
-    assert path.read_bytes() == b"PK old" and not (tmp_path / "model.pt2.json").exists()
-
-
 SCRIPT = f"""
 import sys
 import keras_vitx as kv
-kv.export({MODEL}, sys.argv[1], sys.argv[2], overwrite=True, verify=False)
+kv.export({MODEL}, sys.argv[1], sys.argv[2], verify=False)
 """
 
 
