@@ -200,7 +200,11 @@ def test_a_hub_that_names_files_by_no_hash_is_refused(online, tmp_path, header, 
 
 WITHOUT_TORCH = """
 import sys
-sys.modules["torch"] = None
+class NoTorch:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoTorch())
 import keras
 import keras_vitx as kv
 model = kv.CaiT_XXS24(weights="imagenet")
