@@ -18,7 +18,7 @@ SAFETENSORS = "model.safetensors"
 # Keras's own format, for variables that have no name in PyTorch checkpoints.
 KERAS_WEIGHTS = "model.weights.h5"
 
-ATTEMPTS = 20
+ATTEMPTS = 50
 PAUSE = 0.01  # seconds between them
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviated, convert
 from keras_vitx.weights.description import CONFIG, from_config, open_folder
-from keras_vitx.weights.hub import SCHEME, SHA256, Address, check_hash, download, parse, shipped
+from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped
 from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import READERS, open_weights, suffix_of
 
@@ -75,9 +75,7 @@ def resolve(
     elif constructor in entry.also_starts:
         logger.warning(
             "%s: the weights of %s; a %s starts from them and must be trained further before use.",
-            entry.name,
-            entry.constructor,
-            constructor,
+            *(entry.name, entry.constructor, constructor),
         )
     source = text if text.startswith(SCHEME) else entry.source
     if source.startswith("https:"):
@@ -95,22 +93,14 @@ def _downloaded(address: Address, entry: Checkpoint | None) -> Path:
     if entry is None or address.revision not in (None, entry.revision):
         return download(address)
     path = download(address._replace(revision=entry.revision), entry.sha256)
-    if not entry.revision and not entry.sha256 and entry.name not in _warned:
-        _warned.add(entry.name)
-        commit, blob = path.parent.name, path.resolve().name
+    if not entry.revision and not entry.sha256:
+        commit = path.parent.name
         logger.warning(
             "%s: neither the revision nor the SHA-256 of this file is known to keras_vitx, which "
-            "takes the hub's word for it (commit %s, %s). weights='%s@%s' keeps this version.",
-            entry.name,
-            commit,
-            f"SHA-256 {blob}" if SHA256.fullmatch(blob) else "SHA-256 not stated",
-            entry.source,
-            commit,
+            "takes the hub's word for it (commit %s, hash %s). weights='%s@%s' keeps this version.",
+            *(entry.name, commit, path.resolve().name, entry.source, commit),
         )
     return path
-
-
-_warned: set[str] = set()
 
 
 def _existing(text: str) -> Resolved:

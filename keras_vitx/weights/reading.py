@@ -25,8 +25,14 @@ import numpy as np
 from safetensors import safe_open
 
 from keras_vitx.text import needs_extra
-from keras_vitx.weights import description
-from keras_vitx.weights.description import CONFIG, KERAS_WEIGHTS, Description, Refused
+from keras_vitx.weights.description import (
+    CONFIG,
+    KERAS_WEIGHTS,
+    Description,
+    Refused,
+    from_config,
+    from_metadata,
+)
 
 # Prefixes that wrappers of PyTorch modules add to every name.
 PREFIXES = ("module.", "model.", "_orig_mod.")
@@ -69,7 +75,7 @@ def open_weights(path: Path, model, name: str | None = None) -> Iterator[Opened]
         raise ValueError("The file is empty.")
     with contextlib.ExitStack() as stack:
         with _one_error(suffix):
-            opened = stack.enter_context(READERS[suffix](path, model))
+            opened = READERS[suffix](path, model, stack)
         if not opened.arrays:
             raise ValueError("The file holds no arrays.")
         yield opened if opened.native else opened._replace(arrays=_stripped(opened.arrays))
@@ -101,19 +107,17 @@ def _stripped(arrays: dict[str, Stored]) -> dict[str, Stored]:
     return arrays
 
 
-@contextlib.contextmanager
-def _read_safetensors(path: Path, model) -> Iterator[Opened]:
-    with safe_open(path, framework="numpy") as file:
-        arrays = {}
-        for name in file.keys():  # noqa: SIM118
-            array = file.get_slice(name)
-            read = partial(file.get_tensor, name)
-            arrays[name] = Stored(tuple(array.get_shape()), array.get_dtype(), read)
-        yield Opened(arrays, description.from_metadata(file.metadata()))
+def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> Opened:
+    file = stack.enter_context(safe_open(path, framework="numpy"))
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118
+        array = file.get_slice(name)
+        read = partial(file.get_tensor, name)
+        arrays[name] = Stored(tuple(array.get_shape()), array.get_dtype(), read)
+    return Opened(arrays, from_metadata(file.metadata()))
 
 
-@contextlib.contextmanager
-def _read_torch(path: Path, model) -> Iterator[Opened]:
+def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> Opened:
     try:
         import torch
     except ImportError as error:
@@ -153,7 +157,7 @@ def _read_torch(path: Path, model) -> Iterator[Opened]:
         read = partial(value.detach().to, dtype=torch.float32, copy=True)
         dtype = str(value.dtype).removeprefix("torch.")
         arrays[name] = Stored(tuple(value.shape), dtype, lambda read=read: read().numpy())
-    yield Opened(arrays)
+    return Opened(arrays)
 
 
 def _check_pickles(path: Path) -> bool:
@@ -193,34 +197,29 @@ def _state_dict(content: Any) -> dict[str, Any]:
     )
 
 
-@contextlib.contextmanager
-def _read_weights_h5(source: Path | io.BytesIO, model) -> Iterator[Opened]:
-    """Open the arrays of a Keras weights file under the paths of a model's variables."""
+def _read_weights_h5(source: Path | io.BytesIO, model, stack: contextlib.ExitStack) -> Opened:
     # Keras numbers the variables of a layer in order.
     order: dict[str, list[str]] = {}
     for variable in model.weights:
         order.setdefault(variable.path.rpartition("/")[0], []).append(variable.path)
     arrays = {}
-    with open_checked_h5(source) as found:
-        for layer, number, array in found:
-            paths = order.get(layer, [])
-            known = number.isdecimal() and int(number) < len(paths)
-            # The states of random generators are integers, not weights.
-            if known or array.dtype.kind not in "iu":
-                name = paths[int(number)] if known else f"{layer}/{number}"
-                is_bfloat16 = array.dtype == "V2" and array.attrs.get("dtype") == "bfloat16"
-                dtype = np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else array.dtype
-                read = partial(lambda array, dtype: array[()].view(dtype), array, dtype)
-                arrays[name] = Stored(array.shape, str(dtype), read)
-        yield Opened(arrays, native=True)
+    for layer, number, array in stack.enter_context(open_checked_h5(source)):
+        paths = order.get(layer, [])
+        known = number.isdecimal() and int(number) < len(paths)
+        # The states of random generators are integers, not weights.
+        if known or array.dtype.kind not in "iu":
+            name = paths[int(number)] if known else f"{layer}/{number}"
+            is_bfloat16 = array.dtype == "V2" and array.attrs.get("dtype") == "bfloat16"
+            dtype = np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else array.dtype
+            read = partial(lambda array, dtype: array[()].view(dtype), array, dtype)
+            arrays[name] = Stored(array.shape, str(dtype), read)
+    return Opened(arrays, native=True)
 
 
-@contextlib.contextmanager
-def _read_keras(path: Path, model) -> Iterator[Opened]:
-    """Open a `.keras` file, without building the model of its config as Keras would."""
+def _read_keras(path: Path, model, stack: contextlib.ExitStack) -> Opened:
+    # Without building the model of the config, as Keras would.
     config, weights = _members(path)
-    with _read_weights_h5(weights, model) as opened:
-        yield opened._replace(description=description.from_config(config))
+    return _read_weights_h5(weights, model, stack)._replace(description=from_config(config))
 
 
 READERS = {

@@ -6,8 +6,18 @@ import pytest
 from safetensors.numpy import load_file
 
 import keras_vitx as kv
+from keras_vitx.weights import save_safetensors, save_torch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+SAVERS = {
+    ".safetensors": save_safetensors,
+    ".pth": save_torch,
+    ".weights.h5": keras.Model.save_weights,
+    ".keras": keras.Model.save,
+}
+"""Functions that write the weights of a model, by suffix."""
 
 
 def make_tiny(**changes):

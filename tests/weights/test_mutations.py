@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_tiny, weights_of
+from conftest import SAVERS, make_tiny, weights_of
 from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.training.run import read_run
-from keras_vitx.weights import load_weights, save_safetensors, save_torch, to_checkpoint
+from keras_vitx.weights import load_weights, to_checkpoint
 
 MUTATIONS = 100
 
@@ -108,23 +108,19 @@ def attempt(load) -> tuple[BaseException | None, int]:
     return error, memory("VmHWM") - held
 
 
-WEIGHTS = (".safetensors", ".pth", ".old.pth", ".weights.h5", ".keras")
+WEIGHTS = (*SAVERS, ".old.pth")
 
 
 def write_weights(kind: str, model, folder: Path) -> Path:
     """Write the weights of a model as a sound file."""
     path = folder / f"file{kind}"
-    if kind == ".safetensors":
-        save_safetensors(model, path)
-    elif kind == ".pth":
-        save_torch(model, path)
-    elif kind == ".old.pth":
+    if kind in SAVERS:
+        SAVERS[kind](model, path)
+    else:
         import torch
 
         state = {name: torch.tensor(np.array(a)) for name, a in to_checkpoint(model).items()}
         torch.save({"model": state, "epoch": 3}, path, _use_new_zipfile_serialization=False)
-    else:
-        (model.save if kind == ".keras" else model.save_weights)(path)
     return path
 
 

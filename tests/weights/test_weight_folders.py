@@ -212,31 +212,41 @@ def test_the_card(folders, tmp_path):
     model.class_names = NAMES
     model.compile("adam", loss=lambda y, p: keras.ops.mean(p))
     recipe = kv.training.Recipe("short").but(epochs=3)
-    about = {"accuracy": np.float64(0.7135), "dataset": "cifar10", "license": "mit"}
+    dataset = "<img src=x>\n\n# Not a heading | not a cell"
+    about = {"accuracy": np.float64(0.7135), "dataset": dataset, "license": "mit"}
     kv.save(model, tmp_path / "model", recipe=recipe, **about)
     card = card_of(tmp_path / "model")
     data = card.data.to_dict()
-    assert (data["license"], data["datasets"]) == ("mit", ["cifar10"])
-    assert data["library_name"] == "keras_vitx"
-    assert data["pipeline_tag"] == "image-classification"
+    assert (data["license"], data["datasets"]) == ("mit", [dataset])
+    assert (data["library_name"], data["pipeline_tag"]) == ("keras_vitx", "image-classification")
     (result,) = card.data.eval_results
     found = result.metric_type, result.metric_value, result.dataset_name
-    assert found == ("accuracy", 0.7135, "cifar10")
+    assert found == ("accuracy", 0.7135, dataset)
     for said in (f"{model.count_params():,}", "16 x 16 x 3", "5 classes", "71.35%", "| mit |"):
         assert said in card.text
+    assert "<img" not in card.text and "\n# Not" not in card.text
     # The recipe in the files can be read back; how the model was compiled is not saved.
-    settings = json.loads(re.search(r"```json\n(.*?)```", card.text, re.DOTALL)[1])
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    for read in (settings, config["recipe"]):
+    for read in (recipe_in(card), config["recipe"]):
         assert kv.training.Recipe.from_dict(read) == recipe
     assert config["library_version"] == kv.__version__
     assert not kv.load(tmp_path / "model").compiled
+
+    kv.save(model, tmp_path / "model", recipe={"name": "```\n<script>"}, overwrite=True)
+    card = card_of(tmp_path / "model")
+    assert card.text.count("```") == 4 and recipe_in(card) == {"name": "```\n<script>"}
+    kv.save(model, tmp_path / "model", recipe="<script>", overwrite=True)
+    assert "<script" not in card_of(tmp_path / "model").text
 
     card = card_of(folders["no head"])
     data = card.data.to_dict()
     assert not {"license", "datasets", "metrics", "model-index"} & set(data)
     assert data["pipeline_tag"] == "image-feature-extraction"
     assert card.text.count("not stated") == 3
+
+
+def recipe_in(card):
+    return json.loads(re.search(r"```json\n(.*?)```", card.text, re.DOTALL)[1])
 
 
 @backend_free
@@ -250,20 +260,6 @@ def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name)
     exec(code.replace("hf://owner/repo", str(folder)), made)
     assert made["outputs"].shape == ((1, 5) if name == "CaiT" else (1, 5, 8))
     assert ("'a'" in capsys.readouterr().out) == (name == "CaiT")
-
-
-@backend_free
-def test_no_field_of_a_card_is_html(tmp_path):
-    model = FAMILIES["Mixer"]()
-    dataset = "<img src=x>\n\n# Not a heading | not a cell"
-    kv.save(model, tmp_path / "model", dataset=dataset, recipe="<script>", accuracy=0.5)
-    card = (tmp_path / "model" / "README.md").read_text().partition("\n---\n")[2]
-    assert "<img" not in card and "<script" not in card and "\n# Not" not in card
-    kv.save(model, tmp_path / "other", recipe={"name": "```\n<script>"})
-    card = (tmp_path / "other" / "README.md").read_text()
-    assert card.count("```") == 4
-    settings = json.loads(re.search(r"```json\n(.*?)```", card, re.DOTALL)[1])
-    assert settings == {"name": "```\n<script>"}
 
 
 @backend_free
