@@ -37,10 +37,6 @@ def test_blocks_run(downloads, write_pictures, tmp_path):
     assert namespace["exported"].difference < 0.05
 
 
-def test_it_is_short():
-    assert len(README.splitlines()) <= 130
-
-
 def test_the_accuracies_are_those_that_the_files_of_the_weights_record():
     names, values = re.search(
         r"^\|( \|.+_Mini) \|\n.*\n\| CIFAR-10 top-1, % \|(.+)\|$", README, re.M
@@ -50,7 +46,8 @@ def test_the_accuracies_are_those_that_the_files_of_the_weights_record():
     assert stated == {one.constructor: one.top1 for one in shipped}
 
 
-def test_the_table_has_every_size():
+def test_it_is_short_and_knows_every_size():
+    assert len(README.splitlines()) <= 130
     assert set(SIZES) == set(kv.list_models())
     assert f"All {len(SIZES)} sizes" in README
     assert f"the {len(checkpoints_of(None))} known checkpoints" in README

@@ -207,11 +207,7 @@ def plot_dynamics(
         heads: Whether to draw one panel per block instead, with one curve per head and their
             mean in black.
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there are no rows, or none of a measure.
     """
     _check_rows(rows)

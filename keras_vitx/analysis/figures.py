@@ -1,7 +1,7 @@
 """Figures of measures: curves by block or against a setting, and heat maps.
 
-The only module of this part that imports matplotlib. The arguments `results` are what `measure`
-returns, by a label: `{"CaiT": results, ...}`.
+The only module of this part that imports matplotlib, and raises an ImportError without it. The
+arguments `results` are what `measure` returns, by a label: `{"CaiT": results, ...}`.
 """
 
 import os
@@ -79,11 +79,7 @@ def plot_by_block(
         path: Path of the file.
         label: Label of the axis of one measure; by default its name.
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if a result lacks a measure.
     """
     names = [names] if isinstance(names, str) else list(names)
@@ -146,11 +142,7 @@ def plot_curves(
             None draws no gaps.
         measure: The number of rows that is drawn, such as `"mean_iou"`.
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if a curve has no points, or none has the label `baseline`.
     """
     if baseline is not None and baseline not in curves:
@@ -196,11 +188,7 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
         name: Name of the measure.
         path: Path of the file.
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if a result lacks the measure, or it is one of whole maps.
     """
     columns = {"cross_layer_similarity": "block", "class_attention": "token"}.get(name, "head")
@@ -249,11 +237,7 @@ def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | o
         class_names: Names of the classes.
         path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if the matrix is not square, or there is not one name per class.
     """
     matrix = np.asarray(matrix)

@@ -43,11 +43,7 @@ def plot_class_attention(
             by the saliency of the first block with the class token, and the classes above 10 %
             (CaiT, Section 5.2 and Figure 7).
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: as for a `trace`; if the model has no attention or no class token.
     """
     if mode not in ("mean", "heads", "focus"):
@@ -140,11 +136,7 @@ def plot_query(
         blocks: Names of the blocks to draw; None takes all in which the patches have queries.
         shown: The images to show; the first one is drawn. As in `plot_class_attention`.
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: as in `trace`; if no block has queries of patches, or the query is not on
             the grid.
     """
@@ -207,11 +199,7 @@ def plot_maps(
             first image, from the lowest to the highest entropy, which is the title (Context
             Broadcasting, Figure 3b).
 
-    Returns:
-        The path.
-
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: as in `trace`; if a model has no maps.
     """
     rows = []

@@ -24,7 +24,6 @@ def predict(
     mode: Mode = "whole",
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
-    perturb: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Return the logits of each pixel of an image.
 
@@ -37,7 +36,6 @@ def predict(
         stride: Pixels between two windows, one number or one per axis; None is two thirds of
             the window.
         batch_size: Windows per batch.
-        perturb: A function that changes the normalized images `(1, height, width, channels)`.
 
     Returns:
         float32 `(height, width, classes)`, at the size of the image (resized, bilinear);
@@ -48,7 +46,7 @@ def predict(
         OSError: if the image can't be decoded.
     """
     check_segmenter(model)
-    return _logits(model, [pixels_of(image)], [perturb], mode, stride, batch_size)[0]
+    return _logits(model, [pixels_of(image)], [None], mode, stride, batch_size)[0]
 
 
 @renamed_arguments(part="split")

@@ -233,45 +233,44 @@ def test_pictures():
     drawn = seg.overlay(image, mask, opacity=0.5)
     assert drawn[0, 0].tolist() == drawn[1, 0].tolist() == [100, 100, 100]
     assert drawn[0, 1].tolist() == [114, 50, 50]
-    with pytest.raises(ValueError, match="`mask` must have the image's size"):
-        seg.overlay(image, mask[:1])
+
+
+@pytest.mark.backend_free
+def test_bad_files(tmp_path):
+    image, mask = scene(0)
+    for name, written in (("sizes", (image, mask[:-1])), ("labels", (image, mask))):
+        write(tmp_path / name, [written])
+    for name in ("lone", "color"):
+        write(tmp_path / name, [(image, mask)])
+    (tmp_path / "lone" / "images" / "0.png").rename(tmp_path / "lone" / "images" / "1.png")
+    Image.fromarray(image).save(tmp_path / "color" / "masks" / "0.png")
+    for name, message in (
+        ("sizes", r"size \(19, 30\), the image \(20, 30\)"),
+        ("labels", r"0.png: the mask has the label 3. Expected 0..2"),
+        ("lone", "has no image in"),
+        ("color", "one number per pixel"),
+        ("", "has 0 of the folders"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            seg.load_dataset(tmp_path / name).train.pair(0, 3)
 
 
 @pytest.mark.backend_free
 def test_bad_input(tmp_path):
     image, mask = scene(0)
-    write(tmp_path / "sizes", [(image, mask[:-1])])
-    with pytest.raises(ValueError, match=r"size \(19, 30\), the image \(20, 30\)"):
-        seg.load_dataset(tmp_path / "sizes").train.pair(0, 4)
-    write(tmp_path / "labels", [(image, mask)])
-    with pytest.raises(ValueError, match=r"0.png: the mask has the label 3. Expected 0..2"):
-        seg.evaluate(small(3), tmp_path / "labels")
-    write(tmp_path / "lone", [(image, mask)])
-    (tmp_path / "lone" / "images" / "0.png").rename(tmp_path / "lone" / "images" / "1.png")
-    with pytest.raises(ValueError, match="has no image in"):
-        seg.load_dataset(tmp_path / "lone")
-    write(tmp_path / "colour", [(image, mask)])
-    Image.fromarray(image).save(tmp_path / "colour" / "masks" / "0.png")
-    with pytest.raises(ValueError, match="one number per pixel"):
-        seg.load_dataset(tmp_path / "colour").train.pair(0, 4)
-    with pytest.raises(ValueError, match="has 0 of the folders"):
-        seg.load_dataset(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"`source` must be a path, a name or arrays\. Received: 3"
+    arrays, model, classifier = (image[None], mask[None]), small(), FAMILIES["ViT"]()
+    for call, message in (
+        (lambda: seg.load_dataset(3), r"`source` must be a path, a name or arrays\. Received: 3"),
+        (lambda: seg.predict(classifier, image), r"`model` must return logits.*\(None, 5\)"),
+        (lambda: seg.evaluate(classifier, image), "`model` must return logits"),
+        (lambda: seg.compile(classifier, 10), "`model` must return logits"),
+        (lambda: seg.save_mask(mask, tmp_path / "mask.jpg"), r"must end in \.png"),
+        (lambda: seg.save_mask(mask + 0.5, tmp_path / "m.png"), r"integers 0..255.*\(20, 30\)"),
+        (lambda: seg.evaluate(model, arrays, mode="windows"), "`mode` must be 'whole' or 'slide'"),
+        (lambda: seg.evaluate(model, arrays, "validation"), "`split` must be one of train"),
+        (lambda: seg.predict(model, image, "slide", stride=20), "`stride` must be"),
+        (lambda: seg.compile(model, 0), "`steps`"),
+        (lambda: seg.overlay(image, mask[:1]), "`mask` must have the image's size"),
     ):
-        seg.load_dataset(3)
-    for function, given in ((seg.predict, image), (seg.evaluate, image), (seg.compile, 10)):
-        with pytest.raises(ValueError, match=r"`model` must return logits.*\(None, 5\)"):
-            function(FAMILIES["ViT"](), given)
-    with pytest.raises(ValueError, match=r"must end in \.png"):
-        seg.save_mask(mask, tmp_path / "mask.jpg")
-    with pytest.raises(ValueError, match=r"integers 0..255.*int64 \(2, 2\)"):
-        seg.save_mask(np.full((2, 2), 300), tmp_path / "mask.png")
-    with pytest.raises(ValueError, match="`mode` must be 'whole' or 'slide'"):
-        seg.evaluate(small(), tmp_path / "labels", mode="windows")
-    with pytest.raises(ValueError, match="`stride` must be"):
-        seg.predict(small(), image, "slide", stride=20)
-    with pytest.raises(ValueError, match="`steps`"):
-        seg.compile(small(), 0)
-    with pytest.raises(ValueError, match="`split` must be one of train"):
-        seg.evaluate(small(), (image[None], mask[None]), "validation")
+        with pytest.raises(ValueError, match=message):
+            call()
