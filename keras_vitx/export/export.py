@@ -14,7 +14,7 @@ import keras
 
 from keras_vitx.export.compare import check_difference, check_tolerance, compare, named_batches
 from keras_vitx.export.convert import convert
-from keras_vitx.export.formats import format_named, require
+from keras_vitx.export.formats import format_named, format_of, require
 from keras_vitx.export.formats.base import INPUT
 from keras_vitx.export.fuse import fused
 from keras_vitx.export.place import (
@@ -35,7 +35,7 @@ COMPARED = 32
 def export(
     model: keras.Model,
     path: str | os.PathLike,
-    format: str = "saved_model",
+    format: str | None = None,
     *,
     preprocessing: bool | tuple[int, int] = False,
     outputs: str | None = None,
@@ -78,7 +78,8 @@ def export(
             unknown if its layers and the format allow it.
         path: The file or folder to write. It is written atomically, and a record of the
             export beside it, `<name>.json` (`export.json` inside a folder).
-        format: One of the names in the table.
+        format: One of the names in the table; None is what the suffix of `path` says, else
+            `saved_model`.
         preprocessing: Whether the file takes pixels, uint8, and resizes, crops and
             normalizes them as `ImagePreprocessing`. `(height, width)` is the size of the
             pixels. True means any size in a SavedModel and in ONNX, and in the other formats
@@ -127,8 +128,8 @@ def export(
         OSError: if the file can't be written, `path` already exists, or the second
             process fails (`ChildProcessError`).
     """
-    kind = format_named(format)
     path = Path(path).expanduser()
+    kind = format_named(format) if format else format_of(path)
     check_tolerance(tolerance)
     check(
         not isinstance(imports, str) and all(isinstance(name, str) for name in imports),
@@ -185,7 +186,7 @@ def export(
         exported = Exported(
             path=path,
             difference=difference,
-            format=format,
+            format=kind.name,
             inputs={INPUT: {"shape": list(spec.shape), "dtype": dtype}},
             outputs=graph.outputs,
             classes=graph.classes,

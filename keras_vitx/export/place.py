@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keras_vitx.export.formats import format_of
 from keras_vitx.export.formats.base import Format
 from keras_vitx.files import check_writable, move, remove_stale, temporary_beside
 
@@ -91,9 +92,10 @@ def files_of(path: Path, format: Format) -> list[Path]:
 
 def check_destination(path: Path, format: Format, overwrite: bool = False) -> None:
     """Check that a file of the format may be written to `path`."""
-    if format.suffix and path.suffix.lower() != format.suffix:
+    if format_of(path) is not format:
+        expected = f"end in {format.suffix}" if format.suffix else "not end in another's suffix"
         raise ValueError(
-            f"path should end in {format.suffix} for the format {format.name!r}, not {str(path)!r}."
+            f"`path` must {expected} for the format {format.name!r}. Received: {str(path)!r}."
         )
     check_writable(path)
     remove_stale(path)

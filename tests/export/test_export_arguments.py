@@ -14,7 +14,8 @@ pytestmark = pytest.mark.backend_free
 
 WRONG = [
     ({"format": "tflite"}, r"format: 'tflite' is unknown(.|\n)*litert +.tflite +tensorflow, ai_"),
-    ({"path": "m.tflite", "format": "onnx"}, r"path should end in \.onnx"),
+    ({"path": "m.tflite", "format": "onnx"}, r"`path` must end in \.onnx"),
+    ({"path": "m.onnx", "format": "saved_model"}, "`path` must not end in another's suffix"),
     ({"preprocessing": 224}, "`preprocessing` must be True, False"),
     ({"outputs": "classes"}, "`outputs` must be None or"),
     ({"precision": "int8"}, r"`precision` must be(.|\n)*('saved_model', 'int8')"),
@@ -37,7 +38,7 @@ WRONG = [
 
 @pytest.mark.parametrize("options, message", WRONG)
 def test_wrong_arguments(unused, tmp_path, options, message):
-    format = FORMATS.get(options.get("format", "saved_model"))
+    format = FORMATS.get(options.get("format"))
     options = {"path": f"m{format.suffix if format else ''}", **options}
     with pytest.raises(ValueError, match=message):
         kv.export(unused, tmp_path / options.pop("path"), verbose=False, **options)
