@@ -192,13 +192,15 @@ def check_limits(model: keras.Model, shares: int = 1) -> None:
             f"`precision` must be one of {', '.join(map(repr, [*fit, 'float32']))} on {name}, "
             f"which has no {precision}. Received: a model of precision {precision!r}."
         )
-    # A trainable weight, its gradient and the two moments of AdamW, in float32.
+    if memory is None:
+        return
+    # A trainable weight, its gradient and the two moments of AdamW.
     trained, others = (
-        sum(math.prod(variable.shape) for variable in variables)
+        sum(variable.value.nbytes for variable in variables)
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
-    needed = 4 * (4 * trained + others) / shares
-    if memory is not None and needed > memory:
+    needed = (4 * trained + others) / shares
+    if needed > memory:
         raise ValueError(
             f"`model` must fit in the {memory / 1e9:.1f} GB of {name}. Received: weights, "
             f"gradients and optimizer states of {needed / 1e9:.1f} GB per device. Under JAX, "
@@ -249,6 +251,12 @@ def _use_jax(devices, model_parallel, shard_weights):
         shape = (count // model_parallel, model_parallel)
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])
         distribution = SplitModel(mesh)
+    processes = distribution.num_processes
+    if processes > 1 and (count != len(found) or (count // processes) % model_parallel):
+        raise ValueError(
+            f"With several processes, `devices` must be all {len(found)}, and `model_parallel` "
+            f"must divide those of a process. Received: {devices} and {model_parallel}."
+        )
     keras.distribution.set_distribution(distribution)
 
 
@@ -288,9 +296,15 @@ def _use_torch(devices):
             )
         return
     if not distributed.is_initialized():
-        if torch.cuda.is_available():  # Keras puts its tensors on the current GPU.
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+        if gpus and local >= gpus:
+            raise ValueError(
+                f"`--nproc-per-node` of torchrun must be at most {gpus}, the number of GPUs. "
+                f"Received: {local + 1} or more."
+            )
+        if gpus:  # Keras puts its tensors on the current GPU.
+            torch.cuda.set_device(local)
+        distributed.init_process_group("nccl" if gpus else "gloo")
         atexit.register(distributed.destroy_process_group)
     count = distributed.get_world_size()
     if devices not in ("all", count):
