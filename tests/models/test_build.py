@@ -8,7 +8,7 @@ from harness import FAMILIES, array, close, numbers, randomize
 from safetensors.numpy import load_file, save_file
 
 import keras_vitx as kv
-from keras_vitx.cli.list import _columns
+from keras_vitx.cli.list import _size
 from keras_vitx.layers import MLP, PatchEmbedding, TalkingHeadsAttention
 from keras_vitx.models import build
 from keras_vitx.models.network import Network
@@ -124,8 +124,8 @@ def test_a_family_from_outside(foreign, tmp_path):
     ]  # fmt: skip
     assert kv.list_models("talk*") == ["Talker_8"]
     assert kv.models.model_input("Talker_8").preprocessing.crop_ratio == 0.75
-    facts = _columns(kv.models.MODELS["Talker_8"])
-    assert facts == {"family": "Talker"} | dict.fromkeys(("width", "depth", "heads", "patch"))
+    facts = _size("Talker_8", kv.models.MODELS["Talker_8"])
+    assert facts["family"] == "Talker" and facts["width"] is None
 
     randomize(model)
     path = tmp_path / "m.safetensors"
