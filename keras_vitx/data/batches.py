@@ -25,6 +25,11 @@ IN_MEMORY_BYTES = 512 * 2**20
 """Decoded images of a split are kept in memory up to this size."""
 
 
+def _close(iterators: list[Any]) -> None:
+    while iterators:
+        iterators.pop().close()
+
+
 class Batches(keras.utils.PyDataset):
     """Batches that are a function of the epoch and the index only, in any order of access.
 
@@ -44,7 +49,10 @@ class Batches(keras.utils.PyDataset):
         self.threads = min(os.cpu_count() or 1, MAX_THREADS)
         self.epoch = 0
         self._lock = threading.Lock()
-        self._iterator, self._next, self._recent = None, None, {}
+        self._next, self._recent = None, {}
+        self._iterators: list[Any] = []
+        # At the end of the program, too: processes would leave shared memory behind.
+        weakref.finalize(self, _close, self._iterators)
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
@@ -73,29 +81,22 @@ class Batches(keras.utils.PyDataset):
         """Return the batch of a step: the next one of the iterator, if steps follow each other."""
         follows, self._next = self._next == (step, share), (step + 1, share)
         if not follows:
-            self._close()
+            _close(self._iterators)
             return batch_of_step(self.make, len(self), share, step)
         try:
-            if self._iterator is None:
-                self._iterator = iter(self.dataset(step, *share))
-                # At the end of the program, too: processes would leave shared memory behind.
-                self._closing = weakref.finalize(self, self._iterator.close)
+            if not self._iterators:
+                self._iterators.append(iter(self.dataset(step, *share)))
                 if self.processes:  # They start with the first batch.
                     os.environ[WORKER] = "1"
-            batch = next(self._iterator)
+            batch = next(self._iterators[0])
         except BaseException:
-            self._close()
+            _close(self._iterators)
             raise
         finally:
             os.environ.pop(WORKER, None)
         if not self.endless and (step + 1) % len(self) == 0:
-            self._close()
+            _close(self._iterators)
         return batch
-
-    def _close(self):
-        if self._iterator is not None:
-            self._closing()
-        self._iterator = None
 
     def dataset(self, start: int = 0, *share: int) -> Any:
         """Return the batches before `finish` as a Grain dataset, from a step on.

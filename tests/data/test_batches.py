@@ -154,6 +154,19 @@ assert callable(kv.ViT) and "keras" in sys.modules
 """)
 
 
+@backend_free
+def test_a_program_ends_without_a_word_of_its_workers():
+    found = run_python("""
+import numpy as np
+import keras_vitx as kv
+model = kv.ViT(8, 1, 1, patch_size=8, input_shape=(8, 8, 3))
+images = np.zeros((16, 8, 8, 3), "uint8")
+batches = kv.data.pipelines((images, np.arange(16) % 2), model, 4, workers=1)
+batches.train[0], batches.train[1]
+""")
+    assert "Exception ignored" not in found.stderr
+
+
 def test_normalized_on_a_device_as_by_the_workers(train):
     """The same on every backend, with boxes of noise."""
     found = train(batch_size=24, augmentation=STRONG, mixing=Mixing())
