@@ -65,7 +65,7 @@ class ClipsTogether:
     """A Keras optimizer that clips the gradients of all replicas together.
 
     Under TensorFlow, Keras clips them by replica, before the sum. Under PyTorch, its clipping by
-    the global norm launches three kernels per variable; this one, a few for all.
+    the global norm launches three kernels per variable; this one, one.
     """
 
     def _clip_gradients(self, grads):
@@ -79,12 +79,13 @@ class ClipsTogether:
                 return [one / count for one in super()._clip_gradients(sums)]
         if keras.backend.backend() != "torch" or self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(grads)
-        import torch
+        from torch.nn.utils import get_total_norm
 
         norm, grads = self.global_clipnorm, list(grads)
-        total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        total = get_total_norm(grads)
         # As in Keras, a norm that is not finite makes all gradients NaN.
-        return list(torch._foreach_mul(grads, norm / total.clamp(min=norm) + (total - total)))
+        factor = norm / total.clamp(min=norm) + (total - total)
+        return [one * factor for one in grads]
 
 
 def build_training(model: keras.Model, batch: Any) -> None:
