@@ -105,7 +105,9 @@ def test_gradients_reach_every_variable(call):
 
     def loss():
         outputs = keras.tree.flatten(harness.call(made, x, training=True))
-        weighed = [ops.mean(y * numbers(y.shape, seed=i)) for i, y in enumerate(outputs)]
+        weighed = [
+            ops.mean(ops.multiply(y, numbers(y.shape, seed=i))) for i, y in enumerate(outputs)
+        ]
         return sum(weighed) + sum(made.losses)
 
     # The ninth block lacks one of its branches.

@@ -136,7 +136,10 @@ def add_sums(sums: Sums, blocks: Iterable[BlockTrace], measures: Mapping[str, Me
     compared: dict[str, dict[str, np.ndarray]] = {}
     for block in blocks:
         for name, one in measures.items():
-            values = one.of_block(block)
+            try:
+                values = one.of_block(block)
+            except ValueError as error:
+                raise ValueError(f"{name} of {block.name}: {error}") from error
             if values is not None and one.compare:
                 compared.setdefault(name, {})[block.name] = values
             elif values is not None:

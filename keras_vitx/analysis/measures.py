@@ -70,15 +70,20 @@ def steepness(maps: Any) -> np.ndarray:
     return 1 - np.einsum("...k,...k->...", maps, maps)
 
 
+class NotProbabilities(ValueError):
+    """Maps whose rows are not distributions over the keys."""
+
+
 def _probabilities(maps):
     maps = _float_maps(maps)
     sums = maps.sum(-1)
     if not (maps.min() >= 0 and np.abs(sums - 1).max() <= ROUNDING):
-        raise ValueError(
+        raise NotProbabilities(
             "`maps` must be probabilities: entries of at least 0, rows that sum to 1. Received: "
             f"entries from {maps.min():.3g}, row sums from {sums.min():.3g} to {sums.max():.3g}. "
             "Maps that were modified after the softmax (ReAttention, HeadMixing, Refinement) are "
-            "not probabilities; take those of the softmax, `BlockTrace.softmax`."
+            "not probabilities; take those of the softmax, `BlockTrace.softmax`. For an attention "
+            "without a softmax, leave the measure out, or divide rows by their sum in a `Measure`."
         )
     return maps
 

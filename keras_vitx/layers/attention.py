@@ -8,6 +8,9 @@ import keras
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, build_all, register
 
+# The steps between the projections that the fused attention replaces.
+STEPS = ("logits_of", "softmax_of", "weights_of", "maps_of", "run_over_maps", "aggregate")
+
 
 @register
 class Attention(Layer):
@@ -33,8 +36,9 @@ class Attention(Layer):
     `mask[:, :, None] & mask[:, None, :]`.
 
     A subclass overrides the step in which it differs: `projections` (to queries, keys and values,
-    with `build_projections`), `logits_of`, `weights_of` (the maps before `on_weights`), `maps_of`
-    (after).
+    with `build_projections`), `logits_of`, `softmax_of` (the maps of logits), `weights_of` (the
+    maps before `on_weights`), `maps_of` (after), `aggregate`. Fused attention runs where none of
+    them differs, or the subclass has its own `fused`.
 
     Args:
         num_heads: Number of query and key heads.
@@ -58,6 +62,15 @@ class Attention(Layer):
     """
 
     reads_maps, computes_maps = False, True
+    is_fused = True
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # Another step makes an inherited `fused` wrong.
+        first = {}
+        for base in reversed(cls.__mro__):
+            first |= dict.fromkeys(vars(base), base)
+        cls.is_fused = all(issubclass(first["fused"], first[step]) for step in STEPS)
 
     def __init__(
         self,
@@ -99,7 +112,7 @@ class Attention(Layer):
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
         mask = as_mask(attention_mask, value if query is None else query, value)
-        changes_maps = self.reads_maps or self.on_logits or self.on_weights
+        changes_maps = self.reads_maps or self.on_logits or self.on_weights or not self.is_fused
         weights = maps = None
         if return_attention_scores or return_parts or changes_maps or (training and self.dropout):
             weights = self.weights_of(query, key, training, mask)
@@ -127,11 +140,15 @@ class Attention(Layer):
         logits = self.run_over_maps(self.on_logits, logits, training, mask)
         # A layer that computes in float32 sees maps that were not rounded before.
         dtype = self.on_weights[0].compute_dtype if self.on_weights else self.compute_dtype
-        return ops.zero_masked(ops.softmax(ops.mask_logits(logits, mask), dtype), mask)
+        return ops.zero_masked(self.softmax_of(ops.mask_logits(logits, mask), dtype), mask)
 
     def logits_of(self, query, key):
         """Return the scaled dot products of queries and keys, `(batch, heads, queries, keys)`."""
         return ops.logits(query, key)
+
+    def softmax_of(self, logits, dtype):
+        """Return the maps of logits, in a dtype; the logits of masked keys are very negative."""
+        return ops.softmax(logits, dtype)
 
     def maps_of(self, weights, shared, training=False, mask=None):
         """Return the maps that multiply the values; `shared` are those of an earlier block."""

@@ -17,6 +17,7 @@ from keras_vitx.layers import (
     DenseHead,
     DistilledHead,
     DropPath,
+    GatedPositionalAttention,
     LayerScale,
     PatchEmbedding,
     SharedAttention,
@@ -151,3 +152,21 @@ def test_parts_of_several_heads(make, activation):
     for name, part in logits.items():
         close(array(parts[name]), softmax(part) if activation else part)
         close(array(layer.parts(X)[name]), part)
+
+
+STEPS = ("logits_of", "softmax_of", "weights_of", "maps_of", "aggregate")
+
+
+@pytest.mark.parametrize("parent", (Attention, GatedPositionalAttention))
+@pytest.mark.parametrize("step", STEPS)
+def test_fused_attention_does_not_bypass_a_step_of_a_subclass(parent, step):
+    def doubled(self, *arguments, **options):
+        return 2 * getattr(parent, step)(self, *arguments, **options)
+
+    x = numbers((3, 4, 8))
+    mine = type("Mine", (parent,), {step: doubled})
+    inherited, changed = built(parent(4), x), built(mine(4), x)
+    changed.set_weights(inherited.get_weights())
+    alone = array(changed(x))
+    close(alone, array(changed(x, return_attention_scores=True)[0]))
+    assert np.abs(alone - array(inherited(x))).max() > 1e-3

@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from numbers import Integral
 from pathlib import Path
@@ -17,7 +17,8 @@ import keras
 import numpy as np
 from PIL import Image
 
-from keras_vitx.analysis.measure import MEASURES, add_sums, check_measure, means
+from keras_vitx.analysis.measure import MEASURES, Measure, add_sums, check_measure, means
+from keras_vitx.analysis.measures import NotProbabilities
 from keras_vitx.analysis.pictures import likely_classes
 from keras_vitx.analysis.trace import blocks_of, check_model, trace
 from keras_vitx.data import preprocess_input
@@ -122,7 +123,7 @@ def explore(
     if len(names) != len(inputs):
         raise ValueError(f"`names` must be {len(inputs)}, one per image. Received: {len(names)}.")
     wanted = {name for chart in charts for name in (chart.measure, chart.beside) if name}
-    measures = {name: MEASURES[check_measure(name)] for name in wanted}
+    measures = {name: _where_defined(MEASURES[check_measure(name)]) for name in wanted}
     limit = int(limit * 1e6)
     described = {name: {"name": name} for name in order}
     maps: dict[str, Quantized] = {}
@@ -178,6 +179,18 @@ def explore(
                 temporary.write_bytes(page)
             return Path(path)
     raise ValueError(_too_large(limit, len(page)))
+
+
+def _where_defined(measure: Measure) -> Measure:
+    """Return a measure that leaves out the blocks whose maps are no probabilities."""
+
+    def of_block(block):
+        try:
+            return measure.of_block(block)
+        except NotProbabilities:
+            return None
+
+    return replace(measure, of_block=of_block)
 
 
 def _chosen_blocks(model, order, blocks):
