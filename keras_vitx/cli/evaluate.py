@@ -139,8 +139,10 @@ def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
     record = kv.training.run.read_run(run)
     names = set(kv.training.held_out(run)) & set(dataset.train.names())
     in_the_run = record.get("train_images", 0) + record.get("validation_images", 0)
-    # The images of arrays have only numbers for names.
-    if not names or (all(map(str.isdigit, names)) and dataset.train.size != in_the_run):
+    # Other images may have the same names; the set of the run may have grown, or been moved.
+    is_files = not all(map(str.isdigit, names))
+    is_same = is_files and record.get("source") in (None, kv.training.run.path_of(source))
+    if not names or not (is_same or dataset.train.size == in_the_run):
         return dataset, None
     say(f"Measured: the images that the run in {run} held out for validation.", error=True)
     return kv.data.load_dataset(source, validation_split=names, strict=strict), names

@@ -104,10 +104,13 @@ def main(
     for module in imports or ():
         importlib.import_module(module)
     exported = kv.export(open_model(model, weights), output, kind.name, **options)
-    shape = exported.inputs.get("images", {}).get("shape")
-    sides = ", ".join("any" if side is None else str(side) for side in shape or ())
+    images = exported.inputs.get("images", {})
+    sides = ", ".join("any" if side is None else str(side) for side in images.get("shape", ()))
     say(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")
-    say(f"images ({sides}) -> {', '.join(exported.outputs)}")
+    say(f"images ({sides}) {images.get('dtype', '')} -> {', '.join(exported.outputs)}")
+    if ready := images.get("preprocessing"):
+        mean, std = ready["mean"], ready["std"]
+        say(f"images = (pixels / 255 - mean) / std, with mean = {mean} and std = {std}")
     if serving:
         say("image_bytes (any) -> classes, probabilities")
     if exported.difference is not None:

@@ -41,7 +41,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
         has = "ImageNet" if names is None else "`model.class_names`"
         raise ValueError(
             f"`predictions` must fit {has} with {len(classes)} classes. Received: "
-            f"{predictions.shape[1]} classes. Give a model whose `class_names` fit."
+            f"{predictions.shape[1]} classes. Give `model=`, whose `class_names` fit."
         )
     return [
         [(*classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]

@@ -26,6 +26,7 @@ from keras_vitx.export.place import (
 )
 from keras_vitx.export.prepare import calibration_images, check, prepare
 from keras_vitx.keras_internals import without_tensorflow
+from keras_vitx.preprocessing import Preprocessing
 
 COMPARED = 32
 """Number of calibration images that the file is compared with."""
@@ -183,11 +184,15 @@ def export(
                 versions[package] = importlib.metadata.version(package)
         (spec,) = graph.model.inputs
         dtype = keras.backend.standardize_dtype(spec.dtype)
+        described = {"shape": list(spec.shape), "dtype": dtype}
+        ready = getattr(model, "preprocessing", None)
+        if isinstance(ready, Preprocessing) and not preprocessing:
+            described["preprocessing"] = ready.to_dict()
         exported = Exported(
             path=path,
             difference=difference,
             format=kind.name,
-            inputs={INPUT: {"shape": list(spec.shape), "dtype": dtype}},
+            inputs={INPUT: described},
             outputs=graph.outputs,
             classes=graph.classes,
             options=options,

@@ -22,7 +22,8 @@ class Exported:
         difference: Largest difference between its outputs and the model's, relative to the
             largest output; None if it was not verified.
         format: Name of the format.
-        inputs: Shape and dtype of each input, by name; None is any size.
+        inputs: Shape and dtype of each input, by name; None is any size. Images that are to be
+            normalized before have their `preprocessing`.
         outputs: Names of the outputs.
         classes: Names of the classes, in the order of the outputs; empty without a classifier.
         options: The options of the export that change the file.

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write, remove_stale
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.keras_internals import sublayers, without_tensorflow
 from keras_vitx.models.build import create_model
 from keras_vitx.models.chain import Chain
 from keras_vitx.renamed import renamed_arguments
@@ -53,6 +53,7 @@ CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
 
 @renamed_arguments(licence="license")
+@without_tensorflow()
 def save(
     model: Chain,
     folder: str | os.PathLike,

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write
+from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import averaged, optimizer_of
@@ -202,7 +203,7 @@ class KeepBest(keras.callbacks.Callback):
                 self.epoch, self.logs, self.values = epoch + 1, logs, values
                 if self.output is not None:
                     path = self.output / f"{self.result}.keras"
-                    with atomic_write(path) as temporary, single_process():
+                    with atomic_write(path) as temporary, single_process(), without_tensorflow():
                         self.model.save(temporary)
         if self.patience is not None and epoch + 1 - self.epoch >= self.patience:
             log.info("No epoch was better than epoch %d: the training ends.", self.epoch)

@@ -1,5 +1,6 @@
 """Train a model by a recipe."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fi
 from keras_vitx.training.run import Run
 from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
 
+log = logging.getLogger(__name__)
 DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
 """The arguments of `data.pipelines` that `fit` passes on."""
 
@@ -89,7 +91,7 @@ def fit(
     recipe = recipe.but(**settings)
     distillation = distillation_of(recipe, teacher)
     check_devices(devices, model)
-    with Run(output, resume) as run:
+    with Run(output, resume, source) as run:
         targets = token_labels_of(token_labels, model, source)
         recipe, batches = load_batches(
             source, model, recipe, settings, targets=targets, seed=seed, **arguments
@@ -124,7 +126,7 @@ def fit(
             config={"recipe": recipe.to_dict(), "seed": seed, "data": fingerprint(batches)},
             **fitting,
         )
-        best.restore()
+        log.info(best.restore())
         history.test = None if batches.test is None else plain.measures(batches.test)
         run.record |= {"test": history.test, "finished": True}
     return history

@@ -36,8 +36,9 @@ class Run(keras.callbacks.Callback):
 
     best: KeepBest
 
-    def __init__(self, output: str | os.PathLike | None, resume: bool = False):
+    def __init__(self, output: str | os.PathLike | None, resume: bool = False, source: Any = None):
         super().__init__()
+        self.source = path_of(source)
         self.folder = None if output is None else Path(output)
         self.checkpoints = self.folder and self.folder / CHECKPOINTS
         self.writes = self.folder is not None and is_chief()
@@ -77,6 +78,7 @@ class Run(keras.callbacks.Callback):
         """Set what `run.json` and `held_out.txt` say of the training."""
         self.record = record | {
             "model": model.name,
+            "source": self.source,
             "recipe": recipe.to_dict(),
             "devices": in_use().count,
             "backend": keras.backend.backend(),
@@ -143,6 +145,15 @@ class Run(keras.callbacks.Callback):
     def _write(self):
         with atomic_write(self.folder / "run.json") as path:
             path.write_text(json.dumps(self.record, indent=2) + "\n")
+
+
+def path_of(source: Any) -> str | None:
+    """Return the absolute path of a source, a file or a folder; None for any other."""
+    source = getattr(source, "name", source)
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else None
 
 
 def read_run(folder: Path) -> dict[str, Any]:

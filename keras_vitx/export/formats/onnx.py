@@ -22,7 +22,9 @@ def write(graph: Graph, path: Path) -> None:
     import onnx
     import torch
 
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    # What it says of torchvision, which the model does not need, is no news.
+    for name in ("onnxscript", "torch.onnx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
