@@ -125,6 +125,7 @@ def main(
     if json:
         show_json(rows if len(rows) > 1 else rows[0])
     else:
+        rows = [{k: v for k, v in row.items() if k != "images_per_second" or v} for row in rows]
         is_real = [name for name, v in rows[-1].items() if v is None or isinstance(v, float)]
         show(rows, formats=dict.fromkeys(is_real, _rounded))
 

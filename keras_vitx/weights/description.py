@@ -124,7 +124,9 @@ def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
                     break
             time.sleep(PAUSE)
         else:
-            raise FileNotFoundError(f"The folder {str(folder)!r} lacks {CONFIG} or {name}.")
+            files = sorted(path.name for path in folder.glob("*.keras"))
+            hint = f" Its {files[0]} is a model." if files else ""
+            raise FileNotFoundError(f"The folder {str(folder)!r} lacks {CONFIG} or {name}.{hint}")
         # A descriptor's path works even if the file is removed; on Windows, it can't be removed.
         path = Path(f"/dev/fd/{file.fileno()}")
         yield config, name, path if path.exists() else folder / name
