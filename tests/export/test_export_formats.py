@@ -41,7 +41,10 @@ def test_format(format, trained, values, images, tmp_path):
     # Outputs were compared for one image and for eight, in a process without Keras.
     assert exported.difference <= 1e-5 and exported.top1 == 1 and exported.latency_ms > 0
     assert exported.outputs == ("probabilities",) and exported.not_fused is None
-    assert exported.inputs == {"images": {"shape": [None, 32, 16, 3], "dtype": "float32"}}
+    # Of images that are to be normalized before, with what.
+    described = {"shape": [None, 32, 16, 3], "dtype": "float32"}
+    described["preprocessing"] = trained.preprocessing.to_dict()
+    assert exported.inputs == {"images": described}
     files = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".json"]
     assert exported.size == sum(file.stat().st_size for file in files)
     record = path.with_name(f"{path.name}.json") if path.suffix else path / "export.json"
