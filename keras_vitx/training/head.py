@@ -56,6 +56,9 @@ def match_head(
         _initialize(model)
     if new is not None:
         model.class_names = new
+    if done == "kept" and getattr(model, "head_loaded", None) is False:
+        # The checkpoint's head had other classes, so the model began with a new one.
+        model.head_loaded, done = None, "fresh"
     return done
 
 

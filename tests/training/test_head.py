@@ -76,6 +76,13 @@ def test_what_is_kept(old, new, head, caplog):
     assert ("unknown" in caplog.text) == ((old, new) == (NAMES, None))
 
 
+def test_a_head_that_a_checkpoint_did_not_fit_is_fresh(tmp_path):
+    model_of().save_weights(path := tmp_path / "five.weights.h5")
+    model = FAMILIES["CaiT"](depth=2, classes=3, weights=path)
+    assert match_head(model, ("a", "b", "c")) == "fresh"
+    assert match_head(model, ("a", "b", "c")) == "kept"
+
+
 def test_one_output_of_two_classes():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
     randomize(model)
