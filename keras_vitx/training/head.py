@@ -25,7 +25,8 @@ def match_head(
     """Match the head of `model` to a data set, set `model.class_names`, and return what was done.
 
     `"match"` permutes the classifiers if the names are the same in another order, reinitializes
-    them if the names differ, and keeps them otherwise.
+    them if the names differ, and keeps them otherwise. Classifiers that a checkpoint did not fit
+    are fresh.
     """
     old, new = _names(model), None if class_names is None else tuple(class_names)
     outputs = model.output_shape[-1]
@@ -57,7 +58,7 @@ def match_head(
     if new is not None:
         model.class_names = new
     if done == "kept" and getattr(model, "head_loaded", None) is False:
-        # The checkpoint's head had other classes, so the model began with a new one.
+        # Until now: the next `fit` finds a trained head.
         model.head_loaded, done = None, "fresh"
     return done
 
