@@ -77,9 +77,12 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
     except ImportError as error:
         message = f"`source` {shard} needs TensorFlow, which reads TFRecords"
         raise ImportError(needs_extra(message, "data")) from error
+    options = tf.data.Options()
+    options.autotune.enabled = False  # Its thread takes a second to end.
+    records = tf.data.TFRecordDataset(str(shard)).with_options(options)
     start = 12  # A record follows its length and a checksum; another checksum follows it.
     try:
-        for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator():
+        for record in records.as_numpy_iterator():
             features = tf.train.Example.FromString(record).features.feature
             for image_name, label_name in FEATURES:
                 images = features[image_name].bytes_list.value if image_name in features else ()
