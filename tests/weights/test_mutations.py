@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SAVERS, make_tiny, weights_of
 from PIL import Image
+from tiny import SAVERS, make_tiny, weights_of
 
 import keras_vitx as kv
 from keras_vitx.training.run import read_run

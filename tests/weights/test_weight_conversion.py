@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from conftest import weights_of
 from harness import FAMILIES, GOLDEN, array, close
 from safetensors.numpy import load_file, save_file
+from tiny import weights_of
 
 import keras_vitx as kv
 from keras_vitx.weights import load_weights, resample, save_safetensors, to_checkpoint

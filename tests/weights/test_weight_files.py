@@ -10,10 +10,10 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from conftest import SAVERS, weights_of
 from harness import numbers
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from tiny import SAVERS, weights_of
 
 from keras_vitx.weights import load_weights, resample, resolve, save_safetensors, save_torch
 
