@@ -17,10 +17,11 @@ from keras_vitx.export import FORMATS
 LONG = {"refined_bert": 300}
 """tests/examples runs it."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-# Under TensorFlow, training/test_devices.py covers the other one.
-ON_EACH_BACKEND = ("finetune_keras", *(["several_devices"] if BACKEND == "jax" else []))
+ANOTHER = {"jax": ["several_devices"], "tensorflow": ["finetune_keras"]}
+"""What is run on another backend than PyTorch, too."""
 
 
+@pytest.mark.backend_free
 def test_examples_are_short():
     assert len(EXAMPLES) >= 6
     for path in EXAMPLES:
@@ -40,9 +41,8 @@ def test_example(path, tmp_path, monkeypatch, capsys):
     assert "%" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="test_example runs them")
-@pytest.mark.parametrize("name", ON_EACH_BACKEND)
-def test_example_on_each_backend(name, tmp_path):
+@pytest.mark.parametrize("name", ANOTHER.get(BACKEND, []))
+def test_example_on_another_backend(name, tmp_path):
     """In a process of its own, which may divide the CPU into devices."""
     runner = ROOT / "tests" / "examples_runner.py"
     process = subprocess.run(

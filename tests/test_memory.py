@@ -49,6 +49,7 @@ GLIBC = platform.libc_ver()[0] == "glibc"
 GPU = any(Path("/dev", device).exists() for device in kv.backend.ACCELERATORS)
 
 
+@pytest.mark.backend_free
 @pytest.mark.skipif(not GLIBC or GPU, reason="changes glibc only, and not beside a GPU")
 def test_freed_memory_is_kept(monkeypatch):
     given_back, kept = map(int, run_python(FAULTS).stdout.split())

@@ -29,6 +29,7 @@ def test_all_measures_of_a_family(family):
             assert np.isfinite(value).all() or name in MAY_BE_NAN, name
 
 
+@pytest.mark.backend_free
 def test_means_over_all_images():
     model = randomized("ConViT")
     one = next(trace(model, IMAGES))
@@ -44,6 +45,7 @@ def test_means_over_all_images():
             close(found[name]["blocks_0"], expected.mean(0), message=name)
 
 
+@pytest.mark.backend_free
 def test_measures_between_blocks():
     model = randomized("DeepViT", depth=3)
     traced = list(trace(model, IMAGES))
@@ -96,6 +98,7 @@ def test_which_maps():
     assert list(shared) == ["blocks_0", "blocks_2"]
 
 
+@pytest.mark.backend_free
 def test_weights():
     model = randomized("ConViT")
     attention = model.get_layer("blocks_1").attention

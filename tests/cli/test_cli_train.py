@@ -1,4 +1,4 @@
-"""The command line trains and predicts on every backend."""
+"""The command line trains and predicts."""
 
 import csv
 import json
@@ -13,6 +13,8 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx.cli.train import named_values
 from keras_vitx.training import Recipe, recipes
+
+pytestmark = pytest.mark.backend_free
 
 
 def test_train_then_predict(run, tiny_file, small_set, tmp_path):
@@ -57,7 +59,6 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
     assert settings["teacher"] and settings["recipe"]["targets"]["temperature"] == 2
 
 
-@pytest.mark.backend_free
 def test_values_of_settings():
     assert named_values(None, "--set") == {}
     words = [
@@ -78,7 +79,6 @@ def test_values_of_settings():
     }
 
 
-@pytest.mark.backend_free
 def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
     code, _, err = run(
         "train", tiny_file, small_set, "--recipe", "deit", "--smoke", "--output", "out",
@@ -94,7 +94,6 @@ def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
     assert (tmp_path / "out" / "last.keras").exists()
 
 
-@pytest.mark.backend_free
 def test_arguments_of_a_size(run, small_set, tmp_path):
     size = ["train", "CaiT_Mini", small_set, "--with", "dim=16", "--with", "depth=1"]
     code, _, err = run(*size, "--with", "num_heads=2", "--smoke", "--output", "out")
@@ -103,7 +102,6 @@ def test_arguments_of_a_size(run, small_set, tmp_path):
     assert model.get_layer("patch_embed").output.shape[-1] == 16
 
 
-@pytest.mark.backend_free
 def test_a_stopped_run_is_resumed(run, tiny_file, small_set, tmp_path, monkeypatch):
     class Terminate(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -145,7 +143,6 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.mark.backend_free
 def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
     words = "train", tiny_file, photos, "--batch-size", 8, "--output", "out"
     code, _, err = run(
@@ -182,7 +179,6 @@ def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
     assert json.loads(out)["images"] == 25
 
 
-@pytest.mark.backend_free
 def test_a_learning_rate_is_found(run, tiny_file, photos, tmp_path):
     code, out, err = run(
         "train", tiny_file, photos, "--batch-size", 8, "--find-rate", "rates.png"
