@@ -107,15 +107,6 @@ def test_shared_maps():
     close(adding.maps, adding.softmax + adding.carried * 4**-0.5)
 
 
-def test_gates():
-    model = FAMILIES["ConViT"]()
-    attention = model.get_layer("blocks_1").attention
-    attention.gating_param.assign([-1.0, 0.0, 1.0, 2.0])
-    gates = [one.gates for one in trace(model, IMAGES)]
-    close(gates[1], 1 / (1 + np.exp([1.0, 0.0, -1.0, -2.0])))
-    assert gates[0].shape == (4,) and gates[2] is None
-
-
 class Stranger(keras.layers.Layer):
     """Attention that shares nothing with `Attention`: each token attends the next one."""
 

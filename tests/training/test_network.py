@@ -3,16 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import (
-    BACKEND,
-    FAMILIES,
-    MIXED,
-    array,
-    blocks,
-    close,
-    numbers,
-    randomize,
-)
+from harness import BACKEND, FAMILIES, MIXED, array, blocks, close, numbers, randomize
 from keras import ops
 
 from keras_vitx.keras_internals import sublayers
