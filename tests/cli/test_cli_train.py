@@ -131,15 +131,9 @@ def test_a_stopped_run_is_resumed(run, tiny_file, small_set, tmp_path, monkeypat
 
 
 @pytest.fixture
-def photos(tmp_path):
-    """A folder of two classes that differ in brightness, 12 images of each."""
-    random = np.random.default_rng(0)
-    for name, low in (("dark", 20), ("bright", 180)):
-        folder = tmp_path / "photos" / name
-        folder.mkdir(parents=True)
-        for index in range(12):
-            pixels = low + random.integers(0, 60, (40, 40, 3))
-            Image.fromarray(pixels.astype("uint8")).save(folder / f"{index}.png")
+def photos(write_pictures, tmp_path):
+    """A folder of two classes, 12 images of each."""
+    write_pictures(*(f"photos/{name}/{i}.png" for name in ("dark", "bright") for i in range(12)))
     return tmp_path / "photos"
 
 

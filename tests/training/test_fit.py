@@ -85,6 +85,7 @@ def run_of(output):
     return json.loads((output / "run.json").read_text())
 
 
+@pytest.mark.backend_free
 def test_fit_is_short():
     named = [p for p in inspect.signature(kv.fit).parameters.values() if p.name != "settings"]
     assert len(inspect.getsource(kv.training.fit).splitlines()) <= 100
