@@ -61,22 +61,15 @@ def test_train_then_predict(run, tiny_file, small_set, tmp_path):
 
 def test_values_of_settings():
     assert named_values(None, "--set") == {}
-    words = [
-        "epochs=3",
-        "mixup=0.2",
-        "clip_norm=none",
-        "scale=0.5,1",
-        "decay = constant",
-        "remat=True",
-    ]
-    assert named_values(words, "--set") == {
-        "epochs": 3,
-        "mixup": 0.2,
-        "clip_norm": None,
-        "scale": (0.5, 1),
-        "decay": "constant",
-        "remat": True,
-    }
+    for word, name, value in (
+        ("epochs=3", "epochs", 3),
+        ("clip_norm=none", "clip_norm", None),
+        ("scale=0.5,1", "scale", (0.5, 1)),
+        ("decay = constant", "decay", "constant"),
+        ("remat=True", "remat", True),
+    ):
+        assert named_values([word], "--set") == {name: value}
+    assert named_values(["a=1", "b=2"], "--set") == {"a": 1, "b": 2}
 
 
 def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):

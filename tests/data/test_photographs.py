@@ -114,15 +114,6 @@ def test_it_stays_exact_in_a_model_of_half_precision(photographs):
     np.testing.assert_array_equal(found, run(layer, image))
 
 
-@pytest.mark.backend_free
-def test_exported_with_a_model_for_images_of_any_size(photographs, tmp_path, small):
-    pytest.importorskip("tensorflow")
-    whole = small[1](ImagePreprocessing((32, 24), MEAN, STD, 1.13), "uint8")
-    first, second = (np.stack([image, image[::-1]]) for image in map(pixels, photographs[:2]))
-    assert kv.export(whole, tmp_path / "saved", images=first).difference <= 1e-5
-    assert kv.export.verify(tmp_path / "saved", whole, second, trust=True) <= 1e-5
-
-
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="other backends trace one graph per size")
 @pytest.mark.parametrize("size, crop_ratio", [((32, 24), 0.9), ((224, 224), 1.13)])
 def test_a_graph_for_images_of_any_size(photographs, size, crop_ratio):
