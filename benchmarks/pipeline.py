@@ -103,9 +103,9 @@ def endless(batches: Iterable) -> Iterator:
         yield from batches
 
 
-def in_this_thread(batches, on_device: bool) -> Iterator:
+def in_this_thread(batches, as_uint8: bool) -> Iterator:
     """Our batches in this thread, for the device or normalized."""
-    batches.make.on_device = on_device
+    batches.make.as_uint8 = as_uint8
     for step in itertools.count():
         yield batches.make(*divmod(step, len(batches)))
 
@@ -175,8 +175,8 @@ def main():
         print("|---|---|---|---|---|")
         for name in RECIPES:
             sides = {
-                "uint8": in_this_thread(our_batches(*arguments, name), on_device=True),
-                "float32": in_this_thread(our_batches(*arguments, name), on_device=False),
+                "uint8": in_this_thread(our_batches(*arguments, name), as_uint8=True),
+                "float32": in_this_thread(our_batches(*arguments, name), as_uint8=False),
                 "timm": endless(timm_loader(*arguments, name)),
             }
             found = in_turns(sides, steps, size, options.turns)

@@ -35,7 +35,8 @@ class Batch(NamedTuple):
 class Maker:
     """A function of an epoch and an index that returns a `Batch` of a split.
 
-    With `on_device`, images stay uint8. Up to `budget` bytes of decoded images stay in memory.
+    With `as_uint8`, images are not normalized yet. Up to `budget` bytes of decoded images stay in
+    memory.
     """
 
     split: Split
@@ -43,7 +44,7 @@ class Maker:
     batch_size: int
     strict: bool = field(default=False, kw_only=True)
 
-    on_device, budget, keras_cv = False, 0, None
+    as_uint8, budget, keras_cv = False, 0, None
 
     def __post_init__(self):
         self.kept: dict[int, Any] = {}
@@ -120,7 +121,7 @@ class EvaluationMaker(Maker):
                 np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
                 for array in (images, labels, np.ones(len(images), "float32"))
             )
-        return Batch(images if self.on_device else self.normalized(images), labels, weights,
+        return Batch(images if self.as_uint8 else self.normalized(images), labels, weights,
                      errors=errors)  # fmt: skip
 
 
@@ -212,7 +213,7 @@ class TrainingMaker(Maker):
             labels = {"head": labels, "aux_head": np.stack(targets)}
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, share, shares)
-        if not self.on_device:
+        if not self.as_uint8:
             images, boxes = self.normalized(images, boxes), None
         if self.keras_cv is not None:
             images = self.keras_cv.erase(images)

@@ -167,16 +167,16 @@ batches.train[0], batches.train[1]
     assert "Exception ignored" not in found.stderr
 
 
-def test_normalized_on_a_device_as_by_the_workers(train):
+def test_normalized_on_a_device_as_on_a_cpu(train):
     """The same on every backend, with boxes of noise."""
     found = train(batch_size=24, augmentation=STRONG, mixing=Mixing())
-    found.make.on_device = False
+    found.make.as_uint8 = False
     wanted, _ = made(found, 0, 0)
-    found.make.on_device = True
+    found.make.as_uint8 = True
     batch = found.make(0, 0)
     assert batch.images.dtype == np.uint8 and batch.boxes[:, 2].any()
-    images = keras.ops.convert_to_numpy(found.finish(batch)[0])
-    np.testing.assert_allclose(images, wanted, rtol=0, atol=1e-6)
+    images = batches.on_device(batch.images, batch.boxes, found.make.spec.preprocessing)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(images), wanted, rtol=0, atol=1e-6)
 
 
 class Seen(keras.Layer):
