@@ -1,5 +1,6 @@
 """The callbacks of `fit`, without training, and the figures of a run."""
 
+import csv
 import sys
 
 import keras
@@ -54,6 +55,14 @@ def test_the_best_epoch(epochs, result, best, tmp_path):
         "monitor": next(iter(decides), None),
         "validation": measures or None,
     }
+
+
+def test_history_is_written_each_epoch(tmp_path):
+    run(KeepBest(model(), tmp_path), {"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5})
+    assert list(csv.DictReader((tmp_path / "history.csv").open())) == [
+        {"epoch": "1", "loss": "1.0", "val_loss": ""},
+        {"epoch": "2", "loss": "2.0", "val_loss": "0.5"},
+    ]
 
 
 @pytest.mark.parametrize("what", ["validation loss", "weights"])
