@@ -1,3 +1,4 @@
+import gc
 import os
 import random
 import sys
@@ -29,6 +30,12 @@ def pytest_sessionstart(session):
     asked = os.environ.get("KERAS_BACKEND")
     if asked and asked != keras.backend.backend():
         pytest.exit(f"KERAS_BACKEND={asked}, but Keras runs on {keras.backend.backend()}", 3)
+
+
+def pytest_collection_finish(session):
+    """Leave out of later collections what is imported; Keras collects once per quantized layer."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

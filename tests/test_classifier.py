@@ -5,6 +5,7 @@ from harness import FAMILIES, array, close, numbers
 from keras_vitx.classifier import Outputs, kind_of, outputs_of
 
 layers = keras.layers
+pytestmark = pytest.mark.backend_free
 
 ACTIVATIONS = {
     "none": (None, "logits"),

@@ -29,7 +29,10 @@ def writer():
 
     def start(path):
         process = subprocess.Popen(
-            [sys.executable, "-c", WRITE, path], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITE, path],
+            env={**os.environ, "KERAS_VITX_WORKER": "1"},  # without Keras
+            stdout=subprocess.PIPE,
+            text=True,
         )
         processes.append(process)
         assert process.stdout.readline() == "half\n"

@@ -79,6 +79,7 @@ def test_build_training_makes_all_variables_of_training():
     assert (len(model.optimizer.variables), len(model.metrics_variables)) == (6, 4)
 
 
+@pytest.mark.backend_free
 def test_private_names_stand_in_one_file():
     """Private attributes that aren't our own."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

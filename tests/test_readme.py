@@ -26,7 +26,9 @@ SIZES = {
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the blocks are the same on every backend")
-def test_blocks_run(downloads, write_pictures, tmp_path):
+def test_blocks_run(downloads, write_pictures, tmp_path, monkeypatch):
+    # At 224 pixels, a training takes most of the time.
+    monkeypatch.setitem(kv.CaiT_XXS24.data, "input_shape", (64, 64, 3))
     write_pictures("cat.jpg", "dog.jpg", *(f"photos/{c}/{i}.jpg" for c in "abc" for i in range(4)))
     namespace = {"__name__": "readme"}
     for number, block in enumerate(BLOCKS):

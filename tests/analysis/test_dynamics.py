@@ -25,7 +25,7 @@ def values(rows, name, block):
     )
 
 
-@pytest.mark.parametrize("every", (None, 1))
+@pytest.mark.parametrize("every", (pytest.param(None, marks=pytest.mark.backend_free), 1))
 def test_measures_of_the_weights_of_each_moment(every, tmp_path):
     path = tmp_path / "new" / "measures.csv"
     callback = MeasureDuringTraining(IMAGES, path, ["gates", "mlp_branch"], every=every)

@@ -1,4 +1,5 @@
 import weakref
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -13,24 +14,33 @@ from keras_vitx.layers import Attention, ClassBlock, TokenMixing
 IMAGES = numbers((2, 16, 16, 3))
 
 
-@pytest.mark.parametrize("family", FAMILIES_HERE)
-def test_blocks_of_every_family(family):
-    model = randomized(family)
-    traced = list(trace(model, IMAGES))
-    assert [one.name for one in traced] == [block.name for block in blocks(model)]
-    assert [one.index for one in traced] == list(range(len(traced)))
-    x = ops.convert_to_tensor(IMAGES)
-    found = iter(traced)
+@pytest.fixture(scope="module", params=FAMILIES_HERE)
+def passed(request):
+    """A model, its trace, and the input and the output of each block in a plain pass."""
+    model, x, ends = randomized(request.param), ops.convert_to_tensor(IMAGES), []
     for step in model.steps:
         before, x = x, step(x)
-        if step not in blocks(model):
-            continue
-        one = next(found)
-        tokens, outputs = (array(keras.tree.flatten(part)[0]) for part in (before, x))
+        if step in blocks(model):
+            ends.append((step, before, x))
+    return SimpleNamespace(
+        family=request.param, model=model, traced=list(trace(model, IMAGES)), ends=ends
+    )
+
+
+def first_of(tensors):
+    """The tokens, alone or with shared maps."""
+    return array(keras.tree.flatten(tensors)[0])
+
+
+def test_blocks_of_every_family(passed):
+    assert [one.index for one in passed.traced] == list(range(len(passed.traced)))
+    for one, (step, before, x) in zip(passed.traced, passed.ends, strict=True):
+        assert one.name == step.name
+        tokens, outputs = first_of(before), first_of(x)
         # The fused attention of the plain pass rounds differently.
         close(one.inputs, tokens)
         close(one.outputs, outputs)
-        assert one.grid == (2, 2) or family == "PiT"
+        assert one.grid == (2, 2) or passed.family == "PiT"
 
         # The branches, as added, make the output.
         updated = one.attention_branch.shape[1]
@@ -39,15 +49,50 @@ def test_blocks_of_every_family(family):
         if step.residual_scale == 1 and step.ls2 is None:
             normed = step.norm2(ops.convert_to_tensor(one.mlp_input))
             close(one.mlp_branch, array(step.mlp(normed)))
-        if family == "Mixer":
+        if passed.family == "Mixer":
             assert one.softmax is one.maps is one.carried is one.before is None
             continue
         if one.softmax is not None:
             assert np.abs(one.softmax.sum(-1) - 1).max() < 1e-5
             assert one.before is one.softmax
-        if family in ("ViT", "CaiT", "DeepViT"):
-            assert one.carried is None
-            assert (one.softmax is one.maps) == (family == "ViT" or isinstance(step, ClassBlock))
+        if passed.family in ("ViT", "CaiT", "DeepViT"):
+            plain = passed.family == "ViT" or isinstance(step, ClassBlock)
+            assert one.carried is None and (one.softmax is one.maps) == plain
+
+
+def test_maps_are_those_that_the_forward_pass_used(passed, monkeypatch):
+    for one, (step, before, x) in zip(passed.traced, passed.ends, strict=True):
+        if passed.family == "Mixer":
+            continue
+        aggregate = step.attention.aggregate
+        for maps, same in ((one.maps, True), (one.maps[..., ::-1].copy(), False)):
+
+            def with_these(_, value, training=False, maps=maps, aggregate=aggregate):
+                return aggregate(ops.convert_to_tensor(maps), value, training)
+
+            # With these maps in place of its own, the block returns the same output.
+            with monkeypatch.context() as patched:
+                patched.setattr(step.attention, "aggregate", with_these)
+                given, expected = (
+                    first_of(step(before, return_attention_scores=True)[0]),
+                    first_of(x),
+                )
+            changed = np.abs(given - expected).max() / np.abs(expected).max()
+            assert changed < 1e-5 if same else changed > 1e-3, step.name
+
+
+def test_class_attention_of_every_family(passed):
+    if passed.family == "Mixer":
+        return
+    found = class_attention(passed.model, IMAGES)
+    # The class token enters with the last block of CaiT and of ConViT.
+    late = passed.family in ("CaiT", "ConViT")
+    assert list(found) == [one.name for one in (passed.traced[-1:] if late else passed.traced)]
+    for one in passed.traced[-len(found) :]:
+        maps = found[one.name]
+        for row, column in np.ndindex(*one.grid):
+            key = row * maps.shape[3] + column - one.num_patches
+            np.testing.assert_array_equal(maps[:, :, row, column], one.maps[:, :, 0, key])
 
 
 def test_shared_maps():
@@ -60,15 +105,6 @@ def test_shared_maps():
     # The third block adds the maps of the first, which the second passes on unrefined.
     np.testing.assert_array_equal(adding.carried, first.maps)
     close(adding.maps, adding.softmax + adding.carried * 4**-0.5)
-
-
-def test_gates():
-    model = FAMILIES["ConViT"]()
-    attention = model.get_layer("blocks_1").attention
-    attention.gating_param.assign([-1.0, 0.0, 1.0, 2.0])
-    gates = [one.gates for one in trace(model, IMAGES)]
-    close(gates[1], 1 / (1 + np.exp([1.0, 0.0, -1.0, -2.0])))
-    assert gates[0].shape == (4,) and gates[2] is None
 
 
 class Stranger(keras.layers.Layer):
@@ -97,7 +133,9 @@ def test_a_users_own_attention():
     assert mixing.attention_branch.shape == (2, 5, 8)
 
 
-@pytest.mark.parametrize("policy", ("mixed_bfloat16", "mixed_float16"))
+@pytest.mark.parametrize(
+    "policy", ("mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.backend_free))
+)
 def test_half_precision_gives_float32(policy):
     with precision(policy):
         model = FAMILIES["DeepViT"]()
@@ -145,49 +183,6 @@ def test_wrong_arguments():
     stem = kv.as_chain(keras.Model(model.input, model.steps[0].output, name="stem"))
     with pytest.raises(ValueError, match="'stem' has no blocks"):
         trace(stem, IMAGES)
-
-
-with_attention = pytest.mark.parametrize("family", [f for f in FAMILIES_HERE if f != "Mixer"])
-
-
-@with_attention
-def test_maps_are_those_that_the_forward_pass_used(family, monkeypatch):
-    model = randomized(family)
-    maps_of = {one.name: one.maps for one in trace(model, IMAGES)}
-    x = ops.convert_to_tensor(IMAGES)
-    for step in model.steps:
-        before, x = x, step(x)
-        if step.name not in maps_of:
-            continue
-        found = maps_of[step.name]
-        aggregate = step.attention.aggregate
-        for maps, same in ((found, True), (found[..., ::-1].copy(), False)):
-
-            def with_these(_, value, training=False, maps=maps, aggregate=aggregate):
-                return aggregate(ops.convert_to_tensor(maps), value, training)
-
-            # With these maps in place of its own, the block returns the same output.
-            with monkeypatch.context() as patched:
-                patched.setattr(step.attention, "aggregate", with_these)
-                given, _ = step(before, return_attention_scores=True)
-            # The output tokens, alone or with carried maps.
-            given, expected = (array(keras.tree.flatten(y)[0]) for y in (given, x))
-            changed = np.abs(given - expected).max() / np.abs(expected).max()
-            assert changed < 1e-5 if same else changed > 1e-3, step.name
-
-
-@with_attention
-def test_class_attention_of_every_family(family):
-    model = randomized(family)
-    found = class_attention(model, IMAGES)
-    traced = {one.name: one for one in trace(model, IMAGES)}
-    # The class token enters with the last block of CaiT and of ConViT.
-    late = family in ("CaiT", "ConViT")
-    assert list(found) == (list(traced)[-1:] if late else list(traced))
-    for name, maps in found.items():
-        for row, column in np.ndindex(*traced[name].grid):
-            key = row * maps.shape[3] + column - traced[name].num_patches
-            np.testing.assert_array_equal(maps[:, :, row, column], traced[name].maps[:, :, 0, key])
 
 
 @pytest.mark.backend_free

@@ -73,12 +73,9 @@ def test_a_model_around_one_of_ours(run, tiny_file, tmp_path, small_set):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(write_pictures, tmp_path):
     """Three images in two folders, among other files."""
-    for name in ("b/2.JPG", "b/10.png", "a/1.png"):
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((20, 30, 3), 20 * len(name), "uint8")).save(path)
+    write_pictures("photos/b/2.JPG", "photos/b/10.png", "photos/a/1.png")
     (tmp_path / "photos" / "b" / "notes.txt").write_text("no image")
     (tmp_path / "photos" / "b" / ".hidden.png").write_text("no image")
     return tmp_path / "photos"

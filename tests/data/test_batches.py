@@ -192,7 +192,7 @@ class Seen(keras.Layer):
         return x
 
 
-@pytest.mark.parametrize("steps_per_epoch", [None, 5])
+@pytest.mark.parametrize("steps_per_epoch", [pytest.param(None, marks=backend_free), 5])
 def test_keras_trains_on_the_batches_of_each_epoch(gray, train, steps_per_epoch):
     inputs = keras.Input((16, 16, 3))
     outputs = keras.layers.Dense(4)(keras.layers.Flatten()((seen := Seen())(inputs)))
@@ -212,6 +212,7 @@ def test_keras_trains_on_the_batches_of_each_epoch(gray, train, steps_per_epoch)
     np.testing.assert_array_equal(seen.levels, np.concatenate(orders))
 
 
+@backend_free
 def test_fit_takes_batches_of_grain(pictures):
     grain = pytest.importorskip("grain")
     model = kv.ViT(dim=8, depth=1, num_heads=2, patch_size=8, input_shape=(16, 16, 3), classes=4)

@@ -12,6 +12,8 @@ from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.models import MODELS, model_input
 from keras_vitx.weights import checkpoints_of
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_states_what_its_models_want(name):

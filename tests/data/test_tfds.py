@@ -11,47 +11,42 @@ tfds = pytest.importorskip("tensorflow_datasets")
 pytestmark = pytest.mark.backend_free
 
 
-def pixels(split, i):
-    return np.random.default_rng([len(split), i]).integers(
-        256, size=(5 + i % 3, 6, 3), dtype="uint8"
-    )
+def pixels(i):
+    return np.random.default_rng(i).integers(256, size=(5 + i % 3, 6, 3), dtype="uint8")
 
 
-def built(tmp_path, splits, features=None, file_format="array_record", unlabelled=None):
-    """Write a small dataset to a folder, as tensorflow-datasets does."""
+def example(i):
+    return {"image": pixels(i), "label": i % 3}
+
+
+def features():
+    return {
+        "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
+        "label": tfds.features.ClassLabel(names=["disc", "square", "star"]),
+    }
+
+
+def built(folder, features, file_format="array_record", **splits):
+    """Write a dataset to a folder, as tensorflow-datasets does; a split is a list of examples."""
 
     class Shapes(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
-        pkg_dir_path = tmp_path
+        pkg_dir_path = folder
 
         def _info(self):
-            return tfds.core.DatasetInfo(
-                builder=self,
-                features=tfds.features.FeaturesDict(
-                    features
-                    or {
-                        "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
-                        "label": tfds.features.ClassLabel(names=["disc", "square", "star"]),
-                    }
-                ),
-            )
+            features_dict = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=features_dict)
 
         def _split_generators(self, manager):
-            return {split: self._generate_examples(split, n) for split, n in splits.items()}
+            return {split: enumerate(examples) for split, examples in splits.items()}
 
-        def _generate_examples(self, split, n):
-            for i in range(n):
-                example = {
-                    "image": pixels(split, i),
-                    "label": -1 if split == unlabelled else i % 3,
-                    "text": "x",
-                }
-                yield i, {key: example[key] for key in self.info.features}
+        def _generate_examples(self):
+            pass
 
-    Shapes(data_dir=tmp_path, file_format=file_format).download_and_prepare()
+    Shapes(data_dir=folder, file_format=file_format).download_and_prepare()
     # Read from its files alone, like any prepared dataset.
     tfds.core.registered._DATASET_REGISTRY.pop("shapes", None)
-    return tmp_path
+    return folder
 
 
 def contents(part):
@@ -62,14 +57,15 @@ def contents(part):
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
-    splits = {"train": 21, "test": 9, "validation": 6}
-    folder = built(tmp_path, splits, file_format=file_format)
+    splits = {"train": range(21), "test": range(21, 30), "validation": range(30, 36)}
+    examples = {split: list(map(example, ids)) for split, ids in splits.items()}
+    folder = built(tmp_path, features(), file_format, **examples)
     source = load_dataset("tfds:shapes", data_dir=folder)
     assert source.class_names == ("disc", "square", "star") and source.name == "tfds:shapes"
-    for split, n in splits.items():
+    for split, ids in splits.items():
         part = getattr(source, split)
-        assert part.size == len(part.images) == n
-        assert contents(part) == sorted((pixels(split, i).tobytes(), i % 3) for i in range(n))
+        assert part.size == len(part.images) == len(ids)
+        assert contents(part) == sorted((pixels(i).tobytes(), i % 3) for i in ids)
     file = next(folder.rglob(f"*train.{file_format}*"))
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(OSError, match=r"shapes/1\.0\.0, split 'train' can't be read"):
@@ -77,14 +73,15 @@ def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
 
 
 def test_other_splits_and_features(tmp_path, caplog):
-    folder = built(tmp_path / "a", {"train": 30, "test": 3}, unlabelled="test")
+    unlabelled = [{**example(i), "label": -1} for i in range(3)]
+    folder = built(tmp_path / "a", features(), train=map(example, range(30)), test=unlabelled)
     source = load_dataset("tfds:shapes", data_dir=folder, validation_split=0.2)
     assert "split 'test' has no labels" in caplog.text and source.test is None
     assert np.bincount(source.train.labels).tolist() == [8] * 3
     assert np.bincount(source.validation.labels).tolist() == [2] * 3
     both = contents(source.train) + contents(source.validation)
-    assert sorted(both) == sorted((pixels("train", i).tobytes(), i % 3) for i in range(30))
-    folder = built(tmp_path / "b", {"train": 3}, {"text": tfds.features.Text()})
+    assert sorted(both) == sorted((pixels(i).tobytes(), i % 3) for i in range(30))
+    folder = built(tmp_path / "b", {"text": tfds.features.Text()}, train=[{"text": "x"}] * 3)
     with pytest.raises(ValueError, match="must have the features image and label"):
         load_dataset("tfds:shapes", data_dir=folder)
 
@@ -121,7 +118,7 @@ print(len([image.shape for image in source.train.images]))
 
 
 def test_array_record_is_trained_on_without_tensorflow(tmp_path):
-    folder = built(tmp_path, {"train": 9})
+    folder = built(tmp_path, features(), train=map(example, range(9)))
     backend = keras.backend.backend().replace("tensorflow", "torch")
     assert run_python(READING, folder, backend=backend).stdout.split()[-1] == "9"
 

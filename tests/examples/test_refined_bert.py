@@ -12,6 +12,7 @@ from tokenizers.implementations import BertWordPieceTokenizer
 
 from keras_vitx.layers import Attention, RefinedAttention
 
+pytestmark = pytest.mark.backend_free
 spec = importlib.util.spec_from_file_location("refined_bert", ROOT / "examples/refined_bert.py")
 program = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(program)
@@ -154,7 +155,6 @@ def test_texts_are_framed_cut_and_padded(tokenizer):
     assert segments[0].sum() > 0
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("name", ["stsb", "mnli", "cola"])
 def test_tasks_of_glue(name, tokenizer, monkeypatch):
     """A network learns a task from the rows that tensorflow-datasets gives."""
@@ -180,7 +180,6 @@ def test_tasks_of_glue(name, tokenizer, monkeypatch):
     assert score > (0.5 if name == "mnli" else 0.9)
 
 
-@pytest.mark.backend_free
 def test_run(capsys, monkeypatch):
     sizes = {"dim": 16, "depth": 1, "num_heads": 2, "embedding_dim": 8}
     monkeypatch.setattr(program, "MINI", sizes)

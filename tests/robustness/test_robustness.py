@@ -94,6 +94,7 @@ def test_blur(model):
     np.testing.assert_allclose(changed(perturbation, model, flat), flat, atol=1e-5)
 
 
+@pytest.mark.backend_free
 def test_fast_gradient_sign(model, pixels):
     """Against finite differences of the loss along single pixels."""
     found = changed(FGSM(model, 0.01), model, pixels)
@@ -110,6 +111,7 @@ def test_fast_gradient_sign(model, pixels):
         assert (np.sign(step) == -np.sign(slope))[sure].all()
 
 
+@pytest.mark.backend_free
 def test_projected_gradient_descent(model, pixels):
     attack = PGD(model, 0.02, steps=5)
     found = changed(attack, model, pixels)
@@ -164,6 +166,7 @@ def test_curve_of_another_measure(model):
         curve(model, "masks", "noise", [5.0], **settings)
 
 
+@pytest.mark.backend_free
 def test_curve(model, pixels):
     images = (pixels * 255).astype("uint8")
     source = ((images, LABELS), (images, LABELS))

@@ -9,7 +9,7 @@ import pytest
 from harness import array
 
 from keras_vitx import training
-from keras_vitx.training.callbacks import Clock, KeepBest, StopAtNonFinite, verbosity
+from keras_vitx.training.callbacks import Clock, KeepBest, verbosity
 from keras_vitx.training.figures import draw_curves
 
 ACCURACIES = [{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)]
@@ -76,20 +76,6 @@ def test_what_is_not_finite_is_never_best(what, tmp_path):
     keep.restore()
     assert array(keep.model.layers[0].bias)[0] == 1
     assert (tmp_path / "history.csv").read_text().count("\n") == 3
-
-
-def test_stop_at_non_finite():
-    stop = StopAtNonFinite()
-    stop.set_model(model())
-    stop.model.stop_training = False
-    stop.on_train_batch_end(0, {"loss": 1.0})
-    stop.on_epoch_end(0, {"loss": 1.0})
-    assert not stop.model.stop_training
-    stop.on_train_batch_end(3, {"loss": np.nan})
-    stop.on_train_batch_end(2, {"loss": np.inf})
-    assert stop.model.stop_training
-    with pytest.raises(FloatingPointError, match="step 3 of epoch 2"):
-        stop.on_epoch_end(1, {"loss": np.nan})
 
 
 @pytest.mark.backend_free

@@ -1,4 +1,4 @@
-"""Several devices compute what one computes: eight of JAX, two of TensorFlow and PyTorch."""
+"""Several devices compute what one computes: four of JAX, two of TensorFlow and PyTorch."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from keras_vitx.training.devices.replicas import Share
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 # Copies of the model, or copies x parts of each; PyTorch has a process per device.
-RUNS = {"jax": [["1", "8", "4x2"]], "tensorflow": [["1", "2"]], "torch": [["1"], ["2"]]}[BACKEND]
+RUNS = {"jax": [["1", "4", "2x2"]], "tensorflow": [["1", "2"]], "torch": [["1"], ["2"]]}[BACKEND]
 # BatchNormalization, in DeepViT, learns from the images of each replica except under JAX.
 FITTED = "DeepViT" if BACKEND == "jax" else "ViT"
 
@@ -30,7 +30,7 @@ FITTED = "DeepViT" if BACKEND == "jax" else "ViT"
 def curves(tmp_path_factory):
     """What the script prints, {devices: {family: curve}}, and the folder of its runs."""
     folder, found = tmp_path_factory.mktemp("devices"), {}
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for numbers in RUNS:
         start = [sys.executable]

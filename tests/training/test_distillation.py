@@ -156,6 +156,7 @@ PHOTOS = np.random.default_rng(0).integers(0, 256, (36, *SHAPE), "uint8"), np.ar
 SHORT = {"epochs": 2, "batch_size": 9, "warmup_epochs": 0, "augmentation": None, "verbose": 0}
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("head,name", (("one", "teacher"), ("token", "head_dist")))
 def test_a_recipe_that_distils(head, name, tmp_path):
     model = student_of(head)

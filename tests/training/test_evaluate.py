@@ -22,6 +22,7 @@ def named(images, labels, names, path):
     return path
 
 
+@pytest.mark.backend_free
 def test_the_model_stays_as_it_is():
     model, arrays = small(), (ready(TRAIN[0]), np.eye(2)[TRAIN[1]])
     model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
@@ -57,6 +58,7 @@ def test_splits():
             kv.evaluate(model, source, "test")
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("by_name", [False, True])
 def test_the_images_that_a_run_held_out(by_name, tmp_path):
     """`evaluate` gives the validation results of `fit`, by the same fraction or by the names."""
@@ -70,6 +72,7 @@ def test_the_images_that_a_run_held_out(by_name, tmp_path):
     assert found["loss"] == pytest.approx(history["val_loss"][best_of(history)], rel=1e-5)
 
 
+@pytest.mark.backend_free
 def test_labels_go_by_name(tmp_path):
     """With the classes in another order, or only some of them, the results are the same."""
     images, labels = classes_of()
@@ -96,6 +99,7 @@ def test_labels_go_by_name(tmp_path):
         kv.evaluate(model, path, validation_split=0)
 
 
+@pytest.mark.backend_free
 def test_names_of_one_output(tmp_path):
     images, labels = TRAIN
     model = small(1, "sigmoid")
@@ -109,6 +113,7 @@ def test_names_of_one_output(tmp_path):
         assert np.trace(found["confusion"]) == right.sum()
 
 
+@pytest.mark.backend_free
 def test_several_labels_and_numbers():
     images, labels = TRAIN
     several = np.stack([labels, 1 - labels, np.zeros_like(labels)], 1)
@@ -124,6 +129,7 @@ def test_several_labels_and_numbers():
     assert found["mean_absolute_error"] == pytest.approx(np.abs(error).mean(), rel=1e-4)
 
 
+@pytest.mark.backend_free
 def test_confusion(tmp_path):
     """Counts of the labels' classes, whatever the order of the outputs."""
     names = ("left", "right", "up")
@@ -157,6 +163,7 @@ def test_confusion(tmp_path):
         assert row["taken for"] == (others[wrong.argmax()] if wrong.any() else None)
 
 
+@pytest.mark.backend_free
 def test_scores(tmp_path):
     """As scikit-learn computes them, from softmax, logits and one sigmoid output."""
     from sklearn.metrics import precision_recall_fscore_support, roc_auc_score

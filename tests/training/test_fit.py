@@ -1,7 +1,6 @@
 """`kv.fit`: what it trains, measures and writes, and what it refuses."""
 
 import csv
-import inspect
 import json
 
 import keras
@@ -83,12 +82,6 @@ def crossentropy(model, images, labels):
 
 def run_of(output):
     return json.loads((output / "run.json").read_text())
-
-
-def test_fit_is_short():
-    named = [p for p in inspect.signature(kv.fit).parameters.values() if p.name != "settings"]
-    assert len(inspect.getsource(kv.training.fit).splitlines()) <= 100
-    assert len(named) <= 14
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.training.head import classifiers, match_head
 
+pytestmark = pytest.mark.backend_free
 NAMES = ("ant", "bee", "cat", "dog", "elk")
 OTHERS = ("a", "b", "c", "d", "e")
 IMAGES = numbers((2, 16, 16, 3))
@@ -98,7 +99,6 @@ def test_one_output_of_two_classes():
     np.testing.assert_allclose(array(model(x)), 1 - before, atol=1e-6)
 
 
-@pytest.mark.backend_free
 def test_loaded_weights(tmp_path, caplog):
     """Those of 1,000 classes have ImageNet's names, all others none."""
     path = str(tmp_path / "m.weights.h5")
@@ -129,7 +129,6 @@ def test_lora_on_the_head():
     assert is_fresh(model)
 
 
-@pytest.mark.backend_free
 def test_models_around_a_chain():
     inner = model_of()
     outer = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Rescaling(1.0), inner])
@@ -142,7 +141,6 @@ def test_models_around_a_chain():
         match_head(ends_otherwise, NAMES, "fresh")
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("head", ["match", "keep", "fresh"])
 def test_fit_matches_the_head(head):
     random = np.random.default_rng(0)

@@ -4,12 +4,7 @@ import pytest
 from harness import array, close, numbers, tiny
 
 import keras_vitx as kv
-from keras_vitx.losses import (
-    PerHead,
-    SigmoidCrossentropy,
-    SmoothedCrossentropy,
-    SoftDistillation,
-)
+from keras_vitx.losses import PerHead, SigmoidCrossentropy, SmoothedCrossentropy, SoftDistillation
 
 CLASSES = np.array([[0, 1, 2], [3, 3, 0]])
 SOFT = np.random.default_rng(0).dirichlet(np.ones(4), (2, 3))

@@ -3,16 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import (
-    BACKEND,
-    FAMILIES,
-    MIXED,
-    array,
-    blocks,
-    close,
-    numbers,
-    randomize,
-)
+from harness import FAMILIES, MIXED, array, blocks, close, numbers, randomize
 from keras import ops
 
 from keras_vitx.keras_internals import sublayers
@@ -58,12 +49,13 @@ def losses(model):
 
 def test_the_loop_over_depth_and_saved_files_keep_the_rates(tmp_path):
     """The same random numbers, in a loop and without one, and after loading."""
-    model = FAMILIES["ViT"](depth=4, drop_path=0.0)
+    model = FAMILIES["ViT"](depth=3, drop_path=0.0)
     randomize(model)
     set_drop_path(model, 0.6)
     model.save(tmp_path / "model.keras")
-    loaded, plain = (keras.saving.load_model(tmp_path / "model.keras") for _ in range(2))
-    assert rates(loaded) == rates(model) == pytest.approx([0, 0.2, 0.4, 0.6])
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    right = array(model(IMAGES))[np.arange(8), np.arange(8) % 5]
+    assert rates(loaded) == rates(model) == pytest.approx([0, 0.3, 0.6])
     model.scan = False
     # Files do not hold the states of random generators.
     states = zip(loaded.non_trainable_variables, model.non_trainable_variables, strict=True)
@@ -71,8 +63,7 @@ def test_the_loop_over_depth_and_saved_files_keep_the_rates(tmp_path):
         mine.assign(np.array(ops.convert_to_numpy(other.value)))
     found = losses(model)
     close(losses(loaded), found, 1e-5)
-    set_drop_path(plain, 0.0)
-    assert abs(losses(plain)[0] - found[0]) > 1e-4
+    assert abs(found[0] + np.log(right).mean()) > 1e-4, "no branch was dropped"
 
 
 @pytest.mark.backend_free
@@ -110,8 +101,9 @@ def test_settings_of_a_recipe():
             set_network(plain, Recipe("mine", **{name: value}))
 
 
-@pytest.mark.parametrize("family", FAMILIES if BACKEND == "torch" else ("CaiT",))
-@pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else ("mixed_float16",))
+@pytest.mark.backend_free
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", MIXED)
 def test_the_precision_of_a_built_model(family, policy):
     model = FAMILIES[family](classifier_activation=None)
     exact = array(model(IMAGES))

@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, close, randomize
+from harness import FAMILIES, array, close, randomize
 from keras import ops
 
 from keras_vitx.training import Recipe
@@ -20,7 +20,8 @@ MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}
 PROJECTIONS = {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
 
 
-@pytest.mark.parametrize("family", FAMILIES if BACKEND == "torch" else ("CaiT",))
+@pytest.mark.backend_free
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_decayed_and_what_muon_takes(family):
     """Weight decay of kernels only; Muon for the projections of the blocks."""
     model = FAMILIES[family]()

@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, array, blocks
+from harness import FAMILIES, array, blocks
 
 import keras_vitx as kv
 from keras_vitx.training import Recipe, list_recipes, recipes
@@ -14,11 +14,10 @@ from keras_vitx.training.optimizer import averaged
 LABELS = np.arange(24) % 5
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 20, 24, 3)).astype("uint8")
 SOURCE = (IMAGES, LABELS), (IMAGES[:7], LABELS[:7]), (IMAGES[:4], LABELS[:4])
-# The other backends compile each for seconds.
-TRIED = list_recipes() if BACKEND == "torch" else ["small_images"]
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.backend_free
+@pytest.mark.parametrize("name", list_recipes())
 def test_a_short_trial(name, tmp_path):
     recipe = recipes.get(name).smoke()
     arguments = {"drop_path": 0.0, "name": "model"}
@@ -58,7 +57,7 @@ class Watch(keras.callbacks.Callback):
         self.epochs.append((own, mean, logs["val_loss"]))
 
 
-@pytest.mark.parametrize("result", ("best", "last") if BACKEND == "torch" else ("best",))
+@pytest.mark.parametrize("result", ("best", pytest.param("last", marks=pytest.mark.backend_free)))
 def test_the_average_is_measured_and_kept(result, tmp_path):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -104,18 +103,10 @@ def test_the_regularizer_is_part_of_the_loss(family, over):
         settings = {"similarity": 0.1, "similarity_depth": 3, "similarity_over": over}
         model = FAMILIES[family](depth=4, drop_path=0.0, **settings)
         history = kv.fit(
-            model,
-            SOURCE,
-            similarity=weight,
-            similarity_depth=3,
-            epochs=1,
-            batch_size=8,
-            warmup_epochs=0,
-            learning_rate=1e-12,
-            final_learning_rate=0.0,
-            augmentation=None,
+            model, SOURCE, similarity=weight, similarity_depth=3, epochs=1, batch_size=8,
+            warmup_epochs=0, learning_rate=1e-12, final_learning_rate=0.0, augmentation=None,
             verbose=0,
-        )
+        )  # fmt: skip
         losses.append(history.history["loss"][0])
     assert abs(losses[1] - losses[0]) > 3e-4
     assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)

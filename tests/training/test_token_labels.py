@@ -136,22 +136,10 @@ SHORT = {"batch_size": 9, "warmup_epochs": 0, "verbose": 0}
 @pytest.mark.parametrize("mix_token", (False, True))
 def test_fit_learns_the_labels_of_the_patches(mix_token):
     model = model_of()
-    kv.fit(
-        model,
-        SOURCE,
-        "refiner_advanced",
-        token_labels=BY_COLOR,
-        mix_token=mix_token,
-        mixing=None,
-        augmentation="crop_flip",
-        similarity=None,
-        drop_path=None,
-        cooldown_epochs=0,
-        ema=None,
-        epochs=15,
-        learning_rate=0.2,
-        **SHORT,
-    )
+    changes = {"augmentation": "crop_flip", "mixing": None, "similarity": None, "drop_path": None}
+    changes |= {"cooldown_epochs": 0, "ema": None, "epochs": 15, "learning_rate": 0.2, **SHORT}
+    targets = {"token_labels": BY_COLOR, "mix_token": mix_token}
+    kv.fit(model, SOURCE, "refiner_advanced", **targets, **changes)
     images = kv.preprocess_input(COLORS, model)
     patches = array(model(images, training=True, return_parts=True)["aux_head"])
     assert (patches.argmax(-1) == BLOCKS.reshape(36, 16)).mean() > 0.95
