@@ -5,6 +5,7 @@ file one in `GOLDEN_CASES`; a test fails for those without.
 """
 
 import contextlib
+import inspect
 import json
 import os
 import subprocess
@@ -386,6 +387,10 @@ LAYERS = {
 }
 
 
+LAYERS_HERE = [name for name in LAYERS if BACKEND == "torch" or "/" not in name]
+"""Layers for tests that are slow to compile: all on PyTorch, elsewhere one case of each class."""
+
+
 def tiny(family, **arguments):
     """Return a function that makes a tiny model of a family, with changed arguments."""
     common = {"drop_path": 0.1, "input_shape": (16, 16, 3), "classes": 5, **arguments}
@@ -428,9 +433,10 @@ def randomized(family, scale=0.5, **changes):
     return model
 
 
-FAMILIES_HERE = tuple(FAMILIES) if BACKEND == "torch" else ("CaiT", "ConViT", "RefinedViT", "PiT")
-"""Families for tests that are slow to compile: all of them on PyTorch, elsewhere those with layers
-of their own. (ViT, DeepViT, CB-ViT and Mixer are made of simpler or of the same operations.)
+SIMPLE = ("ViT", "DeepViT", "CBViT", "Mixer")
+FAMILIES_HERE = tuple(name for name in FAMILIES if BACKEND == "torch" or name not in SIMPLE)
+"""Families for tests that are slow to compile: all of them on PyTorch, elsewhere not those made of
+simpler or of the same operations as others.
 """
 
 
@@ -500,7 +506,8 @@ def numbers(shape, seed=0, scale=1.0):
 
 def array(tensor):
     """Convert a tensor of any backend and precision to NumPy."""
-    return ops.convert_to_numpy(ops.cast(ops.stop_gradient(tensor), "float32"))
+    # An operation would be compiled for each shape, under JAX.
+    return ops.convert_to_numpy(tensor).astype("float32")
 
 
 def close(found, expected, tolerance=1e-5, message=""):
@@ -531,6 +538,22 @@ def randomize(layer, scale=0.5):
         variable.assign(np.abs(values) + 0.5 if positive else values)
 
 
+def compiled(function):
+    """Return `function()`, under JAX compiled as a whole instead of by operation.
+
+    Changes of variables are lost there.
+    """
+    if BACKEND != "jax":
+        return function()
+    import jax
+
+    def stateless():
+        with keras.StatelessScope():
+            return function()
+
+    return jax.jit(stateless)()
+
+
 def gradients(function, variables):
     """Return the value of `function()` and its gradients by `variables`, as arrays.
 
@@ -555,7 +578,8 @@ def gradients(function, variables):
         import torch
 
         value = function()
-        found = torch.autograd.grad(value, [v.value for v in variables], allow_unused=True)
+        found = [v.value for v in variables]
+        found = torch.autograd.grad(value, found, allow_unused=True) if found else []
     return array(value), [
         np.zeros(variable.shape, "float32") if gradient is None else array(gradient)
         for variable, gradient in zip(variables, found, strict=True)
@@ -605,6 +629,14 @@ def run_python(code, *arguments, backend=BACKEND, check=True):
     return done
 
 
+def outputs(model, x):
+    """Return what a model returns for a list of arrays."""
+    x = x[0] if len(x) == 1 else x
+    # Compiled once for a model and its copies, where each operation would be.
+    is_jax = keras.backend.backend() == "jax"
+    return model.predict(x, verbose=0) if is_jax else model(x, training=False)
+
+
 RELOAD = """
 import json, pathlib, sys, traceback
 import keras_vitx
@@ -619,7 +651,7 @@ for path in sorted(folder.glob("*.keras")):
         x = list(np.load(f"{base}.npz").values())
 
         def run(model):
-            y = model(x[0] if len(x) == 1 else x, training=False)
+            y = outputs(model, x)
             parts = [keras.ops.cast(part, "float32") for part in keras.tree.flatten(y)]
             return np.concatenate([keras.ops.convert_to_numpy(part).ravel() for part in parts])
 
@@ -658,7 +690,7 @@ class Reloading:
         np.savez(f"{base}.npz", *x)
         model.save(f"{base}.keras")
         model.save_weights(f"{base}.weights.h5")
-        y = model(x[0] if len(x) == 1 else x, training=False)
+        y = outputs(model, x)
         self.expected[name] = (
             np.concatenate([array(part).ravel() for part in keras.tree.flatten(y)]),
             type(model).__name__,
@@ -672,7 +704,7 @@ class Reloading:
 
     def run(self):
         """Load all models in the fresh process."""
-        run_python(RELOAD, self.folder)
+        run_python(inspect.getsource(outputs) + RELOAD, self.folder)
 
     def check(self, name):
         """Check that a loaded model equals the saved one."""

@@ -1,7 +1,7 @@
 # ruff: noqa: E402
 """PyTorch on a device that computes nothing: every operation of a training step, counted.
 
-    KERAS_BACKEND=torch python tests/devices/fake_device.py FAMILY,... POLICY,...
+    KERAS_BACKEND=torch python tests/devices/fake_device.py FAMILY:POLICY ...
 
 A device of PyTorch's extension mechanism whose tensors have shapes but no data
 (`FakeTensorMode`). Prints one line of JSON per family and policy with, for inference, in float32
@@ -189,11 +189,11 @@ if __name__ == "__main__":
     library = one_kernel_attention()
     no_generator()
     without_fake_types()
-    for family in sys.argv[1].split(","):
-        for policy in sys.argv[2].split(","):
-            zoo = SMALLEST if policy == "float32" and family in TIMM else TINY
-            try:
-                found = measure(zoo[family], policy)
-            except Exception as error:
-                found = {"error": f"{type(error).__name__}: {error}"[:300]}
-            print(json.dumps([family, policy, found]), flush=True)
+    for argument in sys.argv[1:]:
+        family, policy = argument.split(":")
+        zoo = SMALLEST if policy == "float32" and family in TIMM else TINY
+        try:
+            found = measure(zoo[family], policy)
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps([family, policy, found]), flush=True)

@@ -75,6 +75,7 @@ def test_head_mixing_starts_as_a_dense_unless_told():
 ATTENTION_MAPS = softmax(numbers((2, 12, 40, 40), seed=1))
 
 
+@pytest.mark.backend_free
 def test_row_sums_of_the_paper_refiner_at_the_start():
     """Each of three linear maps multiplies the variance by a third: 3^-1.5, about 0.19."""
     squares = []
@@ -87,6 +88,7 @@ def test_row_sums_of_the_paper_refiner_at_the_start():
     assert 0.8 < np.sqrt(np.mean(squares)) / 3**-1.5 < 1.25
 
 
+@pytest.mark.backend_free
 def test_maps_of_re_attention_at_the_start_are_normalized():
     """The maps vary more than the epsilon of the normalization, which would flatten them."""
     layer = ReAttention()
@@ -96,6 +98,7 @@ def test_maps_of_re_attention_at_the_start_are_normalized():
     assert (spread < 1.001).all()
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     "make",
     (lambda **c: kv.RefinedViT(refiner="paper", layer_scale=None, **c), kv.DeepViT, kv.ViT),

@@ -1,6 +1,7 @@
 """What every layer must do, whatever it computes."""
 
 import json
+from math import prod
 
 import keras
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 from harness import (
     BACKEND,
     LAYERS,
+    LAYERS_HERE,
     MIXED,
     Reloading,
     array,
     call,
     close,
+    compiled,
     gradients,
     in_model,
     joined,
@@ -43,21 +46,7 @@ def test_every_layer_states_its_shapes():
         assert "Input" in type(case.make()).__doc__, name
 
 
-def shapes(outputs):
-    return [tuple(part.shape) for part in keras.tree.flatten(outputs)]
-
-
-@every_layer
-def test_shapes(name):
-    case = LAYERS[name]
-    layer, x = made(name, random=False)
-    found = shapes(call(layer, x))
-    symbolic = case.inputs(lambda shape: keras.KerasTensor((3, *shape)))
-    assert shapes(layer.compute_output_spec(symbolic)) == found
-    free = [(None, *shape[1:]) for shape in found]
-    assert shapes(case.make()(case.inputs(keras.Input))) == free
-
-
+@pytest.mark.backend_free
 @every_layer
 def test_config(name):
     layer, _ = made(name, random=False)
@@ -96,77 +85,85 @@ def tensors(x):
     return keras.tree.map_structure(ops.convert_to_tensor, x)
 
 
-# Models run in both on every backend.
+def shapes(outputs):
+    return [tuple(part.shape) for part in keras.tree.flatten(outputs)]
+
+
 @every_layer
-@pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else ("mixed_bfloat16",))
+def test_shapes_and_gradients(name):
+    """Gradients reach every variable, and recomputation does not change them."""
+    case = LAYERS[name]
+    layer, x = made(name)
+    spec = shapes(
+        layer.compute_output_spec(case.inputs(lambda shape: keras.KerasTensor((3, *shape))))
+    )
+    assert shapes(case.make()(case.inputs(keras.Input))) == [(None, *shape[1:]) for shape in spec]
+    width = sum(prod(shape[1:]) for shape in spec)
+    weights = ops.convert_to_tensor(numbers((3, width), seed=9))
+
+    def loss(training=False, wrap=lambda function: function):
+        def run(x):
+            y = call(layer, x, training)
+            assert shapes(y) == spec
+            return joined(y)
+
+        return ops.sum(wrap(run)(tensors(x)) * weights)
+
+    variables = layer.trainable_variables
+    expected, wanted = gradients(loss, variables)
+    largest = max([np.abs(gradient).max() for gradient in wanted], default=0)
+    for variable, gradient in zip(variables, wanted, strict=True):
+        has_effect = not variable.path.endswith(case.zero_gradients or "\0")
+        assert (np.abs(gradient).max() > 1e-5 * largest) == has_effect, variable.path
+
+    if not variables or name not in LAYERS_HERE:
+        return
+    # If training draws random numbers, compare the pass without draws.
+    training = not case.random and (BACKEND == "torch" or bool(statistics_of(layer)))
+    if training:
+        expected, wanted = gradients(lambda: loss(True), variables)
+    value, found = gradients(lambda: loss(training, keras.remat), variables)
+    close(value, expected, 1e-5, name)
+    largest = max(np.abs(gradient).max() for gradient in wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert np.abs(one - other).max() <= 1e-5 * largest
+
+
+@pytest.mark.parametrize("name", LAYERS_HERE)
+@pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else MIXED[:1])
 def test_mixed_precision(name, policy):
     exact, x = made(name)
     with precision(policy):
         mixed, _ = made(name)
-    mixed.set_weights(exact.get_weights())
     assert all(variable.dtype == "float32" for variable in mixed.weights)
-    # First, because a training pass changes running statistics.
-    close(array(joined(call(mixed, x))), array(joined(call(exact, x))), 0.05, name)
+    # Training comes last, because it changes running statistics.
+    expected, *found = compiled(
+        lambda: (call(exact, x), call(mixed, x), call(mixed, tensors(x), training=True))
+    )
     dtype = "float32" if LAYERS[name].float32 else policy.removeprefix("mixed_")
-    for training in (False, True):
-        for part in keras.tree.flatten(call(mixed, tensors(x), training)):
-            assert keras.backend.standardize_dtype(part.dtype) == dtype
-            assert np.isfinite(array(part)).all()
+    for part in keras.tree.flatten(found):
+        assert keras.backend.standardize_dtype(part.dtype) == dtype
+        assert np.isfinite(array(part)).all()
+    for one, other in zip(*map(keras.tree.flatten, (found[0], expected)), strict=True):
+        close(array(one), array(other), 0.05, name)
 
-    # Compiled, where the backend compiles.
     def loss():
         return ops.mean(ops.cast(joined(call(mixed, tensors(x))), "float32"))
 
-    if mixed.trainable_variables:
-        value, found = gradients(loss, mixed.trainable_variables)
-        assert all(np.isfinite(gradient).all() for gradient in (value, *found))
+    value, found = gradients(loss, mixed.trainable_variables)
+    assert all(np.isfinite(gradient).all() for gradient in (value, *found))
 
 
-@every_layer
-def test_gradients_reach_every_variable(name):
-    layer, x = made(name)
-    variables = layer.trainable_variables
-    if not variables:
-        return
-    weights = ops.convert_to_tensor(numbers(joined(call(layer, x)).shape, seed=9))
-    _, found = gradients(lambda: ops.sum(joined(call(layer, x)) * weights), variables)
-    largest = max(np.abs(gradient).max() for gradient in found)
-    for variable, gradient in zip(variables, found, strict=True):
-        relative = np.abs(gradient).max() / largest
-        if variable.path.endswith(LAYERS[name].zero_gradients or "\0"):
-            assert relative < 1e-5, variable.path
-        else:
-            assert relative > 1e-5, variable.path
+def statistics_of(layer):
+    return [variable for variable in layer.weights if "moving_" in variable.path]
 
 
-@every_layer
-def test_training_and_remat(name):
-    layer, x = made(name)
-    weights = ops.convert_to_tensor(numbers(joined(call(layer, x)).shape, seed=9))
-    assert np.isfinite(array(joined(call(layer, x, training=True)))).all()
-    if not layer.trainable_variables:
-        return
-    # If training draws random numbers, compare the pass without draws.
-    training = not LAYERS[name].random
-
-    def run(wrap):
-        y = wrap(lambda x: joined(call(layer, x, training)))(tensors(x))
-        return ops.sum(y * weights)
-
-    value, found = gradients(lambda: run(keras.remat), layer.trainable_variables)
-    expected, expected_gradients = gradients(lambda: run(lambda f: f), layer.trainable_variables)
-    close(value, expected, 1e-5, name)
-    largest = max([np.abs(gradient).max() for gradient in expected_gradients], default=0)
-    for one, other in zip(found, expected_gradients, strict=True):
-        assert np.abs(one - other).max() <= 1e-5 * largest
-
-
-@every_layer
+@pytest.mark.parametrize("name", LAYERS_HERE)
 def test_running_statistics_move_in_training_only(name):
     layer, x = made(name)
-    statistics = [variable for variable in layer.weights if "moving_" in variable.path]
+    statistics = statistics_of(layer)
     before = [array(variable.value) for variable in statistics]
-    for training in (False, True):
+    for training in (False, True) if statistics else ():
         call(layer, x, training)
         for old, variable in zip(before, statistics, strict=True):
             assert (array(variable.value) != old).any() == training, variable.path

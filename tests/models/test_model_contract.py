@@ -15,6 +15,7 @@ from harness import (
     array,
     blocks,
     close,
+    compiled,
     numbers,
     precision,
     randomize,
@@ -29,14 +30,15 @@ once = pytest.mark.backend_free
 IMAGES = numbers((4, 16, 16, 3))
 LABELS = np.array([0, 1, 2, 3])
 TRAINED = [
-    *((family, "float32") for family in FAMILIES),
-    *((family, "mixed_bfloat16") for family in FAMILIES_HERE),
+    *((family, "float32") for family in FAMILIES_HERE),
+    *((family, "mixed_bfloat16") for family in FAMILIES_HERE[:: 1 if BACKEND == "torch" else 2]),
     # What differs from bfloat16 is Keras's scaling of the loss, which knows no family.
     ("CaiT", "mixed_float16"),
 ]
+PLAIN = FAMILIES_HERE if BACKEND == "torch" else FAMILIES_HERE[-1:]
 MADE = [
     *("@".join(pair) for pair in TRAINED),
-    *(f"{family}/plain" for family in FAMILIES_HERE),
+    *(f"{family}/plain" for family in PLAIN),
 ]
 ADAPTED = ("CaiT", "ConViT", "RefinedViT", "Mixer") if BACKEND == "torch" else ("ConViT",)
 """Families with projections of their own: queries, keys and values in one, two or three."""
@@ -92,7 +94,7 @@ def reloading(tmp_path_factory):
         reloading.add(f"{family}@{policy}", model)
         for layer in sublayers(model)[1:]:
             assert all(variable.dtype == "float32" for variable in layer.weights)
-    for family in FAMILIES_HERE:
+    for family in PLAIN:
         model = FAMILIES[family](drop_path=0.0, include_top=False)
         reloading.add(f"{family}/plain", model)
     for family in ADAPTED:
@@ -137,14 +139,14 @@ def test_mixed_precision(family, policy):
     with precision(policy):
         mixed = FAMILIES[family]()
     mixed.set_weights(exact.get_weights())
-    y = mixed(IMAGES, training=False)
+    y, expected = compiled(lambda: [model(IMAGES, training=False) for model in (mixed, exact)])
     assert keras.backend.standardize_dtype(y.dtype) == "float32", "the head is in float32"
     policies = {layer.dtype_policy.name for layer in mixed.steps[:-1]}
     assert policies == {policy}
-    close(array(y), array(exact(IMAGES, training=False)), 0.02)
+    close(array(y), array(expected), 0.02)
 
 
-@pytest.mark.parametrize("family", ("ConViT", "RefinedViT"))
+@pytest.mark.parametrize("family", ("ConViT", "RefinedViT") if BACKEND == "torch" else ("ConViT",))
 def test_kernels_stay_under_what_was_added_to_them(family):
     model = FAMILIES[family](drop_path=0.0)
     randomize(model)
@@ -162,13 +164,13 @@ def test_kernels_stay_under_what_was_added_to_them(family):
 def test_images_that_are_not_square(family):
     model = FAMILIES[family](input_shape=(32, 48, 3))
     images = numbers((2, 32, 48, 3))
-    y = array(model(images))
+    # The output depends on every patch.
+    changed = images.copy()
+    changed[:, -8:, -8:] = 0
+    y, other = map(array, compiled(lambda: (model(images), model(changed))))
     assert y.shape == (2, 5)
     close(y.sum(-1), [1, 1])
-    # The output depends on the order of patches, and on every patch.
-    moved = images.copy()
-    moved[:, -8:, -8:] = 0
-    assert np.abs(array(model(moved)) - y).max() > 0
+    assert np.abs(other - y).max() > 0
 
 
 @once
@@ -239,8 +241,8 @@ def test_summary_reads_a_row_a_block():
     assert all(f"{block.name} (" in str(lines) for block in blocks(model))
 
 
-@pytest.mark.parametrize("policy", MIXED)
-@pytest.mark.parametrize("family", ("CaiT", "RefinedViT"))
+@pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else MIXED[:1])
+@pytest.mark.parametrize("family", ("CaiT", "RefinedViT") if BACKEND == "torch" else ("CaiT",))
 def test_the_residual_stream_in_float32(policy, family):
     """With LayerScale from 1e-5, sums in half precision round to the tokens."""
     small = {"depth": 4, "layer_scale": 1e-5, "drop_path": 0.0}
@@ -263,6 +265,7 @@ def test_the_residual_stream_in_float32(policy, family):
     assert all(block.residual_dtype == "float32" for block in blocks(twin))
 
 
+@once
 def test_a_residual_dtype_of_the_policy_changes_nothing():
     model, same = FAMILIES["CaiT"](), FAMILIES["CaiT"](residual_dtype="float32")
     same.set_weights(model.get_weights())

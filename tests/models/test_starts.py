@@ -12,6 +12,8 @@ from safetensors.numpy import save_file
 
 import keras_vitx as kv
 
+# The starts of layers are tested on each backend (tests/layers/test_initializers.py).
+pytestmark = pytest.mark.backend_free
 COMMON = {"patch_size": 8, "input_shape": (64, 64, 3), "classes": 100}
 TIMM = {"img_size": 64, "patch_size": 8, "num_classes": 100}
 # Ours, and timm's module, class and arguments.
@@ -71,7 +73,6 @@ def kinds(model):
     return {name: np.concatenate(values) for name, values in found.items()}
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("name", PEERS)
 def test_starts_are_those_of_timm(timm, name, tmp_path):
     import torch

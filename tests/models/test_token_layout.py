@@ -33,6 +33,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("case", LAYOUTS)
 @pytest.mark.parametrize("include_top", (True, False))
 def test_layout(case, include_top):
@@ -49,24 +50,18 @@ def test_layout(case, include_top):
     assert bool(pairs) == case.startswith("RefinedViT")
 
 
+@pytest.mark.backend_free
 def test_every_family_has_a_layout():
     assert {case.split("/")[0] for case in LAYOUTS} == set(FAMILIES)
 
 
-def test_a_head_on_the_patches():
-    model = FAMILIES["RefinedViT"](include_top=False, input_shape=(16, 24, 3))
-    *_, last = model.token_layout
-    patches = model.output[:, last.num_prefix_tokens :]
-    features = keras.layers.Reshape((*last.grid, patches.shape[-1]))(patches)
-    around = keras.Model(model.input, keras.layers.UpSampling2D(8, "channels_last")(features))
-    assert around.output_shape == (None, 16, 24, 8)
-
-
+@pytest.mark.backend_free
 def test_a_network_without_tokens():
     model = kv.models.Chain([keras.layers.Flatten(), keras.layers.Dense(3)], (4, 4, 3))
     assert (model.token_layout, model.grid) == ([], None)
 
 
+@pytest.mark.backend_free
 def test_a_stem_that_says_nothing():
     layers = [keras.layers.Reshape((4, 12), name="stem"), keras.layers.Dense(3, name="last")]
     model = kv.models.Chain(layers, (4, 4, 3))
