@@ -16,6 +16,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS
@@ -52,12 +53,25 @@ def convert(
         (folder / REQUEST).write_text(json.dumps(request))
         for name, model in graph.models.items():
             model.save(folder / f"{name}.keras")
+            weights = unmerged(model).items()
+            arrays = {key: ops.convert_to_numpy(ops.cast(each, "float32")) for key, each in weights}
+            np.savez(folder / f"{name}.npz", **arrays)
         if graph.calibration is not None:
             np.save(folder / CALIBRATION, graph.calibration)
         if batches is not None:
             np.savez(folder / INPUTS, **batches)
         run_python("-m", "keras_vitx.export.convert", folder, path, backend=format.backend)
         return {} if batches is None else dict(np.load(folder / OUTPUTS))
+
+
+def unmerged(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return the weights of quantized layers with LoRA, which Keras merges, and rounds, to save."""
+    return {
+        f"{index}.{variable.name}": variable
+        for index, layer in enumerate(sublayers(model))
+        if layer.quantization_mode and getattr(layer, "lora_enabled", False)
+        for variable in layer.weights
+    }
 
 
 def run_file(
@@ -150,6 +164,10 @@ def main(folder: str, path: str) -> None:
         file.stem: keras.saving.load_model(file, custom, compile=False)
         for file in folder.glob("*.keras")
     }
+    for name, model in models.items():
+        arrays = np.load(folder / f"{name}.npz")
+        for key, variable in unmerged(model).items():
+            variable.assign(arrays[key])
     calibration = folder / CALIBRATION
     images = np.load(calibration) if calibration.exists() else None
     format, graph = (

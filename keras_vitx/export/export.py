@@ -1,6 +1,7 @@
 """`keras_vitx.export(model, path, format=...)`."""
 
 import contextlib
+import gc
 import importlib.metadata
 import os
 import sys
@@ -32,7 +33,20 @@ COMPARED = 32
 """Number of calibration images that the file is compared with."""
 
 
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Keep Python from looking for garbage among a graph's many objects, a tenth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @without_tensorflow()
+@_without_garbage_collection()
 def export(
     model: keras.Model,
     path: str | os.PathLike,

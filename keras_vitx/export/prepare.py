@@ -15,6 +15,7 @@ from keras_vitx.data.predictions import class_names
 from keras_vitx.data.sources.folders import image_files
 from keras_vitx.export.formats import FORMATS, table
 from keras_vitx.export.formats.base import HALF_DTYPES, Format, Graph
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 
@@ -80,6 +81,12 @@ def prepare(
         image_sizes,
     )
     check_model(model)
+    quantized = [layer.path for layer in sublayers(model) if layer.quantization_mode == "float8"]
+    check(
+        format.float8 or not quantized,
+        f"`model` must be in float32, half precision, int8 or int4 for the format {format.name!r}.",
+        f"{model.name}, with layers in float8: {quantized[:1]}",
+    )
     network = with_outputs(model, outputs)
     names = output_names(network)
     classes = ()

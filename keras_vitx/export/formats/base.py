@@ -86,6 +86,7 @@ class Format:
         any_size: Whether preprocessing inside the file takes images of any size.
         precisions: Precisions of stored weights, besides the model's own.
         half_products: Whether products may be in half precision, by `compute_dtype`.
+        float8: Whether it takes models that `model.quantize("float8")` has rounded.
         quantizer: The package that quantizes its files, if `needs` has none for it.
     """
 
@@ -103,6 +104,7 @@ class Format:
     companion: str = ""
     precisions: tuple[str, ...] = ("float16", "bfloat16")
     half_products: bool = False
+    float8: bool = True
     quantizer: str = ""
 
 
@@ -139,7 +141,7 @@ def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
     """Let layers compute in the arithmetic of the file within the context.
 
     With `graph.compute_dtype`, all layers but the classifier compute in half precision. With
-    `format.float32`, mixed precision becomes float32, and int8 `Dense` layers don't round inputs.
+    `format.float32`, mixed precision becomes float32, and so do products in int8 and int4.
     """
     policies, products = {}, []
     for model in graph.models.values():
@@ -152,7 +154,7 @@ def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
                 continue
             if mode is None and layer.compute_dtype in HALF_DTYPES:
                 policies[layer] = "float32"
-            if mode == "int8" and isinstance(layer, keras.layers.Dense) and not layer.lora_enabled:
+            if mode in ("int8", "int4") and isinstance(layer, keras.layers.Dense):
                 products.append(layer)
     before = {layer: layer.dtype_policy for layer in policies}
     try:
@@ -160,7 +162,7 @@ def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
             layer.dtype_policy = policy
         for layer in products:
             # An attribute of the instance hides the method of the class.
-            layer.quantized_call = functools.partial(_product, layer)
+            layer.quantized_call = functools.partial(_product, layer, _kernel(layer))
         yield
     finally:
         for layer, policy in before.items():
@@ -174,10 +176,35 @@ def _last(model: keras.Model) -> keras.layers.Layer:
     return _last(last) if isinstance(last, keras.Model) else last
 
 
-def _product(layer, inputs, training=None):
-    r"""Return $x (W / s) + b$ of an int8 layer, in float32."""
-    kernel = ops.cast(layer.kernel, "float32") / ops.cast(layer.kernel_scale, "float32")
-    y = ops.matmul(ops.cast(inputs, "float32"), kernel)
+def _kernel(layer):
+    """Return the kernel of a layer in int8, or unpacked from int4, `(groups, rows, columns)`."""
+    kernel = next(variable for variable in layer.weights if variable.name == "kernel")
+    if layer.quantization_mode == "int8":
+        return kernel
+    kernel = ops.convert_to_numpy(keras.quantizers.unpack_int4(kernel.value, layer.units, axis=-1))
+    if not hasattr(layer, "kernel_zero"):
+        return kernel
+    groups, rows = layer.kernel_zero.shape[0], np.sum(ops.convert_to_numpy(layer.g_idx) == 0)
+    return np.pad(kernel, ((0, groups * rows - len(kernel)), (0, 0))).reshape(groups, rows, -1)
+
+
+def _product(layer, kernel, inputs, training=None):
+    r"""Return $x W + b$ of a layer in int8 or int4, in float32.
+
+    $W$ is $K / s$, or $(K - z) s$ with the zero and the scale of each group of rows in int4. LoRA
+    adds $\frac{\alpha}{r} x A B$.
+    """
+    x, kernel, scale = (ops.cast(each, "float32") for each in (inputs, kernel, layer.kernel_scale))
+    if hasattr(layer, "kernel_zero"):
+        zero = ops.cast(layer.kernel_zero, "float32")
+        kernel = (kernel - zero[:, None]) * scale[:, None]
+        kernel = ops.reshape(kernel, (-1, layer.units))[: x.shape[-1]]
+    else:
+        kernel = kernel / scale
+    y = ops.matmul(x, kernel)
+    if layer.lora_enabled:
+        update = ops.matmul(ops.matmul(x, layer.lora_kernel_a), layer.lora_kernel_b)
+        y = y + layer.lora_alpha / layer.lora_rank * update
     if layer.bias is not None:
         y = y + ops.cast(layer.bias, "float32")
     return ops.cast(layer.activation(y), layer.compute_dtype)

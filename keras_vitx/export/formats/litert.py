@@ -57,5 +57,6 @@ FORMAT = Format(
     is_one=starts_with(b"TFL3", at=4),
     # Its batched product takes no int8 with a result in int32.
     float32=True,
+    float8=False,
     precisions=("float16", "int8", "int8-static"),
 )

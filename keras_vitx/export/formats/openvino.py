@@ -56,6 +56,7 @@ FORMAT = Format(
     # Its converter does not take products of TensorFlow in bfloat16, and OpenVINO 2026.4 reads int8
     # products of Keras wrongly (0.4 of the largest output).
     float32=True,
+    float8=False,
     is_one=starts_with(b"<?xml", b"<net"),
     companion=".bin",
     precisions=("float16", "int8", "int8-static", "int4"),

@@ -1,0 +1,74 @@
+"""Models that Keras has quantized, with and without LoRA."""
+
+import keras
+import numpy as np
+import pytest
+from harness import BACKEND, randomize, randomized
+
+import keras_vitx as kv
+from keras_vitx.export.formats import FORMATS
+from keras_vitx.keras_internals import sublayers
+
+OTHER = {"tensorflow": "torch", "jax": "torch", "torch": "stablehlo"}[BACKEND]
+
+
+def vit(**options):
+    """A model whose MLP has two groups of weights in int4, of 128 and of 32 rows."""
+    model = kv.ViT(40, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5, **options)
+    randomize(model, 0.1)
+    return model
+
+
+MODELS = {
+    "ViT": vit,
+    "distilled": lambda: vit(distillation_token=True),
+    "dense head": lambda: randomized("RefinedViT", 0.1, dense_head=True),
+}
+
+
+def difference(name, steps, folder, format):
+    model = MODELS[name]()
+    for step in steps.split(", "):
+        add_lora(model) if step == "lora" else model.quantize(step)
+    path = folder / f"model{FORMATS[format].suffix}"
+    return kv.export(model, path, format, verbose=False).difference
+
+
+def add_lora(model):
+    for layer in sublayers(model):
+        if isinstance(layer, keras.layers.Dense):
+            layer.enable_lora(2)
+            update = np.random.default_rng(0).normal(0, 0.05, layer.lora_kernel_b.shape)
+            layer.lora_kernel_b.assign(update)
+
+
+@pytest.mark.parametrize(
+    "name, steps, largest",
+    [
+        # Keras rounds the activations as well, these files do not.
+        ("ViT", "int8, lora", 0.05),
+        ("ViT", "lora, int8", 0.05),
+        ("dense head", "int8", 0.05),
+        ("ViT", "int4", 2e-5),
+        ("distilled", "int4, lora", 2e-5),
+    ],
+)
+@pytest.mark.parametrize("format", ["onnx", "openvino", "litert"])
+def test_products_become_float32(format, name, steps, largest, tmp_path):
+    if FORMATS[format].backend != BACKEND:
+        pytest.skip(f"{FORMATS[format].backend} writes it")
+    pytest.importorskip(FORMATS[format].needs[-1])
+    assert difference(name, steps, tmp_path, format) < largest
+
+
+def test_lora_reaches_another_backend_unrounded(tmp_path):
+    # A `.keras` file would hold it merged and rounded to int4: 0.1 of the largest output.
+    assert difference("ViT", "int4, lora", tmp_path, OTHER) < 2e-5
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("format", [name for name in FORMATS if not FORMATS[name].float8])
+def test_float8_is_refused(format, tmp_path):
+    with pytest.raises(ValueError, match=r"`model` must be in .* for .*'\. Received: .*float8"):
+        difference("ViT", "float8", tmp_path, format)
+    assert not list(tmp_path.iterdir())
