@@ -149,7 +149,7 @@ def write_records(folder):
 
 
 def read_source(path):
-    source = kv.data.load_dataset(str(path))
+    source = kv.data.load_dataset(str(path), validation_split=0)
     for index in range(source.train.size):
         try:
             source.train.images[index]

@@ -1,5 +1,6 @@
 """Programs of PyTorch, by torch.export."""
 
+import contextlib
 import io
 from pathlib import Path
 
@@ -35,13 +36,22 @@ def program_of(graph: Graph):
         for axis, side in enumerate(spec.shape)
         if side is None
     }
-    # Stack traces hold paths of this machine, and take a quarter of the time.
-    torch.fx.config.do_not_emit_stack_traces = True
-    with torch.no_grad():
+    with torch.no_grad(), _without_stack_traces(torch.fx.config):
         program = torch.export.export(
             _served(graph).eval(), (images,), dynamic_shapes={"images": dynamic}, strict=False
         )
     return program, images
+
+
+@contextlib.contextmanager
+def _without_stack_traces(config):
+    """Leave out stack traces, which hold paths of this machine and take a quarter of the time."""
+    before = config.do_not_emit_stack_traces
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
 
 
 def _only_real_casts():
