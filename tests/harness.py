@@ -387,10 +387,6 @@ LAYERS = {
 }
 
 
-LAYERS_HERE = [name for name in LAYERS if BACKEND == "torch" or "/" not in name]
-"""Layers for tests that are slow to compile: all on PyTorch, elsewhere one case of each class."""
-
-
 def tiny(family, **arguments):
     """Return a function that makes a tiny model of a family, with changed arguments."""
     common = {"drop_path": 0.1, "input_shape": (16, 16, 3), "classes": 5, **arguments}

@@ -30,15 +30,14 @@ once = pytest.mark.backend_free
 IMAGES = numbers((4, 16, 16, 3))
 LABELS = np.array([0, 1, 2, 3])
 TRAINED = [
-    *((family, "float32") for family in FAMILIES_HERE),
-    *((family, "mixed_bfloat16") for family in FAMILIES_HERE[:: 1 if BACKEND == "torch" else 2]),
+    *((family, "float32") for family in FAMILIES),
+    *((family, "mixed_bfloat16") for family in FAMILIES_HERE),
     # What differs from bfloat16 is Keras's scaling of the loss, which knows no family.
     ("CaiT", "mixed_float16"),
 ]
-PLAIN = FAMILIES_HERE if BACKEND == "torch" else FAMILIES_HERE[-1:]
 MADE = [
     *("@".join(pair) for pair in TRAINED),
-    *(f"{family}/plain" for family in PLAIN),
+    *(f"{family}/plain" for family in FAMILIES_HERE),
 ]
 ADAPTED = ("CaiT", "ConViT", "RefinedViT", "Mixer") if BACKEND == "torch" else ("ConViT",)
 """Families with projections of their own: queries, keys and values in one, two or three."""
@@ -94,7 +93,7 @@ def reloading(tmp_path_factory):
         reloading.add(f"{family}@{policy}", model)
         for layer in sublayers(model)[1:]:
             assert all(variable.dtype == "float32" for variable in layer.weights)
-    for family in PLAIN:
+    for family in FAMILIES_HERE:
         model = FAMILIES[family](drop_path=0.0, include_top=False)
         reloading.add(f"{family}/plain", model)
     for family in ADAPTED:
@@ -146,7 +145,7 @@ def test_mixed_precision(family, policy):
     close(array(y), array(expected), 0.02)
 
 
-@pytest.mark.parametrize("family", ("ConViT", "RefinedViT") if BACKEND == "torch" else ("ConViT",))
+@pytest.mark.parametrize("family", ("ConViT", "RefinedViT"))
 def test_kernels_stay_under_what_was_added_to_them(family):
     model = FAMILIES[family](drop_path=0.0)
     randomize(model)
@@ -241,8 +240,8 @@ def test_summary_reads_a_row_a_block():
     assert all(f"{block.name} (" in str(lines) for block in blocks(model))
 
 
-@pytest.mark.parametrize("policy", MIXED if BACKEND == "torch" else MIXED[:1])
-@pytest.mark.parametrize("family", ("CaiT", "RefinedViT") if BACKEND == "torch" else ("CaiT",))
+@pytest.mark.parametrize("policy", MIXED)
+@pytest.mark.parametrize("family", ("CaiT", "RefinedViT"))
 def test_the_residual_stream_in_float32(policy, family):
     """With LayerScale from 1e-5, sums in half precision round to the tokens."""
     small = {"depth": 4, "layer_scale": 1e-5, "drop_path": 0.0}
