@@ -26,7 +26,7 @@ demo: .venv/demo
 # small, more threads would only contend. A backend that collects no tests fails.
 test: .venv/test
 	@$(MAKE) --no-print-directory --keep-going --jobs=$$(nproc) --output-sync=target \
-	$(BACKENDS:%=test-%) test-backend-free
+	test-backend-free $(BACKENDS:%=test-%)
 
 # Parity is tested as users' code is compiled; tests/conftest.py has the flags of the others.
 GOLDEN = tests/models/test_golden.py
