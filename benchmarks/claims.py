@@ -49,7 +49,7 @@ MEASURES = (
 MEASURED, PERTURBED = 512, 1000
 """Numbers of test images; accuracy is that on all of them."""
 
-Labelled = tuple[np.ndarray, np.ndarray]
+Labeled = tuple[np.ndarray, np.ndarray]
 """Images and labels."""
 
 
@@ -98,7 +98,7 @@ def network(run: Run, options: argparse.Namespace) -> tuple[Callable, dict[str, 
     return family, arguments
 
 
-def train(run: Run, images: Labelled, options: argparse.Namespace) -> keras.Model:
+def train(run: Run, images: Labeled, options: argparse.Namespace) -> keras.Model:
     keras.utils.set_random_seed(run.seed)
     family, arguments = network(run, options)
     model = family(**arguments)
@@ -108,7 +108,7 @@ def train(run: Run, images: Labelled, options: argparse.Namespace) -> keras.Mode
     return model
 
 
-def measure(run: Run, model: keras.Model, test: Labelled) -> dict[str, Any]:
+def measure(run: Run, model: keras.Model, test: Labeled) -> dict[str, Any]:
     """Return the accuracy and the measures of a trained network on test images."""
     images, labels = test
     few = kv.preprocess_input(images[:MEASURED], model)
@@ -139,7 +139,7 @@ def run_all(options: argparse.Namespace) -> None:
                 run_one(run, *data, options)
 
 
-def run_one(run: Run, images: Labelled, test: Labelled, options: argparse.Namespace) -> None:
+def run_one(run: Run, images: Labeled, test: Labeled, options: argparse.Namespace) -> None:
     """Train, measure, and write the network and the result, if there is no result yet."""
     file, weights = (run.path(options.folder, suffix) for suffix in (".json", ".keras"))
     settings = {"network": network(run, options)[1], "recipe": recipe(run, options).to_dict()}

@@ -106,7 +106,7 @@ CLAIMS = (
     ),
     Claim(
         "Robustness (Context Broadcasting, Table 8)",
-        "With Context Broadcasting, ViT_S gains accuracy on images whose centre is occluded and "
+        "With Context Broadcasting, ViT_S gains accuracy on images whose center is occluded and "
         "under FGSM. The text gives neither the share nor epsilon.",
         ATTACKED,
         {f"{s:.0%} occluded": under("occlude", s) for s in STRENGTHS["occlude"]}

@@ -35,8 +35,8 @@ INPUTS = "ids", "segments", "mask"
 START = functools.partial(keras.initializers.RandomNormal, stddev=0.02)
 MINI = {"dim": 128, "depth": 4, "num_heads": 4, "embedding_dim": 64}
 LIBRARIES = ("torch", "tensorflow", "scipy", "sklearn")
-LABELLED = 500, 1000
-"""Labelled sentences per library: to train on, and to measure."""
+LABELED = 500, 1000
+"""Labeled sentences per library: to train on, and to measure."""
 HELD_OUT = 0.3
 """Share of the files of a library that only measure."""
 SENTENCES = ["sentence1", "sentence2"]
@@ -279,7 +279,7 @@ def main(words=None):
     if options.text:
         texts = [path.read_text(encoding="utf-8") for path in options.text]
     tokenizer = train_tokenizer(texts[0].splitlines(), options.vocabulary)
-    task = glue(options.glue) if options.glue else libraries_task(corpus, LABELLED)
+    task = glue(options.glue) if options.glue else libraries_task(corpus, LABELED)
     print(
         "| attention | weights | held-out loss | accuracy, % | task, % | without pre-training, % |"
     )

@@ -37,10 +37,10 @@ WORKER = "KERAS_VITX_WORKER"
 ACCELERATORS = ("nvidiactl", "kfd", "accel0")
 
 
-def choose(wanted: str | None = None) -> None:
+def choose(requested: str | None = None) -> None:
     """Set the backend of Keras, before Keras is imported.
 
-    The first that is given: `wanted` (`--backend`); `KERAS_BACKEND`; an installed one in
+    The first that is given: `requested` (`--backend`); `KERAS_BACKEND`; an installed one in
     `~/.keras/keras.json`, unless it is as Keras writes it; the first of JAX, PyTorch and TensorFlow
     that is installed. TensorFlow is last, because the extras `data` and `export` install it, too.
 
@@ -51,37 +51,37 @@ def choose(wanted: str | None = None) -> None:
         import keras
 
         running = keras.backend.backend()
-        if wanted and wanted != running:
+        if requested and requested != running:
             raise ValueError(
-                f"Keras already runs on {running!r} in this process, not on {wanted!r}."
+                f"Keras already runs on {running!r} in this process, not on {requested!r}."
             )
         return
-    chosen = wanted or os.environ.get("KERAS_BACKEND")
-    installed = [name for name in BACKENDS if _is_installed(name)]
-    if chosen:
-        if chosen not in (*BACKENDS, *PREDICT_ONLY):
+    name = requested or os.environ.get("KERAS_BACKEND")
+    installed = [each for each in BACKENDS if _is_installed(each)]
+    if name:
+        if name not in (*BACKENDS, *PREDICT_ONLY):
             raise ValueError(
-                f"Keras has no backend {chosen!r}. Set KERAS_BACKEND or --backend to one of: "
+                f"Keras has no backend {name!r}. Set KERAS_BACKEND or --backend to one of: "
                 f"{', '.join(BACKENDS)}."
             )
-        if chosen in BACKENDS and chosen not in installed:
-            what = f"The backend {chosen!r} is chosen but not installed"
-            raise ImportError(needs_extra(what, chosen))
+        if name in BACKENDS and name not in installed:
+            what = f"The backend {name!r} is chosen but not installed"
+            raise ImportError(needs_extra(what, name))
     elif not installed:
         what = "keras_vitx needs JAX, PyTorch or TensorFlow, and none is installed"
         raise ImportError(needs_extra(what, *BACKENDS))
     elif (in_file := _in_keras_file()) in installed:
-        chosen = in_file
+        name = in_file
     else:
-        chosen = installed[0]
+        name = installed[0]
         if len(installed) > 1:
             log.warning(
                 "Keras runs on %s (installed: %s). KERAS_BACKEND, or --backend of the "
                 "command keras-vitx, chooses another.",
-                chosen,
+                name,
                 ", ".join(installed),
             )
-    os.environ["KERAS_BACKEND"] = chosen
+    os.environ["KERAS_BACKEND"] = name
 
 
 def _is_installed(package: str) -> bool:
@@ -173,8 +173,8 @@ def keep_memory() -> bool:
     settings = (*variables, "GLIBC_TUNABLES", "LD_PRELOAD")
     off = os.environ.get("KERAS_VITX_KEEP_MEMORY") == "0" or any(map(os.environ.get, settings))
     # Looked up in /dev, because querying a backend might initialize its devices too early.
-    elsewhere = any(Path("/dev", device).exists() for device in ACCELERATORS)
-    if off or elsewhere or platform.libc_ver()[0] != "glibc":
+    has_accelerator = any(Path("/dev", device).exists() for device in ACCELERATORS)
+    if off or has_accelerator or platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
     # A block from `mmap` is always returned. The threshold for its use is at most 32 MiB, less

@@ -25,7 +25,6 @@ from keras_vitx.layers import (
     AccumulatingAttention,
     Attention,
     Block,
-    CarryingBlock,
     ClassAttention,
     ClassBlock,
     ClassToken,
@@ -49,6 +48,7 @@ from keras_vitx.layers import (
     Refinement,
     ResidualRefinement,
     SharedAttention,
+    SharedMapsBlock,
     SqueezeExcitation,
     TalkingHeadsAttention,
     Temperature,
@@ -346,30 +346,30 @@ LAYERS = {
         TOKENS,
         random=True,
     ),
-    "CarryingBlock": LayerCase(
-        lambda: CarryingBlock(
+    "SharedMapsBlock": LayerCase(
+        lambda: SharedMapsBlock(
             SharedAttention(2, on_weights=[ResidualRefinement(map_scale=0.5)]),
             MLP(),
             residual_scale=0.5,
         ),
         PAIR,
     ),
-    "CarryingBlock/first": LayerCase(
-        lambda: CarryingBlock(Attention(2), MLP(), takes_maps=False), TOKENS
+    "SharedMapsBlock/first": LayerCase(
+        lambda: SharedMapsBlock(Attention(2), MLP(), receives_maps=False), TOKENS
     ),
-    "CarryingBlock/uniform": LayerCase(
-        lambda: CarryingBlock(
-            Attention(2, on_weights=[UniformHeads()]), MLP(), takes_maps=False, drop_path=0.2
+    "SharedMapsBlock/uniform": LayerCase(
+        lambda: SharedMapsBlock(
+            Attention(2, on_weights=[UniformHeads()]), MLP(), receives_maps=False, drop_path=0.2
         ),
         TOKENS,
         random=True,
     ),
-    "CarryingBlock/last": LayerCase(
-        lambda: CarryingBlock(AccumulatingAttention(2), MLP(), gives_maps=False, layer_scale=0.5),
+    "SharedMapsBlock/last": LayerCase(
+        lambda: SharedMapsBlock(AccumulatingAttention(2), MLP(), emits_maps=False, layer_scale=0.5),
         PAIR,
     ),
-    "CarryingBlock/similarity": LayerCase(
-        lambda: CarryingBlock(DeepAttention(2), MLP(), similarity=0.1), PAIR
+    "SharedMapsBlock/similarity": LayerCase(
+        lambda: SharedMapsBlock(DeepAttention(2), MLP(), similarity=0.1), PAIR
     ),
     "ClassBlock": LayerCase(
         lambda: ClassBlock(ClassAttention(2), MLP(), layer_scale=0.5),

@@ -3,6 +3,7 @@
 Everything in this part of the package that needs a forward pass reads this walk.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +24,15 @@ class BlockTrace:
 
     Attributes:
         name: Name of the block.
-        index: Its place among the blocks of the model, from 0.
+        index: Its position among the blocks of the model, from 0.
         block: The layer.
         grid: Rows and columns of the patches, which are the last tokens; None if unknown.
         softmax: The maps as the softmax gives them, `(batch, heads, queries, keys)`: before
-            `on_weights`, and before carried maps are added. For an attention that is not one
+            `on_weights`, and before shared maps are added. For an attention that is not one
             of `keras_vitx.layers`, the maps that it returns. None without a softmax (shared
             maps, no attention).
         maps: The maps that multiplied the values, of the same form; None without attention.
-        carried: The maps that an earlier block passed on; None if the block takes none.
+        shared: The maps that an earlier block passed on; None if the block takes none.
         inputs: The tokens that enter the block, `(batch, tokens, dim)`.
         outputs: The tokens that leave it, of the same shape.
         attention_branch: What the attention branch adds to the tokens, `(batch, updated, dim)`,
@@ -45,7 +46,7 @@ class BlockTrace:
     grid: tuple[int, int] | None
     softmax: np.ndarray | None
     maps: np.ndarray | None
-    carried: np.ndarray | None
+    shared: np.ndarray | None
     inputs: np.ndarray
     outputs: np.ndarray
     attention_branch: np.ndarray | None
@@ -53,8 +54,14 @@ class BlockTrace:
 
     @property
     def before(self) -> np.ndarray | None:
-        """The maps before modification: those of the softmax, or else the carried ones."""
-        return self.carried if self.softmax is None else self.softmax
+        """The maps before modification: those of the softmax, or else the shared ones."""
+        return self.shared if self.softmax is None else self.softmax
+
+    @property
+    def carried(self) -> np.ndarray | None:
+        """The earlier name of `shared`."""
+        warnings.warn("`carried` is now `shared`.", DeprecationWarning, stacklevel=2)
+        return self.shared
 
     @property
     def attention_input(self) -> np.ndarray | None:
@@ -133,9 +140,9 @@ def _run(block, x, index, grid):
     """Run a block, and return its trace and its output."""
     with without_gradients():
         y, parts = block(x, training=False, return_parts=True)
-    tokens, carried = x if isinstance(x, (tuple, list)) else (x, None)
+    tokens, shared = x if isinstance(x, (tuple, list)) else (x, None)
     tensors = {name: parts[name] for name in ("softmax", "maps", "attention_branch", "mlp_branch")}
-    tensors |= {"carried": carried, "inputs": tokens, "outputs": keras.tree.flatten(y)[0]}
+    tensors |= {"shared": shared, "inputs": tokens, "outputs": keras.tree.flatten(y)[0]}
     # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.
     arrays = {id(one): as_array(one) for one in tensors.values() if one is not None}
     fields = {name: arrays.get(id(one)) for name, one in tensors.items()}
@@ -155,7 +162,7 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
 
     Returns:
         An iterator over pairs of the block name and its maps, float32
-        `(batch, heads, patches, patches)`. Class blocks, blocks that reuse or add carried maps,
+        `(batch, heads, patches, patches)`. Class blocks, blocks that reuse or add shared maps,
         and those without attention are left out.
 
     Raises:
@@ -183,8 +190,8 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
 
 def _reads_tokens(block):
     attention = block.attention
-    carried = getattr(attention, "reads_maps", False)
-    return block.has_maps and not carried and not hasattr(attention, "num_class_tokens")
+    reads_maps = getattr(attention, "reads_maps", False)
+    return block.has_maps and not reads_maps and not hasattr(attention, "num_class_tokens")
 
 
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:

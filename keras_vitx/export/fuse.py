@@ -16,7 +16,6 @@ from keras_vitx.layers import (
     AccumulatingAttention,
     Attention,
     Block,
-    CarryingBlock,
     ClassAttention,
     ClassBlock,
     ContextBroadcasting,
@@ -29,12 +28,13 @@ from keras_vitx.layers import (
     PatchEmbedding,
     PositionalAttention,
     SharedAttention,
+    SharedMapsBlock,
 )
 from keras_vitx.layers.maps import fold
 
 RATES = ("drop_path", "dropout", "proj_dropout")
 LEVELS = 255.0
-BLOCKS = (Block, ClassBlock, CarryingBlock)
+BLOCKS = (Block, ClassBlock, SharedMapsBlock)
 ATTENTION = (
     Attention,
     ClassAttention,

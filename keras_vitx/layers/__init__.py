@@ -11,10 +11,10 @@ from keras_vitx.layers.context import SqueezeExcitation as SqueezeExcitation
 from keras_vitx.layers.context import UniformHeads as UniformHeads
 from keras_vitx.layers.convit import GatedPositionalAttention as GatedPositionalAttention
 from keras_vitx.layers.convit import PositionalAttention as PositionalAttention
-from keras_vitx.layers.deepvit import CarryingBlock as CarryingBlock
 from keras_vitx.layers.deepvit import DeepAttention as DeepAttention
 from keras_vitx.layers.deepvit import ReAttention as ReAttention
 from keras_vitx.layers.deepvit import SharedAttention as SharedAttention
+from keras_vitx.layers.deepvit import SharedMapsBlock as SharedMapsBlock
 from keras_vitx.layers.deepvit import Temperature as Temperature
 from keras_vitx.layers.heads import DenseHead as DenseHead
 from keras_vitx.layers.heads import DistilledHead as DistilledHead
@@ -35,3 +35,6 @@ from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding
 from keras_vitx.layers.tokens import PositionEmbedding as PositionEmbedding
 from keras_vitx.layers.tokens import TokenPooling as TokenPooling
+from keras_vitx.renamed import renamed_names as _renamed_names
+
+__getattr__ = _renamed_names(__name__, CarryingBlock="SharedMapsBlock")

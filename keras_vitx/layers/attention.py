@@ -222,7 +222,7 @@ def check_shared_maps(tokens: tuple, maps: tuple, num_heads: int) -> None:
     pairs = zip(maps, expected, strict=True)
     if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         raise ValueError(
-            "The carried maps must have the shape (batch, heads, tokens, tokens) of the attention "
+            "The shared maps must have the shape (batch, heads, tokens, tokens) of the attention "
             f"that receives them, {expected}. Received: maps of shape {tuple(maps)}."
         )
 
@@ -238,7 +238,7 @@ def as_mask(attention_mask: Any, queries: Any, keys: Any) -> Any:
     expected = (*queries.shape[:2], keys.shape[1])
     known = zip(reversed(mask.shape), reversed(expected), strict=False)
     if len(mask.shape) not in (2, 3) or any(
-        size not in (1, None, wanted) and wanted is not None for size, wanted in known
+        size not in (1, None, needed) and needed is not None for size, needed in known
     ):
         raise ValueError(
             f"`attention_mask` must be broadcastable to (batch, queries, keys) = {expected}; "

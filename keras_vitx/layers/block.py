@@ -41,8 +41,8 @@ class Block(Layer):
     """
 
     varying = ("drop_path",)
-    # Of blocks that share their maps, such as `CarryingBlock`.
-    takes_maps = gives_maps = False
+    # Of blocks that share their maps, such as `SharedMapsBlock`.
+    receives_maps = emits_maps = False
     similarity = 0.0
 
     def __init__(
@@ -103,7 +103,7 @@ class Block(Layer):
     @property
     def reads_maps(self) -> bool:
         """Whether the attention receives the maps that the block takes."""
-        return self.takes_maps and self.attention.reads_maps
+        return self.receives_maps and self.attention.reads_maps
 
     @property
     def input_dtype(self) -> str:
@@ -111,7 +111,7 @@ class Block(Layer):
         return self.residual_dtype or super().input_dtype
 
     def build(self, input_shape):
-        tokens = input_shape[0] if self.takes_maps else input_shape
+        tokens = input_shape[0] if self.receives_maps else input_shape
         self.attention.build(input_shape if self.reads_maps else tokens)
         # Keras only quantizes a model in which all layers are built.
         parts = (self.norm1, self.ls1, self.drop_path1)
@@ -128,7 +128,7 @@ class Block(Layer):
         return_parts=False,
     ):
         shared = None
-        if self.takes_maps:
+        if self.receives_maps:
             x, shared = x
             # With a residual dtype, Keras casts them, too.
             shared = ops.cast(shared, self.compute_dtype)
@@ -137,7 +137,7 @@ class Block(Layer):
         attended, parts = self.attend(normalized, shared, training, attention_mask, returns_maps)
         emitted = parts.pop("emitted", None)
         x, branches = self.add_branches(x, attended, training)
-        y = (x, emitted) if self.gives_maps else x
+        y = (x, emitted) if self.emits_maps else x
         if return_parts:
             return y, {"normalized": normalized, **parts, **branches}
         return (y, parts["maps"]) if return_attention_scores else y
@@ -194,9 +194,9 @@ class Block(Layer):
         # Without tracing the block, which would take seconds.
         if any(returned.values()):
             return super().compute_output_spec(x, **returned)
-        batch, count, dim = (x[0] if self.takes_maps else x).shape
+        batch, count, dim = (x[0] if self.receives_maps else x).shape
         y = keras.KerasTensor((batch, count, dim), dtype=self.input_dtype)
-        if not self.gives_maps:
+        if not self.emits_maps:
             return y
         shape = (batch, self.attention.emitted_heads, count, count)
         return y, keras.KerasTensor(shape, dtype=self.compute_dtype)

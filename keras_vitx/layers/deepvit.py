@@ -131,29 +131,29 @@ class Temperature(MapLayer):
 
 
 @register
-class CarryingBlock(Block):
+class SharedMapsBlock(Block):
     r"""A block that shares attention maps with the next block.
 
     Like `Block`. It emits the maps that its attention computed, or, if that computes none
     (`SharedAttention`), those that it received.
 
-    Input: tokens `(batch, tokens, dim)`; with `takes_maps`, a pair of them and maps
-    `(batch, heads, tokens, tokens)`. Output: such a pair with `gives_maps`, else the tokens; with
+    Input: tokens `(batch, tokens, dim)`; with `receives_maps`, a pair of them and maps
+    `(batch, heads, tokens, tokens)`. Output: such a pair with `emits_maps`, else the tokens; with
     `return_attention_scores=True`, a pair of that and the maps of the attention.
 
     Args:
         attention: As in `Block`. `SharedAttention` and `AccumulatingAttention` receive the shared
             maps, others only the tokens.
         mlp: As in `Block`.
-        takes_maps: Whether the block receives maps.
-        gives_maps: Whether the block emits maps.
+        receives_maps: Whether the block receives maps.
+        emits_maps: Whether the block emits maps.
         similarity: $\lambda$ of DeepViT, Appendix A, Equation 6: in training, $\lambda$ times the
             similarity of this block's maps to the received ones is added to the loss.
         similarity_over: Axis of the cosine. `"heads"`: $\cos(A_{:,q,k}, B_{:,q,k})$, as in the
             released DeepViT loss; `"queries"`: $\cos(A_{h,:,k}, B_{h,:,k})$ (Section 3, Equation
             2). Both are averaged over the other axes.
         similarity_of: Which maps of this block are compared: `"used"`, those that multiply its
-            values; `"carried"`, those that it emits, as in the released Refined-ViT, whose
+            values; `"emitted"`, those that it emits, as in the released Refined-ViT, whose
             similarity is 1 where the attention computes none.
         **kwargs: Further arguments of `Block`.
     """
@@ -162,24 +162,27 @@ class CarryingBlock(Block):
         self,
         attention: keras.layers.Layer,
         mlp: keras.layers.Layer,
-        takes_maps: bool = True,
-        gives_maps: bool = True,
+        receives_maps: bool = True,
+        emits_maps: bool = True,
         similarity: float = 0.0,
         similarity_over: str = "heads",
         similarity_of: str = "used",
         **kwargs,
     ):
+        # Names of earlier commits, in scripts and files.
+        receives_maps = kwargs.pop("takes_maps", receives_maps)
+        emits_maps = kwargs.pop("gives_maps", emits_maps)
         super().__init__(attention, mlp, **kwargs)
-        check_similarity(similarity_over, similarity_of)
-        self.takes_maps = takes_maps
-        self.gives_maps = gives_maps
+        similarity_of = check_similarity(similarity_over, similarity_of)
+        self.receives_maps = receives_maps
+        self.emits_maps = emits_maps
         self.similarity = similarity
         self.similarity_over = similarity_over
         self.similarity_of = similarity_of
 
     def attend(self, x, shared, training, attention_mask, returns_maps):
         compares = training and self.similarity
-        returns_maps = returns_maps or self.gives_maps or compares
+        returns_maps = returns_maps or self.emits_maps or compares
         y, parts = super().attend(x, shared, training, attention_mask, returns_maps)
         used = parts["maps"]
         emitted = used if self.attention.computes_maps else shared
@@ -189,13 +192,16 @@ class CarryingBlock(Block):
         return y, {**parts, "emitted": emitted}
 
 
+# Its name in files of earlier commits.
+keras.saving.get_custom_objects()["keras_vitx>CarryingBlock"] = SharedMapsBlock
+
 SIMILARITY_AXES = {"heads": 1, "queries": 2}
 
 
 def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
     """Return the mean cosine similarity of the maps of two blocks, `(batch, heads, queries, keys)`.
 
-    `over` is as in `CarryingBlock`. It is the constant 1 where both are the same tensor.
+    `over` is as in `SharedMapsBlock`. It is the constant 1 where both are the same tensor.
     """
     if maps is others:
         return ops.ones((), "float32")
@@ -206,7 +212,9 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
     return ops.mean(ops.sum(maps * others, axis) * scale * other_scale)
 
 
-def check_similarity(over: str, of: str) -> None:
-    """Check which maps are compared, and over which axis."""
+def check_similarity(over: str, of: str) -> str:
+    """Check over which axis maps are compared, and which; return the latter."""
     check_one_of("similarity_over", over, tuple(SIMILARITY_AXES))
-    check_one_of("similarity_of", of, ("used", "carried"))
+    of = "emitted" if of == "carried" else of  # The name of earlier commits.
+    check_one_of("similarity_of", of, ("used", "emitted"))
+    return of

@@ -195,11 +195,11 @@ def _weights(xp, side, pixels, count, scaled, target, kernel):
     """
     border = (target - scaled) // 2
     start = xp.where(scaled < target, -border, xp.round((scaled - target) / 2))
-    places = xp.arange(target, dtype="float64") + start
+    positions = xp.arange(target, dtype="float64") + start
     # When shrinking, the kernel is stretched over all input pixels of an output pixel.
     step = count / scaled
     width = xp.maximum(step, 1.0)
-    centers = (places + 0.5) * step
+    centers = (positions + 0.5) * step
     first = None
     if xp is np or ops.is_tensor(side):
         # A long image is not resized where it will be cropped. (PyTorch's symbols do not slice.)
@@ -208,7 +208,7 @@ def _weights(xp, side, pixels, count, scaled, target, kernel):
         first, last = (int(end) if xp is np else ops.cast(end, "int32") for end in ends)
         pixels = pixels[first:last]
     weights = kernel(xp, xp.abs(pixels - centers[:, None]) / width)
-    inside = ((places >= 0) & (places < scaled))[:, None]
+    inside = ((positions >= 0) & (positions < scaled))[:, None]
     total = xp.where(inside, xp.sum(weights, axis=1, keepdims=True), 1.0)
     weights = xp.round(xp.where(inside, weights / total, 0.0) * 4.0**HALF_BITS)
     coarse = xp.round(weights / 2.0**HALF_BITS)

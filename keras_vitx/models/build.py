@@ -193,28 +193,28 @@ def _model(
 ) -> keras.Model:
     """Return a model of a family, as `named`, it or one of its sizes, is called."""
     try:
-        given = inspect.signature(named).bind(*args, **arguments).arguments
+        passed = inspect.signature(named).bind(*args, **arguments).arguments
     except TypeError as error:
         raise TypeError(f"{named.__name__}(): {error}") from None
-    overrides = given.pop("overrides", {})
-    own = {**named.data, "input_shape": None, **given, **overrides}
-    tensor, weights = own.get("input_tensor"), own.get("weights")
-    shape = _image_shape(own["input_shape"], tensor)
-    wanted = {
+    overrides = passed.pop("overrides", {})
+    arguments = {**named.data, "input_shape": None, **passed, **overrides}
+    tensor, weights = arguments.get("input_tensor"), arguments.get("weights")
+    shape = _image_shape(arguments["input_shape"], tensor)
+    request = {
         "constructor": None if named is family else named.__name__,
         "image_size": shape and shape[:2],
-        "distillation_token": bool(own.get("distillation_token")),
+        "distillation_token": bool(arguments.get("distillation_token")),
     }
-    entry = entry_of(weights, **wanted)
+    entry = entry_of(weights, **request)
     if shape is None:
         shape = named.data["input_shape"]
         if entry is not None:
             shape = (entry.image_size, entry.image_size, shape[-1])
-    own["input_shape"] = shape
-    net = Network(**{name: own.pop(name) for name in SHARED.keys() & own.keys()})
+    arguments["input_shape"] = shape
+    net = Network(**{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()})
     # Listing the layers checks the arguments, before anything is downloaded.
-    layers = family.list_layers(net, **own)
-    checkpoint = checkpoints.resolve(weights, **wanted)
+    layers = family.list_layers(net, **arguments)
+    checkpoint = checkpoints.resolve(weights, **request)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
     model = Chain(
@@ -267,13 +267,13 @@ class _Outline(Network):
 
 def identities(family: str) -> dict[str, Identity]:
     """Return the depth and the width of each size of a family, by name."""
-    found = {}
+    sizes = {}
     for name, size in MODELS.items():
         if size.family == family:
-            own = dict(size.data)
-            net = _Outline(**{key: own.pop(key) for key in SHARED.keys() & own.keys()})
-            layers = FAMILIES[family].list_layers(net, **own)
+            arguments = dict(size.data)
+            net = _Outline(**{key: arguments.pop(key) for key in SHARED.keys() & arguments.keys()})
+            layers = FAMILIES[family].list_layers(net, **arguments)
             depth = sum(layer.name == "block" for layer in layers)
             widths = [layer.dim for layer in layers if hasattr(layer, "dim")]
-            found[name] = Identity(family, depth, widths[-1] if widths else 0)
-    return found
+            sizes[name] = Identity(family, depth, widths[-1] if widths else 0)
+    return sizes

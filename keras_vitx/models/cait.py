@@ -72,7 +72,7 @@ def CaiT(
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
-    check_counts(least=0, class_depth=class_depth)
+    check_counts(minimum=0, class_depth=class_depth)
     entry = depth if class_token_at is None else class_token_at
     if not 0 <= entry <= depth:
         raise ValueError(

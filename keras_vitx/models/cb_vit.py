@@ -12,8 +12,8 @@ from keras_vitx.models.parts import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
-PLACES = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
-PARTS = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
+SLOTS = {"front": "on_input", "middle": "on_hidden", "end": "on_output"}
+BRANCHES = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
 
 
 # No public checkpoint has these weights; the name is ours.
@@ -61,7 +61,7 @@ def CBViT(
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
-    for name, value, known in (("position", position, PLACES), ("where", where, PARTS)):
+    for name, value, known in (("position", position, SLOTS), ("where", where, BRANCHES)):
         if value not in known:
             raise ValueError(f"`{name}` must be one of {tuple(known)}. Received: {value!r}.")
     if position == "middle" and where != "mlp":
@@ -69,17 +69,17 @@ def CBViT(
             "position='middle' is after the activation of the MLP: give where='mlp'. "
             f"Received: where={where!r}."
         )
-    chosen = range(depth) if blocks is None else blocks
-    if not isinstance(chosen, Collection) or not set(chosen) <= set(range(depth)):
+    indices = range(depth) if blocks is None else blocks
+    if not isinstance(indices, Collection) or not set(indices) <= set(range(depth)):
         raise ValueError(
             f"`blocks` must be indices of blocks, from 0 to {depth - 1}. Received: {blocks!r}."
         )
 
-    def broadcasting(part: str, index: int) -> dict[str, Layers]:
-        if part not in PARTS[where] or index not in chosen:
+    def broadcasting(branch: str, index: int) -> dict[str, Layers]:
+        if branch not in BRANCHES[where] or index not in indices:
             return {}
         layer = ContextBroadcasting(context, scale if scaled else None, name="context")
-        return {PLACES[position]: [layer]}
+        return {SLOTS[position]: [layer]}
 
     tokens = class_tokens(distillation_token)
     return [

@@ -20,14 +20,14 @@ class Tokens(NamedTuple):
     """Layout of the tokens `(batch, prefix tokens + patches, dim)` that a layer returns.
 
     `grid` has the rows and columns of the patches, the last tokens, in row-major order; it and the
-    number of prefix tokens are None before a layer defines a grid. A layer that `carries_maps`
+    number of prefix tokens are None before a layer defines a grid. A layer that `emits_maps`
     returns a pair of tokens and the attention maps for the next block.
     """
 
     name: str
     grid: Grid | None
     num_prefix_tokens: int | None
-    carries_maps: bool
+    emits_maps: bool
 
 
 class ImageModel(keras.Model):
@@ -96,8 +96,8 @@ class ImageModel(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: dict | None = None):
         """Make a model from its config."""
         with keras.saving.custom_object_scope(custom_objects or {}):
-            made = map(keras.saving.deserialize_keras_object, config.values())
-            return cls(**dict(zip(config, made, strict=True)))
+            values = map(keras.saving.deserialize_keras_object, config.values())
+            return cls(**dict(zip(config, values, strict=True)))
 
 
 @register

@@ -40,17 +40,17 @@ def are_counts(values: Any, length: int) -> bool:
     return is_sequence and all(map(_is_count, values))
 
 
-def _is_count(number: Any, least: int = 1) -> bool:
+def _is_count(number: Any, minimum: int = 1) -> bool:
     is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-    return is_whole and number >= least
+    return is_whole and number >= minimum
 
 
-def check_counts(least: int = 1, **counts: Any) -> None:
-    """Raise a ValueError unless each of `counts` is an integer of at least `least`."""
+def check_counts(minimum: int = 1, **counts: Any) -> None:
+    """Raise a ValueError unless each of `counts` is an integer of at least `minimum`."""
     for name, count in counts.items():
-        if not _is_count(count, least):
+        if not _is_count(count, minimum):
             raise ValueError(
-                f"`{name}` must be a whole number of at least {least}. Received: {count!r}."
+                f"`{name}` must be a whole number of at least {minimum}. Received: {count!r}."
             )
 
 
@@ -74,7 +74,7 @@ def scale_factor(scale: Any, shape: Sequence[int]) -> int:
         raise ValueError(f"`scales` must be powers of two, such as 4 or 0.5. Received: {scale!r}.")
     if scale < 1 and min(shape) < factor:
         raise ValueError(
-            f"`scales` must leave at least one place of a map of {shape[0]} x {shape[1]}. "
+            f"`scales` must leave at least one position of a map of {shape[0]} x {shape[1]}. "
             f"Received: {scale!r}."
         )
     return factor

@@ -64,7 +64,7 @@ def ConViT(
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
-    check_counts(least=0, local_depth=local_depth)
+    check_counts(minimum=0, local_depth=local_depth)
     if local_depth > depth:
         raise ValueError(
             "`local_depth` must be at most `depth`. "

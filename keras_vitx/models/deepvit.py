@@ -81,11 +81,11 @@ def DeepViT(
         "re_attention_depth": (re_attention_depth, depth),
         "shared_depth": (shared_depth, depth - 1),
     }
-    for name, (count, most) in depths.items():
-        check_counts(least=0, **{name: count})
-        if count > most:
+    for name, (count, maximum) in depths.items():
+        check_counts(minimum=0, **{name: count})
+        if count > maximum:
             raise ValueError(
-                f"`{name}` must be at most {most} in a network of depth={depth}. Received: {count}."
+                f"`{name}` must be at most {maximum} in a network of depth={depth}. Received: {count}."
             )
     if map_scale != "head" and not isinstance(map_scale, Real):
         raise ValueError(f"`map_scale` must be a number or 'head'. Received: {map_scale!r}.")

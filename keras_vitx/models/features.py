@@ -79,7 +79,7 @@ def features(
     if scales is not None and len(names) == 1:
         names = names * len(scales)
     steps = [step.name for step in chain.steps]
-    made = Features(
+    backbone = Features(
         chain.steps[: 1 + max(map(steps.index, names))],
         names,
         chain.input_shape[1:],
@@ -93,8 +93,8 @@ def features(
         name=name or f"{chain.name}_features",
     )
     if not trainable:
-        made.trainable = False
-    return made
+        backbone.trainable = False
+    return backbone
 
 
 @register
@@ -231,10 +231,10 @@ def _last_norm(chain, names):
         raise ValueError(f"The model {chain.name!r} has no last norm: give `norm=False`.")
     width = norms[-1].input.shape[-1]
     for name in names:
-        found = keras.tree.flatten(chain.get_layer(name).output)[0].shape[-1]
-        if found != width:
+        block_width = keras.tree.flatten(chain.get_layer(name).output)[0].shape[-1]
+        if block_width != width:
             raise ValueError(
-                f"The last norm has the width {width}, the block {name!r} has {found}: give "
+                f"The last norm has the width {width}, the block {name!r} has {block_width}: give "
                 "`norm=False`."
             )
     return norms[-1]

@@ -12,9 +12,9 @@ import numpy as np
 from keras_vitx.layers import (
     Attention,
     Block,
-    CarryingBlock,
     DenseHead,
     DistilledHead,
+    SharedMapsBlock,
     TokenPooling,
 )
 from keras_vitx.layers.deepvit import check_similarity
@@ -30,7 +30,7 @@ class Similarity(NamedTuple):
     """Similarity loss between the maps of consecutive blocks (DeepViT, Appendix A).
 
     `weight` times the mean over the first `depth` pairs of blocks; `over` and `of` are as in
-    `CarryingBlock`.
+    `SharedMapsBlock`.
     """
 
     weight: float
@@ -44,7 +44,7 @@ class Similarity(NamedTuple):
         Raises a ValueError if a field is out of range, or `weight` is set without pairs.
         """
         check_similarity(self.over, self.of)
-        check_counts(least=0, similarity_depth=self.depth)
+        check_counts(minimum=0, similarity_depth=self.depth)
         if not isinstance(self.weight, Real) or self.weight < 0:
             raise ValueError(
                 f"`similarity` must be a number of at least 0. Received: {self.weight!r}."
@@ -79,7 +79,7 @@ class Network:
         include_top: Whether the model has a classifier. If not, the output is all tokens,
             `(batch, tokens, dim)`, or, with `pooling`, one vector per image,
             `(batch, dim)`.
-        weights: None for random initialization; `"imagenet"`; the name of a catalogue
+        weights: None for random initialization; `"imagenet"`; the name of a catalog
             entry; `"hf://owner/repo"` or `"hf://owner/repo@revision"` (a branch, tag or
             commit) on the Hugging Face hub; a folder written by `kv.save`; or the path of a
             `.safetensors`, `.pth`, `.weights.h5` or `.keras` file.
@@ -151,7 +151,7 @@ class Network:
 
         A block whose attention reads the maps of the previous block (`SharedAttention`,
         `AccumulatingAttention`), or whose maps the similarity loss compares with them, receives
-        them from it: both are a `CarryingBlock`.
+        them from it: both are a `SharedMapsBlock`.
 
         Args:
             attention: Returns the family's attention layer for the block of a given index.
@@ -190,23 +190,23 @@ class Network:
             for attention, weight in zip(attentions, weights, strict=True)
         ]
         blocks = []
-        for index, (attention, takes, gives) in enumerate(
-            zip(attentions, receives, [*receives[1:], False], strict=True)
-        ):
+        emits = [*receives[1:], False]
+        for index, attention in enumerate(attentions):
             received = f"Received: {type(attention).__name__} for block {index}."
-            if takes and (index == 0 or index in restarts):
+            if receives[index] and (index == 0 or index in restarts):
                 raise ValueError(
-                    "`attention` must not read carried maps in the first block, whether of the "
+                    "`attention` must not read shared maps in the first block, whether of the "
                     f"network, of a stage or after the class token: there are none. {received}"
                 )
             kind, maps = Block, {}
-            if takes or gives:
+            if receives[index] or emits[index]:
                 if not isinstance(attention, Attention):
                     raise ValueError(
-                        "`attention` must return an `Attention` for a block that takes or gives "
-                        f"maps. {received}"
+                        "`attention` must return an `Attention` for a block that receives or "
+                        f"emits maps. {received}"
                     )
-                kind, maps = CarryingBlock, {"takes_maps": takes, "gives_maps": gives, **compared}
+                kind = SharedMapsBlock
+                maps = {"receives_maps": receives[index], "emits_maps": emits[index], **compared}
                 maps["similarity"] = weights[index]
             block = kind(
                 attention,

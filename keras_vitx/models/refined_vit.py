@@ -56,12 +56,12 @@ def RefinedViT(
     similarity: float = 0.0,
     similarity_depth: int = 0,
     similarity_over: str = "heads",
-    similarity_of: str = "carried",
+    similarity_of: str = "emitted",
 ) -> Layers:
     """Refined-ViT: maps are expanded to more heads, convolved, reduced, and shared by blocks.
 
     A block that computes maps is followed by `shared_depth` blocks that reuse them. In
-    the released models, a block of the first kind adds the carried maps to its softmax
+    the released models, a block of the first kind adds the shared maps to its softmax
     (`AccumulatingAttention`), and one of the second kind refines them
     (`ResidualRefinement`). In the paper's text (Section 3.4, Appendix B.4), the first kind
     refines its own maps linearly, and the second uses them unchanged.
@@ -92,7 +92,7 @@ def RefinedViT(
         similarity_depth: Number of blocks, from the first one on, whose maps are compared
             with those of the next block.
         similarity_over: Axis of the cosine similarity, `"heads"` or `"queries"`, as in `DeepViT`.
-        similarity_of: Which maps are compared with those that a block receives: `"carried"`, as
+        similarity_of: Which maps are compared with those that a block receives: `"emitted"`, as
             released, those that it carries on, so that the pairs within a group of blocks that
             share maps are identical and add a constant; or `"used"`, those that multiply its
             values, refined.
@@ -100,7 +100,7 @@ def RefinedViT(
     grid = net.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth, expansion=expansion, kernel_size=kernel_size)
-    check_counts(least=0, shared_depth=shared_depth)
+    check_counts(minimum=0, shared_depth=shared_depth)
     if refiner not in ("released", "paper", None):
         raise ValueError(f"`refiner` must be 'released', 'paper' or None. Received: {refiner!r}.")
     if refiner == "released" and not (reduction and constraint is None):

@@ -95,10 +95,10 @@ def save(
         )
     for name, words in (("dataset", dataset), ("license", license)):
         if words is not None and not isinstance(words, str):
-            raise ValueError(f"`{name}` must be words or None. Received: {words!r}.")
+            raise ValueError(f"`{name}` must be a string or None. Received: {words!r}.")
     if accuracy is not None:
         if not isinstance(accuracy, numbers.Real) or not 0 <= accuracy <= 1:
-            raise ValueError(f"`accuracy` must be a share from 0 to 1. Received: {accuracy!r}.")
+            raise ValueError(f"`accuracy` must be a fraction from 0 to 1. Received: {accuracy!r}.")
         if not dataset:
             raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
         accuracy = float(accuracy)
@@ -144,8 +144,8 @@ def save(
         temporary.mkdir()
         if folder.exists():
             # A copy of the other files, so that a failure leaves the folder unchanged.
-            own = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
-            ignore = {os.fspath(folder): own}
+            files = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
+            ignore = {os.fspath(folder): files}
             shutil.copytree(
                 folder,
                 temporary,
@@ -170,7 +170,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     Args:
         source: A folder written by `save`; "hf://owner/repo" or "hf://owner/repo@revision"
             (a branch, tag or commit), which is such a folder on the hub or the source of a
-            catalogue checkpoint; or a `.keras` file.
+            catalog checkpoint; or a `.keras` file.
         custom_objects: Additional classes and functions that the model may use, by
             registered name, as in `keras.saving.load_model`.
 
@@ -264,8 +264,8 @@ def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
 def _fill(model: Chain, name: str, weights: Path) -> None:
     """Load every weight of the model from the file that is called `name` in its folder."""
     if name == SAFETENSORS:
-        with open_weights(weights, model, name) as opened:
-            conversion = convert(opened, model)
+        with open_weights(weights, model, name) as checkpoint:
+            conversion = convert(checkpoint, model)
             if conversion.classes is not None and not conversion.head:
                 raise ValueError(
                     f"{SAFETENSORS} has {conversion.classes} classes, unlike {CONFIG}."
@@ -329,7 +329,7 @@ def _as_data(recipe: Any) -> Any:
     except (TypeError, ValueError):
         pass
     raise ValueError(
-        f"`recipe` must be words, a Recipe, or a dictionary that JSON can hold. Received: {recipe!r}."
+        f"`recipe` must be a string, a Recipe, or a dictionary that JSON can hold. Received: {recipe!r}."
     )
 
 
@@ -338,23 +338,23 @@ def foreign_objects(config: Any) -> dict[str, str | None]:
 
     The result has their defining modules, according to the config, by registered name.
     """
-    found, parts = {}, [config]
-    for part in parts:
-        if isinstance(part, dict):
-            parts.extend(part.values())
-            if "class_name" in part:
-                name, is_allowed = _resolve(part)
+    objects, nodes = {}, [config]
+    for node in nodes:
+        if isinstance(node, dict):
+            nodes.extend(node.values())
+            if "class_name" in node:
+                name, is_allowed = _resolve(node)
                 if not is_allowed:
-                    module = part.get("module")
-                    found[str(name)] = module if isinstance(module, str) else None
-        elif isinstance(part, (list, tuple)):
-            parts.extend(part)
-        elif isinstance(part, str) and ">" in part:
+                    module = node.get("module")
+                    objects[str(name)] = module if isinstance(module, str) else None
+        elif isinstance(node, (list, tuple)):
+            nodes.extend(node)
+        elif isinstance(node, str) and ">" in node:
             # Keras replaces a registered name by the object anywhere in a config.
-            known = keras.saving.get_registered_object(part)
-            if known is not None and not _is_ours(known):
-                found.setdefault(part, getattr(known, "__module__", None))
-    return found
+            registered = keras.saving.get_registered_object(node)
+            if registered is not None and not _is_ours(registered):
+                objects.setdefault(node, getattr(registered, "__module__", None))
+    return objects
 
 
 def _resolve(entry: dict) -> tuple[Any, bool]:
@@ -370,11 +370,11 @@ def _resolve(entry: dict) -> tuple[Any, bool]:
     known = keras.saving.get_registered_object(registered)
     if known is not None:
         return registered or name, _is_ours(known)
-    package, _, part = (module if isinstance(module, str) else "").partition(".")
-    if package != "keras" or "." in part:
+    package, _, module = (module if isinstance(module, str) else "").partition(".")
+    if package != "keras" or "." in module:
         return registered or name, False
-    known = getattr(getattr(keras, part, None) if part else keras, name, None)
-    is_kind = isinstance(known, type) or (part == "activations" and callable(known))
+    known = getattr(getattr(keras, module, None) if module else keras, name, None)
+    is_kind = isinstance(known, type) or (module == "activations" and callable(known))
     is_plain = is_kind and _PLAIN.match(getattr(known, "__module__", "")) is not None
     return registered or name, is_plain
 

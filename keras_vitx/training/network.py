@@ -69,7 +69,7 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
             "`similarity_depth` must be at least 1 and below the number of blocks, "
             f"{len(blocks)}. Received: {depth}."
         )
-    missing = [b.name for b in blocks[1 : depth + 1] if not getattr(b, "takes_maps", False)]
+    missing = [b.name for b in blocks[1 : depth + 1] if not getattr(b, "receives_maps", False)]
     if weight and missing:
         raise ValueError(
             f"`similarity`: {missing[0]!r} of the model {model.name!r} has no maps of the block "

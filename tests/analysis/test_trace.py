@@ -50,14 +50,14 @@ def test_blocks_of_every_family(passed):
             normed = step.norm2(ops.convert_to_tensor(one.mlp_input))
             close(one.mlp_branch, array(step.mlp(normed)))
         if passed.family == "Mixer":
-            assert one.softmax is one.maps is one.carried is one.before is None
+            assert one.softmax is one.maps is one.shared is one.before is None
             continue
         if one.softmax is not None:
             assert np.abs(one.softmax.sum(-1) - 1).max() < 1e-5
             assert one.before is one.softmax
         if passed.family in ("ViT", "CaiT", "DeepViT"):
             plain = passed.family == "ViT" or isinstance(step, ClassBlock)
-            assert one.carried is None and (one.softmax is one.maps) == plain
+            assert one.shared is None and (one.softmax is one.maps) == plain
 
 
 def test_maps_are_those_that_the_forward_pass_used(passed, monkeypatch):
@@ -97,14 +97,14 @@ def test_class_attention_of_every_family(passed):
 
 def test_shared_maps():
     first, shared, adding = trace(randomized("RefinedViT"), IMAGES)
-    assert first.softmax is first.maps and first.carried is None
+    assert first.softmax is first.maps and first.shared is None
     assert shared.softmax is None
-    np.testing.assert_array_equal(shared.carried, first.maps)
-    assert shared.before is shared.carried
-    assert np.abs(shared.maps - shared.carried).max() > 1e-2
+    np.testing.assert_array_equal(shared.shared, first.maps)
+    assert shared.before is shared.shared
+    assert np.abs(shared.maps - shared.shared).max() > 1e-2
     # The third block adds the maps of the first, which the second passes on unrefined.
-    np.testing.assert_array_equal(adding.carried, first.maps)
-    close(adding.maps, adding.softmax + adding.carried * 4**-0.5)
+    np.testing.assert_array_equal(adding.shared, first.maps)
+    close(adding.maps, adding.softmax + adding.shared * 4**-0.5)
 
 
 class Stranger(keras.layers.Layer):

@@ -184,7 +184,7 @@ def test_run(capsys, monkeypatch):
     sizes = {"dim": 16, "depth": 1, "num_heads": 2, "embedding_dim": 8}
     monkeypatch.setattr(program, "MINI", sizes)
     words = ["--libraries", "keras_vitx", "rich", "--seeds", "1", "--epochs", "1", "--length", "16"]
-    monkeypatch.setattr(program, "LABELLED", (16, 8))
+    monkeypatch.setattr(program, "LABELED", (16, 8))
     program.main([*words, "--vocabulary", "500"])
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "seed 0" in line]
     assert [row[1].strip() for row in rows] == ["plain, seed 0", "refined, seed 0"]

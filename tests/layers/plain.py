@@ -412,7 +412,7 @@ def aggregate(maps, v):
 
 @plain.register
 def _(layer: kvl.Block, x, training=False):
-    x, shared = x if layer.takes_maps else (x, None)
+    x, shared = x if layer.receives_maps else (x, None)
     s = layer.residual_scale
     scales = [1 if g is None else value(g.gamma) for g in (layer.ls1, layer.ls2)]
     read = norm(s * x, layer.norm1, layer.epsilon)
@@ -426,7 +426,7 @@ def _(layer: kvl.Block, x, training=False):
     y = updated + scales[0] * attended / s
     y = y + scales[1] * plain(layer.mlp, norm(s * y, layer.norm2, layer.epsilon)) / s
     y = np.concatenate([y, x[:, attended.shape[1] :]], axis=1)
-    return (y, emitted) if layer.gives_maps else y
+    return (y, emitted) if layer.emits_maps else y
 
 
 @plain.register

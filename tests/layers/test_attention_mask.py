@@ -37,7 +37,7 @@ HERE = [name for name in MASKABLE if BACKEND == "torch" or "/" not in name]
 NO_PADDING = (
     # Layers that count or shift the padding: ContextBroadcasting, UniformHeads, BN.
     *("Attention/uniform", "Attention/around", "Block/residual_scale"),
-    *("CarryingBlock", "CarryingBlock/uniform"),
+    *("SharedMapsBlock", "SharedMapsBlock/uniform"),
     # Layers with a fixed grid of tokens.
     *(name for name in HERE if "Positional" in name or "spatial" in name),
 )
@@ -58,7 +58,7 @@ def test_every_attention_is_masked():
         *("Attention", "TalkingHeadsAttention", "DeepAttention", "RefinedAttention"),
         *("PositionalAttention", "GatedPositionalAttention", "ClassAttention"),
         *("SharedAttention", "AccumulatingAttention"),
-        *("Block", "PostNormBlock", "CarryingBlock", "ClassBlock"),
+        *("Block", "PostNormBlock", "SharedMapsBlock", "ClassBlock"),
     } == {name.split("/")[0] for name in MASKABLE}
 
 

@@ -1,21 +1,25 @@
 """What the formulas do not say of maps: precision, names, widths, sharing between blocks."""
 
+import json
+
+import keras
 import numpy as np
 import pytest
 from harness import array, close, gradients, numbers
 from keras import ops
 from plain import X, attend, built, norm, plain, softmax
 
+import keras_vitx.layers as kvl
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
     Attention,
-    CarryingBlock,
     DeepAttention,
     HeadMixing,
     ReAttention,
     ResidualRefinement,
     SharedAttention,
+    SharedMapsBlock,
 )
 from keras_vitx.layers.deepvit import map_similarity
 
@@ -76,11 +80,29 @@ ATTENTIONS = {
 }
 
 
-def test_maps_of_a_carrying_block():
-    block = built(CarryingBlock(ATTENTIONS["shared"](), MLP(2)), shape=PAIR)
+def test_maps_of_a_block_that_shares_them():
+    block = built(SharedMapsBlock(ATTENTIONS["shared"](), MLP(2)), shape=PAIR)
     (_, shared), maps = block((X, SHARED), return_attention_scores=True)
     close(array(shared), SHARED)
     close(array(maps), attend(block.attention, (norm(X, block.norm1), SHARED))[1])
+
+
+def test_files_with_the_earlier_names_of_a_block_that_shares_maps():
+    arguments = {"receives_maps": False, "emits_maps": False, "similarity_of": "emitted"}
+    block = SharedMapsBlock(Attention(2), MLP(2), **arguments)
+    saved = json.dumps(keras.saving.serialize_keras_object(block))
+    for name, earlier in {
+        "SharedMapsBlock": "CarryingBlock",
+        "receives_maps": "takes_maps",
+        "emits_maps": "gives_maps",
+        "emitted": "carried",
+    }.items():
+        assert name in saved
+        saved = saved.replace(name, earlier)
+    loaded = keras.saving.deserialize_keras_object(json.loads(saved))
+    assert loaded.get_config() == block.get_config()
+    with pytest.warns(DeprecationWarning, match="SharedMapsBlock"):
+        assert kvl.CarryingBlock is type(loaded)
 
 
 def cosine(maps, others, over):
@@ -107,9 +129,9 @@ def test_map_similarity(over):
 @pytest.mark.parametrize("name", ("plain", "shared"))
 def test_similarity_in_the_loss(name, over):
     """DeepViT, Appendix A, Equation 6; of a map with itself, it is 1."""
-    of = "carried" if name == "shared" else "used"
+    of = "emitted" if name == "shared" else "used"
     arguments = {"similarity": 0.3, "similarity_over": over, "similarity_of": of}
-    block = built(CarryingBlock(ATTENTIONS[name](), MLP(), **arguments), shape=PAIR)
+    block = built(SharedMapsBlock(ATTENTIONS[name](), MLP(), **arguments), shape=PAIR)
     block((X, SHARED))
     assert block.losses == []
     block((X, SHARED), training=True)

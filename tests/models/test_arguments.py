@@ -89,7 +89,7 @@ def test_wrong_sharing_of_maps(family):
     refused(
         family,
         {"attention": lambda index: SharedAttention(heads)},
-        "must not read carried maps in the first block",
+        "must not read shared maps in the first block",
         "SharedAttention for block 0",
     )
     refused(
@@ -101,7 +101,7 @@ def test_wrong_sharing_of_maps(family):
     refused(
         family,
         sharing_after(lambda: Attention(1)),
-        "carried maps must have the shape",
+        "shared maps must have the shape",
         "(None, 1, ",
     )
 

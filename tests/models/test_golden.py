@@ -51,7 +51,7 @@ def test_blocks(case):
     stages = [key for key in golden if key.startswith("block/")]
     assert stages
     names = [key.removeprefix("block/").replace(".", "_") for key in stages]
-    # Blocks with carried maps return a pair, tokens first.
+    # Blocks with shared maps return a pair, tokens first.
     outputs = [keras.tree.flatten(model.get_layer(name).output)[0] for name in names]
     cut = keras.Model(model.input, outputs)
     for key, found in zip(stages, cut(golden["input"], training=False), strict=True):

@@ -45,8 +45,8 @@ def test_layout(case, include_top):
     assert [tokens.grid for tokens in layout] == grids
     assert [tokens.num_prefix_tokens for tokens in layout] == prefixes
     assert model.grid == grids[-1]
-    pairs = [tokens.name for tokens in layout if tokens.carries_maps]
-    assert pairs == [block.name for block in blocks(model) if getattr(block, "gives_maps", False)]
+    pairs = [tokens.name for tokens in layout if tokens.emits_maps]
+    assert pairs == [block.name for block in blocks(model) if getattr(block, "emits_maps", False)]
     assert bool(pairs) == case.startswith("RefinedViT")
 
 

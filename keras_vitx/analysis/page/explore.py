@@ -136,7 +136,7 @@ def explore(
                 described[block.name] = {
                     "name": block.name,
                     "grid": block.grid,
-                    "carried": block.softmax is None and block.carried is not None,
+                    "shared": block.softmax is None and block.shared is not None,
                     "stages": {stage: one.shape for stage, one in stages.items()},
                 }
                 for stage, one in stages.items():

@@ -13,7 +13,7 @@ of cool-down follow, as in timm's trainer, and the moving average of the weights
 All released files draw the interpolation of each image, bilinear or bicubic.
 
 `DeepViT_32B` was trained with `mixup=0.1, cutmix=0`. The regularizer of Equation 6 is an
-argument of the model, whose blocks have to carry maps for it:
+argument of the model, whose blocks have to share maps for it:
 `kv.DeepViT_32B(similarity=0.1, similarity_depth=12)`. The text sets 4, 8 and 12 pairs in
 models of 16, 24 and 32 blocks; the released `DeepViT_24B` was trained without it.
 """

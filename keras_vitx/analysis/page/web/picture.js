@@ -103,7 +103,7 @@ function outline(context, grid, width, height) {
 function titleOf(block, stage) {
   if (!has(block, "before")) return "Not modified";
   if (stage === "after") return "After modification";
-  return block.carried ? "Passed on by an earlier block" : "Before modification";
+  return block.shared ? "Passed on by an earlier block" : "Before modification";
 }
 
 function summary(values, patches, offset, [, columns]) {
