@@ -1,4 +1,4 @@
-"""User-defined classes and functions in exports from JAX and PyTorch."""
+"""User-defined classes and functions in exports that another process writes."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ kv.export(model, "saved", imports=("my_module",), verify=False)
 """
 
 
-@pytest.mark.skipif(BACKEND == "tensorflow", reason="exports where it is")
+@pytest.mark.backend_free
 def test_classes_of_a_module_and_of_a_session(tmp_path):
     (tmp_path / "my_module.py").write_text(MODULE)
     done = subprocess.run(
