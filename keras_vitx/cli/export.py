@@ -71,7 +71,7 @@ def main(
 ) -> None:
     """Write a file that runs without this package."""
     from keras_vitx.export.formats import format_named, format_of, require
-    from keras_vitx.export.place import check_destination
+    from keras_vitx.export.record import check_destination
 
     kind = format_named(format) if format else format_of(output)
     require(kind)

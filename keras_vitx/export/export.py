@@ -18,14 +18,14 @@ from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, format_of, require
 from keras_vitx.export.formats.base import INPUT
 from keras_vitx.export.fuse import fused
-from keras_vitx.export.place import (
+from keras_vitx.export.prepare import calibration_images, check, prepare
+from keras_vitx.export.record import (
     Exported,
     check_destination,
     files_of,
     write_record,
     writing_at,
 )
-from keras_vitx.export.prepare import calibration_images, check, prepare
 from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.preprocessing import Preprocessing
 

@@ -17,7 +17,7 @@ from harness import BACKEND, ROOT, run_python
 import keras_vitx as kv
 import keras_vitx.files as files
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.place import (
+from keras_vitx.export.record import (
     Exported,
     check_destination,
     read_record,
