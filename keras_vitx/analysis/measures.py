@@ -165,8 +165,7 @@ def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
         weights: $v$ of all heads, `(3, heads)`: the kernel of `pos_proj`.
 
     Returns:
-        The offsets (x, y) from the query in patches, `(heads, 2)`, and their lengths,
-        `(heads,)`.
+        The offsets (x, y) from the query in patches, `(heads, 2)`, and their lengths, `(heads,)`.
     """
     x, y, square = np.asarray(weights, "float32")
     peaked = np.where(square < 0, square, np.nan)
@@ -257,8 +256,7 @@ def cross_layer_similarity(
 def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
     """Return which blocks are similar to the previous one.
 
-    The share of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b
-    and 5).
+    The share of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b and 5).
 
     Args:
         similarity: `(..., blocks, blocks)`, from `cross_layer_similarity`.

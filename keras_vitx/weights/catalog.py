@@ -258,8 +258,9 @@ def find(
         hint = nearest(name, names) if fitting else offer
         raise ValueError(f"weights={name!r} is neither a file nor a known checkpoint. {hint}")
     if entry not in fitting:
+        size = entry.constructor
         raise ValueError(
-            f"weights={name!r} is a checkpoint of {entry.constructor}, not {constructor}. {offer}"
+            f"weights={name!r} is a checkpoint of {size}, not of {constructor}. {offer}"
         )
     if constructor and entry not in candidates:
         raise ValueError(

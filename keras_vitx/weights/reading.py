@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import h5py
@@ -55,6 +56,16 @@ class WeightsFile(NamedTuple):
     arrays: dict[str, StoredArray]
     description: Description | None = None
     native: bool = False  # Whether names and layouts are those of Keras, not of PyTorch.
+
+
+def import_torch(task: str) -> ModuleType:
+    """Return PyTorch; raise an ImportError that says which task needs it."""
+    try:
+        import torch
+    except ImportError as error:
+        message = needs_extra(f"{task}, a PyTorch file, needs PyTorch", "torch")
+        raise ImportError(message) from error
+    return torch
 
 
 def suffix_of(name: str) -> str | None:
@@ -120,16 +131,11 @@ def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> Weights
 
 
 def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            needs_extra(f"Reading {path}, a PyTorch file, needs PyTorch", "torch")
-        ) from error
+    torch = import_torch(f"Reading {path}")
     try:
         is_zip = _check_pickles(path)
-        # Training scripts store their parsed arguments beside the weights. With
-        # mmap, arrays are read from the disk on demand.
+        # Training scripts store their parsed arguments beside the weights. With mmap, arrays are
+        # read from the disk on demand.
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # The unpickler raises whatever a bad file provokes.

@@ -7,9 +7,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from keras_vitx.files import atomic_write
-from keras_vitx.text import needs_extra
 from keras_vitx.weights.convert import to_checkpoint
 from keras_vitx.weights.description import metadata_of
+from keras_vitx.weights.reading import import_torch
 
 
 def save_safetensors(
@@ -74,12 +74,7 @@ def save_torch(model, path: str | os.PathLike) -> None:
         OSError: if the file can't be written.
     """
     path = _check_path(path, ".pth")
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            needs_extra(f"Writing {path}, a PyTorch file, needs PyTorch", "torch")
-        ) from error
+    torch = import_torch(f"Writing {path}")
     state = {name: torch.from_numpy(array) for name, array in to_checkpoint(model).items()}
     with atomic_write(path) as temporary:
         torch.save(state, temporary)
