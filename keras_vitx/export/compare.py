@@ -134,13 +134,13 @@ def check_tolerance(tolerance: float | None) -> None:
 
 def named_batches(graph: Graph, images: Any = None) -> dict[str, np.ndarray]:
     """Return batches by `<signature>-<number>`: `images` for "serve"; single images, too."""
-    named = {}
+    by_name = {}
     for name, model in graph.models.items():
         batches = batches_for(model, images if name == "serve" else None, graph.data_format)
         if model.inputs[0].shape[0] is None:
             batches = [each for batch in batches for each in (batch[:1], batch)]
-        named |= {f"{name}-{index}": batch for index, batch in enumerate(batches)}
-    return named
+        by_name |= {f"{name}-{index}": batch for index, batch in enumerate(batches)}
+    return by_name
 
 
 def batches_for(

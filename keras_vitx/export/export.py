@@ -145,11 +145,8 @@ def export(
     path = Path(path).expanduser()
     kind = format_named(format) if format else format_of(path)
     check_tolerance(tolerance)
-    check(
-        not isinstance(imports, str) and all(isinstance(name, str) for name in imports),
-        '`imports` must be module names such as ("my_module",).',
-        imports,
-    )
+    are_names = not isinstance(imports, str) and all(isinstance(name, str) for name in imports)
+    check(are_names, '`imports` must be module names such as ("my_module",).', imports)
     check(
         (calibration is not None) == (precision == "int8-static"),
         "`calibration` must be images like those that the model will see for "

@@ -37,26 +37,17 @@ def prepare(
     image_sizes: Sequence[tuple[int, int]] = (),
 ) -> Graph:
     """Check the arguments of `export`, and return the graph to write, not fused."""
-    check(
-        isinstance(preprocessing, bool) or _is_size(preprocessing),
-        "`preprocessing` must be True, False, or the (height, width) of the pixels.",
-        preprocessing,
-    )
+    rule = "`preprocessing` must be True, False, or the (height, width) of the pixels."
+    check(isinstance(preprocessing, bool) or _is_size(preprocessing), rule, preprocessing)
     check(outputs in (None, *KINDS), f"`outputs` must be None or one of {KINDS}.", outputs)
-    check(
-        isinstance(serving, bool) or (isinstance(serving, int) and serving > 0),
-        "`serving` must be True, False, or the number of classes to return.",
-        serving,
-    )
+    rule = "`serving` must be True, False, or the number of classes to return."
+    check(isinstance(serving, bool) or (isinstance(serving, int) and serving > 0), rule, serving)
     if serving is not False:
         required = ("saved_model", "probabilities", "channels_last")
         options = (format.name, outputs, data_format)
         check(options == required, f"`serving` must be False but for {required}.", options)
-    check(
-        data_format in ("channels_last", "channels_first"),
-        "`data_format` must be 'channels_last' or 'channels_first'.",
-        data_format,
-    )
+    rule = "`data_format` must be 'channels_last' or 'channels_first'."
+    check(data_format in ("channels_last", "channels_first"), rule, data_format)
     check(
         precision is None or precision in format.precisions,
         "`precision` must be None or one of the format's (a model quantized by "
@@ -69,11 +60,8 @@ def prepare(
         f"`compute_dtype` must be None, or one of {tuple(HALF_DTYPES)} for the formats {half}.",
         (format.name, compute_dtype),
     )
-    check(
-        not compute_dtype or precision in (None, compute_dtype),
-        f"`precision` must be None with compute_dtype={compute_dtype!r}.",
-        precision,
-    )
+    rule = f"`precision` must be None with compute_dtype={compute_dtype!r}."
+    check(not compute_dtype or precision in (None, compute_dtype), rule, precision)
     check(
         all(map(_is_size, image_sizes))
         and (not image_sizes or (format.name == "saved_model" and not preprocessing)),
@@ -89,9 +77,8 @@ def prepare(
     )
     network = with_outputs(model, outputs)
     names = output_names(network)
-    classes = ()
-    if len(names) == 1 and names[0] in KINDS:
-        classes = class_names(model, network.output_shape[-1])
+    is_classifier = len(names) == 1 and names[0] in KINDS
+    classes = class_names(model, network.output_shape[-1]) if is_classifier else ()
     layer, size = None, (None, None)
     if preprocessing is not False:
         layer = ImagePreprocessing.of(model)
@@ -103,17 +90,9 @@ def prepare(
     for height, width in image_sizes:
         check(hasattr(network, "at_size"), "`image_sizes` needs a model of keras_vitx.", network)
         networks[f"serve_{height}x{width}"] = network.at_size((height, width))
-    return Graph(
-        networks,
-        names,
-        layer,
-        size,
-        data_format,
-        precision,
-        compute_dtype,
-        classes,
-        top=len(classes) if serving is True else min(int(serving), len(classes)),
-    )
+    top = len(classes) if serving is True else min(int(serving), len(classes))
+    arguments = (data_format, precision, compute_dtype, classes, top)
+    return Graph(networks, names, layer, size, *arguments)
 
 
 def check(holds: bool, rule: str, received: Any) -> None:
@@ -129,9 +108,8 @@ def _is_size(size):
 
 def check_model(model: keras.Model) -> None:
     """Check that `model` takes one batch of images."""
-    inputs = (
-        getattr(model, "inputs", None) if isinstance(model, keras.Model) and model.built else ()
-    )
+    is_built = isinstance(model, keras.Model) and model.built
+    inputs = getattr(model, "inputs", None) if is_built else None
     shapes = [tuple(tensor.shape) for tensor in inputs or ()]
     check(
         len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][3] is not None,
