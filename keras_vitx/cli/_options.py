@@ -93,7 +93,7 @@ def open_model(model: str, weights: str | None = None, trained: bool = False, **
     if trained and weights is None:
         entries = kv.weights.checkpoints_of(model)
         if not entries:
-            raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
+            raise ValueError(f"No checkpoint of {model} is known: pass `--weights`.")
         has_imagenet = any(entry.dataset == "imagenet" for entry in entries)
         weights = "imagenet" if has_imagenet else entries[0].name
     return kv.create_model(model, weights=None if weights == "none" else weights, **arguments)

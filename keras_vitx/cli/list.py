@@ -177,12 +177,14 @@ def _show_damaged(names: Sequence[str], json: bool) -> None:
 
     if not names:
         raise ValueError("`--damaged` takes image files or folders. Received: none.")
-    paths, unknown = [], []
+    paths, unsupported = [], []
     for path in map(Path, names):
-        paths += image_files(path, unknown) if path.is_dir() else [path]
+        paths += image_files(path, unsupported) if path.is_dir() else [path]
     errors = {str(path): str(error) for path, error in unreadable(paths).items()}
-    errors |= {str(path): f"{path} is of a kind that Pillow can't read here." for path in unknown}
-    count = len(paths) + len(unknown)
+    errors |= {
+        str(path): f"{path} has a format that Pillow can't read here." for path in unsupported
+    }
+    count = len(paths) + len(unsupported)
     if json:
         show_json({"images": count, "errors": errors})
     else:

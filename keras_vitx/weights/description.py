@@ -52,7 +52,7 @@ def metadata_of(model) -> dict[str, str]:
 
 
 def from_metadata(metadata: Mapping[str, str] | None) -> Description | None:
-    """Read the metadata that `metadata_of` returns; None for those of another library."""
+    """Read the metadata that `metadata_of` returns; None for another library's."""
     if not metadata or metadata.get("library") != LIBRARY:
         return None
     try:
@@ -144,7 +144,7 @@ def read_config(content: bytes) -> tuple[dict[str, Any], str]:
         raise FileError(f"{CONFIG} is damaged ({type(error).__name__}).") from error
     if library != LIBRARY:
         raise FileError(
-            f"{CONFIG} doesn't describe a model of keras_vitx. If the weights are those of a size, "
+            f"{CONFIG} doesn't describe a model of keras_vitx. If the weights belong to a size, "
             "use keras_vitx.create_model(NAME, weights=...)."
         )
     if name not in (SAFETENSORS, KERAS_WEIGHTS):

@@ -69,7 +69,7 @@ def download(address: Address, sha256: str | None = None) -> Path:
         url = f"{constants.ENDPOINT}/{repository}/resolve/{branch}/{name}"
         raise OSError(
             f"weights='{address}' can't be downloaded and isn't in the cache "
-            f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and give its "
+            f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and pass its "
             f"path as weights=, or copy the folder models--{repository.replace('/', '--')} of that "
             "machine's cache into this one's. "
             f"The cause: {_network_cause(error)}."

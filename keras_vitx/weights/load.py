@@ -81,7 +81,7 @@ def resolve(
     if source.startswith("https:"):
         raise OSError(
             f"weights={text!r} is not on the hub: its authors keep {entry.name} at {source}. "
-            "Download it in a browser, and give its path as weights=."
+            "Download it in a browser, and pass its path as weights=."
         )
     if source.startswith("package:"):
         return LocalFile(text, shipped_path(source.removeprefix("package:")), entry)

@@ -18,7 +18,7 @@ FORMATS: dict[str, Format] = {
 def format_named(name: str) -> Format:
     """Return a format by its name."""
     if name not in FORMATS:
-        raise ValueError(f"format: {name!r} is unknown. The formats are:\n{table()}")
+        raise ValueError(f"`format` must be one of these. Received: {name!r}.\n{table()}")
     return FORMATS[name]
 
 
