@@ -252,8 +252,7 @@ def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | o
     side = max(4, 0.5 * len(names)) if few else 10
     with drawing(path, cell=(side, side), dpi=150) as ((axis,),):
         axis.imshow(shares, cmap="cividis", vmin=0, vmax=1)
-        axis.set_xlabel("prediction")
-        axis.set_ylabel("class")
+        axis.set(xlabel="prediction", ylabel="class")
         if len(names) <= 100:
             axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8 if few else 4)
             axis.set_yticks(range(len(names)), names, fontsize=8 if few else 4)

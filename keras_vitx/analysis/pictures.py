@@ -206,13 +206,9 @@ def plot_maps(
     for label, model in models.items():
         traces = trace(model, images[:1] if by_entropy else images, blocks)
         traces = (block for block in traces if block.maps is not None and block.maps.shape[2] > 1)
-        if by_entropy:
-            model_rows = [_by_entropy(traces, by_entropy)]
-        else:
-            model_rows = _means(traces, label, before)
-        if not model_rows[-1]:
+        rows += [_by_entropy(traces, by_entropy)] if by_entropy else _means(traces, label, before)
+        if not rows[-1]:
             raise ValueError(f"The model {model.name!r} has no attention maps.")
-        rows += model_rows
     return _draw(rows, path, (1.6, 1.9), "viridis")
 
 

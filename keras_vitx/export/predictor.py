@@ -157,8 +157,8 @@ def predictor(
     # One sigmoid output is the probability of the second of two classes.
     is_binary = outputs.kind == "sigmoid" and outputs.classes == 1
     names = class_names(model, 2 if is_binary else outputs.classes)
-    images = ModelInput(shape, preprocessing)
-    return Predictor(run, images, input_dtype(model), names, batch_sizes)
+    spec = ModelInput(shape, preprocessing)
+    return Predictor(run, spec, input_dtype(model), names, batch_sizes)
 
 
 def _compile(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
@@ -214,12 +214,12 @@ def _file_predictor(path: Path, batch_sizes: Sequence[int], trust: bool) -> Pred
     data_format = options.get("data_format", "channels_last")
     if data_format == "channels_first":
         shape = [shape[0], *shape[2:], shape[1]]
-    images = ModelInput(tuple(shape), pixels(shape[-1]))
+    spec = ModelInput(tuple(shape), pixels(shape[-1]))
 
     def probabilities(batch):
         return run(in_layout(batch, data_format))["probabilities"]
 
-    return Predictor(probabilities, images, dtype, record["classes"], batch_sizes)
+    return Predictor(probabilities, spec, dtype, record["classes"], batch_sizes)
 
 
 def is_exported(path: str | os.PathLike) -> bool:

@@ -192,8 +192,7 @@ def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
         return kernel
     if channels == 1:
         return kernel.sum(axis=-2, keepdims=True)
-    repeated = np.take(kernel, np.arange(channels) % rgb, axis=-2)
-    return repeated * np.float32(rgb / channels)
+    return np.take(kernel, np.arange(channels) % rgb, axis=-2) * np.float32(rgb / channels)
 
 
 def _mismatch(missing, extra, wrong, count: int, file: WeightsFile, model, sizes) -> str:

@@ -63,8 +63,7 @@ def import_torch(task: str) -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        message = needs_extra(f"{task}, a PyTorch file, needs PyTorch", "torch")
-        raise ImportError(message) from error
+        raise ImportError(needs_extra(f"{task}, a PyTorch file, needs PyTorch", "torch")) from error
     return torch
 
 
@@ -274,8 +273,8 @@ def _check_heaps(content: np.ndarray | memoryview) -> None:
     """Check the text heaps of an HDF5 file: HDF5 1.14 loops forever on an entry of length 0."""
     for match in re.finditer(rb"GCOL\x01", content):
         start = match.start()
-        # Heaps have at least 4096 bytes. A size beyond the end of the file is array data that
-        # matched by chance, or an error that HDF5 detects.
+        # A size below the minimum or beyond the end of the file is array data that matched by
+        # chance, or an error that HDF5 detects.
         size = int.from_bytes(content[start + 8 : start + 16].tobytes(), "little")
         if not 4096 <= size <= len(content) - start:
             continue
