@@ -1,4 +1,4 @@
-"""Analysis of trained models: what each block computes, measures of it, and figures."""
+"""Analysis of trained models: traces of their blocks, measures, and figures."""
 
 from keras_vitx.analysis import measures
 from keras_vitx.analysis.dynamics import (

@@ -1,4 +1,4 @@
-"""Measures during training: a callback that writes them, and figures of what it wrote."""
+"""Measures during training: a callback that writes them, and figures of its rows."""
 
 import csv
 import os
@@ -25,15 +25,15 @@ MATRICES = {
 
 
 class MeasureDuringTraining(keras.callbacks.Callback):
-    """Measure a fixed batch of images before training and after each epoch, or every few steps.
+    """Measure fixed images before training and after each epoch, or every few steps.
 
-    The file has one row per number, with the columns `epoch` (epochs done, with fractions),
+    The file has one row per number, with the columns `epoch` (completed epochs, with fractions),
     `step`, `measure`, `block`, `head` (empty for measures without heads) and `value`. It is
     rewritten after each measurement. `plot_dynamics` draws the rows.
 
     Args:
         images: `(batch, height, width, channels)`, preprocessed for the model.
-        path: Path of the `.csv` file; None keeps the rows only.
+        path: Path of the `.csv` file; None writes no file.
         measures: Names of `MEASURES` with one number per block or per head.
         every: Number of steps between measurements; None measures after each epoch.
         batch_size: As in `measure`.
@@ -44,10 +44,9 @@ class MeasureDuringTraining(keras.callbacks.Callback):
         rows: The rows, as dictionaries.
 
     Raises:
-        ValueError: if a measure is unknown or gives maps, or `every` or `batch_size` is below 1;
-            at the begin of training, if the model or the images can't be measured (see
-            `measure`).
-        ImportError: if `log_dir` is given and tensorboard is not installed.
+        ValueError: if a measure is unknown or returns maps, or `every` or `batch_size` is below 1;
+            at the start of training, as in `measure`.
+        ImportError: if `log_dir` is set and tensorboard is not installed.
         OSError: if the file can't be written.
     """
 
@@ -115,8 +114,8 @@ class MeasureDuringTraining(keras.callbacks.Callback):
 
     def record(self, epoch: float) -> None:
         """Measure the model now, and add the rows."""
-        found = measure(self.model, self.images, self.measures, self.batch_size)
-        for name, blocks in found.items():
+        results = measure(self.model, self.images, self.measures, self.batch_size)
+        for name, blocks in results.items():
             for block, values in blocks.items():
                 for head, value in enumerate(np.atleast_1d(values)):
                     head = head if np.ndim(values) else ""
@@ -135,12 +134,12 @@ class MeasureDuringTraining(keras.callbacks.Callback):
         return {"step": self.step, "rows": self.rows}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
+        """Restore the result of `get_state`."""
         self.step, self.rows = state["step"], state["rows"]
 
 
 def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Read the rows that a `MeasureDuringTraining` wrote.
+    """Read the file of a `MeasureDuringTraining`.
 
     Args:
         path: Path of the `.csv` file.
@@ -156,23 +155,23 @@ def read_dynamics(path: str | os.PathLike) -> list[dict[str, Any]]:
                 f"{path} must have the columns {', '.join(COLUMNS)}. "
                 f"Received: {', '.join(reader.fieldnames or ())}."
             )
-        kinds = {"epoch": float, "step": int, "value": float}
-        rows = [row | {name: kind(row[name]) for name, kind in kinds.items()} for row in reader]
+        types = {"epoch": float, "step": int, "value": float}
+        rows = [row | {name: type_(row[name]) for name, type_ in types.items()} for row in reader]
     return [row | {"head": int(row["head"]) if row["head"] else ""} for row in rows]
 
 
 def results_by_epoch(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
-    """Return the rows of a training as what `measure` would have returned, in order of time.
+    """Convert the rows of a training to results like those of `measure`, in order of time.
 
-    For the figures that show several epochs, such as CaiT's Figure 4:
+    For figures of several epochs, such as CaiT's Figure 4:
     `plot_by_block({"CaiT": results_by_epoch(rows)}, ["attention_branch", "mlp_branch"], path)`.
 
     Args:
         rows: The rows of a `MeasureDuringTraining`, or of its file (`read_dynamics`).
 
     Returns:
-        One dictionary per measurement: values by measure and block; one per head, in order,
-        where the measure has heads.
+        One dictionary per measurement: values by measure and block, or lists of one value per head
+        for measures with heads.
 
     Raises:
         ValueError: if there are no rows.
@@ -197,8 +196,8 @@ def plot_dynamics(
     r"""Plot measures during training: one panel per measure, one curve per block.
 
     ConViT, Figures 5, 10 and 13 (`"nonlocality"`), and with `heads=True` Figures 6 and 14
-    (`"gates"`, $\sigma(\lambda_h)$). The mean over heads where a measure has heads; lighter curves
-    are deeper blocks.
+    (`"gates"`, $\sigma(\lambda_h)$). Measures with heads are averaged over them; deeper blocks have
+    lighter curves.
 
     Args:
         rows: The rows of a `MeasureDuringTraining`, or of its file (`read_dynamics`).
@@ -211,24 +210,24 @@ def plot_dynamics(
         ValueError: if there are no rows, or none of a measure.
     """
     _check_rows(rows)
-    by_measure = _grouped(rows, "measure")
-    chosen = [measures] if isinstance(measures, str) else list(measures) or list(by_measure)
+    by_measure = _group(rows, "measure")
     panels = {}
-    for name in chosen:
+    for name in [measures] if isinstance(measures, str) else measures or by_measure:
         if name not in by_measure:
             raise ValueError(f"The rows have no measure {name!r}. {nearest(name, by_measure)}")
-        own, title = by_measure[name], name.replace("_", " ")
+        title = name.replace("_", " ")
         if heads:
-            panels |= {f"{title}\n{block}": part for block, part in _grouped(own, "block").items()}
+            by_block = _group(by_measure[name], "block")
+            panels |= {f"{title}\n{block}": panel for block, panel in by_block.items()}
         else:
-            panels[title] = own
+            panels[title] = by_measure[name]
     with drawing(path, (1, len(panels)), (2, 2.6) if heads else (4, 3)) as (axes,):
-        for axis, (title, own) in zip(axes, panels.items(), strict=True):
-            curves = _grouped(own, "head" if heads else "block")
-            for index, (label, part) in enumerate(curves.items()):
-                _over_time(axis, part, color=shade(index, len(curves)), label=label)
+        for axis, (title, panel) in zip(axes, panels.items(), strict=True):
+            curves = _group(panel, "head" if heads else "block")
+            for index, (label, curve) in enumerate(curves.items()):
+                _plot_means(axis, curve, color=shade(index, len(curves)), label=label)
             if heads:
-                _over_time(axis, own, color="black", linewidth=2, label="mean")
+                _plot_means(axis, panel, color="black", linewidth=2, label="mean")
             axis.set_title(title, fontsize=9)
             axis.set_xlabel("epoch")
         axes[-1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
@@ -240,7 +239,7 @@ def _check_rows(rows):
         raise ValueError("`rows` must have at least one row.")
 
 
-def _grouped(rows, column):
+def _group(rows, column):
     """Return the rows by their value of a column, in order."""
     groups = {}
     for row in rows:
@@ -248,8 +247,8 @@ def _grouped(rows, column):
     return groups
 
 
-def _over_time(axis, rows, **style):
-    """Draw the mean of all values of an epoch."""
-    epochs = _grouped(rows, "epoch")
-    means = [np.mean([row["value"] for row in own]) for own in epochs.values()]
+def _plot_means(axis, rows, **style):
+    """Draw the mean of all values of each epoch."""
+    epochs = _group(rows, "epoch")
+    means = [np.mean([row["value"] for row in group]) for group in epochs.values()]
     axis.plot(list(epochs), means, ".-", **style)

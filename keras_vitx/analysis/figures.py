@@ -1,7 +1,7 @@
 """Figures of measures: curves by block or against a setting, and heat maps.
 
-The only module of this part that imports matplotlib, and raises an ImportError without it. The
-arguments `results` are what `measure` returns, by a label: `{"CaiT": results, ...}`.
+Only this module of `keras_vitx.analysis` imports matplotlib; without it, it raises an ImportError.
+The arguments `results` are results of `measure` by label: `{"CaiT": results, ...}`.
 """
 
 import os
@@ -28,7 +28,7 @@ def drawing(
 ) -> Iterator[np.ndarray]:
     """Yield the axes of a figure, `(rows, columns)`, and write it to `path` at the end.
 
-    The suffix selects the format; `cell` is the size of one of the axes in inches. Raises an
+    The suffix selects the format; `cell` is the size of each of the axes in inches. Raises an
     ImportError if matplotlib is not installed.
     """
     try:
@@ -43,7 +43,7 @@ def drawing(
 
 
 def mark(axis: Any, row: int, column: int, height: float = 1, width: float = 1) -> None:
-    """Mark a patch of an image by a red box; `height` and `width` are those of a patch."""
+    """Draw a red box around a patch of an image; `height` and `width` are those of a patch."""
     from matplotlib.patches import Rectangle
 
     corner = column * width - 0.5, row * height - 0.5
@@ -65,19 +65,19 @@ def plot_by_block(
 ) -> Path:
     """Plot measures by block: one panel per measure, one curve per model.
 
-    The mean over heads where a measure has heads; entropy is drawn beside that of uniform
-    attention, log T, dotted. For example `"entropy"` (Context Broadcasting, Figures 3a and 5a),
+    Measures with heads are averaged over them; entropy is drawn with that of uniform attention,
+    log T, dotted. For example `"entropy"` (Context Broadcasting, Figures 3a and 5a),
     `"relative_distance"` (Figure 5b), `"head_similarity"` (DeepViT, Figure 3c),
     `["feature_similarity", "adjacent_similarity"]` (Figures 4 and 8), `"normalized_cka"`
     (Refiner, Figures 2 and 4) or `["attention_branch", "mlp_branch"]` (CaiT, Figure 4).
 
     Args:
-        results: What `measure` returned, by label. A sequence of results is one model after
-            several epochs, in darker shades for later ones; `results_by_epoch` makes it of the
-            rows that a `MeasureDuringTraining` wrote.
-        names: Name of the measure, or of several.
+        results: Results of `measure`, by label. A sequence of results is one model after several
+            epochs, in darker shades for later ones; `results_by_epoch` converts the rows of a
+            `MeasureDuringTraining` to it.
+        names: Name of the measure, or several names.
         path: Path of the file.
-        label: Label of the axis of one measure; by default its name.
+        label: Label of the axis of a single measure; by default its name.
 
     Raises:
         ValueError: if a result lacks a measure.
@@ -88,15 +88,15 @@ def plot_by_block(
             for index, (model, epochs) in enumerate(results.items()):
                 epochs = [epochs] if isinstance(epochs, Mapping) else list(epochs)
                 color = f"C{index}"
-                for number, one in enumerate(epochs, 1):
+                for number, epoch in enumerate(epochs, 1):
                     opacity = 1 - 0.8 * (1 - number / len(epochs))
-                    line = _curve(axis, one, name, ".-", color=color, alpha=opacity)
+                    line = _curve(axis, epoch, name, ".-", color=color, alpha=opacity)
                 line.set_label(model)
                 if name == "entropy" and "uniform_entropy" in epochs[-1]:
                     line = _curve(axis, epochs[-1], "uniform_entropy", ":", color=color)
                     line.set_label(None if index else "log T")
-            shown = label if label and len(names) == 1 else name.replace("_", " ")
-            axis.set(xlabel="block", ylabel=shown)
+            ylabel = label if label and len(names) == 1 else name.replace("_", " ")
+            axis.set(xlabel="block", ylabel=ylabel)
             axis.locator_params("x", integer=True)
             axis.legend(fontsize=7)
     return Path(path)
@@ -104,15 +104,15 @@ def plot_by_block(
 
 def _curve(axis, results, name, style, **arguments):
     """Draw a measure at the positions of its blocks among those of all measures."""
-    values = _of(results, name)
+    values = _values(results, name)
     by_length = sorted(results.values(), key=len, reverse=True)
-    order = list(dict.fromkeys(block for one in by_length for block in one))
+    order = list(dict.fromkeys(block for blocks in by_length for block in blocks))
     positions = [order.index(block) + 1 for block in values]
     means = [np.mean(value) for value in values.values()]
     return axis.plot(positions, means, style, **arguments)[0]
 
 
-def _of(results, name):
+def _values(results, name):
     if name not in results:
         raise ValueError(f"The results have no measure {name!r}. {nearest(name, results)}")
     return results[name]
@@ -136,11 +136,11 @@ def plot_curves(
         curves: By label, the numbers by setting; or the rows of `keras_vitx.robustness.curve`,
             whose intervals are drawn as bars.
         path: Path of the file.
-        xlabel: What the setting is, with its unit.
-        ylabel: What the numbers are.
+        xlabel: Name of the setting, with its unit.
+        ylabel: Name of the numbers.
         baseline: Label of the curve to which the others are compared, by their gaps in percent;
             None draws no gaps.
-        measure: The number of rows that is drawn, such as `"mean_iou"`.
+        measure: The key of rows to draw, such as `"mean_iou"`.
 
     Raises:
         ValueError: if a curve has no points, or none has the label `baseline`.
@@ -150,12 +150,12 @@ def plot_curves(
         raise ValueError(f"`baseline` must be one of the curves. Received: {baseline!r}. {hint}")
     if not curves or not all(map(len, curves.values())):
         raise ValueError(f"`curves` must have points for each label. Received: {list(curves)}.")
-    drawn: dict[str, dict[float, float]] = {}
+    points_by_label: dict[str, dict[float, float]] = {}
     with drawing(path) as ((axis,),):
-        for label, one in curves.items():
-            rows = () if isinstance(one, Mapping) else one
-            points = dict(one) if not rows else {row["strength"]: row[measure] for row in rows}
-            drawn[label] = points
+        for label, curve in curves.items():
+            rows = () if isinstance(curve, Mapping) else curve
+            points = {row["strength"]: row[measure] for row in rows} if rows else dict(curve)
+            points_by_label[label] = points
             (line,) = axis.plot(*zip(*sorted(points.items()), strict=True), ".-", label=label)
             bars = [row.get("interval") or 0 for row in rows]
             if any(bars):
@@ -165,8 +165,8 @@ def plot_curves(
         axis.locator_params("x", nbins=6)  # Small strengths have long labels.
         axis.legend(fontsize=7)
         if baseline is not None:
-            gaps, base = axis.twinx(), drawn[baseline]
-            for index, (label, points) in enumerate(drawn.items()):
+            gaps, base = axis.twinx(), points_by_label[baseline]
+            for index, (label, points) in enumerate(points_by_label.items()):
                 common = sorted(points.keys() & base.keys())
                 if label != baseline and common:
                     percent = [100 * (points[x] / base[x] - 1) for x in common]
@@ -181,10 +181,10 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
     `"cross_layer_similarity"`, the share of similar attention of all pairs of blocks (DeepViT,
     Figure 3a); `"class_attention"`, the attention of the class token to each token, the mean over
     heads (Context Broadcasting, Figure 10, for single images); a measure with one number per
-    head. Of `"re_attention"`, $\Theta$ of the last block with `ReAttention` (DeepViT, Figure 8c).
+    head; or `"re_attention"`, $\Theta$ of the last block with `ReAttention` (DeepViT, Figure 8c).
 
     Args:
-        results: What `measure` returned, by label.
+        results: Results of `measure`, by label.
         name: Name of the measure.
         path: Path of the file.
 
@@ -194,8 +194,8 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
     columns = {"cross_layer_similarity": "block", "class_attention": "token"}.get(name, "head")
     limits = {"vmin": 0, "vmax": 1} if name == "cross_layer_similarity" else {}
     with drawing(path, (1, len(results)), (4, 3.2)) as (axes,):
-        for axis, (model, one) in zip(axes, results.items(), strict=True):
-            values = _of(one, name)
+        for axis, (model, measures) in zip(axes, results.items(), strict=True):
+            values = _values(measures, name)
             if name == "re_attention":
                 *_, (block, matrix) = values.items()
                 model = f"{model}, {block}"
@@ -228,12 +228,11 @@ def _rows(name, values):
 def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | os.PathLike) -> Path:
     """Plot a confusion matrix: a row per class, in fractions of its images.
 
-    Cells have numbers if there are at most 20 classes. Classes without images and predictions
-    are left out.
+    Cells have numbers if there are at most 20 classes. Classes without images and predictions are
+    omitted.
 
     Args:
-        matrix: Counts (classes, classes): images of the class of a row, by predicted class,
-            as `keras_vitx.evaluate` returns them.
+        matrix: Counts `(classes, classes)`, labels by predictions, from `keras_vitx.evaluate`.
         class_names: Names of the classes.
         path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
 
@@ -253,8 +252,7 @@ def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | o
     side = max(4, 0.5 * len(names)) if few else 10
     with drawing(path, cell=(side, side), dpi=150) as ((axis,),):
         axis.imshow(shares, cmap="cividis", vmin=0, vmax=1)
-        axis.set_xlabel("prediction")
-        axis.set_ylabel("class")
+        axis.set(xlabel="prediction", ylabel="class")
         if len(names) <= 100:
             axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8 if few else 4)
             axis.set_yticks(range(len(names)), names, fontsize=8 if few else 4)

@@ -23,15 +23,14 @@ class Measure:
     """A measure of the blocks of a model.
 
     Attributes:
-        of_block: A function from a `BlockTrace` to an array `(images, ...)`, or to None for a
-            block that lacks what is measured. Without `compare`, its mean over images is the
-            result.
-        compare: For a measure that needs several blocks at once: a function from what
-            `of_block` returned, by name of the block, to arrays `(images, ...)` by name of the
-            block. The arrays of all blocks are then in memory for one batch.
+        of_block: A function from a `BlockTrace` to an array `(images, ...)`, or to None if it does
+            not apply to the block. Without `compare`, its mean over images is the result.
+        compare: For a measure of several blocks: a function from the results of `of_block`, by
+            name of the block, to arrays `(images, ...)`, likewise. The arrays of all blocks are
+            then in memory for one batch.
         needs: What a block must have, in words, for the error if no block does.
-        per_batch: Whether `compare` returns `(1, ...)`, one result for a whole batch. A last
-            batch that is smaller is then left out.
+        per_batch: Whether `compare` returns `(1, ...)`, one result per batch. A smaller last batch
+            is then skipped.
     """
 
     of_block: Callable[[BlockTrace], np.ndarray | None]
@@ -51,32 +50,30 @@ def measure(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Measure the blocks of a model, as means over images.
 
-    The images are run in batches; sums are kept in float64, so memory does not grow with the
-    number of images. It does grow with `batch_size`, most for the measures that compare
-    blocks.
+    The images run in batches, with sums in float64: memory depends on `batch_size`, most for the
+    measures that compare blocks, but not on the number of images.
 
     Args:
         model: A model of this package, a `Chain`.
         images: `(batch, height, width, channels)`, preprocessed for the model.
-        measures: Names of `MEASURES`, or `Measure`s by name; None takes all of `MEASURES`
-            that the model has.
+        measures: Names of `MEASURES`, or `Measure`s by name; None means all of `MEASURES` that
+            apply to the model.
         batch_size: Images per batch. `normalized_cka` is computed per batch, on 32 images in
             the paper.
-        maps: Which maps are measured: `"softmax"`, as the softmax gives them, or `"values"`,
-            those that multiplied the values. By default, the first for measures of density and
-            of distance, which need probabilities, and the second for the others.
+        maps: Which maps to measure: `"softmax"`, the outputs of the softmax, or `"values"`, those
+            that multiplied the values. By default, the first for measures of density and of
+            distance, which need probabilities, and the second for the others.
         threshold: tau of `cross_layer_similarity` and `adjacent_similarity`: the cosine above
             which attention is similar.
-        nearest: Takes for tau the mean cosine within this many blocks, in place of
-            `threshold`, as in `measures.cross_layer_similarity`; of `cross_layer_similarity`,
-            per batch.
+        nearest: If set, tau of `cross_layer_similarity` is the mean cosine within this many
+            blocks, per batch; see `measures.cross_layer_similarity`.
 
     Returns:
-        For each measure, its value for each block that has what is measured, by name.
+        For each measure, its value for each block to which it applies, by name.
 
     Raises:
-        ValueError: as in `trace`; if a measure is unknown, or no block of the model has what it
-            needs; if `maps="values"` is measured as probabilities and is not.
+        ValueError: as in `trace`; if a measure is unknown or applies to no block of the model; if a
+            measure of probabilities gets maps that are not, by `maps="values"`.
     """
     check_model(model)
     images = check_images(model, images)
@@ -84,32 +81,32 @@ def measure(
         raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}.")
     if maps not in (None, "softmax", "values"):
         raise ValueError(f"`maps` must be 'softmax', 'values' or None. Received: {maps!r}.")
-    known = MEASURES | _similarities(threshold, nearest)
     if isinstance(measures, Mapping):
-        chosen = dict(measures)
+        selection = dict(measures)
     else:
+        known = MEASURES | _similarities(threshold, nearest)
         names = [measures] if isinstance(measures, str) else known if measures is None else measures
-        chosen = {name: known[name] for name in map(check_measure, names)}
-    sums: Sums = {name: {} for name in chosen}
+        selection = {name: known[name] for name in map(check_measure, names)}
+    sums: Sums = {name: {} for name in selection}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
         is_rest = start > 0 and len(batch) < batch_size
-        fitting = {name: one for name, one in chosen.items() if not (is_rest and one.per_batch)}
-        add_sums(sums, (_with_maps(block, maps) for block in trace(model, batch)), fitting)
+        of_batch = {k: v for k, v in selection.items() if not (is_rest and v.per_batch)}
+        add_sums(sums, (_with_maps(block, maps) for block in trace(model, batch)), of_batch)
     results = means(sums)
     if measures is None:
         return {name: result for name, result in results.items() if result}
     for name, result in results.items():
         if not result:
             raise ValueError(
-                f"The measure {name!r} needs {chosen[name].needs}: no block of the model "
+                f"The measure {name!r} needs {selection[name].needs}: no block of the model "
                 f"{model.name!r} has that."
             )
     return results
 
 
 def check_measure(name: str) -> str:
-    """Return the name of a measure; raise a ValueError if there is none."""
+    """Return the name of a measure; raise a ValueError if it is unknown."""
     if name == "attention_centre":
         warnings.warn("It is now `attention_center`.", DeprecationWarning, stacklevel=3)
         return "attention_center"
@@ -119,33 +116,33 @@ def check_measure(name: str) -> str:
 
 
 def _with_maps(block, maps):
-    """Return a traced block in which both kinds of maps are those that are measured."""
+    """Return the trace of a block with one kind of maps in place of both."""
     if maps is None:
         return block
-    chosen = block.softmax if maps == "softmax" else block.maps
-    return replace(block, softmax=chosen, maps=chosen)
+    array = block.softmax if maps == "softmax" else block.maps
+    return replace(block, softmax=array, maps=array)
 
 
 def add_sums(sums: Sums, blocks: Iterable[BlockTrace], measures: Mapping[str, Measure]) -> None:
-    """Measure the traced blocks of one batch, and add the results to `sums`, in float64."""
+    """Measure the blocks of one batch, and add the results to `sums`, in float64."""
 
     def add(name, block, values):
         total, count = sums[name].get(block, (0, 0))
         sums[name][block] = total + np.sum(values, 0, dtype="float64"), count + len(values)
 
-    compared: dict[str, dict[str, np.ndarray]] = {}
+    to_compare: dict[str, dict[str, np.ndarray]] = {}
     for block in blocks:
-        for name, one in measures.items():
+        for name, each in measures.items():
             try:
-                values = one.of_block(block)
+                values = each.of_block(block)
             except ValueError as error:
                 raise ValueError(f"{name} of {block.name}: {error}") from error
-            if values is not None and one.compare:
-                compared.setdefault(name, {})[block.name] = values
+            if values is not None and each.compare:
+                to_compare.setdefault(name, {})[block.name] = values
             elif values is not None:
                 add(name, block.name, values)
-        del block  # Freed before the next one runs.
-    for name, by_block in compared.items():
+        del block  # Free it before the next one runs.
+    for name, by_block in to_compare.items():
         for block_name, values in measures[name].compare(by_block).items():
             add(name, block_name, values)
 
@@ -178,7 +175,7 @@ def _of_patches(function):
 
 
 def _maps_with_rows(block):
-    """Return the maps that have more than one query: a cosine over one number says nothing."""
+    """Return the maps with more than one query: a cosine over one number is trivial."""
     return None if block.maps is None or block.maps.shape[2] == 1 else block.maps
 
 
@@ -196,8 +193,8 @@ def _class_rows(block):
 
 def _branch_ratio(branch):
     def of_block(block):
-        added = getattr(block, f"{branch}_branch")
-        return None if added is None else m.branch_ratio(added, getattr(block, f"{branch}_input"))
+        update = getattr(block, f"{branch}_branch")
+        return None if update is None else m.branch_ratio(update, getattr(block, f"{branch}_input"))
 
     return of_block
 
@@ -206,8 +203,8 @@ def _of_layer(kind, function):
     """Measure the weights of the first layer of a class inside the block."""
 
     def of_block(block):
-        found = (function(one) for one in sublayers(block.block) if isinstance(one, kind))
-        value = next((value for value in found if value is not None), None)
+        layers = (layer for layer in sublayers(block.block) if isinstance(layer, kind))
+        value = next((v for v in map(function, layers) if v is not None), None)
         return None if value is None else np.asarray(value, "float32")[None]
 
     return of_block
@@ -222,15 +219,15 @@ def _center(layer):
     return np.concatenate([center, distance[:, None]], -1)
 
 
-def _to_the_block_before(function):
-    """Measure each block whose maps have the shape of those of the block before it."""
+def _with_previous(function):
+    """Compare the maps of each block with those of the previous one, if the shapes agree."""
 
     def compare(maps):
         pairs = zip(list(maps)[1:], maps.values(), strict=False)
         return {
-            name: function(before, maps[name])
-            for name, before in pairs
-            if maps[name].shape == before.shape
+            name: function(previous, maps[name])
+            for name, previous in pairs
+            if maps[name].shape == previous.shape
         }
 
     return Measure(_maps_with_rows, compare, "maps like the block before")
@@ -247,19 +244,18 @@ def _similarities(threshold=0.5, nearest=None):
         return (m.map_cosines(maps, others) > threshold).mean((-2, -1))
 
     return {
-        "adjacent_similarity": _to_the_block_before(adjacent),
+        "adjacent_similarity": _with_previous(adjacent),
         "cross_layer_similarity": Measure(_maps_with_rows, cross_layer),
     }
 
 
 def _feature_similarity(tokens):
     *_, last = tokens.values()
-    # A class token that enters late is left out of all blocks; so are other stages of PiT.
-    alike = {name: one for name, one in tokens.items() if one.shape[-1] == last.shape[-1]}
-    count = min(one.shape[1] for one in alike.values())
-    return {
-        name: m.feature_similarity(one[:, -count:], last[:, -count:]) for name, one in alike.items()
-    }
+    # Skip a class token that enters late, and other stages of PiT.
+    tokens = {name: x for name, x in tokens.items() if x.shape[-1] == last.shape[-1]}
+    count = min(x.shape[1] for x in tokens.values())
+    last = last[:, -count:]
+    return {name: m.feature_similarity(x[:, -count:], last) for name, x in tokens.items()}
 
 
 def _cka(tokens):
@@ -288,7 +284,7 @@ MEASURES: dict[str, Measure] = {
     "head_similarity": Measure(_head_similarity),
     "attention_branch": Measure(_branch_ratio("attention"), needs="residual branches"),
     "mlp_branch": Measure(_branch_ratio("mlp"), needs="residual branches"),
-    "map_similarity": _to_the_block_before(m.map_similarity),
+    "map_similarity": _with_previous(m.map_similarity),
     **_similarities(),
     "feature_similarity": Measure(lambda block: block.outputs, _feature_similarity),
     "normalized_cka": Measure(

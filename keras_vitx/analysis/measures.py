@@ -1,6 +1,6 @@
-"""Measures of the five papers: functions from arrays to arrays, by subject.
+"""Measures of the five papers: functions from arrays to arrays.
 
-Maps are `(..., queries, keys)`; sums are taken in float32, whatever the precision of the maps.
+Maps are `(..., queries, keys)`; sums are in float32, whatever the precision of the maps.
 """
 
 from collections.abc import Sequence
@@ -82,8 +82,8 @@ def _probabilities(maps):
             "`maps` must be probabilities: entries of at least 0, rows that sum to 1. Received: "
             f"entries from {maps.min():.3g}, row sums from {sums.min():.3g} to {sums.max():.3g}. "
             "Maps that were modified after the softmax (ReAttention, HeadMixing, Refinement) are "
-            "not probabilities; take those of the softmax, `BlockTrace.softmax`. For an attention "
-            "without a softmax, leave the measure out, or divide rows by their sum in a `Measure`."
+            "not probabilities; use those of the softmax, `BlockTrace.softmax`. For an attention "
+            "without a softmax, omit the measure, or divide rows by their sum in a `Measure`."
         )
     return maps
 
@@ -99,12 +99,12 @@ def _float_maps(maps):
 
 
 def nonlocality(maps: Any, grid: tuple[int, int]) -> np.ndarray:
-    r"""Return how many patches away attention reaches.
+    r"""Return the mean distance of attention, in patches.
 
     $$D = \frac1N \sum_{ij} A_{ij} \|\delta_{ij}\|$$
-    with the distance in patches (ConViT, Section 4, Equation 8; Figures 5, 10, 13). The
-    paper averages it over heads. The released code gives every block the patch embeddings in
-    place of its own input: `keras_vitx.analysis.embedding_maps` has those maps.
+    with the distance in patches (ConViT, Section 4, Equation 8; Figures 5, 10, 13). The paper
+    averages it over heads. The released code replaces the input of every block by the patch
+    embeddings: `keras_vitx.analysis.embedding_maps` returns those maps.
 
     Args:
         maps: `(..., patches, patches)`, between patches only: without the class token.
@@ -124,7 +124,7 @@ def relative_distance(maps: Any, grid: tuple[int, int]) -> np.ndarray:
 
     $$\frac1N \sum_i \sum_{j \ne i} A_{ij} \|p_i - p_j\|$$
     with the coordinates $p$ scaled to $[0, 1]^2$ (Context Broadcasting, Section 3.5,
-    Figure 5b). The formula is unreadable in our copy of the paper; this is our interpretation.
+    Figure 5b). The formula is illegible in our copy of the paper; this is an interpretation.
 
     Args:
         maps: `(..., patches, patches)`, between patches only: without the class token.
@@ -155,7 +155,7 @@ def _mean_distance(maps, grid, coordinates):
 
 
 def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return where ConViT's positional attention of each head is centered.
+    r"""Return the center of ConViT's positional attention of each head.
 
     The positional logits $v^\top r$ with $r = (\delta_x, \delta_y, |\delta|^2)$ are largest at
     $\delta = -(v_1, v_2) / (2 v_3)$ (ConViT, Section 2, Equations 4 and 5; the released code
@@ -165,8 +165,7 @@ def attention_center(weights: Any) -> tuple[np.ndarray, np.ndarray]:
         weights: $v$ of all heads, `(3, heads)`: the kernel of `pos_proj`.
 
     Returns:
-        The offsets (x, y) from the query in patches, `(heads, 2)`, and their lengths,
-        `(heads,)`.
+        The offsets (x, y) from the query in patches, `(heads, 2)`, and their lengths, `(heads,)`.
     """
     x, y, square = np.asarray(weights, "float32")
     peaked = np.where(square < 0, square, np.nan)
@@ -204,7 +203,7 @@ def map_similarity(
 
     Args:
         maps: The maps of a block, `(..., heads, queries, keys)`.
-        others: Those of another one, the same shape.
+        others: Those of another block, of the same shape.
         over: `"queries"`: one cosine per head and key (Equation 2); `"heads"`: one per query
             and key, as in the regularizer of the released code.
 
@@ -229,14 +228,14 @@ def cross_layer_similarity(
     Args:
         maps: The maps of each block, `(..., heads, queries, keys)`.
         threshold: $\tau$.
-        nearest: Take for $\tau$ the mean of $M$ over all pairs of blocks that are at most
-            this many blocks apart, as in the caption of Figure 3a (which gives no number).
+        nearest: If set, $\tau$ is the mean of $M$ over all pairs of blocks that are at most
+            this many blocks apart, as in the caption of Figure 3a (without a number).
 
     Returns:
         `(..., blocks, blocks)`. NaN for pairs of blocks with maps of different shapes, such
         as CaiT's class blocks and the others.
     """
-    unit = [_unit(_float_maps(one), -2) for one in maps]
+    unit = [_unit(_float_maps(each), -2) for each in maps]
     count = len(unit)
     cosines = {
         (p, q): np.einsum("...hqk,...hqk->...hk", unit[p], unit[q])
@@ -255,20 +254,19 @@ def cross_layer_similarity(
 
 
 def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
-    """Return which blocks are similar to the one before them.
+    """Return which blocks are similar to the previous one.
 
-    The share of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b
-    and 5).
+    The share of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b and 5).
 
     Args:
-        similarity: `(..., blocks, blocks)`, as `cross_layer_similarity` returns it.
-        threshold: S above which a block is similar.
+        similarity: `(..., blocks, blocks)`, from `cross_layer_similarity`.
+        threshold: The share above which a block is similar.
 
     Returns:
-        Booleans, `(..., blocks)`; the first block has none before it.
+        Booleans, `(..., blocks)`; False for the first block.
     """
-    beside = np.diagonal(np.asarray(similarity), offset=-1, axis1=-2, axis2=-1) > threshold
-    return np.concatenate([np.zeros((*beside.shape[:-1], 1), bool), beside], -1)
+    similar = np.diagonal(np.asarray(similarity), offset=-1, axis1=-2, axis2=-1) > threshold
+    return np.concatenate([np.zeros((*similar.shape[:-1], 1), bool), similar], -1)
 
 
 def mean_head_similarity(maps: Any) -> np.ndarray:
@@ -297,7 +295,7 @@ def feature_similarity(tokens: Any, last: Any) -> np.ndarray:
 
     Args:
         tokens: `(..., tokens, dim)`.
-        last: The same shape.
+        last: Tokens of the other block, of the same shape.
 
     Returns:
         `(...)`.
@@ -317,7 +315,7 @@ def linear_cka(x: Any, y: Any) -> float:
     with centered columns (Kornblith et al., 2019; Refiner, Appendix A.4). The result is 0 to 1,
     or NaN if one set is the same for all images.
     """
-    x, y = (np.asarray(one, "float64") for one in (x, y))
+    x, y = np.asarray(x, "float64"), np.asarray(y, "float64")
     if len(x) != len(y) or len(x) < 2:
         raise ValueError(
             "`x` and `y` must be features of the same images, at least two. "
@@ -336,19 +334,19 @@ def linear_cka(x: Any, y: Any) -> float:
 
 
 def normalized_cka(features: Sequence[Any], last: Any | None = None) -> np.ndarray:
-    r"""Return how near the features of each block are to the final ones.
+    r"""Return the similarity of the features of each block to the final ones.
 
     $$F_k = \mathrm{CKA}(f_k, f_\text{out}) / \mathrm{CKA}(f_\text{in}, f_\text{out})$$
     with $f_\text{in}$ the output of the first block (Refiner, Appendix A.4, Equation 2;
     Figures 2 and 4), and the linear centered kernel alignment
     $\mathrm{CKA}(X, Y) = \|Y^\top X\|_F^2 / (\|X^\top X\|_F \, \|Y^\top Y\|_F)$.
-    The paper takes the mean over ten random batches of 32 images. It does
-    not say whether tokens are flattened or pooled; here the caller chooses by what is given.
+    The paper averages over ten random batches of 32 images. It does not say whether tokens are
+    flattened or pooled, which the shape of `features` decides here.
 
     Args:
-        features: The features after each block, `(images, ...)`: tokens, which are
-            flattened, or their means.
-        last: The final features $f_\text{out}$; None takes those of the last block.
+        features: The features after each block, `(images, ...)`: tokens, which are flattened, or
+            their means.
+        last: The final features $f_\text{out}$; None means those of the last block.
 
     Returns:
         `(blocks,)`; the first entry is 1.
@@ -357,7 +355,7 @@ def normalized_cka(features: Sequence[Any], last: Any | None = None) -> np.ndarr
         ValueError: if the numbers of images differ, or are below two.
     """
     last = features[-1] if last is None else last
-    values = np.array([linear_cka(one, last) for one in features])
+    values = np.array([linear_cka(each, last) for each in features])
     return values / values[0]
 
 
@@ -371,16 +369,16 @@ def _unit(values, axis):
 
 
 def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "token") -> np.ndarray:
-    r"""Return the norm of a residual branch divided by that of the tokens it is added to.
+    r"""Return the norm of a residual branch relative to that of its input tokens.
 
     $$\|R_l(x)\|_2 / \|x\|_2$$
     with LayerScale included in $R_l$ (CaiT, Section 4.1.3, Figure 4).
 
     Args:
-        branch: What the branch adds, `(..., tokens, dim)`.
-        inputs: The tokens to which it is added, the same shape.
-        over: What the norms are over: `"token"`, the channels of one token, averaged over
-            tokens; or `"image"`, all tokens and channels. The paper does not say which.
+        branch: The output of the branch, `(..., tokens, dim)`.
+        inputs: The tokens to which it is added, of the same shape.
+        over: The axes of the norms: `"token"`, the channels of one token, averaged over tokens; or
+            `"image"`, all tokens and channels. The paper does not say which.
 
     Returns:
         `(...)`.
@@ -393,23 +391,23 @@ def branch_ratio(branch: Any, inputs: Any, over: Literal["token", "image"] = "to
     if over not in ("token", "image"):
         raise ValueError(f"`over` must be 'token' or 'image'. Received: {over!r}.")
     axes = -1 if over == "token" else (-2, -1)
-    own, stream = (np.sqrt(np.square(part).sum(axes)) for part in (branch, inputs))
-    ratio = own / np.maximum(stream, np.finfo("float32").tiny)
+    norm, input_norm = (np.sqrt(np.square(x).sum(axes)) for x in (branch, inputs))
+    ratio = norm / np.maximum(input_norm, np.finfo("float32").tiny)
     return ratio.mean(-1) if over == "token" else ratio
 
 
 def scale_summary(scale: Any) -> tuple[float, float]:
     r"""Return the mean of $\Lambda$, `(dim,)`, of $\mathrm{CB_S}$, and its .1 over its .9 quantile.
 
-    Context Broadcasting, Section 3.5, Figure 6. The choice of quantiles is ours.
+    Context Broadcasting, Section 3.5, Figure 6. The quantiles are our choice.
     """
     scale = np.asarray(scale, "float32")
     below, above = np.quantile(scale, [0.1, 0.9])
     return float(scale.mean()), float(below / above) if above else float("nan")
 
 
-def _check_same_shape(names, shape, one, other):
-    if one.shape != other.shape:
+def _check_same_shape(names, shape, a, b):
+    if a.shape != b.shape:
         raise ValueError(
-            f"{names} must have the same shape, {shape}. Received: {one.shape} and {other.shape}."
+            f"{names} must have the same shape, {shape}. Received: {a.shape} and {b.shape}."
         )

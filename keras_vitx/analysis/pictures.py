@@ -1,4 +1,4 @@
-"""Pictures of attention maps, beside the images they belong to."""
+"""Pictures of attention maps, beside their images."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -38,37 +38,37 @@ def plot_class_attention(
         shown: The images to show, values in 0..1 or uint8. None shows `images`, each scaled
             to 0..1.
         titles: One title per image.
-        mode: `"mean"`: a column per block, the mean over heads as `saliency`. `"heads"`: a row
-            per block, a column per head (CaiT, Figure 6). `"focus"`: the gray image modulated
-            by the saliency of the first block with the class token, and the classes above 10 %
-            (CaiT, Section 5.2 and Figure 7).
+        mode: `"mean"`: one column per block, the mean over heads as `saliency`. `"heads"`: one row
+            per block, one column per head (CaiT, Figure 6). `"focus"`: the gray image modulated by
+            the saliency of the first block with the class token, and the classes above 10 % (CaiT,
+            Section 5.2 and Figure 7).
 
     Raises:
-        ValueError: as for a `trace`; if the model has no attention or no class token.
+        ValueError: as in `trace`; if the model has no attention or no class token.
     """
     if mode not in ("mean", "heads", "focus"):
         raise ValueError(f"`mode` must be 'mean', 'heads' or 'focus'. Received: {mode!r}.")
     images = ops.convert_to_numpy(images)
     maps = class_attention(model, images)
-    salient = {name: saliency(one, images.shape[1:3]) for name, one in maps.items()}
+    salient = {name: saliency(each, images.shape[1:3]) for name, each in maps.items()}
     likely = likely_classes(model, images) if mode == "focus" else ()
     rows = []
     for index, image in enumerate(scaled_to_1(images) if shown is None else shown):
-        own = {"picture": image, "title": titles[index] if index < len(titles) else "image"}
+        first = {"picture": image, "title": titles[index] if index < len(titles) else "image"}
         if mode == "mean":
             style = {"vmin": 0, "vmax": 1}
             cells = [{"picture": s[index], "title": name, **style} for name, s in salient.items()]
-            rows.append([own, *cells])
+            rows.append([first, *cells])
         elif mode == "focus":
-            first = next(iter(salient.values()))[index]
+            focus = _gray(image) * next(iter(salient.values()))[index]
             classes = [f"{name} ({100 * p:.0f}%)" for name, p in likely[index] if p > 0.1]
-            rows.append([own, {"picture": _gray(image) * first, "title": _in_lines(classes)}])
+            rows.append([first, {"picture": focus, "title": _wrap(classes)}])
         else:
             for name, scores in maps.items():
                 heads = enumerate(scores[index], 1)
-                cells = [{"picture": one, "title": f"{name}\nhead {head}"} for head, one in heads]
-                rows.append([own, *cells])
-                own = None  # The image stands in the first of its rows only.
+                cells = [{"picture": s, "title": f"{name}\nhead {head}"} for head, s in heads]
+                rows.append([first, *cells])
+                first = None  # Only the first row of an image shows it.
     return _draw(rows, path, (1.5, 1.7) if mode == "heads" else (2, 2.2), "cividis")
 
 
@@ -97,15 +97,15 @@ def likely_classes(model: keras.Model, images: np.ndarray) -> list[list[tuple[st
     except ValueError:
         return [[] for _ in images]
     names = class_names(model, outputs.classes)
-    predicted = outputs.probabilities(model.predict_on_batch(images))
-    best = decode_predictions(predicted, 5, SimpleNamespace(class_names=names))
+    probabilities = outputs.probabilities(model.predict_on_batch(images))
+    best = decode_predictions(probabilities, 5, SimpleNamespace(class_names=names))
     return [[(name, probability) for _, name, probability in classes] for classes in best]
 
 
-def _in_lines(names):
+def _wrap(names):
     """Join names by commas, in lines of at most 28 characters that break at commas only."""
-    whole = ", ".join(name.replace(" ", "\xa0") for name in names)
-    return fill(whole, 28, break_on_hyphens=False).replace("\xa0", " ")
+    text = ", ".join(name.replace(" ", "\xa0") for name in names)
+    return fill(text, 28, break_on_hyphens=False).replace("\xa0", " ")
 
 
 def _gray(image):
@@ -126,14 +126,14 @@ def plot_query(
 
     ConViT, Figures 7, 16 and 17: the patch is marked by a red box, colors are logarithmic, and
     heads with a gate are labeled with it, from white (content) to red (position). Maps are
-    averaged over the images, as in Figure 15 (100 images); give one image for the others.
+    averaged over the images, as in Figure 15 (100 images); the other figures are of one image.
 
     Args:
         models: Models by label.
         images: `(batch, height, width, channels)`, preprocessed for the models.
         path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
-        query: Row and column of the patch; None takes the middle one.
-        blocks: Names of the blocks to draw; None takes all in which the patches have queries.
+        query: Row and column of the patch; None means the middle one.
+        blocks: Names of the blocks to draw; None means all with queries of patches.
         shown: The images to show; the first one is drawn. As in `plot_class_attention`.
 
     Raises:
@@ -153,7 +153,7 @@ def plot_query(
             maps = maps.reshape(-1, *block.grid, *block.grid)[:, *query_at]
             low, high = max(maps.min(), maps.max() * 1e-4), maps.max()
             style = {"norm": "log", "vmin": low, "vmax": high, "mark": query_at}
-            row = [{"picture": np.maximum(one, low), **style} for one in maps]
+            row = [{"picture": np.maximum(each, low), **style} for each in maps]
             for cell, gate in zip(row, [] if block.gates is None else block.gates, strict=False):
                 cell["title"] = f"{gate:.2f}"
                 cell["behind"] = (1, 1 - float(gate), 1 - float(gate))
@@ -166,7 +166,7 @@ def plot_query(
 
 
 def _on_grid(query, grid):
-    """Return row and column of a patch, by default of the middle one."""
+    """Return row and column of a patch, by default the middle one."""
     row, column = (grid[0] // 2, grid[1] // 2) if query is None else query
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise ValueError(
@@ -189,13 +189,13 @@ def plot_maps(
     maximum (DeepViT, Figure 6).
 
     Args:
-        models: Models by label, with blocks of the same names where `blocks` is given.
+        models: Models by label, each with all of `blocks`.
         images: `(batch, height, width, channels)`, preprocessed for the models.
         path: Path of the file; the suffix selects the format (`.png`, `.pdf`).
         blocks: Names of the blocks to draw; None draws all with more than one query.
-        before: Whether to draw the maps before modification too, in a row above (Refiner,
+        before: Whether to also draw the maps before modification, in a row above (Refiner,
             Figure 5).
-        by_entropy: Draws this many maps of single heads instead, those of the softmax on the
+        by_entropy: If set, draws this many maps of single heads instead, of the softmax on the
             first image, from the lowest to the highest entropy, which is the title (Context
             Broadcasting, Figure 3b).
 
@@ -204,15 +204,11 @@ def plot_maps(
     """
     rows = []
     for label, model in models.items():
-        traced = trace(model, images[:1] if by_entropy else images, blocks)
-        with_maps = (one for one in traced if one.maps is not None and one.maps.shape[2] > 1)
-        if by_entropy:
-            found = [_by_entropy(with_maps, by_entropy)]
-        else:
-            found = _means(with_maps, label, before)
-        if not found[-1]:
+        traces = trace(model, images[:1] if by_entropy else images, blocks)
+        traces = (block for block in traces if block.maps is not None and block.maps.shape[2] > 1)
+        rows += [_by_entropy(traces, by_entropy)] if by_entropy else _means(traces, label, before)
+        if not rows[-1]:
             raise ValueError(f"The model {model.name!r} has no attention maps.")
-        rows += found
     return _draw(rows, path, (1.6, 1.9), "viridis")
 
 
@@ -229,30 +225,30 @@ def _means(blocks, label, before):
 
 
 def _by_entropy(blocks, count):
-    """Return a row of maps from the lowest to the highest entropy, evenly chosen among all."""
-    heads = [one for block in blocks if block.softmax is not None for one in block.softmax[0]]
-    found = sorted(((entropy(one).mean(), one) for one in heads), key=lambda pair: pair[0])
-    chosen = np.linspace(0, len(found) - 1, min(count, len(found))).astype(int)
-    return [{"picture": found[i][1], "title": f"{found[i][0]:.2f}"} for i in chosen]
+    """Return a row of maps, evenly spaced from the lowest to the highest entropy."""
+    maps = [head for block in blocks if block.softmax is not None for head in block.softmax[0]]
+    pairs = sorted(((entropy(head).mean(), head) for head in maps), key=lambda pair: pair[0])
+    indices = np.linspace(0, len(pairs) - 1, min(count, len(pairs))).astype(int)
+    return [{"picture": pairs[i][1], "title": f"{pairs[i][0]:.2f}"} for i in indices]
 
 
-def _draw(rows, path, cell, cmap):
-    """Draw rows of cells, of which some may be missing: a `picture` and arguments of `imshow`.
+def _draw(rows, path, cell_size, cmap):
+    """Draw rows of cells: None, or a `picture` and arguments of `imshow`.
 
     A cell may have a `title`, the color `behind` it, and a patch to `mark`.
     """
-    with drawing(path, (len(rows), max(map(len, rows))), cell) as axes:
+    with drawing(path, (len(rows), max(map(len, rows))), cell_size) as axes:
         for axis in axes.flat:
             axis.set_axis_off()
         for line, row in zip(axes, rows, strict=True):
-            for axis, one in zip(line, row, strict=False):
-                if one is None:
+            for axis, cell in zip(line, row, strict=False):
+                if cell is None:
                     continue
-                style = dict(one)
+                style = dict(cell)
                 picture, title = np.squeeze(style.pop("picture")), style.pop("title", "")
-                marked, behind = style.pop("mark", None), style.pop("behind", None)
+                patch, behind = style.pop("mark", None), style.pop("behind", None)
                 axis.imshow(picture, cmap=cmap, **style)
                 axis.set_title(title, fontsize=7, **({"backgroundcolor": behind} if behind else {}))
-                if marked:
-                    mark(axis, *marked)
+                if patch:
+                    mark(axis, *patch)
     return Path(path)

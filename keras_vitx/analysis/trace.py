@@ -1,6 +1,6 @@
-"""One walk over the blocks of a model, from outside: maps, tokens and branches, block by block.
+"""Traces of a forward pass: maps, tokens and branches, block by block.
 
-Everything in this part of the package that needs a forward pass reads this walk.
+All of `keras_vitx.analysis` that needs a forward pass uses `trace`.
 """
 
 import warnings
@@ -19,12 +19,14 @@ from keras_vitx.text import nearest
 
 @dataclass(frozen=True, eq=False)
 class BlockTrace:
-    """What one block computed. All arrays are float32; a dimension `updated` counts the tokens
-    that the block updates: all of them, or the class tokens only in a class block of CaiT.
+    """The inputs, outputs, maps and branches of one block, as float32 arrays.
+
+    A dimension `updated` counts the tokens that the block updates: all of them, or only the class
+    tokens in a class block of CaiT.
 
     Attributes:
         name: Name of the block.
-        index: Its position among the blocks of the model, from 0.
+        index: Its index among the blocks of the model, from 0.
         block: The layer.
         grid: Rows and columns of the patches, which are the last tokens; None if unknown.
         softmax: The maps as the softmax gives them, `(batch, heads, queries, keys)`: before
@@ -35,9 +37,9 @@ class BlockTrace:
         shared: The maps that an earlier block passed on; None if the block takes none.
         inputs: The tokens that enter the block, `(batch, tokens, dim)`.
         outputs: The tokens that leave it, of the same shape.
-        attention_branch: What the attention branch adds to the tokens, `(batch, updated, dim)`,
-            after LayerScale and residual scale; None if the block is not built like `Block`.
-        mlp_branch: What the MLP branch adds, in the same form.
+        attention_branch: The update of the tokens by the attention branch, `(batch, updated,
+            dim)`, after LayerScale and residual scale; None if the block is not like `Block`.
+        mlp_branch: The update by the MLP branch, of the same shape.
     """
 
     name: str
@@ -92,10 +94,10 @@ class BlockTrace:
 def trace(
     model: keras.Model, images: Any, blocks: Sequence[str] | None = None
 ) -> Iterator[BlockTrace]:
-    """Run a model block by block, and iterate over what each block computed.
+    """Run a model block by block, and iterate over traces of its blocks.
 
-    The arrays of one block are in memory at a time, unless the caller keeps them. Layers that
-    run only in training (dropout, stochastic depth) have no effect.
+    Only the arrays of one block are in memory at a time, unless the caller keeps them. Layers for
+    training (dropout, stochastic depth) have no effect.
 
     Args:
         model: A model of this package, a `Chain`.
@@ -107,33 +109,32 @@ def trace(
         An iterator over one `BlockTrace` per block, in order.
 
     Raises:
-        ValueError: if the model is not a `Chain` or has no blocks, if the images have another
-            shape than its input, or if it has no block of a name in `blocks`.
+        ValueError: if the model is not a `Chain` or has no blocks, if the images don't have the
+            shape of its input, or if `blocks` names an unknown block.
     """
     check_model(model)
     names = [block.name for block in blocks_of(model)]
-    wanted = set(names if blocks is None else blocks)
-    for name in wanted.difference(names):
+    selection = set(names if blocks is None else blocks)
+    for name in selection.difference(names):
         raise ValueError(f"The model {model.name!r} has no block {name!r}. {nearest(name, names)}")
-    images = check_images(model, images)
-    return _walk(model, images, wanted)
+    return _walk(model, check_images(model, images), selection)
 
 
-def _walk(model, images, wanted):
+def _walk(model, images, selection):
     grids = {tokens.name: tokens.grid for tokens in model.token_layout}
     indices = {block.name: index for index, block in enumerate(blocks_of(model))}
     x = ops.convert_to_tensor(images, dtype="float32")
     for step in model.steps:
-        if not wanted:
+        if not selection:
             return
-        if step.name not in wanted:
+        if step.name not in selection:
             with without_gradients():
                 x = step(x)
             continue
-        wanted.remove(step.name)
-        traced, x = _run(step, x, indices[step.name], grids.get(step.name))
-        yield traced
-        del traced  # Its arrays are freed before the next block runs.
+        selection.remove(step.name)
+        block, x = _run(step, x, indices[step.name], grids.get(step.name))
+        yield block
+        del block  # Free its arrays before the next block runs.
 
 
 def _run(block, x, index, grid):
@@ -144,20 +145,20 @@ def _run(block, x, index, grid):
     tensors = {name: parts[name] for name in ("softmax", "maps", "attention_branch", "mlp_branch")}
     tensors |= {"shared": shared, "inputs": tokens, "outputs": keras.tree.flatten(y)[0]}
     # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.
-    arrays = {id(one): as_array(one) for one in tensors.values() if one is not None}
-    fields = {name: arrays.get(id(one)) for name, one in tensors.items()}
+    arrays = {id(tensor): as_array(tensor) for tensor in tensors.values() if tensor is not None}
+    fields = {name: arrays.get(id(tensor)) for name, tensor in tensors.items()}
     return BlockTrace(block.name, index, block, grid, **fields), y
 
 
 def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Iterate over the maps of all blocks on the patch embeddings, given to each of them.
+    """Iterate over the maps that each block computes from the patch embeddings.
 
-    The attention of every block reads the bare patch embeddings in place of its own input,
-    without positions, class token and norm. The released code of ConViT measures nonlocality on
-    these maps, which depend on queries, keys and positional weights of a block only.
+    They replace the input of every attention, without positions, class token and norm. The
+    released code of ConViT measures nonlocality on these maps, which depend only on queries, keys
+    and positional weights of a block.
 
     Args:
-        model: A model of this package, a `Chain`, whose tokens are as wide in every block.
+        model: A model of this package, a `Chain`, whose tokens have one width.
         images: `(batch, height, width, channels)`, preprocessed for the model.
 
     Returns:
@@ -173,8 +174,8 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
     embedding, blocks = model.steps[0], [b for b in blocks_of(model) if _reads_tokens(b)]
     if {block.norm1.gamma.shape[0] for block in blocks} - {embedding.output.shape[-1]}:
         raise ValueError(
-            f"The tokens of {model.name!r} change their width, so that its patch embeddings do not "
-            "fit every block."
+            f"The tokens of {model.name!r} change their width: its patch embeddings do not fit "
+            "every block."
         )
 
     def walk():
@@ -197,8 +198,8 @@ def _reads_tokens(block):
 def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
     """Return the attention of the class token to each patch, arranged on the grid.
 
-    CaiT, Section 5.1 and Figure 6. In a block with several queries, the class token is the
-    first one. The grid shrinks between stages if patches are pooled (PiT).
+    CaiT, Section 5.1 and Figure 6. The class token is the first query. The grid shrinks between
+    stages if patches are pooled (PiT).
 
     Args:
         model: A model with a class token, a `Chain`.
@@ -239,16 +240,16 @@ def check_model(model: Any, needs_maps: bool = False) -> None:
 
 
 def check_images(model: keras.Model, images: Any) -> Any:
-    """Return `images` as an array or a tensor; raise a ValueError unless the model takes them."""
+    """Return `images` as an array or a tensor; raise a ValueError if they don't fit the model."""
     images = images if hasattr(images, "shape") else np.asarray(images)
-    found, wanted = tuple(images.shape), (None, *model.input_shape[1:])
-    fits = len(found) == len(wanted) and all(
-        w is None or f == w for f, w in zip(found, wanted, strict=True)
+    shape, expected = tuple(images.shape), (None, *model.input_shape[1:])
+    fits = len(shape) == len(expected) and all(
+        b in (None, a) for a, b in zip(shape, expected, strict=True)
     )
-    if not fits or not found[0]:
+    if not fits or not shape[0]:
         raise ValueError(
-            f"`images` must have the shape {('batch', *wanted[1:])} of the model's input. "
-            f"Received: {found}. keras_vitx.preprocess_input resizes and normalizes images."
+            f"`images` must have the shape {('batch', *expected[1:])} of the model's input. "
+            f"Received: {shape}. keras_vitx.preprocess_input resizes and normalizes images."
         )
     return images
 

@@ -1,1 +1,1 @@
-"""The command `keras-vitx`: a module a verb, each with a `main`."""
+"""The command `keras-vitx`: one module per verb, each with a `main`."""

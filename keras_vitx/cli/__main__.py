@@ -20,15 +20,15 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    # Plain text, the same in a terminal and in a pipe.
+    # The same text in a terminal and in a pipe.
     rich_markup_mode=None,
     # Help uses the whole width of a terminal.
     context_settings={"max_content_width": 140},
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"keras-vitx {__version__}")
         raise typer.Exit
 
@@ -45,19 +45,19 @@ def options(
 def _after_keras(name: str, command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that imports Keras first, without TensorFlow's start-up log.
 
-    No setting silences that log of native code, so standard error is closed meanwhile.
+    That log of native code has no setting, so standard error is closed meanwhile.
     """
 
     @functools.wraps(command)
     def run(*args, **kwargs):
         with _without_native_log():
-            import keras  # noqa: F401 - with the backend of `--backend`
+            import keras  # noqa: F401 - on the backend of `--backend`
 
-            # Keras imports it under any backend, to set a seed.
+            # On any backend, Keras imports it to set a seed.
             if name in ("demo", "export", "train") and importlib.util.find_spec("tensorflow"):
                 import tensorflow
 
-                if name == "demo":  # To have no GPU is no error there.
+                if name == "demo":  # It may run without a GPU.
                     tensorflow.config.list_physical_devices()
         return command(*args, **kwargs)
 
@@ -82,22 +82,22 @@ for _, verb, _ in pkgutil.iter_modules(cli.__path__):
         app.command(verb)(_after_keras(verb, module.main))
 
 
-def _without_tilde(argument: str) -> str:
-    """Return an argument with the user's folder for `~`, also in `--option=~/path`."""
+def _expand_user(argument: str) -> str:
+    """Expand `~` in an argument, also in `--option=~/path`."""
     option, equals, value = argument.rpartition("=") if argument[:2] == "--" else ("", "", argument)
     return option + equals + (os.path.expanduser(value) if value[:1] == "~" else value)
 
 
 def main() -> None:
-    """Run the command line; invalid input gives one line of text and exit code 2."""
+    """Run the command line; invalid input exits with one line of text and code 2."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     handler = logging.StreamHandler()
-    plain = logging.Formatter()
-    handler.format = lambda record: printable(plain.format(record), keep="\n")
+    formatter = logging.Formatter()
+    handler.format = lambda record: printable(formatter.format(record), keep="\n")
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("keras_vitx").setLevel(logging.INFO)
     try:
-        app(list(map(_without_tilde, sys.argv[1:])))
+        app(list(map(_expand_user, sys.argv[1:])))
     except (ValueError, OSError, ImportError) as error:
         say(f"Error: {error}", error=True)
         sys.exit(2)

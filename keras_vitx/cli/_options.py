@@ -1,7 +1,6 @@
-"""Options that several commands share, and the models and images they name.
+"""Options that several commands share, and the models and images that they name.
 
-They are parsed before Keras is imported, so `--backend` can choose its backend and `--help` is
-fast.
+They are parsed before Keras is imported: `--backend` chooses its backend, and `--help` is fast.
 """
 
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from keras_vitx import backend
 from keras_vitx.text import nearest
 
 
-def _choose(wanted: str | None) -> str | None:
-    backend.choose(wanted)
-    return wanted
+def _choose(name: str | None) -> str | None:
+    backend.choose(name)
+    return name
 
 
 Backend = Annotated[
@@ -55,7 +54,7 @@ Source = Annotated[
 Images = Annotated[
     list[Path],
     Argument(
-        help="Image files, and folders whose images are taken, those of sub-folders too.",
+        help="Image files, and folders that are searched recursively.",
         metavar="IMAGE|FOLDER",
     ),
 ]
@@ -66,21 +65,21 @@ Strict = Annotated[bool, Option("--strict", help="Stop at an image that can't be
 
 
 def is_size(model: str) -> bool:
-    """Return whether `model` is the name of a size, which has no weights of its own."""
+    """Return whether `model` is the name of a size, which has no weights."""
     return model in kv.models.MODELS
 
 
 def is_saved(model: str) -> bool:
-    """Return whether `model` is named as a file, a folder or a repository is."""
+    """Return whether `model` names a file, a folder or a repository."""
     return model.endswith(".keras") or model.startswith("hf://") or Path(model).is_dir()
 
 
 def open_model(model: str, weights: str | None = None, trained: bool = False, **arguments: Any):
-    """Return a model by the name of a size, or load it from a file, folder or repository.
+    """Return a model of a size, or load it from a file, folder or repository.
 
-    A size without `weights` has random ones or, if `trained`, those of a checkpoint, preferably
-    ImageNet's. Raises a ValueError for an unknown model or checkpoint, a damaged file, or weights
-    for a model that has its own.
+    A size without `weights` has random ones or, if `trained`, those of a checkpoint, preferably for
+    ImageNet. Raises a ValueError for an unknown model or checkpoint, a damaged file, or `weights`
+    for a saved model.
     """
     if not is_size(model):
         if not is_saved(model):
@@ -94,14 +93,14 @@ def open_model(model: str, weights: str | None = None, trained: bool = False, **
     if trained and weights is None:
         entries = kv.weights.checkpoints_of(model)
         if not entries:
-            raise ValueError(f"No checkpoint of {model} is known: give `--weights`.")
+            raise ValueError(f"No checkpoint of {model} is known: pass `--weights`.")
         has_imagenet = any(entry.dataset == "imagenet" for entry in entries)
         weights = "imagenet" if has_imagenet else entries[0].name
     return kv.create_model(model, weights=None if weights == "none" else weights, **arguments)
 
 
 def class_names_of(network) -> list[str] | None:
-    """Return the class names of a model, or of the model of this package that is its last layer."""
+    """Return the class names of a model, or of the model that is its last layer."""
     for layer in (network, network.layers[-1]):
         if getattr(layer, "class_names", None):
             return list(layer.class_names)
@@ -109,13 +108,13 @@ def class_names_of(network) -> list[str] | None:
 
 
 def image_files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return files and those of folders, sorted; raises a ValueError if a folder has no images."""
+    """Return files and the images in folders; raises a ValueError if a folder has none."""
     from keras_vitx.data.sources.folders import image_files
 
     files = []
     for path in paths:
-        found = image_files(path) if path.is_dir() else [path]
-        if not found:
+        images = image_files(path) if path.is_dir() else [path]
+        if not images:
             raise ValueError(f"The folder {path} has no images.")
-        files += found
+        files += images
     return files

@@ -18,7 +18,7 @@ from keras_vitx.text import csv_cell, printable
 Rows = Sequence[Mapping[str, Any]]
 
 PIPED_WIDTH = 10_000
-"""Width of a table that is not printed to a terminal, so that no line is wrapped or cut."""
+"""Width of a table outside a terminal, where no line is wrapped or cut."""
 
 
 def show(
@@ -26,20 +26,20 @@ def show(
     *,
     as_json: bool = False,
     as_csv: bool = False,
-    grouped: str | None = None,
+    group_by: str | None = None,
     formats: Mapping[str, Callable] | None = None,
 ) -> None:
     """Print rows with the same keys: as a table, JSON or CSV.
 
-    A table prints the values of the column `grouped` once per group of equal rows; `formats` has
-    functions that format its other columns.
+    A table prints equal consecutive values of the column `group_by` once; `formats` has functions
+    that format its other columns.
     """
     if as_json:
         show_json(rows)
     elif as_csv:
         write_csv(rows, sys.stdout)
     else:
-        _show_table(rows, grouped, formats or {})
+        _show_table(rows, group_by, formats or {})
 
 
 def write_csv(rows: Rows, file: TextIO) -> None:
@@ -58,13 +58,13 @@ def show_json(value: Any) -> None:
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON without control characters."""
-    written = json.dumps(value, indent=indent, ensure_ascii=False)
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
     controls = "[\x7f-\x9f\u200e-\u200f\u2028-\u202e\u2066-\u2069]"
-    return re.sub(controls, lambda found: f"\\u{ord(found[0]):04x}", written)
+    return re.sub(controls, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def say(text: object, *, error: bool = False) -> None:
-    """Print text, whatever the names in it hold; errors in red, to standard error."""
+    """Print text without control characters; errors in red, to standard error."""
     typer.secho(printable(str(text), keep="\n"), fg="red" if error else None, err=error)
 
 
@@ -86,8 +86,7 @@ def words(value: Any) -> str:
 def check_new(output: Path, overwrite: bool) -> None:
     """Check, before long work, that the file of `--output` can be written.
 
-    Raises a ValueError if it exists and `overwrite` is False, and an OSError if it can't be
-    written.
+    Raises a ValueError if it exists without `overwrite`, and an OSError if it can't be written.
     """
     if output.is_dir():
         raise IsADirectoryError(f"`--output` {output} is a folder.")
@@ -104,7 +103,7 @@ def text_file(output: Path | None) -> Iterator[TextIO]:
         return
     with (
         atomic_write(output) as temporary,
-        # The names of files need not be valid UTF-8.
+        # File names may be invalid UTF-8.
         temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         yield file
@@ -149,7 +148,7 @@ def check_new_folder(output: Path) -> None:
         raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
 
 
-def _show_table(rows: Rows, grouped: str | None, formats: Mapping[str, Callable]) -> None:
+def _show_table(rows: Rows, group_by: str | None, formats: Mapping[str, Callable]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
@@ -161,11 +160,11 @@ def _show_table(rows: Rows, grouped: str | None, formats: Mapping[str, Callable]
     group = None
     for row in rows:
         cells = {key: formats.get(key, words)(value) for key, value in row.items()}
-        if grouped and group not in (None, row[grouped]):
+        if group_by and group not in (None, row[group_by]):
             table.add_section()
-        if grouped and group == row[grouped]:
-            cells[grouped] = ""
-        group = row.get(grouped)
-        # As text, because a name may contain what rich parses as markup.
+        if group_by and group == row[group_by]:
+            cells[group_by] = ""
+        group = row.get(group_by)
+        # As text, because rich would parse markup in a name.
         table.add_row(*(Text(printable(cell)) for cell in cells.values()))
     console.print(table)

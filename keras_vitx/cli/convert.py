@@ -31,10 +31,10 @@ def main(
         "PyTorch's names, for timm.",
     ),
     image_size: int | None = Option(
-        None, help="Side of the images in pixels. Default: that of the file, else of the size."
+        None, help="Side of the images in pixels. Default: the file's, else the size's."
     ),
     classes: int | None = Option(
-        None, help="Number of classes; 0 omits the head. Default: that of the file.", min=0
+        None, help="Number of classes; 0 omits the head. Default: the file's.", min=0
     ),
     overwrite: Overwrite = False,
     backend: Backend = None,
@@ -45,9 +45,9 @@ def main(
     check_new(output, overwrite)
     kv.models.build.constructor_of(model)
     tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))
-    resolved = kv.weights.resolve(file, model, image_size, distillation_token=tokens)
+    source = kv.weights.resolve(file, model, image_size, distillation_token=tokens)
     network = kv.create_model(model)
-    shape, old_classes, old_grid, distilled = _in_file(resolved.path, network)
+    shape, old_classes, old_grid, distilled = _in_file(source.path, network)
     classes = old_classes if classes is None else classes
     arguments: dict[str, Any] = {"distillation_token": True} if distilled else {}
     if image_size is not None:
@@ -60,12 +60,12 @@ def main(
         arguments["classes"] = classes
     if arguments:
         network = kv.create_model(model, **arguments)
-    kv.weights.load(network, resolved)
+    kv.weights.load(network, source)
 
-    digest = kv.weights.hub.hash_of(resolved.path)
+    digest = kv.weights.hub.hash_of(source.path)
     if output.suffix == ".safetensors":
-        source = file if file.startswith("hf:") else resolved.path.name
-        metadata = {"source": source, "sha256": digest}
+        origin = file if file.startswith("hf:") else source.path.name
+        metadata = {"source": origin, "sha256": digest}
         kv.weights.save_safetensors(network, output, metadata=metadata)
     elif output.suffix == ".pth":
         kv.weights.save_torch(network, output)
@@ -90,7 +90,7 @@ def main(
         "images": " x ".join(map(str, network.input_shape[1:])),
         "head": head,
         "positions": positions,
-        "source": f"{resolved.path}\n{'':10} sha256 {digest}",
+        "source": f"{source.path}\n{'':10} sha256 {digest}",
         "written": f"{output}\n{'':10} sha256 {kv.weights.hub.hash_of(output)}",
     }.items():
         say(f"{name:10} {value}")
@@ -99,27 +99,27 @@ def main(
 def _in_file(path: Path, network) -> tuple[tuple[int, ...], int | None, Grid | None, bool]:
     """Return the input shape, the classes and the grid of a file, and whether it is distilled.
 
-    What its arrays don't tell is None, or that of the network.
+    The network provides sides and channels that the arrays don't determine; others are None.
     """
     from keras_vitx.weights.names import checkpoint_name, is_head
     from keras_vitx.weights.positions import square_grid
     from keras_vitx.weights.reading import open_weights
 
     try:
-        with open_weights(path, network) as opened:
-            shapes = {name: array.shape for name, array in opened.arrays.items()}
-            native, said = opened.native, opened.description
+        with open_weights(path, network) as file:
+            shapes = {name: array.shape for name, array in file.arrays.items()}
+            native, description = file.native, file.description
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     heads = [shape for name, shape in shapes.items() if is_head(name) and shape]
     classes = heads[0][-1 if native else 0] if heads else None
-    parts = {name: re.split(r"[./]", name) for name in shapes}
-    distilled = any({"dist_token", "head_dist"} & set(own) for own in parts.values())
+    layers = {name: re.split(r"[./]", name) for name in shapes}
+    distilled = any({"dist_token", "head_dist"} & set(path) for path in layers.values())
 
-    grid = said.grid if said and said.grid else None
+    grid = description.grid if description else None
     for name, shape in shapes.items():
-        if grid is None and parts[name][0] == "pos_embed":
-            # Zero, one or two other tokens precede the patches.
+        if grid is None and layers[name][0] == "pos_embed":
+            # Zero to two other tokens precede the patches.
             grids = [square_grid(shape[1] - n) for n in range(3)] if len(shape) == 3 else []
             grid = shape[2:] if len(shape) == 4 else next(filter(None, grids), None)
 

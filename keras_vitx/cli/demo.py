@@ -26,7 +26,7 @@ def main(
     """Fine-tune a checkpoint, plot its attention, export it."""
     import keras
 
-    started = time.perf_counter()
+    demo_start = time.perf_counter()
     output = output or new_run("demo")
     check_new_folder(output)
     source = kv.data.load_dataset("fashion_mnist")
@@ -41,13 +41,13 @@ def main(
         say(f"\nFrom {start}:")
         network = kv.create_model(SIZE, weights=weights)
         pipelines = kv.data.pipelines(source, network, seed=seed)
-        # Of the checkpoint's own classes: by index, because their names are others.
-        found = network.predict(pipelines.test, verbose=0).argmax(-1)
-        before = np.mean(found == source.test.labels)
+        # By index: the checkpoint's classes have other names.
+        predictions = network.predict(pipelines.test, verbose=0).argmax(-1)
+        before = np.mean(predictions == source.test.labels)
         folder = output / ("finetuned" if weights else "from_scratch")
-        began = time.perf_counter()
+        fit_start = time.perf_counter()
         history = kv.fit(network, pipelines, "finetune", output=folder, epochs=epochs)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - fit_start
         rows.append(
             {
                 "start": start,
@@ -68,16 +68,15 @@ def main(
         f"History   {output / 'finetuned' / 'history.csv'}\n"
         f"Attention {_draw(finetuned, source, output / 'class_attention.png')}\n"
         f"Export    {output / 'saved_model'}\n"
-        f"{time.perf_counter() - started:.0f} seconds in all."
+        f"{time.perf_counter() - demo_start:.0f} seconds in all."
     )
 
 
 def _draw(network, source, path):
     """Plot the attention on one test image per class, titled with the predicted class."""
     labels = source.test.labels
-    chosen = [int(np.argmax(labels == label)) for label in range(PICTURES)]
-    images = [source.test.images[index] for index in chosen]
+    images = [source.test.images[np.argmax(labels == label)] for label in range(PICTURES)]
     best = kv.predictor(network)(images, top=1)
     titles = [f"{name} ({probability:.0%})" for ((_, name, probability),) in best]
-    ready = kv.preprocess_input(images, network)
-    return kv.analysis.plot_class_attention(network, ready, path, np.stack(images), titles)
+    inputs = kv.preprocess_input(images, network)
+    return kv.analysis.plot_class_attention(network, inputs, path, np.stack(images), titles)

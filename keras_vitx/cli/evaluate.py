@@ -1,4 +1,4 @@
-"""`keras-vitx evaluate`: loss and accuracy of a model on labelled images."""
+"""`keras-vitx evaluate`: loss and accuracy of a model on labeled images."""
 
 from collections.abc import Collection, Sequence
 from fractions import Fraction
@@ -31,7 +31,7 @@ def main(
         "--split",
         "--part",
         metavar="SPLIT",
-        help="test, validation or train. Default: the first of these that there is.",
+        help="test, validation or train. Default: the first of these that exists.",
     ),
     batch_size: int = Option(64, help="Images per batch.", min=1),
     crop_ratio: list[float] | None = Option(
@@ -39,12 +39,12 @@ def main(
         help="Fraction of the resized image that is cropped; above 1, it is padded. Repeat to "
         "compare several. Default: the model's.",
     ),
-    confusion: Path | None = Option(None, help="Picture of which classes are taken for which."),
+    confusion: Path | None = Option(None, help="Picture of the confusion matrix."),
     per_class: Path | None = Option(None, help="CSV with one row per class."),
     scores: bool = Option(
         False, "--scores", help="Also precision, recall, F1 and AUC, over all classes."
     ),
-    wrong: Path | None = Option(None, help="Picture of the images that are predicted worst."),
+    wrong: Path | None = Option(None, help="Picture of the worst predictions."),
     real: Path | None = Option(
         None, help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."
     ),
@@ -60,14 +60,14 @@ def main(
     runs: int = Option(1, help="Evaluations of each random perturbation.", min=1, max=10),
     validation_split: float | None = Option(
         None,
-        help="Fraction of a source without splits that is measured. Default: what the model's "
-        "run held out of it, else all.",
+        help="Fraction of a source without splits to evaluate. Default: the images that the "
+        "model's run held out, else all.",
     ),
     strict: Strict = False,
     json: Json = False,
     backend: Backend = None,
 ) -> None:
-    """Measure loss and accuracy of a model on labelled images."""
+    """Measure loss and accuracy of a model on labeled images."""
     from keras_vitx.export.predictor import preprocessing_of
     from keras_vitx.robustness.curve import KINDS
 
@@ -82,13 +82,13 @@ def main(
     perturbations = _perturbations(perturb or (), KINDS)
     kv.keep_memory()
     network = open_model(model, weights, trained=True)
-    # A plain Keras model around one of ours has neither attribute.
+    # A Keras model around one of this package has neither attribute.
     if getattr(network, "preprocessing", None) is None:
         network.preprocessing = preprocessing_of(network)
     if getattr(network, "class_names", None) is None:
         network.class_names = class_names_of(network)
     for kind, strengths in perturbations.items():
-        for strength in strengths:  # An invalid one is an error before long work.
+        for strength in strengths:  # Raises for an invalid one, before long work.
             KINDS[kind](network, strength)
     if real is not None:
         source = kv.data.load_real(source, real)
@@ -100,10 +100,10 @@ def main(
         "strict": strict,
         "restrict": restrict,
     }
-    more = {"confusion": bool(confusion or per_class), "scores": scores, "wrong": wrong}
+    outputs = {"confusion": bool(confusion or per_class), "scores": scores, "wrong": wrong}
     rows, counts = [], {}
     for ratio in ratios:
-        measures = kv.evaluate(network, source, split, crop_ratio=ratio, **more, **options)
+        measures = kv.evaluate(network, source, split, crop_ratio=ratio, **outputs, **options)
         for name in ("confusion", "class_names", "per_class"):
             counts[name] = measures.pop(name, None)
         rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
@@ -116,8 +116,8 @@ def main(
         (clean,) = rows
         if "accuracy" not in clean:
             raise ValueError("Perturbed images need one class per image.")
-        counted = {"accuracy": clean["accuracy"], "interval": None, "images": clean["images"]}
-        rows = [{"perturbation": "none", "strength": 0, **counted}]
+        measures = {"accuracy": clean["accuracy"], "interval": None, "images": clean["images"]}
+        rows = [{"perturbation": "none", "strength": 0, **measures}]
         options |= {"split": clean["split"], "crop_ratio": ratios[0]}
         for kind, strengths in perturbations.items():
             for row in kv.robustness.curve(network, source, kind, strengths, runs, **options):
@@ -126,12 +126,12 @@ def main(
         show_json(rows if len(rows) > 1 else rows[0])
     else:
         rows = [{k: v for k, v in row.items() if k != "images_per_second" or v} for row in rows]
-        is_real = [name for name, v in rows[-1].items() if v is None or isinstance(v, float)]
-        show(rows, formats=dict.fromkeys(is_real, _rounded))
+        names = [name for name, v in rows[-1].items() if v is None or isinstance(v, float)]
+        show(rows, formats=dict.fromkeys(names, _format))
 
 
 def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
-    """Return a source, and the names of the images that the run of the model held out of it."""
+    """Return a source, and the names of its images that the model's run held out."""
     if not (run / "held_out.txt").exists():
         return source, None
     dataset = kv.data.load_dataset(source, validation_split=0, strict=strict)
@@ -139,11 +139,11 @@ def _held_out(source: str, run: Path, strict: bool) -> tuple[Any, Any]:
         return dataset, None
     record = kv.training.run.read_run(run)
     names = set(kv.training.held_out(run)) & set(dataset.train.names())
-    in_the_run = record.get("train_images", 0) + record.get("validation_images", 0)
-    # Other images may have the same names; the set of the run may have grown, or been moved.
+    run_size = record.get("train_images", 0) + record.get("validation_images", 0)
+    # Other images may have the same names; the run's dataset may have grown or moved.
     is_files = not all(map(str.isdigit, names))
     is_same = is_files and record.get("source") in (None, kv.training.run.path_of(source))
-    if not names or not (is_same or dataset.train.size == in_the_run):
+    if not names or not (is_same or dataset.train.size == run_size):
         return dataset, None
     say(f"Measured: the images that the run in {run} held out for validation.", error=True)
     return kv.data.load_dataset(source, validation_split=names, strict=strict), names
@@ -167,5 +167,5 @@ def _perturbations(texts: Sequence[str], kinds: Collection[str]) -> dict[str, li
     return strengths
 
 
-def _rounded(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if value >= 10 else f"{value:.4f}"

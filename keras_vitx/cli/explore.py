@@ -34,18 +34,20 @@ def main(
 ) -> None:
     """Write an HTML page that shows where a model looks.
 
-    The page is one file, which opens without a server and without a network.
+    The page is one file that needs neither a server nor a network.
     """
     check_new(output, overwrite)
-    chosen = {"blocks": _listed(blocks), "heads": "mean" if heads == "mean" else _listed(heads)}
+    heads = "mean" if heads == "mean" else _parse_list(heads)
     files = image_files_of(images)
     network = open_model(model, weights, trained=True)
-    kv.analysis.explore(network, files, output, limit=limit, **chosen)
+    kv.analysis.explore(
+        network, files, output, blocks=_parse_list(blocks), heads=heads, limit=limit
+    )
     say(f"Wrote {output}, {output.stat().st_size / 1e6:.1f} MB.")
 
 
-def _listed(text: str | None) -> list[int | str] | None:
-    """Return the numbers and names of a list such as `0,11,blocks_token_only_0`."""
+def _parse_list(text: str | None) -> list[int | str] | None:
+    """Return the numbers and names in a text such as `0,11,blocks_token_only_0`."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]

@@ -71,7 +71,7 @@ def main(
 ) -> None:
     """Write a file that runs without this package."""
     from keras_vitx.export.formats import format_named, format_of, require
-    from keras_vitx.export.place import check_destination
+    from keras_vitx.export.record import check_destination
 
     kind = format_named(format) if format else format_of(output)
     require(kind)
@@ -95,11 +95,11 @@ def main(
     }
     if is_size(model) and weights is None:
         raise ValueError(
-            f"{model} is a size, which has no weights. Give `--weights`, or `--weights none` to "
+            f"{model} is a size, which has no weights. Pass `--weights`, or `--weights none` to "
             "export random weights."
         )
     if imports:
-        # Installed scripts do not look for modules in the current folder.
+        # Installed scripts don't import from the current folder.
         sys.path.append(os.getcwd())
     for module in imports or ():
         importlib.import_module(module)
@@ -108,8 +108,8 @@ def main(
     sides = ", ".join("any" if side is None else str(side) for side in images.get("shape", ()))
     say(f"{kind.name}: {exported.path}, {exported.size / 1e6:.1f} MB")
     say(f"images ({sides}) {images.get('dtype', '')} -> {', '.join(exported.outputs)}")
-    if ready := images.get("preprocessing"):
-        mean, std = ready["mean"], ready["std"]
+    if normalization := images.get("preprocessing"):
+        mean, std = normalization["mean"], normalization["std"]
         say(f"images = (pixels / 255 - mean) / std, with mean = {mean} and std = {std}")
     if serving:
         say("image_bytes (any) -> classes, probabilities")
@@ -120,7 +120,7 @@ def main(
 
 
 def _size(text: str, option: str) -> tuple[int, int]:
-    """Return a height and a width, written as HEIGHTxWIDTH."""
+    """Return the height and the width in a text HEIGHTxWIDTH."""
     sides = text.lower().split("x")
     if len(sides) != 2 or not all(side.isdecimal() for side in sides):
         raise ValueError(f"`{option}` must be HEIGHTxWIDTH, such as 256x192. Received: {text!r}.")

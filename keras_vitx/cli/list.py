@@ -27,12 +27,10 @@ def main(
     names: list[str] | None = Argument(
         None,
         help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
-        "`kv.save` or hf://owner/repo for all that is known of it.",
+        "`kv.save` or hf://owner/repo for its details.",
         metavar="[NAME]...",
     ),
-    weights: bool = Option(
-        False, "--weights", help="List checkpoints, by their name or the size's."
-    ),
+    weights: bool = Option(False, "--weights", help="List checkpoints, by their name or size."),
     recipes: bool = Option(
         False,
         "--recipes",
@@ -93,15 +91,16 @@ def _show_one(model: str, form: dict[str, bool]) -> None:
 
 
 def _sizes(patterns: Sequence[str]) -> Rows:
-    found = {pattern: kv.list_models(pattern) for pattern in patterns}
-    if unknown := [pattern for pattern, names in found.items() if not names]:
-        raise ValueError(f"No size matches {unknown[0]!r}. `keras-vitx list` shows them all.")
-    names = dict.fromkeys(name for each in found.values() for name in each)
-    return [_size(name, kv.models.MODELS[name]) for name in names]
+    sizes: dict[str, Callable] = {}
+    for pattern in patterns:
+        if not (names := kv.list_models(pattern)):
+            raise ValueError(f"No size matches {pattern!r}. `keras-vitx list` shows them all.")
+        sizes |= {name: kv.models.MODELS[name] for name in names}
+    return [_size(name, constructor) for name, constructor in sizes.items()]
 
 
 def _size(name: str, constructor: Callable) -> dict[str, Any]:
-    """Return the row of a size; a size in stages has one number per stage."""
+    """Return the row of a size, with one number per stage."""
     arguments = inspect.signature(kv.models.build.FAMILIES[constructor.family]).parameters.values()
     defaults = {each.name: each.default for each in arguments if each.default is not each.empty}
     data = {**defaults, **constructor.data}
@@ -147,15 +146,15 @@ def _checkpoint(entry) -> dict[str, Any]:
 def _show_recipes(names: Sequence[str], form: dict[str, bool]) -> None:
     if len(names) > 2:
         raise ValueError(f"`--recipes` takes at most two names. Received: {', '.join(names)}.")
-    found = [kv.training.recipes.get(name) for name in names]
-    if not found:
+    recipes = [kv.training.recipes.get(name) for name in names]
+    if not recipes:
         show([_recipe(name) for name in kv.training.list_recipes()], **form)
-    elif len(found) == 1:
-        show_json(found[0].to_dict()) if form["as_json"] else say(found[0])
-    elif differences := found[0].differences(found[1]):
-        one, other = names
-        rows = [{"setting": key, one: a, other: b} for key, (a, b) in differences.items()]
-        show(rows, **form, formats={one: str, other: str})
+    elif len(recipes) == 1:
+        show_json(recipes[0].to_dict()) if form["as_json"] else say(recipes[0])
+    elif differences := recipes[0].differences(recipes[1]):
+        first, second = names
+        rows = [{"setting": key, first: a, second: b} for key, (a, b) in differences.items()]
+        show(rows, **form, formats={first: str, second: str})
     else:
         say("The recipes agree.")
 
@@ -173,17 +172,19 @@ def _recipe(name: str) -> dict[str, Any]:
 
 
 def _show_damaged(names: Sequence[str], json: bool) -> None:
-    """List the images that can't be decoded; if there are any, the exit code is 1."""
+    """List the images that can't be decoded; the exit code is 1 if there are any."""
     from keras_vitx.data.sources.folders import image_files, unreadable
 
     if not names:
         raise ValueError("`--damaged` takes image files or folders. Received: none.")
-    paths, unknown = [], []
+    paths, unsupported = [], []
     for path in map(Path, names):
-        paths += image_files(path, unknown) if path.is_dir() else [path]
+        paths += image_files(path, unsupported) if path.is_dir() else [path]
     errors = {str(path): str(error) for path, error in unreadable(paths).items()}
-    errors |= {str(path): f"{path} is of a kind that Pillow can't read here." for path in unknown}
-    count = len(paths) + len(unknown)
+    errors |= {
+        str(path): f"{path} has a format that Pillow can't read here." for path in unsupported
+    }
+    count = len(paths) + len(unsupported)
     if json:
         show_json({"images": count, "errors": errors})
     else:

@@ -43,7 +43,7 @@ def main(
         None,
         "--output",
         "-o",
-        help="File to write, a line per image: .csv, or .jsonl (JSON lines).",
+        help="File to write, one line per image: .csv, or .jsonl (JSON lines).",
     ),
     overwrite: Overwrite = False,
     trust: bool = Option(
@@ -74,11 +74,11 @@ def main(
     network = model if is_file else open_model(model, weights, trained=True)
     classifier = kv.predictor(network, batch_sizes=(batch_size,), trust=trust)
 
-    shown: list[dict[str, Any]] = []
+    all_results: list[dict[str, Any]] = []
     errors: dict[Path, OSError] = {}
     with (
         text_file(output) as file,
-        # The rows in a terminal show the progress, too.
+        # In a terminal, the rows show the progress.
         progress(len(files), "images", hidden=csv and file.isatty()) as advance,
     ):
         if csv:
@@ -100,25 +100,25 @@ def main(
             if csv:
                 table.writerows(map(_csv_row, results))
             elif output is not None:
-                file.writelines(as_json(one) + "\n" for one in results)
+                file.writelines(as_json(result) + "\n" for result in results)
             else:
-                shown += results
+                all_results += results
             advance(len(batch.paths) + len(batch.errors))
     if output is not None:
         say(f"Wrote {output}.")
     elif json:
         skipped = [{"file": str(path), "error": str(error)} for path, error in errors.items()]
-        show_json([*shown, *skipped])
-    elif shown:
-        rows = [{"file": one["file"], **each} for one in shown for each in one["classes"]]
-        show(rows, grouped="file", formats={"probability": "{:.1%}".format})
+        show_json([*all_results, *skipped])
+    elif all_results:
+        rows = [{"file": one["file"], **each} for one in all_results for each in one["classes"]]
+        show(rows, group_by="file", formats={"probability": "{:.1%}".format})
     if errors:
         say(f"Skipped {len(errors):,} of {len(files):,} images.", error=True)
         raise typer.Exit(1)
 
 
 def _result(path: Path, best: list[tuple]) -> dict[str, Any]:
-    """Return a file and its classes, with the six digits that float32 has."""
+    """Return a file and its classes, with six digits as in float32."""
     classes = [{"class": name, "probability": float(f"{p:.6g}")} for _, name, p in best]
     return {"file": str(path), "classes": classes}
 

@@ -32,7 +32,7 @@ RECIPES = sorted(
     path.stem for path in (Path(__file__).parents[1] / "training" / "recipes").glob("[!_]*.py")
 )
 COMMAND = "command.json"
-"""The options of the command that began a run, in its folder."""
+"""File in the folder of a run: the options of the command that started it."""
 FREE = ("epochs", "save_every", "keep", "backend")
 """Options that may differ when a run is resumed."""
 SETTINGS = ("epochs", "freeze_epochs", "batch_size", "learning_rate", "precision")
@@ -42,7 +42,7 @@ SMOKE_STEPS = 3
 
 def _choose_backend(folder: Path | None) -> Path | None:
     if folder is not None:
-        # The option --backend goes before it.
+        # `--backend` has precedence.
         os.environ.setdefault("KERAS_BACKEND", _read_command(folder)["backend"])
     return folder
 
@@ -71,18 +71,16 @@ def main(
         "clip_norm=none (`keras-vitx list --recipes NAME` has all). Repeatable.",
     ),
     smoke: bool = Option(False, "--smoke", help="Try the recipe on a few images, in a few steps."),
-    teacher: str | None = Option(
-        None, metavar="MODEL", help="A model whose predictions are learned, too."
-    ),
+    teacher: str | None = Option(None, metavar="MODEL", help="A model to distill from."),
     head: Literal["match", "keep", "fresh"] = Option(
         "match",
         metavar="HOW",
-        help="match a trained head to the class names of the data, keep it, or begin with a "
+        help="match a trained head to the class names of the data, keep it, or start with a "
         "fresh one.",
     ),
     epochs: int | None = Option(None, help="Passes over the training images."),
     freeze_epochs: int | None = Option(
-        None, "--freeze", help="Epochs before, in which only the head learns.", min=0
+        None, "--freeze", help="Epochs at the start that train the head only.", min=0
     ),
     batch_size: int | None = Option(None, help="Images per step."),
     learning_rate: float | None = Option(None, help="Peak learning rate."),
@@ -102,15 +100,15 @@ def main(
         None, help="Side of the images of a size. Default: the checkpoint's.", min=1
     ),
     validation_split: float = Option(
-        0.1, help="Fraction of each class held out, if the source has no validation."
+        0.1, help="Fraction of each class to hold out if the source has no validation split."
     ),
-    fraction: float = Option(1.0, help="Fraction of the training images that is used."),
+    fraction: float = Option(1.0, help="Fraction of the training images to use."),
     output: Path | None = Option(
         None, help="Folder for the results. Default: a new one under runs/."
     ),
     resume: Path | None = Option(
         None,
-        help="Folder of a run that was stopped, to be continued with its settings.",
+        help="Folder of an interrupted run to continue with its settings.",
         # Before --backend, and before Keras is imported.
         is_eager=True,
         callback=_choose_backend,
@@ -129,10 +127,10 @@ def main(
     """Train or fine-tune a model by a recipe."""
     options = dict(context.params)
     if resume is not None:
-        origin = context.get_parameter_source
-        now = {name: v for name, v in options.items() if origin(name).name == "COMMANDLINE"}
-        options = _resumed(now, resume)
-        if kv.training.run.is_finished(resume) and "epochs" not in now:
+        source_of = context.get_parameter_source
+        changes = {name: v for name, v in options.items() if source_of(name).name == "COMMANDLINE"}
+        options = _resume_options(changes, resume)
+        if kv.training.run.is_finished(resume) and "epochs" not in changes:
             say(f"The run in {resume} is finished. `--epochs` with a larger number goes on.")
             return
     elif model is None or source is None:
@@ -148,8 +146,8 @@ def _train(options: SimpleNamespace) -> None:
     if chief and options.resume is None:
         check_new_folder(options.output or Path("runs", "new"))
     changes = named_values(options.change, "--set")
-    given = {name: getattr(options, name) for name in SETTINGS}
-    changes |= {name: value for name, value in given.items() if value is not None}
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    changes |= {name: value for name, value in settings.items() if value is not None}
     recipe = kv.training.recipes.get(options.recipe).but(**changes)
     if options.smoke:
         recipe, changes = recipe.smoke(), {}
@@ -169,11 +167,9 @@ def _train(options: SimpleNamespace) -> None:
         )
     teacher = None if options.teacher is None else open_model(options.teacher)
     if options.find_rate is not None:
-        path = options.find_rate
-        rate = kv.training.find_learning_rate(
-            network, dataset, recipe, path=path, seed=options.seed
-        )
-        say(f"The loss falls fastest at {rate:.2g}; see {path}.")
+        arguments = {"path": options.find_rate, "seed": options.seed}
+        rate = kv.training.find_learning_rate(network, dataset, recipe, **arguments)
+        say(f"The loss falls fastest at {rate:.2g}; see {options.find_rate}.")
         return
     output = options.resume or options.output
     if chief:
@@ -207,7 +203,7 @@ def _train(options: SimpleNamespace) -> None:
 
 
 def _open(options: SimpleNamespace, classes: int, source: str):
-    """Return the model, which must have as many classes as the source."""
+    """Return the model; check that it has as many classes as the source."""
     model, side = options.model, options.image_size
     arguments = named_values(options.argument, "--with")
     if not is_size(model) and arguments:
@@ -234,7 +230,7 @@ def _open(options: SimpleNamespace, classes: int, source: str):
 
 
 def _few_images(dataset: Any, batch_size: int) -> Any:
-    """Return a dataset of enough images for a few steps per epoch."""
+    """Return a dataset of images for a few steps per epoch."""
     splits = {}
     for name, steps in {"train": SMOKE_STEPS, "validation": 1, "test": 1}.items():
         split = getattr(dataset, name)
@@ -245,7 +241,7 @@ def _few_images(dataset: Any, batch_size: int) -> Any:
 
 
 def named_values(words: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Return values by name from texts such as `mixup=0.2`; raises a ValueError without a `=`.
+    """Return values by name from texts such as `mixup=0.2`; raises a ValueError without `=`.
 
     Values are numbers, `true`, `false`, `none`, tuples of these separated by commas, or text.
     """
@@ -263,7 +259,7 @@ def _value(text: str) -> Any:
     if text.lower() in words:
         return words[text.lower()]
     if "," in text:
-        return tuple(_value(part.strip()) for part in text.split(","))
+        return tuple(_value(item.strip()) for item in text.split(","))
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -299,7 +295,7 @@ def use_devices(devices: str | None) -> None:
 
 
 def _recorder(options: SimpleNamespace, folder: Path) -> Any:
-    """Return a callback that writes the options of a command to the folder of its run."""
+    """Return a callback that writes the options of the command to the folder of its run."""
     import keras
 
     record = _as_data(vars(options)) | {"backend": keras.backend.backend(), "resume": None}
@@ -312,7 +308,7 @@ def _recorder(options: SimpleNamespace, folder: Path) -> Any:
 
 
 def _as_data(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options as JSON has them, with the whole paths of a model and a source."""
+    """Return options as JSON data, with absolute paths of the model and the source."""
     data = json.loads(json.dumps(options, default=str))
     for name in ("model", "source"):
         if data.get(name) and Path(data[name]).exists():
@@ -321,11 +317,11 @@ def _as_data(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_command(folder: Path) -> dict[str, Any]:
-    """Return the options that began a run; raises a ValueError if `folder` has none."""
+    """Return the options that started a run; raises a ValueError if `folder` has none."""
     path = folder / COMMAND
     if not path.is_file():
         raise ValueError(
-            f"`--resume`: {folder} holds a run that was begun in Python: continue it by the same "
+            f"`--resume`: {folder} is a run that was started in Python: continue it by the same "
             "call of `kv.fit` with `resume=True`."
             if (folder / "run.json").is_file()
             else f"`--resume`: {folder} is not the folder of a run: it has no {COMMAND}."
@@ -336,20 +332,20 @@ def _read_command(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({type(error).__name__}).") from error
 
 
-def _resumed(now: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a run's options, `FREE` ones as given now; raises a ValueError if others differ."""
-    before = _read_command(folder)
-    differ = [
-        f"{name} was {before.get(name)!r}, is now {value!r}"
-        for name, value in _as_data(now).items()
-        if name not in (*FREE, "resume", "output") and value != before.get(name)
+def _resume_options(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a run's options with changes of `FREE` ones; raises a ValueError for others."""
+    options = _read_command(folder)
+    differences = [
+        f"{name} was {options.get(name)!r}, is now {value!r}"
+        for name, value in _as_data(changes).items()
+        if name not in (*FREE, "resume", "output") and value != options.get(name)
     ]
-    if differ:
+    if differences:
         raise ValueError(
-            f"`--resume` continues the run in {folder} as it was begun: {'; '.join(differ)}."
+            f"`--resume` continues the run in {folder} as it was started: {'; '.join(differences)}."
         )
     # Options of earlier versions.
-    before.setdefault("freeze_epochs", before.get("freeze"))
-    if before.get("patience") is not None:
-        before["change"] = [*(before["change"] or ()), f"patience={before['patience']}"]
-    return {**before, "resume": folder} | {name: now[name] for name in FREE if name in now}
+    options.setdefault("freeze_epochs", options.get("freeze"))
+    if options.get("patience") is not None:
+        options["change"] = [*(options["change"] or ()), f"patience={options['patience']}"]
+    return {**options, "resume": folder} | {name: changes[name] for name in FREE if name in changes}

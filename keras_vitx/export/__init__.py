@@ -10,8 +10,8 @@ from keras_vitx.export.compare import verify
 from keras_vitx.export.export import export
 from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.fuse import fuse
-from keras_vitx.export.place import Exported
 from keras_vitx.export.predictor import Predictor, predictor
+from keras_vitx.export.record import Exported
 from keras_vitx.renamed import renamed_names
 
 __all__ = ["Exported", "Predictor", "export", "fuse", "predictor", "verify"]

@@ -15,12 +15,12 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import existing_format
 from keras_vitx.export.formats.base import HALF_DTYPES, Graph
-from keras_vitx.export.place import read_record
 from keras_vitx.export.prepare import KINDS, as_input, check, in_layout, input_dtype, prepare
+from keras_vitx.export.record import read_record
 from keras_vitx.keras_internals import sublayers
 
 PHOTOGRAPHS = 8
-"""Number of images of the shipped sample that are compared."""
+"""Number of images of the shipped sample for a comparison."""
 
 SIZES = ((96, 128), (160, 112))
 """Heights and widths of the images for models that take any size."""
@@ -30,12 +30,12 @@ TOLERANCE = 5e-5
 alone moves file and model by up to 1.9e-5 each, possibly to opposite sides."""
 
 TOLERANCE_ROUNDED = 5e-2
-"""The same in half precision, or if a layer is quantized: in int8 and float8, the rounding of
-activations alone accounts for up to 2e-2."""
+"""The same in half precision, or if a layer is quantized: rounding activations to int8 or float8
+alone moves outputs by up to 2e-2."""
 
 TOLERANCE_INTEGER = 0.25
-"""The same for weights that the export stores in int8 or int4. It tells a broken file from a
-rounded one; how good a rounded one is shows in `Exported.top1`, and in its accuracy."""
+"""The same for weights that the export stores in int8 or int4. It only detects a broken file; see
+`Exported.top1` for the quality of a rounded one."""
 
 
 def verify(
@@ -48,24 +48,23 @@ def verify(
 ) -> float:
     r"""Compare an exported file with the model it was exported from.
 
-    A new process, in which neither Keras nor this package can be imported, opens the file
-    in its own runtime on the CPU and runs one image and the whole batch. The difference is
+    A new process, which can import neither Keras nor this package, opens the file in its own
+    runtime on the CPU and runs one image and the whole batch. The difference is
     $\max|y_{file} - y| / \max|y|$, where $y$ is the output of `model`.
 
     Args:
-        path: The file or folder. Its suffix gives the format, and the record beside it what
-            was exported (preprocessing inside, logits, weights in float16).
+        path: The file or folder. Its suffix determines the format, and the record beside it the
+            options of the export (preprocessing inside, logits, weights in float16).
         model: The model.
-        images: Input images of the file, `(n, height, width, channels)` with n at least 2.
-            None means eight images of the shipped Fashion-MNIST sample, in the size and the
-            preprocessing of the model, and in two sizes if it takes any. They are pixels in 0..255
-            for an integer input and for a model with `ImagePreprocessing` or
-            `keras.layers.Rescaling`.
+        images: Images in the format of the file's input, `(n, height, width, channels)` with n at
+            least 2. None means eight images of the shipped Fashion-MNIST sample, in the size and
+            the preprocessing of the model, or in two sizes if it takes any; in pixels of 0..255 for
+            an integer input and for a model with `ImagePreprocessing` or `keras.layers.Rescaling`.
         tolerance: Largest difference allowed. None means 5e-5; 5e-2 if a layer or the stored
             weights have lower precision than float32, or a layer is quantized; and 0.25 for
             weights stored in int8 or int4. A GPU that rounds products to TF32 needs a larger one.
-        trust: Whether the file is one of yours. SavedModel, torch.export and StableHLO files can
-            do more than compute, and are not opened without.
+        trust: Whether you trust the file. SavedModel, torch.export and StableHLO files can do more
+            than compute, and are only opened with `trust=True`.
 
     Returns:
         The largest difference over all outputs and batches.
@@ -90,22 +89,21 @@ def verify(
 def compare(
     outputs: Mapping[str, np.ndarray], graph: Graph, batches: Mapping[str, np.ndarray]
 ) -> tuple[float, float | None]:
-    """Return the largest difference of a file's outputs from its model's, and their agreement."""
+    """Return the largest difference between file and model, and their top-1 agreement."""
     differences, agreements = [], []
     for key, batch in batches.items():
         model = graph.models[key.rpartition("-")[0]]
         with without_gradients():
-            expected = graph.named(model(batch, training=False))
+            expected = graph.name_outputs(model(batch, training=False))
         for name, value in expected.items():
             value = ops.convert_to_numpy(ops.cast(value, "float32"))
-            found = outputs.get(f"{key}.{name}", np.empty(0))
-            check(
-                found.shape == value.shape, f"Output {name!r} must be {value.shape}.", found.shape
-            )
-            differences.append(np.max(np.abs(found - value)) / (np.max(np.abs(value)) or 1))
+            output = outputs.get(f"{key}.{name}", np.empty(0))
+            rule = f"Output {name!r} must be {value.shape}."
+            check(output.shape == value.shape, rule, output.shape)
+            differences.append(np.max(np.abs(output - value)) / (np.max(np.abs(value)) or 1))
             if name in KINDS:
-                agreements += list(found.argmax(axis=-1) == value.argmax(axis=-1))
-    # Not `max`, which skips what is not a number.
+                agreements += list(output.argmax(axis=-1) == value.argmax(axis=-1))
+    # Not `max`, which skips NaN.
     return float(np.max(differences)), float(np.mean(agreements)) if agreements else None
 
 
@@ -130,19 +128,19 @@ def check_difference(difference: float, tolerance: float | None, graph: Graph, p
 
 def check_tolerance(tolerance: float | None) -> None:
     """Check that `tolerance` is None or a non-negative number."""
-    holds = tolerance is None or (isinstance(tolerance, (int, float)) and tolerance >= 0)
-    check(holds, "`tolerance` must be None or a number of at least 0.", tolerance)
+    is_valid = tolerance is None or (isinstance(tolerance, (int, float)) and tolerance >= 0)
+    check(is_valid, "`tolerance` must be None or a number of at least 0.", tolerance)
 
 
 def named_batches(graph: Graph, images: Any = None) -> dict[str, np.ndarray]:
-    """Return batches named `<signature>-<number>`, of `images` for "serve"; single images, too."""
-    named = {}
+    """Return batches by `<signature>-<number>`: `images` for "serve"; single images, too."""
+    by_name = {}
     for name, model in graph.models.items():
         batches = batches_for(model, images if name == "serve" else None, graph.data_format)
         if model.inputs[0].shape[0] is None:
-            batches = [part for batch in batches for part in (batch[:1], batch)]
-        named |= {f"{name}-{index}": batch for index, batch in enumerate(batches)}
-    return named
+            batches = [each for batch in batches for each in (batch[:1], batch)]
+        by_name |= {f"{name}-{index}": batch for index, batch in enumerate(batches)}
+    return by_name
 
 
 def batches_for(
@@ -163,9 +161,9 @@ def batches_for(
 
 
 def _photographs(model, count, height, width, channels):
-    """Return images of Fashion-MNIST as the model takes them, normalized unless as pixels."""
-    found = data.load_dataset("fashion_mnist").test.images[:count]
-    gray = [np.asarray(Image.fromarray(each[..., 0]).resize((width, height))) for each in found]
+    """Return images of Fashion-MNIST for a model, normalized unless it takes pixels."""
+    sample = data.load_dataset("fashion_mnist").test.images[:count]
+    gray = [np.asarray(Image.fromarray(each[..., 0]).resize((width, height))) for each in sample]
     pixels = np.repeat(np.stack(gray)[..., None], channels, axis=-1)
     dtype = input_dtype(model)
     if dtype != "float32" or any(
@@ -173,6 +171,6 @@ def _photographs(model, count, height, width, channels):
         for layer in sublayers(model)
     ):
         return (pixels // 2 if dtype == "int8" else pixels).astype(dtype)
-    known = getattr(model, "preprocessing", None)
-    mean, std = (known.mean, known.std) if known else ([0.5], [0.5])
+    preprocessing = getattr(model, "preprocessing", None)
+    mean, std = (preprocessing.mean, preprocessing.std) if preprocessing else ([0.5], [0.5])
     return (pixels.astype("float32") / 255 - np.float32(mean)) / np.float32(std)

@@ -1,6 +1,6 @@
-"""Writing a graph under the backend of its format, and running the file: one second process.
+"""Writing a graph under the backend of its format, and running the file, in a subprocess.
 
-Run as `python -m keras_vitx.export.convert FOLDER PATH` to write to PATH what FOLDER holds.
+`python -m keras_vitx.export.convert FOLDER PATH` writes the graph in FOLDER to PATH.
 """
 
 import importlib
@@ -20,13 +20,13 @@ from keras import ops
 
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.formats.base import Format, Graph, in_arithmetic
+from keras_vitx.export.formats.base import Format, Graph, file_arithmetic
 from keras_vitx.keras_internals import sublayers
 
 REQUEST, CALIBRATION = "request.json", "calibration.npy"
 INPUTS, OUTPUTS = "inputs.npz", "outputs.npz"
-KNOWN = {"keras", "keras_vitx", "builtins"}
-"""Packages whose classes and functions every process can find."""
+PACKAGES = {"keras", "keras_vitx", "builtins"}
+"""Packages whose classes and functions every process can import."""
 
 
 def convert(
@@ -38,7 +38,7 @@ def convert(
 ) -> dict[str, np.ndarray]:
     """Write a graph under the format's backend; return the file's outputs for `batches`, if any."""
     if keras.backend.backend() == format.backend:
-        with in_arithmetic(graph, format):
+        with file_arithmetic(graph, format):
             format.write(graph, path)
         return {} if batches is None else run_file(path, format, batches)
     names = ("outputs", "precision", "compute_dtype", "classes", "top")
@@ -53,7 +53,7 @@ def convert(
         (folder / REQUEST).write_text(json.dumps(request))
         for name, model in graph.models.items():
             model.save(folder / f"{name}.keras")
-            weights = unmerged(model).items()
+            weights = lora_variables(model).items()
             arrays = {key: ops.convert_to_numpy(ops.cast(each, "float32")) for key, each in weights}
             np.savez(folder / f"{name}.npz", **arrays)
         if graph.calibration is not None:
@@ -64,8 +64,8 @@ def convert(
         return {} if batches is None else dict(np.load(folder / OUTPUTS))
 
 
-def unmerged(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return the weights of quantized layers with LoRA, which Keras merges, and rounds, to save."""
+def lora_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return the weights of quantized layers with LoRA, which Keras merges and rounds on saving."""
     return {
         f"{index}.{variable.name}": variable
         for index, layer in enumerate(sublayers(model))
@@ -86,41 +86,42 @@ def run_file(
 
 
 def custom_objects(model: keras.Model, imports: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the modules and names of a model's own classes and functions, by registered name.
+    """Return the modules and names of a model's custom classes and functions, by registered name.
 
-    They are those of its layers, and others that are registered here and that its config names: a
-    module that only a config names is never imported.
+    They are those of its layers, and registered ones that its config names: a module that only a
+    config names is never imported.
     """
     # An export does not need the compile config.
     config = json.loads(model.to_json(), object_hook=lambda d: {**d, "compile_config": None})
     text, registered = json.dumps(config), keras.saving.get_custom_objects()
-    found = {keras.saving.get_registered_name(type(one)): type(one) for one in sublayers(model)}
-    found |= {name: one for name, one in registered.items() if json.dumps(name) in text}
-    objects = {}
-    for name, one in found.items():
-        if one.__module__.partition(".")[0] in KNOWN:
+    name_of = keras.saving.get_registered_name
+    objects = {name_of(type(layer)): type(layer) for layer in sublayers(model)}
+    objects |= {name: each for name, each in registered.items() if json.dumps(name) in text}
+    locations = {}
+    for name, each in objects.items():
+        if each.__module__.partition(".")[0] in PACKAGES:
             continue
-        if one.__module__ != "__main__" and "<locals>" not in one.__qualname__:
-            objects[name] = [one.__module__, one.__qualname__]
+        if each.__module__ != "__main__" and "<locals>" not in each.__qualname__:
+            locations[name] = [each.__module__, each.__qualname__]
         elif not imports:
-            where = "a script or a session" if one.__module__ == "__main__" else "a function"
+            scope = "a script or a session" if each.__module__ == "__main__" else "a function"
             raise ValueError(
                 f"`model` must use classes and functions that a module defines. Received: "
-                f"{one.__qualname__!r}, defined in {where}, where the second process can't find "
+                f"{each.__qualname__!r}, defined in {scope}, where the second process can't find "
                 "it. Move it to the top level of a module and import it from there, or pass "
                 'imports=("my_module",), the module that registers it.'
             )
-    return objects
+    return locations
 
 
 def run_python(*arguments: str | os.PathLike, backend: str) -> None:
-    """Run Python in a new process, on the CPU and with Keras on `backend`; raise its error.
+    """Run Python in a subprocess on the CPU, with Keras on `backend`; raise its error.
 
     It inherits `sys.path`, and its standard input ends with this process.
     """
     environment = {
         **os.environ,
-        # "" means the current folder, e.g. in a notebook.
+        # In a notebook, "" stands for the current folder.
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         "KERAS_BACKEND": backend,
         # This process may hold the memory of the accelerator.
@@ -138,27 +139,27 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
         text=True,
         errors="replace",
     ) as process:
-        written = process.stderr.read().strip()
+        stderr = process.stderr.read().strip()
     if process.returncode:
-        reason = written.splitlines()[-1] if written else f"exit status {process.returncode}"
+        reason = stderr.splitlines()[-1] if stderr else f"exit status {process.returncode}"
         # Some messages of Keras end with a whole config.
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
         error = ChildProcessError(f"The second process ({backend}) failed: {reason}")
-        error.add_note(written)
+        error.add_note(stderr)
         raise error
 
 
 def main(folder: str, path: str) -> None:
-    """Write the graph that `convert` has put into a folder, and run it if there are inputs."""
+    """Write the graph that `convert` saved in a folder, and run the file if there are inputs."""
     folder = Path(folder)
-    # The folder of the temporary file, which holds this one.
+    # The folder of the temporary file, which contains `folder`.
     runtimes.end_with_parent(folder.parent)
     request = json.loads((folder / REQUEST).read_text())
     for module in (*request["imports"], *(module for module, _ in request["custom"].values())):
         importlib.import_module(module)
     custom = {
-        name: operator.attrgetter(where)(sys.modules[module])
-        for name, (module, where) in request["custom"].items()
+        name: operator.attrgetter(attribute)(sys.modules[module])
+        for name, (module, attribute) in request["custom"].items()
     }
     models = {
         file.stem: keras.saving.load_model(file, custom, compile=False)
@@ -166,15 +167,12 @@ def main(folder: str, path: str) -> None:
     }
     for name, model in models.items():
         arrays = np.load(folder / f"{name}.npz")
-        for key, variable in unmerged(model).items():
+        for key, variable in lora_variables(model).items():
             variable.assign(arrays[key])
     calibration = folder / CALIBRATION
     images = np.load(calibration) if calibration.exists() else None
-    format, graph = (
-        FORMATS[request["format"]],
-        Graph(models, calibration=images, **request["graph"]),
-    )
-    convert(graph, format, Path(path))
+    format = FORMATS[request["format"]]
+    convert(Graph(models, calibration=images, **request["graph"]), format, Path(path))
     if (folder / INPUTS).exists():
         runtimes.main(format.name, path, folder / INPUTS, folder / OUTPUTS)
 

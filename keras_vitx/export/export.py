@@ -17,25 +17,25 @@ from keras_vitx.export.compare import check_difference, check_tolerance, compare
 from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, format_of, require
 from keras_vitx.export.formats.base import INPUT
-from keras_vitx.export.fuse import fused
-from keras_vitx.export.place import (
+from keras_vitx.export.fuse import fuse_graph
+from keras_vitx.export.prepare import calibration_images, check, prepare
+from keras_vitx.export.record import (
     Exported,
+    atomic_export,
     check_destination,
     files_of,
     write_record,
-    writing_at,
 )
-from keras_vitx.export.prepare import calibration_images, check, prepare
 from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.preprocessing import Preprocessing
 
-COMPARED = 32
-"""Number of calibration images that the file is compared with."""
+COMPARISON_IMAGES = 32
+"""Number of calibration images on which the file and the model are compared."""
 
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Keep Python from looking for garbage among a graph's many objects, a tenth of the time."""
+    """Disable garbage collection, which takes a tenth of the time of an export."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -68,7 +68,7 @@ def export(
     imports: Sequence[str] = (),
     verbose: bool = True,
 ) -> Exported:
-    """Export a model to a file that runs without Keras, from whichever backend it lives in.
+    """Export a model, on any backend, to a file that runs without Keras.
 
     | format | path | opened by | written by |
     |---|---|---|---|
@@ -80,60 +80,59 @@ def export(
     | `stablehlo` | `.stablehlo` | `jax.export.deserialize` | JAX |
 
     The input is named `images`, `(batch, height, width, channels)`, with any batch size. The
-    output is named `probabilities`, `logits` or `features`, by what it is; several
-    outputs have the names of the model's own. The model in memory is not modified.
+    output is named `probabilities`, `logits` or `features`; several outputs have the names of the
+    model's. `model` is not modified.
 
-    A model that lives in another backend than the format's goes through a temporary
-    `.keras` file to a second process that runs the format's backend. That process imports
-    the modules that define the custom layers and functions of the model, which must be
-    written with `keras.ops`, and no others.
+    If the format needs another backend than the model's, the model goes through a temporary
+    `.keras` file to a second process, which runs that backend. It imports the modules that define
+    the model's custom layers and functions, which must be written with `keras.ops`, and no others.
 
     Args:
         model: A built model whose input is one batch of images. Height and width may be
             unknown if its layers and the format allow it.
-        path: The file or folder to write. It is written atomically, and a record of the
-            export beside it, `<name>.json` (`export.json` inside a folder).
-        format: One of the names in the table; None is what the suffix of `path` says, else
-            `saved_model`.
+        path: The file or folder to write, atomically, with a record of the export beside it,
+            `<name>.json` (`export.json` inside a folder).
+        format: A name in the table. None means the format of the suffix of `path`, or
+            `saved_model` without one.
         preprocessing: Whether the file takes pixels, uint8, and resizes, crops and
             normalizes them as `ImagePreprocessing`. `(height, width)` is the size of the
             pixels. True means any size in a SavedModel and in ONNX, and in the other formats
             the size that is cropped without resizing.
-        outputs: `"probabilities"` or `"logits"`; None is what the model returns.
-        serving: Whether the default signature of a SavedModel is that of a server: its input
-            `image_bytes` is JPEG, PNG or GIF files, `(batch,)`, and its outputs are `classes`,
-            names, and `probabilities`, both `(batch, n)`, in descending order. An integer is
-            n; True stands for all classes. Implies `preprocessing=True`.
-        precision: Precision of the stored weights. None is the model's own.
+        outputs: `"probabilities"` or `"logits"`; None keeps the model's.
+        serving: Whether the default signature of a SavedModel is for servers: its input
+            `image_bytes` is JPEG, PNG or GIF files, `(batch,)`, and its outputs are the names
+            `classes` and the `probabilities`, both `(batch, n)`, in descending order. An integer
+            is n; True means all classes. Implies `preprocessing=True`.
+        precision: Precision of the stored weights. None keeps the model's.
             `"float16"` and `"bfloat16"` halve the file; the computation stays in float32.
             `"int8"` (and `"int4"`) stores the weights of products in a quarter (an eighth);
-            ONNX Runtime and LiteRT also compute the products in int8, in ranges of the
-            activations found at run time.
+            ONNX Runtime and LiteRT also compute the products in int8, with ranges of the
+            activations measured at run time.
             `"int8-static"` also fixes the ranges of activations, by `calibration`.
-            Not every format has every precision; the error for one it lacks has the table.
-        compute_dtype: `"float16"` or `"bfloat16"` for ONNX and torch files whose layers compute
-            in half precision, as GPUs do faster, with weights in it. The classifier, the
-            softmax of attention and the statistics of normalizations stay in float32. On a
-            machine whose runtime has no such operations, pass `verify=False`.
+            Not every format has every precision; the error message has the table.
+        compute_dtype: `"float16"` or `"bfloat16"` for ONNX and torch files that compute in half
+            precision, which is faster on GPUs, and store weights in it. The classifier, the
+            softmax of attention and the statistics of normalizations stay in float32. If the
+            runtime of this machine lacks such operations, pass `verify=False`.
         data_format: `"channels_first"` for a file that takes images
             `(batch, channels, height, width)`, which it transposes.
         calibration: For `"int8-static"`, images like those that the model will see: a folder of
-            images, or another source of `keras_vitx.data.load_dataset`, from which 256 are
-            taken and preprocessed; or an array of the file's input.
-        image_sizes: Other `(height, width)` of a SavedModel's images, each with a signature of
-            its own, such as `serve_256x192`. Position embeddings are resampled; all other
+            images, or another source of `keras_vitx.data.load_dataset`, of which 256 are
+            preprocessed; or an array in the format of the file's input.
+        image_sizes: Other `(height, width)` of a SavedModel's images, each with its own
+            signature, such as `serve_256x192`. Position embeddings are resampled; all other
             weights are stored once.
-        fuse: Whether to fold scales into weights first, `keras_vitx.fuse`. A model that it
-            does not apply to is exported as it is; `Exported.not_fused` says why.
+        fuse: Whether to fold scales into weights first, by `keras_vitx.fuse`. If that fails, the
+            model is exported unfused, and `Exported.not_fused` is the reason.
         verify: Whether to run the file in its own runtime and compare its outputs with the
             model's before it is moved into place; see `keras_vitx.export.verify`.
-        images: Images for the comparison, of the file's input. None means images of the
-            shipped Fashion-MNIST sample, or 32 of `calibration`.
+        images: Images for the comparison, in the format of the file's input. None means images
+            of the shipped Fashion-MNIST sample, or 32 of `calibration`.
         tolerance: Largest difference allowed; None means the default of `verify`.
         overwrite: Whether to replace a file of the same format at `path`. Anything else is
             never replaced.
-        imports: Names of modules that the second process imports first, such as one that
-            registers the classes that a notebook defines, too.
+        imports: Names of modules that the second process imports first, such as one that also
+            registers classes that a notebook defines.
         verbose: Whether to print one line per stage to standard error.
 
     Raises:
@@ -146,11 +145,8 @@ def export(
     path = Path(path).expanduser()
     kind = format_named(format) if format else format_of(path)
     check_tolerance(tolerance)
-    check(
-        not isinstance(imports, str) and all(isinstance(name, str) for name in imports),
-        '`imports` must be module names such as ("my_module",).',
-        imports,
-    )
+    are_names = not isinstance(imports, str) and all(isinstance(name, str) for name in imports)
+    check(are_names, '`imports` must be module names such as ("my_module",).', imports)
     check(
         (calibration is not None) == (precision == "int8-static"),
         "`calibration` must be images like those that the model will see for "
@@ -175,38 +171,38 @@ def export(
         graph = replace(graph, calibration=calibration_images(graph, calibration))
         if images is None and len(graph.calibration) > 1:
             # The ranges are not meant for other images.
-            images = graph.calibration[:COMPARED]
+            images = graph.calibration[:COMPARISON_IMAGES]
     batches = named_batches(graph, images) if verify else None
 
     seconds: dict[str, float] = {}
-    written, not_fused = graph, None
+    final, not_fused = graph, None
     if fuse:
         with _stage("fusing", seconds, verbose):
-            written, not_fused = fused(graph)
-    with writing_at(path, kind) as temporary:
+            final, not_fused = fuse_graph(graph)
+    with atomic_export(path, kind) as temporary:
         with _stage("converting and running" if verify else "converting", seconds, verbose):
-            found = convert(written, kind, temporary, imports, batches)
+            results = convert(final, kind, temporary, imports, batches)
         difference = top1 = latency = None
         if verify:
             with _stage("comparing", seconds, verbose):
-                difference, top1 = compare(found, graph, batches)
+                difference, top1 = compare(results, graph, batches)
             check_difference(difference, tolerance, graph, path)
-            latency = float(found["latency_ms"])
+            latency = float(results["latency_ms"])
         versions = {}
         for package in ("keras", "keras-vitx", *kind.needs):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[package] = importlib.metadata.version(package)
         (spec,) = graph.model.inputs
         dtype = keras.backend.standardize_dtype(spec.dtype)
-        described = {"shape": list(spec.shape), "dtype": dtype}
-        ready = getattr(model, "preprocessing", None)
-        if isinstance(ready, Preprocessing) and not preprocessing:
-            described["preprocessing"] = ready.to_dict()
+        input_spec = {"shape": list(spec.shape), "dtype": dtype}
+        normalization = getattr(model, "preprocessing", None)
+        if isinstance(normalization, Preprocessing) and not preprocessing:
+            input_spec["preprocessing"] = normalization.to_dict()
         exported = Exported(
             path=path,
             difference=difference,
             format=kind.name,
-            inputs={INPUT: described},
+            inputs={INPUT: input_spec},
             outputs=graph.outputs,
             classes=graph.classes,
             options=options,
@@ -223,7 +219,7 @@ def export(
 
 @contextlib.contextmanager
 def _stage(name: str, seconds: dict[str, float], verbose: bool) -> Iterator[None]:
-    """Time a stage of the export, and say what it is."""
+    """Time a stage of the export, and report it."""
     if verbose:
         print(f"export: {name} ...", end=" ", file=sys.stderr, flush=True)
     start = time.perf_counter()

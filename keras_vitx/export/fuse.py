@@ -33,7 +33,6 @@ from keras_vitx.layers import (
 from keras_vitx.layers.maps import fold
 
 RATES = ("drop_path", "dropout", "proj_dropout")
-LEVELS = 255.0
 BLOCKS = (Block, ClassBlock, SharedMapsBlock)
 ATTENTION = (
     Attention,
@@ -51,8 +50,8 @@ LAST = {MLP: "fc2", **dict.fromkeys(ATTENTION, "proj")}
 def fuse(model: keras.Model) -> keras.Model:
     """Return an equal model for inference, with fewer operations.
 
-    The outputs are the same, up to rounding. The given model is not modified. The result is a
-    `Chain`, not compiled, which saves, loads and exports like any other.
+    The outputs are the same, up to rounding. `model` is not modified. The result is a `Chain`, not
+    compiled, which saves, loads and exports like any other.
 
     - LayerScale and residual scales are folded into the last projection of each branch.
     - BatchNormalization is folded into the mixes and convolutions of attention maps and of
@@ -63,16 +62,16 @@ def fuse(model: keras.Model) -> keras.Model:
     - LoRA updates are merged into the kernels.
     - The rates of dropout and stochastic depth are 0.
 
-    Other layers of the package take part by their method `inference_form`. Custom layers, and
-    layers inside them, stay as they are, and so do scales before a custom layer or one that does
-    not commute with them.
+    Other layers of the package define a method `inference_form`. Custom layers, and layers inside
+    them, don't change, and neither do scales before a custom layer or one that does not commute
+    with them.
 
     Args:
         model: A `Chain`.
 
     Raises:
         ValueError: if `model` is not a `Chain`, or has quantized layers, or if its variables
-            can't be told apart or placed.
+            can't be matched with those of the result.
     """
     _check(model)
     values = Values({variable.path: variable for variable in model.weights})
@@ -91,39 +90,40 @@ def fuse(model: keras.Model) -> keras.Model:
         arguments.update({name: 0.0 for name in RATES if name in arguments})
     for index, (layer, following) in enumerate(itertools.pairwise(model.steps)):
         _fold_images(layer, config["layers"][index]["config"], following, values)
-    classes = {keras.saving.get_registered_name(type(one)): type(one) for one in sublayers(model)}
+    name_of = keras.saving.get_registered_name
+    classes = {name_of(type(layer)): type(layer) for layer in sublayers(model)}
     result = type(model).from_config(config, custom_objects=classes)
-    _place(values, model, result)
+    _assign(values, model, result)
     return result
 
 
-def fused(graph: Graph) -> tuple[Graph, str | None]:
-    """Return a graph fused, its preprocessing too, or as it is and the reason why it can't be."""
+def fuse_graph(graph: Graph) -> tuple[Graph, str | None]:
+    """Return the fused graph, preprocessing included, or the same and why it can't be fused."""
     try:
         networks = {name: fuse(network) for name, network in graph.networks.items()}
     except ValueError as error:
         return graph, str(error)
-    before = graph.before
-    if before is not None:
-        network, arguments = networks["serve"], before.get_config()
+    layer = graph.preprocessing
+    if layer is not None:
+        network, arguments = networks["serve"], layer.get_config()
         values = Values({variable.path: variable for variable in network.weights})
-        _fold_images(before, arguments, network.steps[0], values)
+        _fold_images(layer, arguments, network.steps[0], values)
         for variable in network.weights:
             if values[variable.path] is not variable:
                 variable.assign(values[variable.path])
-        before = type(before).from_config(arguments)
-    return replace(graph, networks=networks, before=before), None
+        layer = type(layer).from_config(arguments)
+    return replace(graph, networks=networks, preprocessing=layer), None
 
 
 class Values(dict):
-    """Values by the paths of the variables: a variable of the original model, or a new array."""
+    """Values by the paths of variables: a variable of the original model, or a new array."""
 
     def read(self, path: str) -> np.ndarray:
         """Return a value as a float32 array."""
         return _array(self[path])
 
     def drop(self, prefix: str) -> None:
-        """Drop the variable of this path, or those of the layer of this path."""
+        """Drop the variable at a path, or all variables of the layer there."""
         for path in [path for path in self if path == prefix or path.startswith(f"{prefix}/")]:
             del self[path]
 
@@ -136,7 +136,7 @@ def _check(model: keras.Model) -> None:
     if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
         raise ValueError(
             f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}. "
-            "keras_vitx.as_chain converts a line of layers, or a model cut from a Chain."
+            "keras_vitx.as_chain converts a sequence of layers, or a model cut from a Chain."
         )
     for layer in sublayers(model):
         if layer.quantization_mode is not None:
@@ -145,19 +145,21 @@ def _check(model: keras.Model) -> None:
                 f"Received: {model.name!r}, whose layer {layer.path!r} is quantized."
             )
     if len({variable.path for variable in model.weights}) < len(model.weights):
-        raise ValueError(f"`model` has several variables of one path: {model.name!r}.")
+        raise ValueError(
+            f"`model` must not have several variables at one path. Received: {model.name!r}."
+        )
 
 
-def _pairs(layers: Any, described: Any) -> Iterator[tuple[keras.layers.Layer, dict[str, Any]]]:
+def _pairs(layers: Any, config: Any) -> Iterator[tuple[keras.layers.Layer, dict[str, Any]]]:
     """Yield each layer of the package with its serialized arguments, outer layers first."""
     if isinstance(layers, keras.layers.Layer):
         if type(layers).__module__.startswith("keras_vitx."):
-            arguments = described["config"]
+            arguments = config["config"]
             yield layers, arguments
             for name, inner in arguments.items():
                 yield from _pairs(getattr(layers, name, None), inner)
-    elif isinstance(layers, (list, tuple)) and isinstance(described, (list, tuple)):
-        for layer, inner in zip(layers, described, strict=True):
+    elif isinstance(layers, (list, tuple)) and isinstance(config, (list, tuple)):
+        for layer, inner in zip(layers, config, strict=True):
             yield from _pairs(layer, inner)
 
 
@@ -175,15 +177,15 @@ def _merge_lora(model: keras.Model, values: Values) -> None:
             values.drop(paths[f"lora_{name}_b"])
 
 
-def _without_lora(described: Any) -> Any:
+def _without_lora(config: Any) -> Any:
     """Return a serialized model without the arguments of LoRA."""
-    if isinstance(described, (list, tuple)):
-        return [_without_lora(item) for item in described]
-    if not isinstance(described, dict):
-        return described
-    # `Layer.get_config` lists there what was adapted after construction.
-    result = {name: _without_lora(value) for name, value in described.items() if name != "adapted"}
-    if str(described.get("module")).startswith("keras."):
+    if isinstance(config, (list, tuple)):
+        return [_without_lora(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    # "adapted" lists, in `Layer.get_config`, the changes after construction.
+    result = {name: _without_lora(value) for name, value in config.items() if name != "adapted"}
+    if str(config.get("module")).startswith("keras."):
         for name in ("lora_rank", "lora_alpha"):
             result["config"].pop(name, None)
     return result
@@ -197,28 +199,29 @@ def _fold_norms(layer: keras.layers.Layer, arguments: dict[str, Any], values: Va
     if type(layer) not in ATTENTION:
         return
     for name in ("on_logits", "on_weights"):
-        kept: list[tuple[keras.layers.Layer, dict[str, Any]]] = []
-        for part, described in zip(getattr(layer, name), arguments[name], strict=True):
-            is_norm = type(part) is keras.layers.BatchNormalization and part.axis in (1, -3)
-            if not (is_norm and kept and _is_linear(kept[-1][0])):
-                kept.append((part, described))
+        pairs: list[tuple[keras.layers.Layer, dict[str, Any]]] = []
+        for operation, config in zip(getattr(layer, name), arguments[name], strict=True):
+            is_norm = type(operation) is keras.layers.BatchNormalization
+            is_norm = is_norm and operation.axis in (1, -3)
+            if not (is_norm and pairs and _is_linear(pairs[-1][0])):
+                pairs.append((operation, config))
                 continue
-            before, its_description = kept[-1]
-            kernel, bias = f"{before.path}/kernel", f"{before.path}/bias"
+            linear, linear_config = pairs[-1]
+            kernel, bias = f"{linear.path}/kernel", f"{linear.path}/bias"
             old = values.read(bias) if bias in values else None
-            values[kernel], values[bias] = map(_array, fold(part, values.read(kernel), old))
-            values.drop(part.path)
-            its_description["config"]["use_bias"] = True
-        arguments[name] = [described for _, described in kept]
-        if name == "on_logits" and kept and type(kept[-1][0]) is HeadMixing:
-            last, described = kept[-1]
+            values[kernel], values[bias] = map(_array, fold(operation, values.read(kernel), old))
+            values.drop(operation.path)
+            linear_config["config"]["use_bias"] = True
+        arguments[name] = [config for _, config in pairs]
+        if name == "on_logits" and pairs and type(pairs[-1][0]) is HeadMixing:
+            last, config = pairs[-1]
             values.drop(f"{last.path}/bias")
-            described["config"]["use_bias"] = False
+            config["config"]["use_bias"] = False
 
 
 def _is_linear(layer: keras.layers.Layer) -> bool:
     """Return whether a normalization per head folds into a layer over maps."""
-    # A spatial convolution leaves the entries of the class token out.
+    # A spatial convolution skips the entries of the class token.
     is_convolution = type(layer) is LocalMapConvolution and layer.constraint != "spatial"
     return type(layer) is HeadMixing or is_convolution
 
@@ -241,11 +244,13 @@ def _fold_scales(layer: keras.layers.Layer, arguments: dict[str, Any], values: V
         arguments.update(layer_scale=None, residual_scale=1.0, epsilon=epsilon)
     elif _takes_scale(layer):
         pairs = list(zip(layer.on_output, arguments["on_output"], strict=True))
-        for part, _ in pairs:
-            if type(part) is LayerScale:
-                _multiply(values, layer, values.read(part.gamma.path))
-                values.drop(part.gamma.path)
-        arguments["on_output"] = [inner for part, inner in pairs if type(part) is not LayerScale]
+        for scale, _ in pairs:
+            if type(scale) is LayerScale:
+                _multiply(values, layer, values.read(scale.gamma.path))
+                values.drop(scale.gamma.path)
+        arguments["on_output"] = [
+            config for inner, config in pairs if type(inner) is not LayerScale
+        ]
 
 
 def _takes_scale(branch: keras.layers.Layer) -> bool:
@@ -292,23 +297,24 @@ def _fold_images(
         arguments["normalize"] = "mean"
     else:
         return
-    values[kernel] = values.read(kernel) / (LEVELS * std[:, None])
+    values[kernel] = values.read(kernel) / (255 * std[:, None])
 
 
-def _place(values: Values, model: keras.Model, result: keras.Model) -> None:
-    """Assign the values to the variables of `result`, of the same paths.
+def _assign(values: Values, model: keras.Model, result: keras.Model) -> None:
+    """Assign the values to the variables of `result` at the same paths.
 
-    By order in custom layers and nested models, where paths differ between instances.
+    Variables of custom layers and nested models, whose paths differ between instances, are matched
+    by order.
     """
     paths = {}
     for old, new in zip(_foreign_layers(model), _foreign_layers(result), strict=True):
-        kept = [variable for variable in old.weights if variable.path in values]
-        if [(v.name, v.shape) for v in kept] == [(v.name, v.shape) for v in new.weights]:
-            paths.update({b.path: a.path for a, b in zip(kept, new.weights, strict=True)})
-    found = [paths.get(variable.path, variable.path) for variable in result.weights]
-    if sorted(found) != sorted(values):
-        raise ValueError(f"`model` has variables that can't be placed: {model.name!r}.")
-    for variable, path in zip(result.weights, found, strict=True):
+        variables = [variable for variable in old.weights if variable.path in values]
+        if [(v.name, v.shape) for v in variables] == [(v.name, v.shape) for v in new.weights]:
+            paths.update({b.path: a.path for a, b in zip(variables, new.weights, strict=True)})
+    sources = [paths.get(variable.path, variable.path) for variable in result.weights]
+    if sorted(sources) != sorted(values):
+        raise ValueError(f"`model` has variables that can't be matched: {model.name!r}.")
+    for variable, path in zip(result.weights, sources, strict=True):
         variable.assign(values.pop(path))
 
 

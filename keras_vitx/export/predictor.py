@@ -18,8 +18,8 @@ from keras_vitx.data.predictions import class_names
 from keras_vitx.data.preprocessing import normalize, pixels_of, with_channels
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import existing_format, format_of
-from keras_vitx.export.place import read_record
 from keras_vitx.export.prepare import in_layout, input_dtype, pixels
+from keras_vitx.export.record import read_record
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 
@@ -29,13 +29,13 @@ BATCH_SIZES = (1, 8, 32)
 
 
 class Predictor:
-    """A classifier that is compiled once and that several threads may call.
+    """A compiled classifier that several threads may call.
 
-    `predictor(images)` returns class names. Batches are padded to one of a few sizes, so that few
-    programs are compiled, each in the first call that needs it.
+    `predictor(images)` returns class names. Batches are padded to one of a few sizes, each of which
+    is compiled in the first call that needs it.
 
     Attributes:
-        input: The images that the classifier takes; a height or width of None is any.
+        input: Shape and preprocessing of the images; a height or width of None is any.
         class_names: Names of the classes, in the order of the probabilities.
         batch_sizes: The sizes to which batches are padded, ascending.
     """
@@ -53,7 +53,7 @@ class Predictor:
             raise ValueError(f"`batch_sizes` must be positive integers. Received: {batch_sizes!r}.")
         self.input, self.class_names, self.batch_sizes = input, tuple(class_names), tuple(sizes)
         self._run, self._dtype = run, dtype
-        self._lock, self._compiled = threading.Lock(), set()
+        self._lock, self._compiled_shapes = threading.Lock(), set()
 
     def __call__(self, images: Any, top: int = 5) -> list[list[tuple]]:
         """Return the most probable classes of images.
@@ -64,7 +64,7 @@ class Predictor:
             top: Number of classes per image.
 
         Returns:
-            For each image, a list of (WordNet id, name, probability), as
+            For each image, a list of (WordNet id, name, probability), as from
             `keras_vitx.decode_predictions`.
 
         Raises:
@@ -75,40 +75,39 @@ class Predictor:
             probabilities = self.probabilities(data.preprocess_input(images, self.input))
         else:
             images = images if isinstance(images, (list, tuple)) else [images]
-            found = [self.probabilities(self._own_size(image)) for image in images]
-            probabilities = np.concatenate(found)
+            batches = [self.probabilities(self._batch_of(image)) for image in images]
+            probabilities = np.concatenate(batches)
         return data.decode_predictions(probabilities, top, self)
 
     def probabilities(self, batch: np.ndarray) -> np.ndarray:
-        """Return the probabilities, `(n, classes)`, of a batch that is already preprocessed."""
+        """Return the probabilities, `(n, classes)`, of a preprocessed batch."""
         if "int" in self._dtype:
             batch = np.rint(batch).astype(self._dtype)
-        found = []
+        outputs = []
         for start in range(0, len(batch), self.batch_sizes[-1]):
-            part = batch[start : start + self.batch_sizes[-1]]
-            size = next(size for size in self.batch_sizes if size >= len(part))
-            padding = [(0, size - len(part))] + [(0, 0)] * (part.ndim - 1)
-            padded = np.pad(part, padding)
+            chunk = batch[start : start + self.batch_sizes[-1]]
+            size = next(size for size in self.batch_sizes if size >= len(chunk))
+            padded = np.pad(chunk, [(0, size - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
             # Keras traces in one thread at a time.
-            with contextlib.nullcontext() if padded.shape in self._compiled else self._lock:
-                found.append(self._run(padded)[: len(part)])
-            self._compiled.add(padded.shape)
-        return np.concatenate(found)
+            with contextlib.nullcontext() if padded.shape in self._compiled_shapes else self._lock:
+                outputs.append(self._run(padded)[: len(chunk)])
+            self._compiled_shapes.add(padded.shape)
+        return np.concatenate(outputs)
 
     def batches(self, paths: Sequence[Path], batch_size: int) -> Iterator[data.FileBatch]:
         """Yield batches of image files, decoded and preprocessed for `probabilities`."""
         if None not in self.input.input_shape[1:]:
             yield from data.batches_of_files(paths, self.input, batch_size)
             return
-        # Images of any size: each is a batch of its own.
+        # Images of any size: one per batch.
         for path in paths:
             try:
-                yield data.FileBatch([path], self._own_size(path), {})
+                yield data.FileBatch([path], self._batch_of(path), {})
             except OSError as error:
                 yield data.FileBatch([], np.empty(0), {path: error})
 
-    def _own_size(self, image: Any) -> np.ndarray:
-        """Return a batch of one image for a model of any size: nothing is resized or cropped."""
+    def _batch_of(self, image: Any) -> np.ndarray:
+        """Return one image, neither resized nor cropped, as a batch for a model of any size."""
         image = with_channels(pixels_of(image), self.input.channels)
         return normalize(image, self.input.preprocessing)[None]
 
@@ -126,23 +125,23 @@ def predictor(
     [[(_, name, probability)]] = classify("cat.png", top=1)
     ```
 
-    The weights are those of the model when it is called. Under JAX, don't call `predict` of Keras
+    The weights are the model's at the time of this call. Under JAX, don't call Keras's `predict`
     from several threads: it leaves the model without variables.
 
     Args:
-        model: A classifier; or an exported file or folder with preprocessing inside and its
-            record beside it, which runs in the runtime of its format, on the CPU.
+        model: A classifier; or the path of an export with preprocessing inside and its record
+            beside it, which runs in the runtime of its format, on the CPU.
         batch_sizes: The sizes to which batches are padded; larger ones are split.
-        trust: Whether a file is one of yours. SavedModel, torch.export and StableHLO files can do
-            more than compute, and are not opened without.
+        trust: Whether you trust the file. SavedModel, torch.export and StableHLO files can do more
+            than compute, and are only opened with `trust=True`.
 
     Raises:
-        ValueError: if the model is no classifier of images, or the file was written
-            without preprocessing, probabilities or a record, or is not to be trusted.
+        ValueError: if the model is not a classifier of images, or the file lacks preprocessing,
+            probabilities, a record or your trust.
         ImportError: if the runtime of the file is not installed.
     """
-    if _is_path(model):
-        return _of_file(Path(model).expanduser(), batch_sizes, trust)
+    if isinstance(model, (str, os.PathLike)):
+        return _file_predictor(Path(model).expanduser(), batch_sizes, trust)
     outputs = outputs_of(model)
     shape = model.input_shape
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] not in (1, 3):
@@ -154,16 +153,16 @@ def predictor(
     if preprocessing is None:
         log.warning("The model has no record of its preprocessing; it receives pixels in 0..255.")
         preprocessing = pixels(shape[-1])
-    run = _compiled(model, outputs.probabilities)
+    run = _compile(model, outputs.probabilities)
     # One sigmoid output is the probability of the second of two classes.
     is_binary = outputs.kind == "sigmoid" and outputs.classes == 1
     names = class_names(model, 2 if is_binary else outputs.classes)
-    images = ModelInput(shape, preprocessing)
-    return Predictor(run, images, input_dtype(model), names, batch_sizes)
+    spec = ModelInput(shape, preprocessing)
+    return Predictor(run, spec, input_dtype(model), names, batch_sizes)
 
 
-def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function of a batch that changes nothing in the model."""
+def _compile(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function of a batch that does not modify the model."""
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -192,15 +191,15 @@ def _compiled(model, probabilities) -> Callable[[np.ndarray], np.ndarray]:
 
     lock = threading.Lock()
 
-    def run_alone(images):
-        # PyTorch divides each call among the cores; layers may keep what they computed last.
+    def run_locked(images):
+        # PyTorch divides each call among the cores; layers may cache their last results.
         with lock, without_gradients():
             return keras.ops.convert_to_numpy(run(images))
 
-    return run_alone
+    return run_locked
 
 
-def _of_file(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
+def _file_predictor(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
     format = existing_format(path, trust)
     record = read_record(path, format)
     options = record.get("options", {})
@@ -215,18 +214,18 @@ def _of_file(path: Path, batch_sizes: Sequence[int], trust: bool) -> Predictor:
     data_format = options.get("data_format", "channels_last")
     if data_format == "channels_first":
         shape = [shape[0], *shape[2:], shape[1]]
-    images = ModelInput(tuple(shape), pixels(shape[-1]))
+    spec = ModelInput(tuple(shape), pixels(shape[-1]))
 
     def probabilities(batch):
         return run(in_layout(batch, data_format))["probabilities"]
 
-    return Predictor(probabilities, images, dtype, record["classes"], batch_sizes)
+    return Predictor(probabilities, spec, dtype, record["classes"], batch_sizes)
 
 
 def is_exported(path: str | os.PathLike) -> bool:
-    """Return whether a path is that of an exported file or folder."""
+    """Return whether a path is an exported file or folder."""
     path = Path(path)
-    return path.exists() and format_of(path).is_one(path)
+    return path.exists() and format_of(path).matches(path)
 
 
 def preprocessing_of(model: keras.Model) -> Preprocessing | None:
@@ -238,7 +237,3 @@ def preprocessing_of(model: keras.Model) -> Preprocessing | None:
     if any(isinstance(layer, ImagePreprocessing) for layer in layers):
         return pixels(model.input_shape[-1])
     return None
-
-
-def _is_path(value):
-    return isinstance(value, (str, os.PathLike))

@@ -1,4 +1,4 @@
-"""The options of an export, and the graph that is written with them."""
+"""The options of an export, and the graph that they define."""
 
 import os
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from keras_vitx.preprocessing import ModelInput, Preprocessing
 KINDS = ("probabilities", "logits")
 
 CALIBRATION_IMAGES = 256
-"""Number of images taken from a folder or a source, evenly spaced."""
+"""Number of images, evenly spaced, from a folder or a source."""
 
 
 def prepare(
@@ -36,31 +36,22 @@ def prepare(
     data_format: str = "channels_last",
     image_sizes: Sequence[tuple[int, int]] = (),
 ) -> Graph:
-    """Return the graph that is to be written, not fused, by the arguments of `export`."""
-    check(
-        isinstance(preprocessing, bool) or _is_size(preprocessing),
-        "`preprocessing` must be True, False, or the (height, width) of the pixels.",
-        preprocessing,
-    )
+    """Check the arguments of `export`, and return the graph to write, not fused."""
+    rule = "`preprocessing` must be True, False, or the (height, width) of the pixels."
+    check(isinstance(preprocessing, bool) or _is_size(preprocessing), rule, preprocessing)
     check(outputs in (None, *KINDS), f"`outputs` must be None or one of {KINDS}.", outputs)
-    check(
-        isinstance(serving, bool) or (isinstance(serving, int) and serving > 0),
-        "`serving` must be True, False, or the number of classes to return.",
-        serving,
-    )
+    rule = "`serving` must be True, False, or the number of classes to return."
+    check(isinstance(serving, bool) or (isinstance(serving, int) and serving > 0), rule, serving)
     if serving is not False:
-        served = ("saved_model", "probabilities", "channels_last")
-        taken = (format.name, outputs, data_format)
-        check(taken == served, f"`serving` must be False but for {served}.", taken)
-    check(
-        data_format in ("channels_last", "channels_first"),
-        "`data_format` must be 'channels_last' or 'channels_first'.",
-        data_format,
-    )
+        required = ("saved_model", "probabilities", "channels_last")
+        options = (format.name, outputs, data_format)
+        check(options == required, f"`serving` must be False but for {required}.", options)
+    rule = "`data_format` must be 'channels_last' or 'channels_first'."
+    check(data_format in ("channels_last", "channels_first"), rule, data_format)
     check(
         precision is None or precision in format.precisions,
-        "`precision` must be None or one that the format has (a model that "
-        f'`model.quantize("int8")` has rounded is written as it is):\n{table()}\n',
+        "`precision` must be None or one of the format's (a model quantized by "
+        f'`model.quantize("int8")` is written as it is):\n{table()}\n',
         (format.name, precision),
     )
     half = [each.name for each in FORMATS.values() if each.half_products]
@@ -69,11 +60,8 @@ def prepare(
         f"`compute_dtype` must be None, or one of {tuple(HALF_DTYPES)} for the formats {half}.",
         (format.name, compute_dtype),
     )
-    check(
-        not compute_dtype or precision in (None, compute_dtype),
-        f"`precision` must be None with compute_dtype={compute_dtype!r}.",
-        precision,
-    )
+    rule = f"`precision` must be None with compute_dtype={compute_dtype!r}."
+    check(not compute_dtype or precision in (None, compute_dtype), rule, precision)
     check(
         all(map(_is_size, image_sizes))
         and (not image_sizes or (format.name == "saved_model" and not preprocessing)),
@@ -89,35 +77,26 @@ def prepare(
     )
     network = with_outputs(model, outputs)
     names = output_names(network)
-    classes = ()
-    if len(names) == 1 and names[0] in KINDS:
-        classes = class_names(model, network.output_shape[-1])
-    before, size = None, (None, None)
+    is_classifier = len(names) == 1 and names[0] in KINDS
+    classes = class_names(model, network.output_shape[-1]) if is_classifier else ()
+    layer, size = None, (None, None)
     if preprocessing is not False:
-        before = ImagePreprocessing.of(model)
+        layer = ImagePreprocessing.of(model)
         if preprocessing is not True:
             size = tuple(preprocessing)
         elif not format.any_size:
-            size = _uncropped(before)
+            size = _uncropped(layer)
     networks = {"serve": network}
     for height, width in image_sizes:
         check(hasattr(network, "at_size"), "`image_sizes` needs a model of keras_vitx.", network)
         networks[f"serve_{height}x{width}"] = network.at_size((height, width))
-    return Graph(
-        networks,
-        names,
-        before,
-        size,
-        data_format,
-        precision,
-        compute_dtype,
-        classes,
-        top=len(classes) if serving is True else min(int(serving), len(classes)),
-    )
+    top = len(classes) if serving is True else min(int(serving), len(classes))
+    arguments = (data_format, precision, compute_dtype, classes, top)
+    return Graph(networks, names, layer, size, *arguments)
 
 
 def check(holds: bool, rule: str, received: Any) -> None:
-    """Raise a ValueError with a rule, "`x` must be ...", and what was received, unless it holds."""
+    """Raise a ValueError with the rule, "`x` must be ...", and `received`, unless it holds."""
     if not holds:
         raise ValueError(f"{rule} Received: {received!r}.")
 
@@ -129,8 +108,9 @@ def _is_size(size):
 
 def check_model(model: keras.Model) -> None:
     """Check that `model` takes one batch of images."""
-    built = isinstance(model, keras.Model) and model.built
-    shapes = [tuple(tensor.shape) for tensor in getattr(model, "inputs", None) or [] if built]
+    is_built = isinstance(model, keras.Model) and model.built
+    inputs = getattr(model, "inputs", None) if is_built else None
+    shapes = [tuple(tensor.shape) for tensor in inputs or ()]
     check(
         len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][3] is not None,
         "`model` must be a built Keras model of images, (batch, height, width, channels).",
@@ -139,10 +119,10 @@ def check_model(model: keras.Model) -> None:
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
-    """Return the `_kind` of one output; of several, their keys or the names of their layers."""
+    """Return the names of the outputs: the `_kind` of a single one, else keys or layer names."""
     outputs = getattr(model, "output", None)
     if isinstance(outputs, dict):
-        # In the order in which Keras flattens them.
+        # Keras flattens them in this order.
         return tuple(sorted(outputs))
     names = tuple(model.output_names)
     if len(names) == 1:
@@ -167,7 +147,7 @@ def _last(model):
 
 
 def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
-    """Return a model whose one output is probabilities or logits; the same one for None."""
+    """Return a model whose output is probabilities or logits; the same model for None."""
     kind = _kind(model) if len(model.outputs) == 1 else "features"
     if outputs in (None, kind):
         return model
@@ -181,38 +161,38 @@ def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
     if hasattr(model, "steps"):
         config = model.get_config()
         config["layers"][-1]["config"]["activation"] = activation
-        result = changed = type(model).from_config(config)
+        result = copy = type(model).from_config(config)
         head = model
     else:
-        changed = type(head).from_config({**head.get_config(), "activation": activation})
-        result = keras.Model(model.input, changed(head.input), name=model.name)
-    for target, source in zip(changed.weights, head.weights, strict=True):
+        copy = type(head).from_config({**head.get_config(), "activation": activation})
+        result = keras.Model(model.input, copy(head.input), name=model.name)
+    for target, source in zip(copy.weights, head.weights, strict=True):
         target.assign(ops.convert_to_numpy(source))
     return result
 
 
 def calibration_images(graph: Graph, source: Any) -> np.ndarray:
-    """Return images as the file takes them: an array as it is, or 256 of a source, preprocessed."""
+    """Return images for the file's input: an array itself, or 256 of a source, preprocessed."""
     if not isinstance(source, (str, os.PathLike)):
         return as_input(source, graph.model, "`calibration` must be a folder or an array")
     folder = Path(source).expanduser()
     images = image_files(folder) if folder.is_dir() else data.load_dataset(source).train.images
     check(len(images) > 0, "`calibration` must have images.", str(source))
-    chosen = np.unique(np.linspace(0, len(images) - 1, CALIBRATION_IMAGES).astype(int))
+    indices = np.unique(np.linspace(0, len(images) - 1, CALIBRATION_IMAGES).astype(int))
     spec = ModelInput.of(graph.networks["serve"])
-    if graph.before is not None:
+    if graph.preprocessing is not None:
         # Pixels, which the file preprocesses.
-        size = _uncropped(graph.before) if None in graph.size else graph.size
+        size = _uncropped(graph.preprocessing) if None in graph.size else graph.size
         spec = ModelInput((None, *size, spec.channels), pixels(spec.channels))
-    prepared = data.preprocess_input([images[index] for index in chosen], spec)
-    if graph.before is not None:
-        prepared = np.rint(prepared).astype("uint8")
-    return in_layout(prepared, graph.data_format)
+    batch = data.preprocess_input([images[index] for index in indices], spec)
+    if graph.preprocessing is not None:
+        batch = np.rint(batch).astype("uint8")
+    return in_layout(batch, graph.data_format)
 
 
-def _uncropped(before):
-    """Return the size of the images that are cropped without being resized."""
-    return tuple(round(side / before.crop_ratio) for side in before.size)
+def _uncropped(layer):
+    """Return the size of the images that `layer` crops without resizing."""
+    return tuple(round(side / layer.crop_ratio) for side in layer.size)
 
 
 def pixels(channels: int) -> Preprocessing:

@@ -1,7 +1,7 @@
 """Exported files in their own runtimes.
 
-Run as `python runtimes.py FORMAT PATH INPUTS.npz OUTPUTS.npz` to compute the outputs of a file in a
-process that can import neither Keras nor keras_vitx. This file imports neither.
+`python runtimes.py FORMAT PATH INPUTS.npz OUTPUTS.npz` computes the outputs of a file in a process
+that can import neither Keras nor keras_vitx, and neither does this module.
 """
 
 import atexit
@@ -16,11 +16,11 @@ import time
 import numpy as np
 
 SECONDS, MAX_RUNS = 0.5, 30
-"""The limits of the measurement of a latency."""
+"""Limits of the measurement of a latency."""
 
 
 def load(format, path):
-    """Return a function on the CPU from images to float32 outputs by name, safe for threads."""
+    """Return a thread-safe function, on the CPU, from images to float32 outputs by name."""
     return globals()[f"_{format}"](str(path))
 
 
@@ -31,7 +31,7 @@ def _saved_model(path):
     signatures = {}
     for signature in loaded.signatures.values():
         (spec,) = signature.structured_input_signature[1].values()
-        if spec.dtype != tf.string:  # Encoded images.
+        if spec.dtype != tf.string:  # Not encoded images.
             signatures.setdefault(tuple(spec.shape[1:3]), (signature, spec))
 
     def run(images):
@@ -40,7 +40,7 @@ def _saved_model(path):
         # NumPy has no bfloat16.
         return {name: tf.cast(each, "float32").numpy() for name, each in outputs.items()}
 
-    # The function refers to variables that the module holds.
+    # Keep the module, which owns the variables.
     run.loaded = loaded
     return run
 
@@ -64,7 +64,7 @@ def _openvino(path):
     import openvino
     from openvino import properties
 
-    # In the precision of the file, where a CPU would choose bfloat16 by itself.
+    # By default, some CPUs would compute in bfloat16.
     model = openvino.compile_model(
         path, "CPU", {properties.hint.inference_precision: openvino.Type.f32}
     )
@@ -116,7 +116,7 @@ def _stablehlo(path):
 
 def main(format, path, inputs, outputs):
     """Write the outputs of each batch as `<batch>.<name>`, and `latency_ms`."""
-    # Submodules, too: what Python has imported before, it does not look for in their parents.
+    # Block loaded submodules, too: Python would not look for them in their parents.
     loaded = [name for name in sys.modules if name.split(".")[0] in ("keras", "keras_vitx")]
     sys.modules.update(dict.fromkeys(["keras", "keras_vitx", *loaded]))
     batches = dict(np.load(inputs))
@@ -130,7 +130,7 @@ def main(format, path, inputs, outputs):
 
 
 def _latency(run, images):
-    """Return the median latency of a batch, in milliseconds, after two runs."""
+    """Return the median latency of a batch in milliseconds, after two warm-up runs."""
     times, end = [], time.perf_counter() + SECONDS
     while len(times) < 3 or (len(times) < MAX_RUNS and time.perf_counter() < end):
         start = time.perf_counter()
@@ -141,7 +141,6 @@ def _latency(run, images):
 
 def end_with_parent(folder):
     """Remove `folder` and end this process when the parent, at the other end of stdin, is gone."""
-
     removing = threading.Lock()
 
     def wait():
@@ -151,12 +150,12 @@ def end_with_parent(folder):
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-    # An error for want of the files must not end this process before all of them are removed.
+    # An error due to removed files must not end this process before all are removed.
     atexit.register(removing.acquire)
 
 
 if __name__ == "__main__":
-    # Nothing that this process loads is garbage; looking for it takes a tenth of its time.
+    # Garbage collection would find nothing, in a tenth of the time.
     gc.disable()
     end_with_parent(os.path.dirname(sys.argv[3]))
     main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The model card and the image processor config that the hub reads of a saved model."""
+"""The model card and the image processor config of a saved model on the hub."""
 
 import html
 import json
@@ -20,10 +20,10 @@ def model_card(
     license: str | None = None,
     custom_objects: Iterable[str] = (),
 ) -> str:
-    """Return the text of a model card, starting with the YAML metadata that the hub reads.
+    """Return the text of a model card, starting with the YAML metadata for the hub.
 
     `weights` is a file beside the card, `accuracy` the top-1 accuracy on the test images of
-    `dataset`, in 0..1, and `custom_objects` are the registered names of those that `load` needs.
+    `dataset`, in 0..1, and `custom_objects` are the registered names that `load` needs.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -56,7 +56,7 @@ def model_card(
         "Weights": f"`{weights}`{pytorch}",
         **{f"Images' {name}": value for name, value in preprocessing.items()},
     }
-    table = "\n".join(f"| {name} | {_escaped(value)} |" for name, value in rows.items())
+    table = "\n".join(f"| {name} | {_table_cell(value)} |" for name, value in rows.items())
     objects = ", ".join(f'"{name}": {name.rpartition(">")[2]}' for name in custom_objects)
     objects = objects and f", custom_objects={{{objects}}}"
     code = (
@@ -70,29 +70,29 @@ def model_card(
     if isinstance(training, str):
         training = html.escape(training, quote=False)
     else:
-        # No text of the recipe can end the block.
+        # A backtick in the recipe could end the code block.
         content = json.dumps(recipe, indent=2).replace("`", "\\u0060")
         training = f"```json\n{content}\n```"
-    parts = (
+    sections = (
         f"---\n{data.to_yaml()}\n---",
-        f"# {_escaped(model.name)}",
+        f"# {_table_cell(model.name)}",
         "A vision transformer for Keras 3, on TensorFlow, JAX and PyTorch.",
         f"| | |\n|---|---|\n{table}",
         f"## Use\n\n```python\n{code}\n```",
         f"## Training\n\n{training}",
     )
-    return str(ModelCard("\n\n".join(parts) + "\n"))
+    return str(ModelCard("\n\n".join(sections) + "\n"))
 
 
-def _escaped(value: Any) -> str:
-    """Return a value as text on one line of a table, without HTML."""
+def _table_cell(value: Any) -> str:
+    """Return a value as one line of text, with HTML and `|` escaped."""
     return " ".join(html.escape(str(value), quote=False).replace("|", "\\|").split())
 
 
 def image_processor(preprocessing: Preprocessing, size: tuple[int, int]) -> dict[str, Any] | None:
     """Return the `preprocessor_config.json` of Transformers for images of size (height, width).
 
-    None where Transformers can't do the same: if images are not square or not in color.
+    None if it has no equivalent: if the images are not square or not in color.
     """
     if size[0] != size[1] or len(preprocessing.mean) != 3:
         return None

@@ -14,32 +14,30 @@ CIFAR10 = "cifar10"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One published weights file and what is needed to use it.
+    """A published weights file, with its metadata.
 
     Attributes:
         name: A unique name, accepted by `weights=`.
         constructor: Name of the constructor whose models it fits, such as "CaiT_XXS24".
         image_size: Side of the square training images, in pixels.
-        top1: Published top-1 accuracy on the dataset's test images, in percent; None if its classes
-            are not those of the test images (ImageNet-21k).
+        top1: Published top-1 accuracy on the dataset's test images, in percent; None if they have
+            other classes (ImageNet-21k).
         top5: Published top-5 accuracy, likewise.
         top1_real: Top-1 accuracy with the ImageNet-ReaL labels.
         top1_v2: Top-1 accuracy on ImageNet-V2 (matched frequency).
         source: "hf://owner/repo"; "package:FILE" for a file that ships with this project; or the
-            URL of a page for downloading it by hand.
+            URL of a page to download it from by hand.
         file: File name in the hub repository.
         url: URL of the authors' original file (PyTorch or NumPy), if any.
-        revision: Commit of the hub repository; None if unknown. Loading a file that nothing
-            identifies logs a warning.
+        revision: Commit of the hub repository; None if unknown. Loading a file with neither a
+            `revision` nor a `sha256` logs a warning.
         sha256: SHA-256 of `file`, or a prefix of it; None if unknown.
         classes: Number of classes of the head.
-        dataset: The data whose classes the head has; `weights=dataset` selects the checkpoint of a
-            size.
+        dataset: The dataset whose classes the head has, also accepted by `weights=`.
         preprocessing: Preprocessing of the images.
         license: SPDX identifier in lower case; None if no license is stated.
         distillation_token: Whether it has DeiT's distillation token.
-        also_starts: Other constructors with the same variables, for whose models it is only an
-            initialization.
+        also_starts: Other constructors with the same variables, whose models it only initializes.
         class_names: One name per class; None for the dataset's standard names.
     """
 
@@ -115,7 +113,7 @@ mixer_b16_224.goog_in21k                   Mixer_B16  inception 0.875
 mixer_b16_224.miil_in21k                   Mixer_B16  miil      0.875
 """
 
-# The first digits of the hash, in the names of DeiT's own files.
+# The first digits of the hash, in the names of DeiT's files.
 HASHES = {
     "deit_tiny_patch16_224": "a1311bcf",
     "deit_small_patch16_224": "cd65a155",
@@ -162,7 +160,7 @@ def _timm(row: str) -> Checkpoint:
 
 
 def _drive(name: str, constructor: str, side: int, top1: float, key: str) -> Checkpoint:
-    """Return a checkpoint that is hosted only where its authors' README links to."""
+    """Return a checkpoint that only its authors host."""
     # Refiner, Section 4.4: receptive field calibration.
     crop_ratio = 1.13 if constructor.startswith("RefinedViT") else 0.9
     return Checkpoint(
@@ -234,13 +232,13 @@ def find(
         ValueError: if the name is unknown, belongs to another constructor or another number of
             class tokens, or if the constructor has no such checkpoint.
     """
-    mine = checkpoints_of(constructor)
-    usable = [c for c in mine if c.distillation_token == distillation_token]
-    offer = "It has: " + ", ".join(c.name for c in mine) + "."
-    if not mine:
+    fitting = checkpoints_of(constructor)
+    candidates = [c for c in fitting if c.distillation_token == distillation_token]
+    offer = "It has: " + ", ".join(c.name for c in fitting) + "."
+    if not fitting:
         offer = "No checkpoint of it is public. Pass None, or the path or hub address of a file."
     if name in DATASETS:
-        entries = [c for c in usable if c.dataset == name]
+        entries = [c for c in candidates if c.dataset == name]
         if constructor is None:
             raise ValueError(
                 f"weights={name!r} needs the constructor of a size; name a checkpoint: "
@@ -256,16 +254,17 @@ def find(
         return min(entries, key=lambda c: abs(c.image_size - side))
     entry = next((c for c in CHECKPOINTS if c.name == name), None)
     if entry is None:
-        hint = nearest(name, [c.name for c in mine] + [*{c.dataset for c in usable}])
+        names = [c.name for c in fitting] + [*{c.dataset for c in candidates}]
+        hint = nearest(name, names) if fitting else offer
+        raise ValueError(f"weights={name!r} is neither a file nor a known checkpoint. {hint}")
+    if entry not in fitting:
+        size = entry.constructor
         raise ValueError(
-            f"weights={name!r} is neither a file nor a known checkpoint. {hint if mine else offer}"
+            f"weights={name!r} is a checkpoint of {size}, not of {constructor}. {offer}"
         )
-    if entry not in mine:
-        wrong = f"is a checkpoint of {entry.constructor}, not of {constructor}. {offer}"
-    elif constructor and entry not in usable:
-        wrong = (
-            f"needs distillation_token={entry.distillation_token}. Received: {distillation_token}."
+    if constructor and entry not in candidates:
+        raise ValueError(
+            f"weights={name!r} needs distillation_token={entry.distillation_token}. "
+            f"Received: {distillation_token}."
         )
-    else:
-        return entry
-    raise ValueError(f"weights={name!r} {wrong}")
+    return entry

@@ -18,7 +18,7 @@ from keras_vitx.weights.names import (
     to_keras,
 )
 from keras_vitx.weights.positions import Grid, resample, square_grid
-from keras_vitx.weights.reading import Opened, Stored
+from keras_vitx.weights.reading import StoredArray, WeightsFile
 
 RGB = 3
 
@@ -36,9 +36,9 @@ OPTIONS = {
 class Conversion(NamedTuple):
     """The arrays of a file that fit a model."""
 
-    arrays: Iterator[tuple[Any, np.ndarray]]  # Each variable with its array, read when it is due.
-    head: bool  # Whether the classifier is included.
-    classes: int | None  # In the file; None if it has no classifier.
+    arrays: Iterator[tuple[Any, np.ndarray]]  # Each variable with its array, read lazily.
+    head: bool  # Whether `arrays` includes the classifier.
+    classes: int | None  # Number in the file; None without a classifier.
 
 
 class _Entry(NamedTuple):
@@ -52,21 +52,21 @@ class _Entry(NamedTuple):
     on_image: bool  # Whether it is the kernel of the convolution on the image.
 
 
-def convert(opened: Opened, model, sizes: Sizes | None = None) -> Conversion:
+def convert(file: WeightsFile, model, sizes: Sizes | None = None) -> Conversion:
     """Match every variable of a model with its array in a file, by the family's rename table.
 
     Position embeddings are resampled, and the first kernel is adapted to the image channels. A
     classifier with another number of classes is skipped. Any other difference raises a ValueError
-    that lists all missing, unexpected and misshapen arrays, with the size in the file according to
-    `sizes`.
+    that lists all missing, unexpected and misshapen arrays, and the size in `sizes` that the file
+    looks like.
     """
-    entries = _entries(model, opened.native)
-    arrays = {name: array for name, array in opened.arrays.items() if not name.endswith(IGNORED)}
+    entries = _entries(model, file.native)
+    arrays = {name: array for name, array in file.arrays.items() if not name.endswith(IGNORED)}
 
     heads = [entry for entry in entries if is_head(entry.name)]
-    classes = _classes(heads, arrays, opened.native)
-    own = _classes(heads, {entry.name: entry for entry in heads}, opened.native)
-    has_head = bool(heads) and classes in (None, own)
+    classes = _classes(heads, arrays, file.native)
+    model_classes = _classes(heads, {entry.name: entry for entry in heads}, file.native)
+    has_head = bool(heads) and classes in (None, model_classes)
     if not has_head:
         entries = [entry for entry in entries if not is_head(entry.name)]
         arrays = {name: array for name, array in arrays.items() if not is_head(name)}
@@ -74,21 +74,21 @@ def convert(opened: Opened, model, sizes: Sizes | None = None) -> Conversion:
     missing = [entry.name for entry in entries if entry.name not in arrays]
     extra = sorted(arrays.keys() - {entry.name for entry in entries})
     wrong: dict[str, str] = {}
-    found: list[tuple[_Entry, Stored, Grid | None]] = []
+    matches: list[tuple[_Entry, StoredArray, Grid | None]] = []
     for entry in entries:
         if (array := arrays.get(entry.name)) is None:
             continue
-        grid = _grid(entry, array.shape, opened)
+        grid = _grid(entry, array.shape, file)
         if not FLOATING.fullmatch(array.dtype):
             wrong[entry.name] = f"{array.dtype} and not floating-point numbers"
         elif grid is None and array.shape != entry.shape and not _reads_rgb(entry, array.shape):
             wrong[entry.name] = f"{array.shape} in the file, {entry.shape} in the model"
         else:
-            found.append((entry, array, grid))
+            matches.append((entry, array, grid))
     if missing or extra or wrong:
-        raise ValueError(_complaint(missing, extra, wrong, len(entries), opened, model, sizes))
-    read = ((entry.variable, _read(entry, array, grid)) for entry, array, grid in found)
-    return Conversion(read, has_head, classes)
+        raise ValueError(_mismatch(missing, extra, wrong, len(entries), file, model, sizes))
+    values = ((entry.variable, _read(entry, array, grid)) for entry, array, grid in matches)
+    return Conversion(values, has_head, classes)
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:
@@ -135,7 +135,7 @@ def _entries(model, native: bool) -> list[_Entry]:
     return entries
 
 
-def _classes(heads: list[_Entry], arrays: dict[str, Stored], native: bool) -> int | None:
+def _classes(heads: list[_Entry], arrays: dict[str, StoredArray], native: bool) -> int | None:
     """Return the number of classes in the file; None if its heads differ in anything else."""
     classes, others = (-1, slice(-1)) if native else (0, slice(1, None))
     counts = set()
@@ -147,19 +147,19 @@ def _classes(heads: list[_Entry], arrays: dict[str, Stored], native: bool) -> in
     return counts.pop() if len(counts) == 1 else None
 
 
-def _grid(entry: _Entry, shape: tuple[int, ...], opened: Opened) -> Grid | None:
+def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | None:
     """Return the grid of position embeddings in the file, or None if there is none."""
     if entry.layout == "map" and len(shape) == 4 and shape[:2] == entry.shape[:2]:
         return shape[2:]
     if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
         return None
     patches = shape[1] - entry.positions.num_prefix_tokens
-    if opened.description and opened.description.grid:
-        rows, columns = opened.description.grid
+    if file.description and file.description.grid:
+        rows, columns = file.description.grid
         return (rows, columns) if rows * columns == patches else None
-    # PyTorch files don't store their grid: assume a square one, else the model's own.
+    # PyTorch files don't store their grid: assume a square one, else the model's.
     same = tuple(entry.positions.grid) if shape == entry.shape else None
-    return (same or square_grid(patches)) if opened.native else (square_grid(patches) or same)
+    return (same or square_grid(patches)) if file.native else (square_grid(patches) or same)
 
 
 def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
@@ -169,15 +169,15 @@ def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     return entry.on_image and shape == rgb
 
 
-def _read(entry: _Entry, stored: Stored, grid: Grid | None) -> np.ndarray:
+def _read(entry: _Entry, array: StoredArray, grid: Grid | None) -> np.ndarray:
     """Return an array of a file in the layout and the shape of its variable."""
-    array = to_keras(stored.read().astype("float32", copy=False), entry.layout)
+    values = to_keras(array.read().astype("float32", copy=False), entry.layout)
     if entry.on_image:
-        array = _for_channels(array, entry.variable.shape[-2])
+        values = _for_channels(values, entry.variable.shape[-2])
     if grid is None:
-        return array.reshape(entry.variable.shape)
+        return values.reshape(entry.variable.shape)
     layer = entry.positions
-    return resample(array, grid, tuple(layer.grid), layer.num_prefix_tokens)
+    return resample(values, grid, tuple(layer.grid), layer.num_prefix_tokens)
 
 
 def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
@@ -192,41 +192,43 @@ def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
         return kernel
     if channels == 1:
         return kernel.sum(axis=-2, keepdims=True)
-    repeated = np.take(kernel, np.arange(channels) % rgb, axis=-2)
-    return repeated * np.float32(rgb / channels)
+    return np.take(kernel, np.arange(channels) % rgb, axis=-2) * np.float32(rgb / channels)
 
 
-def _complaint(missing, extra, wrong, count: int, opened: Opened, model, sizes) -> str:
-    said = [f"The file doesn't fit the model {model.name!r}."]
-    if opened.description and opened.description.model != model.name:
-        said.append(f"It says it was saved from {opened.description.model!r}.")
+def _mismatch(missing, extra, wrong, count: int, file: WeightsFile, model, sizes) -> str:
+    """Return the message of the error that lists all arrays that don't match."""
+    summary = [f"The file doesn't fit the model {model.name!r}."]
+    if file.description and file.description.model != model.name:
+        summary.append(f"It says it was saved from {file.description.model!r}.")
     if len(missing) + len(wrong) > count / 2:
-        looks = identify({name: array.shape for name, array in opened.arrays.items()})
-        known = sizes(looks.family) if looks and sizes else {}
-        name = next((name for name, identity in known.items() if identity == looks), None)
-        said.append(f"It looks like {name or looks or 'another architecture'}.")
+        identity = identify({name: array.shape for name, array in file.arrays.items()})
+        known = sizes(identity.family) if identity and sizes else {}
+        name = next((name for name, other in known.items() if other == identity), None)
+        summary.append(f"It looks like {name or identity or 'another architecture'}.")
     if missing and all(is_head(name) for name in missing):
-        said.append("It has no classifier: build the model with include_top=False.")
+        summary.append("It has no classifier: build the model with include_top=False.")
     for argument, mark in OPTIONS.items():
         for names, value in ((extra, True), (missing, False)):
             if names and all(re.search(mark, name) for name in names):
-                said.append(f"Build the model with {argument}={value}.")
+                summary.append(f"Build the model with {argument}={value}.")
     if wrong and all(name.startswith("patch_embed") for name in wrong):
-        said.append("It has other patches or channels (patch_size, input_shape).")
-    alike: dict[str, list[str]] = {}
-    for name, how in wrong.items():
-        alike.setdefault(how, []).append(name)
-    lines = [" ".join(said)]
-    for names, what in ((missing, "missing from the file"), (extra, "not in the model")):
+        summary.append("It has other patches or channels (patch_size, input_shape).")
+    lines = [" ".join(summary)]
+    for names, problem in ((missing, "missing from the file"), (extra, "not in the model")):
         if names:
-            lines.append(f"- {len(names)} {what}: {', '.join(abbreviated(names))}")
+            lines.append(f"- {len(names)} {problem}: {', '.join(abbreviate(names))}")
     if wrong:
-        listed = [f"{', '.join(abbreviated(names))} is {how}" for how, names in alike.items()]
-        lines.append(f"- {len(wrong)} of another shape or kind: {'; '.join(listed)}")
+        groups: dict[str, list[str]] = {}
+        for name, problem in wrong.items():
+            groups.setdefault(problem, []).append(name)
+        items = [
+            f"{', '.join(abbreviate(names))} is {problem}" for problem, names in groups.items()
+        ]
+        lines.append(f"- {len(wrong)} of another shape or kind: {'; '.join(items)}")
     return "\n".join(lines)
 
 
-def abbreviated(names: Iterable[str]) -> list[str]:
+def abbreviate(names: Iterable[str]) -> list[str]:
     """Merge names that differ in a layer's index only, as in blocks.{0-2}.norm1.bias."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
@@ -234,14 +236,14 @@ def abbreviated(names: Iterable[str]) -> list[str]:
         start, *rest = re.split(r"(?<=[._])(\d+)(?=[./])", name, maxsplit=1)
         number, end = rest or ("", "")
         groups.setdefault((start, end), []).append(number)
-    written = []
+    merged = []
     for (start, end), numbers in groups.items():
         if len(numbers) < 3:
-            written += [f"{start}{number}{end}" for number in numbers]
+            merged += [f"{start}{number}{end}" for number in numbers]
             continue
         indices = sorted(map(int, numbers))
         first, last = indices[0], indices[-1]
         is_range = last - first == len(indices) - 1
         inside = f"{first}-{last}" if is_range else ",".join(map(str, indices))
-        written.append(f"{start}{{{inside}}}{end}")
-    return written
+        merged.append(f"{start}{{{inside}}}{end}")
+    return merged

@@ -1,4 +1,4 @@
-"""What a saved model's files say besides the weights, and the folders that `kv.save` writes."""
+"""Metadata of saved models, and the folders that `kv.save` writes."""
 
 import contextlib
 import json
@@ -22,24 +22,24 @@ ATTEMPTS = 50
 PAUSE = 0.01  # seconds between them
 
 
-class Refused(ValueError):
-    """The file has the right format but is not accepted; the message says why."""
+class FileError(ValueError):
+    """A file is not accepted; the message says why."""
 
 
 class Description(NamedTuple):
-    """What a saved model's tensors don't tell."""
+    """Metadata of a saved model."""
 
-    model: str  # The model's name.
+    model: str  # Its name.
     grid: Grid | None  # (rows, columns) of its patches, if it has positions.
     class_names: tuple[str, ...] | None
     preprocessing: Preprocessing | None
 
 
 def metadata_of(model) -> dict[str, str]:
-    """Return the safetensors metadata that describe a model: strings, in JSON."""
+    """Return a model's metadata for safetensors files: JSON strings."""
     names = getattr(model, "class_names", None)
     preprocessing = getattr(model, "preprocessing", None)
-    described = {
+    values = {
         "model": model.name,
         "family": getattr(model, "family", None),
         "grid": next((layer.grid for layer in model.layers if hasattr(layer, "grid")), None),
@@ -47,32 +47,32 @@ def metadata_of(model) -> dict[str, str]:
         "preprocessing": preprocessing and preprocessing.to_dict(),
     }
     # "format" marks the names and layouts as those of PyTorch.
-    described = {key: json.dumps(value) for key, value in described.items()}
-    return {"format": "pt", "library": LIBRARY, **described}
+    values = {key: json.dumps(value) for key, value in values.items()}
+    return {"format": "pt", "library": LIBRARY, **values}
 
 
 def from_metadata(metadata: Mapping[str, str] | None) -> Description | None:
-    """Read the metadata that `metadata_of` returns; None if they are of another library."""
+    """Read the metadata that `metadata_of` returns; None for another library's."""
     if not metadata or metadata.get("library") != LIBRARY:
         return None
     try:
         values = {key: json.loads(metadata[key]) for key in Description._fields}
     except (KeyError, ValueError, RecursionError) as error:
         cause = f"{type(error).__name__}: {error}"
-        raise Refused(f"The file's metadata can't be used ({cause:.100}).") from error
-    return _checked("metadata", **values)
+        raise FileError(f"The file's metadata can't be used ({cause:.100}).") from error
+    return _description("metadata", **values)
 
 
 def from_config(config: Any) -> Description:
-    """Read the config of a saved `Chain`, without building the model."""
+    """Read the metadata in the config of a saved `Chain`, without building the model."""
     try:
         config = config["config"]
         grids = [layer["config"].get("grid") for layer in config["layers"]]
         names = config.get("class_names")
         if isinstance(names, list):
-            # Keras writes NumPy's numbers as dictionaries.
+            # Keras serializes NumPy numbers as dictionaries.
             names = [name["config"]["value"] if isinstance(name, dict) else name for name in names]
-        return _checked(
+        return _description(
             CONFIG,
             model=config.get("name"),
             grid=next((grid for grid in grids if grid is not None), None),
@@ -80,10 +80,10 @@ def from_config(config: Any) -> Description:
             preprocessing=config.get("preprocessing"),
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise Refused(f"The file's {CONFIG} isn't the config of a model.") from error
+        raise FileError(f"The file's {CONFIG} isn't the config of a model.") from error
 
 
-def _checked(part: str, model: Any, grid: Any, class_names: Any, preprocessing: Any) -> Description:
+def _description(source: str, *, model, grid, class_names, preprocessing) -> Description:
     try:
         if not isinstance(model, str):
             raise ValueError(f"`model` must be a name. Received: {model!r:.100}.")
@@ -100,16 +100,16 @@ def _checked(part: str, model: Any, grid: Any, class_names: Any, preprocessing: 
         if preprocessing is not None:
             preprocessing = Preprocessing.of(preprocessing)
     except ValueError as error:
-        raise Refused(f"The file's {part} can't be used: {error}") from error
+        raise FileError(f"The file's {source} can't be used: {error}") from error
     return Description(model, grid, class_names, preprocessing)
 
 
 @contextlib.contextmanager
 def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
-    """Yield the model's config, the name of the weights file, and a path to the opened file.
+    """Yield the model's config, the name of the weights file, and a path to the open file.
 
-    `save` replaces a folder in one step; if that happens between the opening of the two files, both
-    are opened again. Raises a ValueError if the config is damaged or was not written by `kv.save`,
+    `save` replaces a folder in one step; if that happens while the two files are opened, both are
+    opened again. Raises a ValueError if the config is damaged or was not written by `kv.save`,
     and an OSError if a file can't be read.
     """
     name = "its weights"
@@ -119,15 +119,15 @@ def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
                 content = (folder / CONFIG).read_bytes()
                 config, name = read_config(content)
                 file = stack.enter_context((folder / name).open("rb"))
-                opened, now = os.fstat(file.fileno()), (folder / name).stat()
-                if (folder / CONFIG).read_bytes() == content and os.path.samestat(opened, now):
+                before, after = os.fstat(file.fileno()), (folder / name).stat()
+                if (folder / CONFIG).read_bytes() == content and os.path.samestat(before, after):
                     break
             time.sleep(PAUSE)
         else:
             files = sorted(path.name for path in folder.glob("*.keras"))
             hint = f" Its {files[0]} is a model." if files else ""
             raise FileNotFoundError(f"The folder {str(folder)!r} lacks {CONFIG} or {name}.{hint}")
-        # A descriptor's path works even if the file is removed; on Windows, it can't be removed.
+        # A descriptor's path outlives the file's; on Windows, an open file can't be removed.
         path = Path(f"/dev/fd/{file.fileno()}")
         yield config, name, path if path.exists() else folder / name
 
@@ -138,15 +138,15 @@ def read_config(content: bytes) -> tuple[dict[str, Any], str]:
     Raises a ValueError if it is damaged, or was not written by `kv.save`.
     """
     try:
-        read = json.loads(content)
-        library, config, name = (read.get(key) for key in ("library_name", "model", "weights"))
+        values = json.loads(content)
+        library, config, name = (values.get(key) for key in ("library_name", "model", "weights"))
     except (ValueError, AttributeError, RecursionError) as error:
-        raise Refused(f"{CONFIG} is damaged ({type(error).__name__}).") from error
+        raise FileError(f"{CONFIG} is damaged ({type(error).__name__}).") from error
     if library != LIBRARY:
-        raise Refused(
-            f"{CONFIG} doesn't describe a model of keras_vitx. If the weights are those of a size, "
+        raise FileError(
+            f"{CONFIG} doesn't describe a model of keras_vitx. If the weights belong to a size, "
             "use keras_vitx.create_model(NAME, weights=...)."
         )
     if name not in (SAFETENSORS, KERAS_WEIGHTS):
-        raise Refused(f"{CONFIG} can't be used: it names the weights {name!r:.100}.")
+        raise FileError(f"{CONFIG} can't be used: it names the weights {name!r:.100}.")
     return config, name

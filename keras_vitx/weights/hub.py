@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from keras_vitx.weights.description import SAFETENSORS, Refused
+from keras_vitx.weights.description import SAFETENSORS, FileError
 
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -48,29 +48,30 @@ def parse(address: str) -> Address:
 def download(address: Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if it is not in the cache.
 
-    The copy is checked against `sha256`, or a prefix of it, or else against the hash in its name in
-    the cache. Raises a ValueError if a hash is wrong, and an OSError if it can't be downloaded.
+    It is checked against `sha256`, or a prefix of it, or else against the hash in its name in the
+    cache. Raises a ValueError if a hash is wrong, and an OSError if it can't be downloaded.
     """
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    file = {"repo_id": address.repository, "filename": address.file, "revision": address.revision}
+    repository, name, revision = address
+    arguments = {"repo_id": repository, "filename": name, "revision": revision}
     try:
         try:
-            path = Path(hf_hub_download(**file, local_files_only=True))
+            path = Path(hf_hub_download(**arguments, local_files_only=True))
         except LocalEntryNotFoundError:
             _check_names(address)
-            path = Path(hf_hub_download(**file))
-    except (HFValidationError, Refused) as error:
+            path = Path(hf_hub_download(**arguments))
+    except (HFValidationError, FileError) as error:
         raise ValueError(f"weights='{address}': the hub's names can't be used. {error}") from error
     except Exception as error:  # Network libraries raise their own types.
-        revision = quote(address.revision or "main", safe="")
-        url = f"{constants.ENDPOINT}/{address.repository}/resolve/{revision}/{address.file}"
+        branch = quote(revision or "main", safe="")
+        url = f"{constants.ENDPOINT}/{repository}/resolve/{branch}/{name}"
         raise OSError(
             f"weights='{address}' can't be downloaded and isn't in the cache "
-            f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and give its "
-            "path as weights=, or copy the folder models--"
-            f"{address.repository.replace('/', '--')} of that machine's cache into this one's. "
+            f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and pass its "
+            f"path as weights=, or copy the folder models--{repository.replace('/', '--')} of that "
+            "machine's cache into this one's. "
             f"The cause: {_network_cause(error)}."
         ) from error
     # The hub's cache names large files by their hash.
@@ -79,41 +80,40 @@ def download(address: Address, sha256: str | None = None) -> Path:
         check_hash(path, sha256 or (blob.name if SHA256.fullmatch(blob.name) else None))
     except ValueError as error:
         raise ValueError(
-            f"weights='{address}': {error} Delete {blob} from the hub's cache to have it "
-            "downloaded again."
+            f"weights='{address}': {error} Delete {blob} from the hub's cache to download it again."
         ) from error
     return path
 
 
 def _check_names(address: Address) -> None:
-    """Check the hub's hashes, which become names in the cache and could point outside of it."""
+    """Check the hub's hashes, which name files in the cache and could point outside of it."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    found = get_hf_file_metadata(
+    metadata = get_hf_file_metadata(
         hf_hub_url(address.repository, address.file, revision=address.revision or "main")
     )
-    for header, value in (("ETag", found.etag), ("X-Repo-Commit", found.commit_hash)):
+    for header, value in (("ETag", metadata.etag), ("X-Repo-Commit", metadata.commit_hash)):
         if not re.fullmatch("[0-9a-f]+", value or ""):
-            raise Refused(f"{header} must be hexadecimal. Received: {value!r:.100}.")
+            raise FileError(f"{header} must be hexadecimal. Received: {value!r:.100}.")
 
 
 def _network_cause(error: BaseException) -> str:
-    """Return the type of a network error, the status of the answer, and who answered."""
+    """Return the type of a network error, the HTTP status, and the server."""
     from huggingface_hub import constants
 
-    status, behind = None, error
-    while behind is not None and status is None:
-        status = getattr(getattr(behind, "response", None), "status_code", None)
-        behind = behind.__cause__ or behind.__context__
-    said = f", status {status}" if status else ""
-    return f"{type(error).__name__}{said}, from {constants.ENDPOINT}"
+    status, cause = None, error
+    while cause is not None and status is None:
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        cause = cause.__cause__ or cause.__context__
+    suffix = f", status {status}" if status else ""
+    return f"{type(error).__name__}{suffix}, from {constants.ENDPOINT}"
 
 
 def check_hash(path: Path, sha256: str | None) -> None:
     """Raise a ValueError unless the SHA-256 of a file begins with `sha256` (None: any)."""
-    if sha256 and not (found := hash_of(path)).startswith(sha256.lower()):
+    if sha256 and not (digest := hash_of(path)).startswith(sha256.lower()):
         raise ValueError(
-            f"The file {path} is damaged or another one: its SHA-256 is {found}, "
+            f"The file {path} is damaged or another one: its SHA-256 is {digest}, "
             f"and should be {sha256}."
         )
 
@@ -125,10 +125,10 @@ def hash_of(path: Path) -> str:
 
 
 def upload(folder: Path, repository: str, names: Sequence[str], private: bool = False) -> str:
-    """Upload those files of a folder that are among `names`; return "hf://owner/repo@COMMIT".
+    """Upload the files of a folder that are in `names`; return "hf://owner/repo@COMMIT".
 
-    A missing repository is made. Raises a ValueError for a malformed name, and an OSError if the
-    hub refuses or can't be reached.
+    The repository is created if it doesn't exist. Raises a ValueError for a malformed name, and an
+    OSError if the hub refuses or can't be reached.
     """
     from huggingface_hub import HfApi
 
@@ -146,12 +146,12 @@ def upload(folder: Path, repository: str, names: Sequence[str], private: bool = 
     except Exception as error:  # Network libraries raise their own types.
         raise OSError(
             f"{repository!r} can't be written ({_network_cause(error)}). `hf auth login` stores a "
-            "token that allows it."
+            "token with write access."
         ) from error
     return f"{SCHEME}{repository}@{commit.oid}"
 
 
-def shipped(file: str) -> Path:
+def shipped_path(file: str) -> Path:
     """Return the path of a weights file that ships with the package or a source checkout."""
     here = Path(__file__).resolve().parent
     packaged, checkout = here / "files" / file, here.parents[1] / "weights" / file

@@ -11,19 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
-from keras_vitx.weights.convert import abbreviated, convert
+from keras_vitx.weights.convert import abbreviate, convert
 from keras_vitx.weights.description import CONFIG, from_config, open_folder
-from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped
+from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped_path
 from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import READERS, open_weights, suffix_of
 
 logger = logging.getLogger("keras_vitx")
 
 
-class Resolved(NamedTuple):
+class LocalFile(NamedTuple):
     """A weights file on this machine."""
 
-    weights: str  # The argument of the user, for errors.
+    weights: str  # The user's argument, for errors.
     path: Path
     checkpoint: Checkpoint | None = None  # Its catalog entry.
     in_folder: bool = False  # Whether it is in a folder that `kv.save` wrote.
@@ -35,7 +35,7 @@ def entry_of(
     image_size: int | tuple[int, int] | None = None,
     distillation_token: bool = False,
 ) -> Checkpoint | None:
-    """Return the catalog entry of `weights`, or None; as `resolve`, but without a download."""
+    """Return the catalog entry of `weights`, or None; like `resolve`, but without a download."""
     if weights is None:
         return None
     if not isinstance(weights, str | os.PathLike):
@@ -43,12 +43,12 @@ def entry_of(
     text = os.fspath(weights)
     if text.startswith(SCHEME):
         address = parse(text)
-        same = (c for c in CHECKPOINTS if c.source == SCHEME + address.repository)
-        return next((c for c in same if c.file == address.file), None)
+        key = SCHEME + address.repository, address.file
+        return next((c for c in CHECKPOINTS if (c.source, c.file) == key), None)
     # A folder named "imagenet" must not shadow the name.
-    known = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
+    is_name = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
     is_path = suffix_of(text) is not None or "/" in text or Path(text).exists()
-    if isinstance(weights, os.PathLike) or (is_path and not known):
+    if isinstance(weights, os.PathLike) or (is_path and not is_name):
         return None
     return find(text, constructor, image_size, distillation_token)
 
@@ -58,7 +58,7 @@ def resolve(
     constructor: str | None = None,
     image_size: int | tuple[int, int] | None = None,
     distillation_token: bool = False,
-) -> Resolved | None:
+) -> LocalFile | None:
     """Find the file of `weights` (see `load_weights` and `find`), downloading it if necessary.
 
     Called before the model is built, so that a wrong name fails fast. Raises a ValueError for an
@@ -71,7 +71,7 @@ def resolve(
     if text.startswith(SCHEME):
         _check_suffix(text, parse(text).file)
     elif entry is None:
-        return _existing(text)
+        return _local_file(text)
     elif constructor in entry.also_starts:
         logger.warning(
             "%s: the weights of %s; a %s starts from them and must be trained further before use.",
@@ -81,14 +81,14 @@ def resolve(
     if source.startswith("https:"):
         raise OSError(
             f"weights={text!r} is not on the hub: its authors keep {entry.name} at {source}. "
-            "Download it in a browser, and give its path as weights=."
+            "Download it in a browser, and pass its path as weights=."
         )
     if source.startswith("package:"):
-        return Resolved(text, shipped(source.removeprefix("package:")), entry)
-    return Resolved(text, _downloaded(parse(source), entry), entry)
+        return LocalFile(text, shipped_path(source.removeprefix("package:")), entry)
+    return LocalFile(text, _download(parse(source), entry), entry)
 
 
-def _downloaded(address: Address, entry: Checkpoint | None) -> Path:
+def _download(address: Address, entry: Checkpoint | None) -> Path:
     """Return the local copy of a file on the hub, at the revision of its catalog entry."""
     if entry is None or address.revision not in (None, entry.revision):
         return download(address)
@@ -97,15 +97,16 @@ def _downloaded(address: Address, entry: Checkpoint | None) -> Path:
         commit = path.parent.name
         logger.warning(
             "%s: neither the revision nor the SHA-256 of this file is known to keras_vitx, which "
-            "takes the hub's word for it (commit %s, hash %s). weights='%s@%s' keeps this version.",
+            "trusts the hub (commit %s, hash %s). weights='%s@%s' pins this version.",
             *(entry.name, commit, path.resolve().name, entry.source, commit),
         )
     return path
 
 
-def _existing(text: str) -> Resolved:
-    path, in_folder = Path(text).expanduser(), False
-    if path.is_dir() and not (path / CONFIG).is_file():
+def _local_file(text: str) -> LocalFile:
+    path = Path(text).expanduser()
+    in_folder = path.is_dir()
+    if in_folder and not (path / CONFIG).is_file():
         raise IsADirectoryError(
             f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
             "folder written by keras_vitx.save."
@@ -113,19 +114,19 @@ def _existing(text: str) -> Resolved:
     if not path.exists():
         raise FileNotFoundError(f"weights={text!r}: there is no such file.")
     try:
-        if in_folder := path.is_dir():
+        if in_folder:
             with open_folder(path) as (config, name, _):
                 from_config(config)
             path = path / name
         else:
             _check_suffix(text, path.name)
-        # The authors name their files by the first digits of their hash.
+        # The authors' file names end in the first digits of the hash.
         digest = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
         if digest and any((c.url or "").endswith(f"/{path.name}") for c in CHECKPOINTS):
             check_hash(path, digest[1])
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error
-    return Resolved(text, path, in_folder=in_folder)
+    return LocalFile(text, path, in_folder=in_folder)
 
 
 def _check_suffix(weights: str, file: str) -> None:
@@ -133,25 +134,25 @@ def _check_suffix(weights: str, file: str) -> None:
         raise ValueError(f"weights={weights!r} should end in one of: {', '.join(READERS)}.")
 
 
-def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
-    """Load the weights of a file into a built model.
+def load(model, source: LocalFile | None, sizes: Sizes | None = None) -> None:
+    """Load a weights file into a built model.
 
     Either every variable is assigned, or a ValueError lists what doesn't fit. A classifier with
-    another number of classes keeps its weights, with a warning. What is known of the file sets
+    another number of classes keeps its weights, with a warning. The metadata of the file sets
     `model.preprocessing` and, with the classifier, `model.class_names`.
     """
-    if resolved is None:
+    if source is None:
         return
-    odd, path, name = [], resolved.path, resolved.path.name
+    not_finite, path, name = [], source.path, source.path.name
     try:
         with contextlib.ExitStack() as stack:
-            if resolved.in_folder:
+            if source.in_folder:
                 config, name, path = stack.enter_context(open_folder(path.parent))
-            opened = stack.enter_context(open_weights(path, model, name))
-            if resolved.in_folder:
-                opened = opened._replace(description=from_config(config))
-            conversion = convert(opened, model, sizes)
-            description = resolved.checkpoint or opened.description
+            file = stack.enter_context(open_weights(path, model, name))
+            if source.in_folder:
+                file = file._replace(description=from_config(config))
+            conversion = convert(file, model, sizes)
+            description = source.checkpoint or file.description
             names = description and conversion.head and description.class_names
             if names and len(names) != conversion.classes:
                 raise ValueError(
@@ -159,37 +160,32 @@ def load(model, resolved: Resolved | None, sizes: Sizes | None = None) -> None:
                 )
             for variable, array in conversion.arrays:
                 if not np.isfinite(array).all():
-                    odd.append(variable.path)
+                    not_finite.append(variable.path)
                 variable.assign(array)
     except ValueError as error:
-        named = f"weights={resolved.weights!r}"
-        if str(resolved.path) != resolved.weights:
-            named += f" ({resolved.path})"
-        raise ValueError(f"{named}: {error}") from error
-    warn_not_finite(odd, resolved.weights)
+        location = "" if str(source.path) == source.weights else f" ({source.path})"
+        raise ValueError(f"weights={source.weights!r}{location}: {error}") from error
+    warn_not_finite(not_finite, source.weights)
     if description is not None:
         if description.preprocessing is not None:
             model.preprocessing = description.preprocessing.for_channels(model.input_shape[-1])
         if conversion.head:
             model.class_names = description.class_names
-    # For fine-tuning: without class names, nothing else marks a trained head.
+    # Fine-tuning must know a trained head even without class names.
     model.head_loaded = conversion.head
     if conversion.classes is not None and not conversion.head:
         logger.warning(
             "%s: all weights loaded except the head's: the file's head has %d classes.",
-            resolved.weights,
-            conversion.classes,
+            *(source.weights, conversion.classes),
         )
 
 
 def warn_not_finite(paths: Sequence[str], source: str) -> None:
-    """Log a warning about variables with values from `source` that are not finite."""
+    """Log a warning about variables from `source` with values that are not finite."""
     if paths:
         logger.warning(
             "%s: %d variables hold NaN or infinite values, and so may all predictions: %s.",
-            source,
-            len(paths),
-            ", ".join(abbreviated(paths)),
+            *(source, len(paths), ", ".join(abbreviate(paths))),
         )
 
 

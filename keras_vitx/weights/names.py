@@ -1,4 +1,4 @@
-"""Rename tables from variable paths to PyTorch checkpoint names, and what names identify.
+"""Rename tables from variable paths to PyTorch checkpoint names.
 
 A table has one rule per row; the first match wins.
 """
@@ -31,8 +31,8 @@ class Table(NamedTuple):
     """The rename table of a family, from variable paths to checkpoint names.
 
     `parts` are replacements as in `re.sub`, after which `rows` are tried, before the generic ones.
-    `mark` is a regular expression for variables of this family only, by which errors identify a
-    file.
+    `mark` is a regular expression for variables of this family only, which identifies a file in
+    errors.
     """
 
     parts: tuple[tuple[str, str], ...] = ()
@@ -81,12 +81,11 @@ _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
 def checkpoint_name(path: str, family: str) -> tuple[str, str]:
     """Return a path's (name, layout) in a PyTorch checkpoint; raises a ValueError without one."""
     table = TABLES.get(family, Table())
-    known = path
-    for part, replacement in (*GENERIC.parts, *table.parts):
-        known = re.sub(part, replacement, known)
+    key = path
+    for pattern, replacement in (*GENERIC.parts, *table.parts):
+        key = re.sub(pattern, replacement, key)
     for row in (*table.rows, *GENERIC.rows):
-        match = re.fullmatch(row.pattern, known)
-        if match:
+        if match := re.fullmatch(row.pattern, key):
             return match.expand(row.name).replace("/", "."), row.layout
     raise ValueError(f"No checkpoint has a name for the variable {path!r} of a {family} model.")
 
@@ -131,7 +130,7 @@ def shape_in_checkpoint(
 
 
 class Identity(NamedTuple):
-    """A network, as far as the names and shapes of its arrays tell it.
+    """The family and size of a network, from the names and shapes of its arrays.
 
     `family` "ViT" stands for all families with the variables of a ViT; `depth` excludes class
     blocks, and `dim` is the width of a token in the last stage.
@@ -150,14 +149,14 @@ Sizes = Callable[[str], Mapping[str, Identity]]
 
 
 def identify(shapes: Mapping[str, tuple[int, ...]]) -> Identity | None:
-    """Return the network whose arrays have these names, of a checkpoint or of Keras, and shapes."""
-    # The plain transformer, the last, has no variables of its own but its class token.
+    """Identify a network by the names (PyTorch's or Keras's) and shapes of its arrays."""
+    # Last, since the other families have a class token, too.
     marks = {name: table.mark for name, table in TABLES.items() if table.mark}
     marks["ViT"] = "cls_token"
-    family = next(
-        (name for name, mark in marks.items() if any(re.search(mark, path) for path in shapes)),
-        None,
+    matches = (
+        name for name, mark in marks.items() if any(re.search(mark, path) for path in shapes)
     )
+    family = next(matches, None)
     blocks = {match[0] for path in shapes if (match := re.match(r"(.*_|.*\.)?blocks[._]\d+", path))}
     norm = shapes.get("norm.weight") or shapes.get("norm/gamma")
     if family is None or not blocks or not norm:

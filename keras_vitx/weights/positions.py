@@ -33,8 +33,7 @@ def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens: in
 def _weights(old: int, new: int) -> np.ndarray:
     """Return the (new, old) matrix of interpolation weights along one axis."""
     step = old / new
-    # Samples are at the centers of their cells. If the grid shrinks, the kernel is
-    # widened by `step` (antialiasing).
+    # Samples are at the centers of their cells; antialiasing widens the kernel if the grid shrinks.
     centers = (np.arange(new) + 0.5) * step
     distance = (np.arange(old) + 0.5 - centers[:, None]) / max(step, 1.0)
     weights = _cubic(np.abs(distance))

@@ -1,7 +1,7 @@
 """Reading weights files, one array at a time.
 
-Before a library (safetensors, PyTorch with `weights_only=True`, h5py, zipfile) reads a file, it is
-checked: no code in it runs, no other file is opened, and its size bounds the memory.
+A file is checked before a library (safetensors, PyTorch with `weights_only=True`, h5py, zipfile)
+reads it: no code in it runs, no other file is opened, and its size bounds the memory.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import h5py
@@ -29,7 +30,7 @@ from keras_vitx.weights.description import (
     CONFIG,
     KERAS_WEIGHTS,
     Description,
-    Refused,
+    FileError,
     from_config,
     from_metadata,
 )
@@ -41,32 +42,41 @@ PREFIXES = ("module.", "model.", "_orig_mod.")
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
-class Stored(NamedTuple):
-    """An array of an opened file, which `read` reads."""
+class StoredArray(NamedTuple):
+    """An array of an open file, read on demand."""
 
     shape: tuple[int, ...]
-    dtype: str  # As the file's format spells it.
+    dtype: str  # In the spelling of the format.
     read: Callable[[], np.ndarray]
 
 
-class Opened(NamedTuple):
-    """An opened file."""
+class WeightsFile(NamedTuple):
+    """An open file of weights."""
 
-    arrays: dict[str, Stored]
+    arrays: dict[str, StoredArray]
     description: Description | None = None
     native: bool = False  # Whether names and layouts are those of Keras, not of PyTorch.
 
 
+def import_torch(task: str) -> ModuleType:
+    """Return PyTorch; raise an ImportError that says which task needs it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(needs_extra(f"{task}, a PyTorch file, needs PyTorch", "torch")) from error
+    return torch
+
+
 def suffix_of(name: str) -> str | None:
-    """Return the supported suffix of a file's name, or None if it has another one."""
+    """Return the supported suffix of a file name, or None."""
     return next((suffix for suffix in READERS if name.endswith(suffix)), None)
 
 
 @contextlib.contextmanager
-def open_weights(path: Path, model, name: str | None = None) -> Iterator[Opened]:
-    """Open a weights file for a built model, checked so that `Stored.read` succeeds.
+def open_weights(path: Path, model, name: str | None = None) -> Iterator[WeightsFile]:
+    """Open a weights file for a built model, checked so that `StoredArray.read` succeeds.
 
-    `name` tells the format by its suffix, and is that of the path unless given. Raises a ValueError
+    The suffix of `name`, by default that of `path`, determines the format. Raises a ValueError
     if the file is damaged, of another format or holds anything but arrays, and an ImportError for a
     PyTorch file without PyTorch.
     """
@@ -74,22 +84,24 @@ def open_weights(path: Path, model, name: str | None = None) -> Iterator[Opened]
     if path.stat().st_size == 0:
         raise ValueError("The file is empty.")
     with contextlib.ExitStack() as stack:
-        with _one_error(suffix):
-            opened = READERS[suffix](path, model, stack)
-        if not opened.arrays:
+        with _as_value_error(suffix):
+            file = READERS[suffix](path, model, stack)
+        if not file.arrays:
             raise ValueError("The file holds no arrays.")
-        yield opened if opened.native else opened._replace(arrays=_stripped(opened.arrays))
+        yield file if file.native else file._replace(arrays=_strip_prefixes(file.arrays))
 
 
 @contextlib.contextmanager
-def _one_error(suffix: str) -> Iterator[None]:
-    """Re-raise whatever a library raises about a bad file as one error."""
+def _as_value_error(suffix: str) -> Iterator[None]:
+    """Re-raise whatever a library raises about a bad file as a ValueError."""
     try:
         yield
-    except (ImportError, Refused):
+    except (ImportError, FileError):
         raise
     except Exception as error:
-        raise ValueError(f"The file is damaged or no {suffix} file ({_cause(error)}).") from error
+        raise ValueError(
+            f"The file is damaged or not a {suffix} file ({_cause(error)})."
+        ) from error
 
 
 def _cause(error: Exception) -> str:
@@ -97,7 +109,7 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
-def _stripped(arrays: dict[str, Stored]) -> dict[str, Stored]:
+def _strip_prefixes(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     """Strip the prefixes that all names share."""
     while arrays:
         prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in arrays)), None)
@@ -107,33 +119,28 @@ def _stripped(arrays: dict[str, Stored]) -> dict[str, Stored]:
     return arrays
 
 
-def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> Opened:
+def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
     file = stack.enter_context(safe_open(path, framework="numpy"))
     arrays = {}
     for name in file.keys():  # noqa: SIM118
         array = file.get_slice(name)
         read = partial(file.get_tensor, name)
-        arrays[name] = Stored(tuple(array.get_shape()), array.get_dtype(), read)
-    return Opened(arrays, from_metadata(file.metadata()))
+        arrays[name] = StoredArray(tuple(array.get_shape()), array.get_dtype(), read)
+    return WeightsFile(arrays, from_metadata(file.metadata()))
 
 
-def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> Opened:
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            needs_extra(f"Reading {path}, a PyTorch file, needs PyTorch", "torch")
-        ) from error
+def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
+    torch = import_torch(f"Reading {path}")
     try:
         is_zip = _check_pickles(path)
-        # Training scripts store their parsed arguments beside the weights. With
-        # mmap, arrays are read from the disk on demand.
+        # Training scripts store their parsed arguments beside the weights. With mmap, arrays are
+        # read from the disk on demand.
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # The unpickler raises whatever a bad file provokes.
-        raise Refused(
+        raise FileError(
             "The file is refused: it is damaged, or holds Python objects other than tensors, "
-            f"which could run code when read ({_cause(error)})."
+            f"which could run code ({_cause(error)})."
         ) from error
     arrays, size = {}, path.stat().st_size
     for name, value in _state_dict(content).items():
@@ -142,26 +149,26 @@ def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> Opened:
             or (value.device.type, value.layout) != ("cpu", torch.strided)
             or value.is_nested
         ):
-            raise Refused(
-                f"The file is no plain checkpoint (tensors by name): {name[:200]!r} is no plain "
-                f"tensor, but a {type(value).__name__}."
+            raise FileError(
+                f"The file is not a plain checkpoint (tensors by name): {name[:200]!r} is not a "
+                f"plain tensor, but a {type(value).__name__}."
             )
-        stored = value.untyped_storage().nbytes()
-        # An expanded tensor repeats what it stores; a damaged file claims more than it holds.
-        if not value.numel() * value.element_size() <= stored <= size:
-            raise Refused(
+        nbytes = value.untyped_storage().nbytes()
+        # An expanded tensor repeats its storage; a damaged file declares more than it holds.
+        if not value.numel() * value.element_size() <= nbytes <= size:
+            raise FileError(
                 f"The file is refused: it claims that {name[:200]!r} is {tuple(value.shape)} "
-                f"and holds {stored} bytes of it in {size}."
+                f"and holds {nbytes} bytes of it in {size}."
             )
         # A copy: JAX would keep using the memory-mapped file.
         read = partial(value.detach().to, dtype=torch.float32, copy=True)
         dtype = str(value.dtype).removeprefix("torch.")
-        arrays[name] = Stored(tuple(value.shape), dtype, lambda read=read: read().numpy())
-    return Opened(arrays)
+        arrays[name] = StoredArray(tuple(value.shape), dtype, lambda read=read: read().numpy())
+    return WeightsFile(arrays)
 
 
 def _check_pickles(path: Path) -> bool:
-    """Check a PyTorch file before it is unpickled, and return whether it is a zip."""
+    """Check a PyTorch file before unpickling, and return whether it is a zip."""
     with path.open("rb") as file, contextlib.ExitStack() as stack:
         is_zip = file.read(4) == b"PK\3\4"
         file.seek(0)
@@ -184,7 +191,7 @@ def _check_pickles(path: Path) -> bool:
 
 
 def _state_dict(content: Any) -> dict[str, Any]:
-    # Limited in depth, since a dictionary may contain itself.
+    # A limit on the depth, since a dictionary may contain itself.
     for _ in range(2 * len(WRAPPERS)):
         if not isinstance(content, dict):
             break
@@ -192,12 +199,11 @@ def _state_dict(content: Any) -> dict[str, Any]:
         if inner is None:
             return {str(name): value for name, value in content.items()}
         content = inner
-    raise Refused(
-        f"The file is no plain checkpoint (tensors by name): it holds a {type(content).__name__}."
-    )
+    kind = type(content).__name__
+    raise FileError(f"The file is not a plain checkpoint (tensors by name): it holds a {kind}.")
 
 
-def _read_weights_h5(source: Path | io.BytesIO, model, stack: contextlib.ExitStack) -> Opened:
+def _read_weights_h5(source: Path | io.BytesIO, model, stack: contextlib.ExitStack) -> WeightsFile:
     # Keras numbers the variables of a layer in order.
     order: dict[str, list[str]] = {}
     for variable in model.weights:
@@ -212,11 +218,11 @@ def _read_weights_h5(source: Path | io.BytesIO, model, stack: contextlib.ExitSta
             is_bfloat16 = array.dtype == "V2" and array.attrs.get("dtype") == "bfloat16"
             dtype = np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else array.dtype
             read = partial(lambda array, dtype: array[()].view(dtype), array, dtype)
-            arrays[name] = Stored(array.shape, str(dtype), read)
-    return Opened(arrays, native=True)
+            arrays[name] = StoredArray(array.shape, str(dtype), read)
+    return WeightsFile(arrays, native=True)
 
 
-def _read_keras(path: Path, model, stack: contextlib.ExitStack) -> Opened:
+def _read_keras(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
     # Without building the model of the config, as Keras would.
     config, weights = _members(path)
     return _read_weights_h5(weights, model, stack)._replace(description=from_config(config))
@@ -232,9 +238,9 @@ READERS = {
 
 @contextlib.contextmanager
 def open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, h5py.Dataset]]]:
-    """Open an HDF5 file that holds nothing but arrays stored as Keras stores them.
+    """Open an HDF5 file that may hold only arrays, stored as by Keras.
 
-    Yields (path of the layer, number, array) per variable; a bad file raises any exception.
+    Yields (path of the layer, number, array) per variable. A bad file may raise any exception.
     """
     content = source.getbuffer() if isinstance(source, io.BytesIO) else np.memmap(source, mode="r")
     _check_heaps(content)
@@ -243,7 +249,7 @@ def open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, 
         file.visititems_links(links.__setitem__)
         for path, link in links.items():
             if not isinstance(link, h5py.HardLink):
-                raise Refused(f"The file is refused: it holds a link, {path[:200]!r}.")
+                raise FileError(f"The file is refused: it holds a link, {path[:200]!r}.")
         # The root has the model's name, which is not part of the variable paths.
         names = {
             f"/{path}".removesuffix("/vars"): str(file[path].attrs.get("name", ""))
@@ -265,10 +271,10 @@ def open_checked_h5(source: Path | io.BytesIO) -> Iterator[list[tuple[str, str, 
 
 def _check_heaps(content: np.ndarray | memoryview) -> None:
     """Check the text heaps of an HDF5 file: HDF5 1.14 loops forever on an entry of length 0."""
-    for found in re.finditer(rb"GCOL\x01", content):
-        start = found.start()
-        # 4096 is the minimum size of a heap. A size beyond the end of the file is either array
-        # data that matched by chance or an error that HDF5 detects.
+    for match in re.finditer(rb"GCOL\x01", content):
+        start = match.start()
+        # A size below the minimum or beyond the end of the file is array data that matched by
+        # chance, or an error that HDF5 detects.
         size = int.from_bytes(content[start + 8 : start + 16].tobytes(), "little")
         if not 4096 <= size <= len(content) - start:
             continue
@@ -283,13 +289,12 @@ def _check_heaps(content: np.ndarray | memoryview) -> None:
 
 
 def _check_array(array: Any, size: int) -> None:
-    """Check that an array is stored in one piece, as by Keras; others could claim any size."""
-    start, item = array.id.get_offset(), array.dtype.itemsize
-    stored = array.id.get_type()
-    as_written = array.dtype.kind == "V" or stored == h5py.h5t.py_create(array.dtype)
+    """Check that an array is stored contiguously, as by Keras; others could declare any size."""
+    start, item, dtype = array.id.get_offset(), array.dtype.itemsize, array.id.get_type()
+    is_plain = array.dtype.kind == "V" or dtype == h5py.h5t.py_create(array.dtype)
     in_file = start is not None and start + math.prod(array.shape) * item <= size
-    if not as_written or not in_file or array.dtype.hasobject or stored.get_size() != item:
-        raise Refused(
+    if not is_plain or not in_file or array.dtype.hasobject or dtype.get_size() != item:
+        raise FileError(
             f"The file is refused: it claims that {array.name!r} is {array.shape}, "
             "and doesn't hold all of it as Keras stores it."
         )
@@ -299,18 +304,17 @@ def check_archive(path: Path) -> dict[str, Any]:
     """Check a `.keras` file before `keras.saving.load_model` reads it, and return its config.
 
     Keras accepts archives that expand to a hundred times their size, and weights files to a
-    thousand. Raises a ValueError if the file is damaged, is not a `.keras` file, or expands to more
-    than Keras would have written.
+    thousand. Raises a ValueError if the file is damaged, not a `.keras` file, or expands too far.
     """
-    path.open("rb").close()  # An error about the path is an `OSError`.
-    with _one_error(".keras"):
+    path.open("rb").close()  # Raises an OSError if the path is wrong.
+    with _as_value_error(".keras"):
         config, weights = _members(path)
         with open_checked_h5(weights):
             return config
 
 
 def _members(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
-    """Return the config and the weights of an archive, after a check of every member's size."""
+    """Check the size of every member of an archive, and return the config and the weights."""
     # Keras does not compress archives, but repacked ones may be compressed.
     limit = 2 * path.stat().st_size + (1 << 20)
     contents = {}
@@ -319,22 +323,22 @@ def _members(path: Path) -> tuple[dict[str, Any], io.BytesIO]:
             name, size = info.filename[:200], info.file_size
             limit -= size
             if limit < 0 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise Refused(
+                raise FileError(
                     f"The file is refused: its {name} would expand to {size} bytes, too much for a "
                     "file of its size, or is compressed in an unusual way."
                 )
-            # zipfile would cut data off at the declared size, but Keras expands all of it.
+            # zipfile would stop at the declared size, but Keras expands all of it.
             info.file_size += 1
             with archive.open(info) as member:
                 content = member.read(size + 1)
             if len(content) != size:
-                raise Refused(f"The file is damaged: its {name} does not have {size} bytes.")
+                raise FileError(f"The file is damaged: its {name} does not have {size} bytes.")
             if name in (CONFIG, KERAS_WEIGHTS):
                 contents[name] = content
     for name in (CONFIG, KERAS_WEIGHTS):
         if name not in contents:
-            raise Refused(f"The file holds no {name}.")
+            raise FileError(f"The file holds no {name}.")
     config = json.loads(contents[CONFIG])
     if not isinstance(config, dict):
-        raise Refused(f"The file is damaged: its {CONFIG} holds a {type(config).__name__}.")
+        raise FileError(f"The file is damaged: its {CONFIG} holds a {type(config).__name__}.")
     return config, io.BytesIO(contents[KERAS_WEIGHTS])

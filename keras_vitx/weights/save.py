@@ -1,4 +1,4 @@
-"""Saving weights to files that PyTorch can read, too."""
+"""Saving weights with the names of PyTorch checkpoints."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from keras_vitx.files import atomic_write
-from keras_vitx.text import needs_extra
 from keras_vitx.weights.convert import to_checkpoint
 from keras_vitx.weights.description import metadata_of
+from keras_vitx.weights.reading import import_torch
 
 
 def save_safetensors(
@@ -34,27 +34,29 @@ def save_safetensors(
         ValueError: if an argument is invalid, or a weight overflows float16.
         OSError: if the file can't be written.
     """
-    path = _ending_in(".safetensors", path)
+    path = _check_path(path, ".safetensors")
     if dtype not in (None, "float32", "float16"):
         raise ValueError(f'`dtype` must be None, "float32" or "float16". Received: {dtype!r}.')
-    own, metadata = metadata_of(model), metadata or {}
+    model_metadata, metadata = metadata_of(model), metadata or {}
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValueError(f"`metadata` must be strings by name. Received: {key!r}: {value!r}.")
-        if key in own:
-            raise ValueError(f"`metadata` must not have the model's own {key!r}.")
+        if key in model_metadata:
+            raise ValueError(f"`metadata` must not have the model's {key!r}.")
     tensors = to_checkpoint(model)
     if dtype == "float16":
         # Re-attention has variances of 1e-6, below float16's normal numbers, and means and biases
         # near 0.5 that cancel to differences of 1e-3.
-        for name in [name for name, array in tensors.items() if array.ndim > 1]:
+        for name, array in tensors.items():
+            if array.ndim < 2:
+                continue
             with np.errstate(over="ignore"):
-                half = tensors[name].astype("float16")
+                half = array.astype("float16")
             if np.isinf(half).any():
                 raise ValueError(f"dtype='float16' can't hold {name}, beyond 65504.")
             tensors[name] = half
     with atomic_write(path) as temporary:
-        save_file(tensors, temporary, metadata={**own, **metadata})
+        save_file(tensors, temporary, metadata={**model_metadata, **metadata})
         # safetensors creates files that only their owner can read.
         temporary.chmod(0o644)
 
@@ -71,19 +73,14 @@ def save_torch(model, path: str | os.PathLike) -> None:
         ImportError: if PyTorch isn't installed.
         OSError: if the file can't be written.
     """
-    path = _ending_in(".pth", path)
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            needs_extra(f"Writing {path}, a PyTorch file, needs PyTorch", "torch")
-        ) from error
+    path = _check_path(path, ".pth")
+    torch = import_torch(f"Writing {path}")
     state = {name: torch.from_numpy(array) for name, array in to_checkpoint(model).items()}
     with atomic_write(path) as temporary:
         torch.save(state, temporary)
 
 
-def _ending_in(suffix: str, path: str | os.PathLike) -> Path:
+def _check_path(path: str | os.PathLike, suffix: str) -> Path:
     path = Path(path).expanduser()
     if path.suffix != suffix:
         raise ValueError(f"`path` must end in {suffix}. Received: {str(path)!r}.")

@@ -46,14 +46,14 @@ class Scripts(HTMLParser):
 
 
 def read(path):
-    """Return the facts of a page, and its maps by image, block and stage."""
+    """Return the metadata of a page, and its maps by image, block and stage."""
     scripts = Scripts(path.read_text("utf-8")).found
-    facts = json.loads(scripts.pop("facts"))
+    metadata = json.loads(scripts.pop("metadata"))
     maps = {}
     for name, text in scripts.items():
         _, block, stage = name.split("/")
-        maps[name] = weights(unpacked(text, facts["blocks"][int(block)]["stages"][stage]))
-    return facts, maps
+        maps[name] = weights(unpacked(text, metadata["blocks"][int(block)]["stages"][stage]))
+    return metadata, maps
 
 
 def unpacked(text, shape):
@@ -68,26 +68,26 @@ def unpacked(text, shape):
 @pytest.mark.parametrize("family", ("CaiT", "ConViT", "RefinedViT", "PiT"))
 def test_maps_and_measures_are_those_of_the_model(family, tmp_path):
     model = randomized(family)
-    facts, maps = read(explore(model, PICTURES, tmp_path / "page.html"))
+    metadata, maps = read(explore(model, PICTURES, tmp_path / "page.html"))
     images = kv.preprocess_input(PICTURES, model)
-    for number, image in enumerate(facts["images"]):
+    for number, image in enumerate(metadata["images"]):
         for block in trace(model, images[number : number + 1]):
             stages = {"before": block.before, "after": block.maps}
             if block.before is block.maps:
                 del stages["before"]
-            assert set(facts["blocks"][block.index]["stages"]) == set(stages)
+            assert set(metadata["blocks"][block.index]["stages"]) == set(stages)
             for stage, expected in stages.items():
                 found = maps.pop(f"{number}/{block.index}/{stage}")
                 step = np.ptp(expected[0], axis=-1, keepdims=True) / 255
                 assert (np.abs(found - expected[0]) <= 0.5 * step + 1e-6).all()
         entropy = measure(model, images[number : number + 1], ["entropy"])["entropy"]
-        for block, values in zip(facts["blocks"], image["measures"]["entropy"], strict=True):
+        for block, values in zip(metadata["blocks"], image["measures"]["entropy"], strict=True):
             if block["name"] in entropy:
                 np.testing.assert_allclose(values, entropy[block["name"]], rtol=1e-3, atol=1e-4)
             else:
                 assert values is None
     assert not maps
-    assert ("gates" in facts["images"][0]["measures"]) == (family == "ConViT")
+    assert ("gates" in metadata["images"][0]["measures"]) == (family == "ConViT")
 
 
 @pytest.mark.backend_free  # TensorFlow refuses the model's name.
@@ -109,8 +109,8 @@ def test_predictions_and_pictures(tmp_path):
     model = randomized("ViT")
     model.class_names = ("a", "b", "c", "d", "e")
     Image.fromarray(PICTURES[0]).save(tmp_path / "one.png")
-    facts, _ = read(explore(model, tmp_path / "one.png", tmp_path / "page.html"))
-    (image,) = facts["images"]
+    metadata, _ = read(explore(model, tmp_path / "one.png", tmp_path / "page.html"))
+    (image,) = metadata["images"]
     assert image["name"] == "one.png"
     assert image["source"].startswith("data:image/png;base64,")
     expected = model.predict_on_batch(kv.preprocess_input(PICTURES[:1], model))[0]
@@ -123,9 +123,11 @@ def test_predictions_and_pictures(tmp_path):
 def test_chosen_blocks_and_heads(tmp_path):
     model = randomized("CaiT")
     path = tmp_path / "page.html"
-    facts, maps = read(explore(model, PICTURES[0], path, blocks=[1, "blocks_token_only_0"]))
+    metadata, maps = read(explore(model, PICTURES[0], path, blocks=[1, "blocks_token_only_0"]))
     assert set(maps) == {"0/1/before", "0/1/after", "0/3/after"}
-    assert [entry is not None for entry in facts["images"][0]["measures"]["entropy"]] == [True] * 4
+    assert [entry is not None for entry in metadata["images"][0]["measures"]["entropy"]] == [
+        True
+    ] * 4
     whole = maps["0/1/after"]
     _, maps = read(explore(model, PICTURES[0], path, blocks=[1], heads="mean"))
     np.testing.assert_allclose(maps["0/1/after"], whole.mean(0, keepdims=True), atol=2e-2)
@@ -140,8 +142,8 @@ def test_the_limit(tmp_path):
     path = tmp_path / "page.html"
     size = explore(model, picture, path).stat().st_size
     # Between the sizes with 256 and with 48 levels.
-    facts, maps = read(explore(model, picture, path, limit=(size - 1) / 1e6))
-    assert facts["levels"] == 48 and maps["0/0/after"].shape[0] == 2
+    metadata, maps = read(explore(model, picture, path, limit=(size - 1) / 1e6))
+    assert metadata["levels"] == 48 and maps["0/0/after"].shape[0] == 2
     path.unlink()
     for limit in (0.05, 0.001):
         with pytest.raises(ValueError, match=r"more than the limit of .* MB.*`blocks`.*`heads`"):

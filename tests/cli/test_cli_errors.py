@@ -72,7 +72,7 @@ CASES = {
         "ResNet*": "No size matches 'ResNet*'",
         "CaiT_S63": "No size matches 'CaiT_S63'",
         "missing.keras": "There is no file 'missing.keras'",
-        "text.keras": "no .keras file",
+        "text.keras": "not a .keras file",
         "tiny.keras --csv --json": "mutually exclusive",
         "--weights ResNet*": "No checkpoint matches 'ResNet*'",
         "--recipes cate": "'cait'",

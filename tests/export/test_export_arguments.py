@@ -13,7 +13,10 @@ from keras_vitx.export.formats import FORMATS, require
 pytestmark = pytest.mark.backend_free
 
 WRONG = [
-    ({"format": "tflite"}, r"format: 'tflite' is unknown(.|\n)*litert +.tflite +tensorflow, ai_"),
+    (
+        {"format": "tflite"},
+        r"`format` must .* Received: 'tflite'(.|\n)*litert +.tflite +tensorflow, ai_",
+    ),
     ({"path": "m.tflite", "format": "onnx"}, r"`path` must end in \.onnx"),
     ({"path": "m.onnx", "format": "saved_model"}, "`path` must not end in another's suffix"),
     ({"preprocessing": 224}, "`preprocessing` must be True, False"),

@@ -17,7 +17,7 @@ from harness import (
 
 import keras_vitx as kv
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.fuse import fused as fused_graph
+from keras_vitx.export.fuse import fuse_graph
 from keras_vitx.export.prepare import prepare
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import (
@@ -207,8 +207,8 @@ def test_preprocessing_of_the_images(conv_stem):
     fused = fused_equally(model, pixels)
     assert fused.steps[0].normalize == ("mean" if conv_stem else False)
     # Also where an export puts it before the network.
-    graph, reason = fused_graph(prepare(inner, FORMATS["onnx"], preprocessing=True))
-    assert reason is None and graph.before.normalize == fused.steps[0].normalize
+    graph, reason = fuse_graph(prepare(inner, FORMATS["onnx"], preprocessing=True))
+    assert reason is None and graph.preprocessing.normalize == fused.steps[0].normalize
 
 
 @pytest.mark.backend_free

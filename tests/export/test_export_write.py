@@ -17,12 +17,12 @@ from harness import ROOT, run_python
 import keras_vitx as kv
 import keras_vitx.files as files
 from keras_vitx.export.formats import FORMATS
-from keras_vitx.export.place import (
+from keras_vitx.export.record import (
     Exported,
+    atomic_export,
     check_destination,
     read_record,
     write_record,
-    writing_at,
 )
 
 OPENVINO, SAVED_MODEL = FORMATS["openvino"], FORMATS["saved_model"]
@@ -41,7 +41,7 @@ def write(path, text):
 
 def export(path, format, fill):
     check_destination(path, format, overwrite=True)
-    with writing_at(path, format) as temporary:
+    with atomic_export(path, format) as temporary:
         fill(temporary)
         write_record(Exported(path, 0.0), temporary, format)
 

@@ -160,7 +160,7 @@ ATTACKS = [
     ),
     (".pth", "pickle", "refused"),
     (".pth", "zip bytearray", "bytearray"),
-    (".pth", "zip itself", "no plain checkpoint"),
+    (".pth", "zip itself", "not a plain checkpoint"),
     (".pth", "zip expanded", "claims"),
     (".pth", "zip compressed", "is compressed"),
     (".pth", "old claims", ""),

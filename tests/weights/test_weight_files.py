@@ -87,7 +87,7 @@ def test_torch_files(torch, state, tiny, golden_model, same_weights, tmp_path, c
 @pytest.mark.parametrize("content", [[1, 2], {"weight": "text"}, {"epoch": 3}])
 def test_torch_files_of_something_else(torch, unused, tmp_path, content):
     torch.save(content, tmp_path / "file.pth")
-    with pytest.raises(ValueError, match=r"file\.pth.*no plain checkpoint"):
+    with pytest.raises(ValueError, match=r"file\.pth.*not a plain checkpoint"):
         load_weights(unused, tmp_path / "file.pth")
 
 

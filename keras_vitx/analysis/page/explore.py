@@ -1,4 +1,4 @@
-"""What the page shows, collected in one walk over the blocks per image, and the file."""
+"""The page: maps and measures, collected by one `trace` per image, and the file."""
 
 import base64
 import io
@@ -27,17 +27,17 @@ from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import nearest
 
 Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Maps `(heads, queries, keys)`: the smallest weight and the step of each row, and uint8 levels."""
+"""Maps `(heads, queries, keys)`: the minimum and the step of each row, and uint8 levels."""
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("maps.js", "picture.js", "sheet.js", "charts.js", "page.js")
 LEVELS = (256, 48)
-"""Levels per row of a map: the second if the page would exceed its limit with the first."""
+"""Levels per row of a map; the second if the page exceeds its limit with the first."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A measure by depth, with one number per block or per head; `beside` names a dashed line."""
+    """A measure by depth, with one number per block or per head; `beside` is a dashed line."""
 
     measure: str
     title: str
@@ -50,11 +50,11 @@ CHARTS = (
     Chart(
         "entropy",
         "Entropy",
-        "Of a row of the softmax, in nats: 0 if it looks at one token, the dashed line if it "
-        "looks at all tokens alike.",
+        "Of a row of the softmax, in nats: 0 for attention to one token, the dashed line for "
+        "uniform attention.",
         beside="uniform_entropy",
     ),
-    Chart("nonlocality", "Nonlocality", "How many patches away a patch looks, on average."),
+    Chart("nonlocality", "Nonlocality", "Mean distance of attention, in patches."),
     Chart("gates", "Gates", "Share of positional attention, learned for each head."),
     Chart("head_similarity", "Similarity of heads", "Mean cosine between the maps of two heads."),
     Chart("map_similarity", BEFORE, "Mean cosine of its maps with those of the block before it."),
@@ -62,15 +62,15 @@ CHARTS = (
     Chart(
         "attention_branch",
         "Attention branch",
-        "Norm of what attention adds, divided by the norm of the tokens it is added to.",
+        "Norm of the output of attention, relative to the norm of the tokens it is added to.",
     ),
     Chart(
         "mlp_branch",
         "MLP branch",
-        "Norm of what the MLP adds, divided by the norm of the tokens it is added to.",
+        "Norm of the output of the MLP, relative to the norm of the tokens it is added to.",
     ),
 )
-"""The charts, in the order of the page. A chart that no block of a model has is left out."""
+"""The charts, in the order of the page. One that applies to no block of a model is omitted."""
 
 
 def explore(
@@ -83,25 +83,25 @@ def explore(
     charts: Sequence[Chart] = CHARTS,
     limit: float = 15.0,
 ) -> Path:
-    """Write an HTML page that shows what the attention of a model does on images.
+    """Write an HTML page with the attention of a model on images.
 
-    The page is one file that needs no server and no network: where each patch and the class
-    token look, in every block and head, before the maps are modified (those of the softmax)
-    and after (those that multiply the values), the measures of `charts` by depth, and the
-    most probable classes. Maps are stored in 256 levels per row; in 48, if the page would
-    exceed the limit otherwise.
+    The page is one file that needs no server and no network. It shows the attention of each patch
+    and the class token, in every block and head, before the maps are modified (those of the
+    softmax) and after (those that multiply the values), the measures of `charts` by depth, and the
+    most probable classes. Maps are stored in 256 levels per row, or in 48 if the page would exceed
+    the limit.
 
     Args:
         model: A model of this package, a `Chain`.
-        images: What `keras_vitx.preprocess_input` takes: images of any size, as paths, PIL
-            images or arrays. They are preprocessed for the model.
+        images: Images of any size, as paths, PIL images or arrays; they are preprocessed for the
+            model by `keras_vitx.preprocess_input`.
         path: Path of the page, `.html`.
         blocks: Numbers (from 0) or names of the blocks whose maps are shown; None shows all.
-            The measures are those of all blocks.
-        heads: Numbers (from 0) of the heads whose maps are shown, or `"mean"` for the mean
-            over heads; None shows all.
-        names: One name per image. None takes the names of the files.
-        charts: The measures to plot. A chart that no block of the model has is left out.
+            Measures are always of all blocks.
+        heads: Numbers (from 0) of the heads whose maps are shown, or `"mean"` for the mean over
+            heads; None shows all.
+        names: One name per image. None means the file names.
+        charts: The measures to plot. One that applies to no block of the model is omitted.
         limit: The largest size of the page, in millions of bytes.
 
     Returns:
@@ -109,53 +109,53 @@ def explore(
 
     Raises:
         ValueError: as in `preprocess_input` and `trace`; if the model has no attention maps,
-            or not the blocks or heads; if the page would exceed the limit.
+            or lacks the blocks or heads; if the page would exceed the limit.
         OSError: if an image can't be decoded, or the page can't be written.
     """
     check_model(model, needs_maps=True)
     check_writable(path)
     order = [block.name for block in blocks_of(model)]
-    chosen = _chosen_blocks(model, order, blocks)
-    heads = _checked_heads(heads)
+    selection = _select_blocks(model, order, blocks)
+    heads = _check_heads(heads)
     images = _as_list(images)
     inputs = preprocess_input(images, model)
     names = _names(images) if names is None else list(names)
     if len(names) != len(inputs):
         raise ValueError(f"`names` must be {len(inputs)}, one per image. Received: {len(names)}.")
-    wanted = {name for chart in charts for name in (chart.measure, chart.beside) if name}
-    measures = {name: _where_defined(MEASURES[check_measure(name)]) for name in wanted}
+    measure_names = {name for chart in charts for name in (chart.measure, chart.beside) if name}
+    measures = {name: _where_defined(MEASURES[check_measure(name)]) for name in measure_names}
     limit = int(limit * 1e6)
-    described = {name: {"name": name} for name in order}
+    entries = {name: {"name": name} for name in order}
     maps: dict[str, Quantized] = {}
 
     def walk(number, image):
-        """Yield the blocks, and keep the maps of those that are chosen."""
+        """Yield the blocks, and store the maps of the selected ones."""
         for block in trace(model, image[None]):
-            if block.name in chosen:
+            if block.name in selection:
                 stages = _stages(block, heads)
-                described[block.name] = {
+                entries[block.name] = {
                     "name": block.name,
                     "grid": block.grid,
                     "shared": block.softmax is None and block.shared is not None,
                     "stages": {stage: one.shape for stage, one in stages.items()},
                 }
-                for stage, one in stages.items():
-                    maps[f"{number}/{block.index}/{stage}"] = quantized(one, LEVELS[0])
-                # No attention compresses to a sixth; an error before all images have run.
+                for stage, array in stages.items():
+                    maps[f"{number}/{block.index}/{stage}"] = quantize(array, LEVELS[0])
+                # Raise before all images have run: attention never compresses to a sixth.
                 if sum(levels.size for *_, levels in maps.values()) > 8 * limit:
                     raise ValueError(_too_large(limit))
             yield block
 
-    entries = []
+    image_entries = []
     for number, (image, name) in enumerate(zip(inputs, names, strict=True)):
         sums = {name: {} for name in measures}
         add_sums(sums, walk(number, image), measures)
         (classes,) = likely_classes(model, image[None])
-        entries.append(
+        image_entries.append(
             {
                 "name": name,
                 "source": _picture(image, model.preprocessing),
-                "classes": [(each, _rounded(probability)) for each, probability in classes],
+                "classes": [(label, _round(probability)) for label, probability in classes],
                 "measures": {
                     each: [_numbers(values.get(block)) for block in order]
                     for each, values in means(sums).items()
@@ -163,17 +163,17 @@ def explore(
                 },
             }
         )
-    facts = {
+    metadata = {
         "model": model.name,
-        "blocks": list(described.values()),
-        "images": entries,
+        "blocks": list(entries.values()),
+        "images": image_entries,
         "charts": [vars(chart) for chart in charts],
         "heads": heads,
     }
     for levels in LEVELS:
         if levels != LEVELS[0]:
-            maps = {name: quantized(weights(one), levels) for name, one in maps.items()}
-        page = _page(facts | {"levels": levels}, maps)
+            maps = {name: quantize(weights(each), levels) for name, each in maps.items()}
+        page = _page(metadata | {"levels": levels}, maps)
         if len(page) <= limit:
             with atomic_write(path) as temporary:
                 temporary.write_bytes(page)
@@ -182,7 +182,7 @@ def explore(
 
 
 def _where_defined(measure: Measure) -> Measure:
-    """Return a measure that leaves out the blocks whose maps are no probabilities."""
+    """Return a measure that skips blocks whose maps are not probabilities."""
 
     def of_block(block):
         try:
@@ -193,9 +193,9 @@ def _where_defined(measure: Measure) -> Measure:
     return replace(measure, of_block=of_block)
 
 
-def _chosen_blocks(model, order, blocks):
-    """Return the names of blocks that are given by number or name."""
-    chosen = set()
+def _select_blocks(model, order, blocks):
+    """Return the names of blocks from numbers or names."""
+    selection = set()
     for block in order if blocks is None else blocks:
         if block not in (order if isinstance(block, str) else range(len(order))):
             hint = nearest(block, order) if isinstance(block, str) else ""
@@ -203,13 +203,13 @@ def _chosen_blocks(model, order, blocks):
                 f"`blocks`: the model {model.name!r} has blocks 0 to {len(order) - 1}. "
                 f"Received: {block!r}. {hint}".rstrip()
             )
-        chosen.add(block if isinstance(block, str) else order[block])
-    if not chosen:
+        selection.add(block if isinstance(block, str) else order[block])
+    if not selection:
         raise ValueError("`blocks` must name at least one block.")
-    return chosen
+    return selection
 
 
-def _checked_heads(heads):
+def _check_heads(heads):
     if heads is None or (isinstance(heads, str) and heads == "mean"):
         return heads
     numbers = list(heads) if isinstance(heads, Iterable) else []
@@ -219,18 +219,18 @@ def _checked_heads(heads):
 
 
 def _stages(block, heads):
-    """Return the maps of the only image that the page shows of a block, of some heads."""
+    """Return the maps of a block to show, by stage, for its only image and some heads."""
     stages = {"after": block.maps}
     if block.before is not block.maps:
         stages = {"before": block.before, **stages}
     return {
-        stage: _chosen_heads(maps[0], heads, block.name)
+        stage: _select_heads(maps[0], heads, block.name)
         for stage, maps in stages.items()
         if maps is not None
     }
 
 
-def _chosen_heads(maps, heads, block):
+def _select_heads(maps, heads, block):
     """Return the maps `(heads, queries, keys)` of some heads, or their mean as one head."""
     if heads is None:
         return maps
@@ -245,7 +245,7 @@ def _chosen_heads(maps, heads, block):
 
 
 def _as_list(images):
-    """Return images as `preprocess_input` counts them, one by one."""
+    """Return a list of images, as `preprocess_input` counts them."""
     is_one = isinstance(images, (str, os.PathLike, Image.Image))
     if is_one or not (isinstance(images, (list, tuple)) or np.ndim(images) == 4):
         return [images]
@@ -259,8 +259,8 @@ def _names(images):
     ]
 
 
-def quantized(maps: np.ndarray, count: int) -> Quantized:
-    """Return the smallest weight of each row, the step between levels, and uint8 levels."""
+def quantize(maps: np.ndarray, count: int) -> Quantized:
+    """Return the minimum of each row, the step between levels, and uint8 levels."""
     low, high = maps.min(-1), maps.max(-1)
     step = (high - low) / (count - 1)
     levels = (maps - low[..., None]) / np.where(step > 0, step, 1)[..., None]
@@ -268,22 +268,22 @@ def quantized(maps: np.ndarray, count: int) -> Quantized:
 
 
 def weights(maps: Quantized) -> np.ndarray:
-    """Return the weights of quantized maps, which are off by at most half a step."""
+    """Return the weights of quantized maps, exact to half a step."""
     low, step, levels = maps
     return low[..., None] + step[..., None] * levels
 
 
-def _rounded(number):
-    """Return the digits that the page shows, which has no infinite numbers."""
+def _round(number):
+    """Round a number to five digits; None for infinite ones and NaN."""
     return float(f"{number:.5g}") if np.isfinite(number) else None
 
 
 def _numbers(value):
-    return None if value is None else [_rounded(number) for number in np.ravel(value)]
+    return None if value is None else [_round(number) for number in np.ravel(value)]
 
 
 def _picture(image: np.ndarray, preprocessing: Preprocessing) -> str:
-    """Return a preprocessed image, as the model sees it, as the address of a PNG."""
+    """Return a preprocessed image as the data URL of a PNG."""
     pixels = (image * np.float32(preprocessing.std) + np.float32(preprocessing.mean)) * 255
     pixels = np.rint(pixels.clip(0, 255)).astype("uint8")
     file = io.BytesIO()
@@ -291,10 +291,10 @@ def _picture(image: np.ndarray, preprocessing: Preprocessing) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def _page(facts: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
-    """Return the page: the template with style, script, facts and maps inside."""
+def _page(metadata: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
+    """Fill the template with style, script, metadata and maps."""
 
-    def packed(arrays):
+    def pack(arrays):
         content = b"".join(array.tobytes() for array in arrays)
         return base64.b64encode(zlib.compress(content)).decode()
 
@@ -302,17 +302,17 @@ def _page(facts: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
         return "\n".join((WEB / name).read_text("utf-8") for name in names)
 
     scripts = "\n".join(
-        f'<script type="text/plain" data-maps="{name}">{packed(arrays)}</script>'
+        f'<script type="text/plain" data-maps="{name}">{pack(arrays)}</script>'
         for name, arrays in maps.items()
     )
     return (
         Template(read("page.html"))
         .substitute(
-            title=escape(f"Attention of {facts['model']}"),
+            title=escape(f"Attention of {metadata['model']}"),
             style=read("page.css"),
             script=read(*SCRIPTS),
-            # A name must not end the script element that it is in.
-            facts=json.dumps(facts, allow_nan=False).replace("<", "\\u003c"),
+            # A name must not close the script element.
+            metadata=json.dumps(metadata, allow_nan=False).replace("<", "\\u003c"),
             maps=scripts,
         )
         .encode("utf-8")
@@ -320,9 +320,9 @@ def _page(facts: dict[str, Any], maps: dict[str, Quantized]) -> bytes:
 
 
 def _too_large(limit: int, size: int | None = None) -> str:
-    takes = "more" if size is None else f"{size / 1e6:.1f} MB, more"
+    amount = "more" if size is None else f"{size / 1e6:.1f} MB, more"
     return (
-        f"The page would take {takes} than the limit of {limit / 1e6:g} MB. Show fewer images, "
+        f"The page would have {amount} than the limit of {limit / 1e6:g} MB. Show fewer images, "
         "fewer blocks (`blocks`, such as 0,11,23), fewer heads (`heads`, such as 0,1) or only "
         "their mean (`heads`: mean), or raise `limit`."
     )

@@ -18,18 +18,18 @@ FORMATS: dict[str, Format] = {
 def format_named(name: str) -> Format:
     """Return a format by its name."""
     if name not in FORMATS:
-        raise ValueError(f"format: {name!r} is unknown. The formats are:\n{table()}")
+        raise ValueError(f"`format` must be one of these. Received: {name!r}.\n{table()}")
     return FORMATS[name]
 
 
 def format_of(path: str | os.PathLike) -> Format:
-    """Return the format that a path's suffix stands for; without a known one, a SavedModel."""
+    """Return the format of a path by its suffix; SavedModel if the suffix is unknown."""
     by_suffix = {each.suffix: each for each in FORMATS.values()}
     return by_suffix.get(Path(path).suffix.lower(), FORMATS["saved_model"])
 
 
 def table() -> str:
-    """Return a plain-text table of the formats, what each needs, and its precisions."""
+    """Return a plain-text table of the formats, their packages and their precisions."""
     rows = [("format", "suffix", "needs", "extra", "precisions")]
     for each in FORMATS.values():
         lists = ", ".join(each.needs), each.extra, ", ".join(each.precisions)
@@ -48,14 +48,14 @@ def require(format: Format, precision: str | None = None) -> None:
         needs.append((format.quantizer, format.quantizer, f" in {precision}"))
     for package, extra, detail in needs:
         if importlib.util.find_spec(package) is None:
-            what = f"The format {format.name!r}{detail} needs {package}, which is not installed"
-            raise ImportError(needs_extra(what, extra))
+            message = f"The format {format.name!r}{detail} needs {package}, which is not installed"
+            raise ImportError(needs_extra(message, extra))
 
 
 def existing_format(path: Path, trust: bool) -> Format:
-    """Return the format of an exported file that may be opened, and whose runtime is installed."""
+    """Return the format of an exported file; check that it may be opened and can be run."""
     format = format_of(path)
-    if not path.exists() or not format.is_one(path):
+    if not path.exists() or not format.matches(path):
         raise FileNotFoundError(f"path: {str(path)!r} is not {format.title}, an exported file.")
     if format.risk and not trust:
         raise ValueError(

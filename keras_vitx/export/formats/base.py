@@ -1,4 +1,4 @@
-"""What a format is, and what its writer is given."""
+"""The base of all formats: `Format`, and the `Graph` that it writes."""
 
 import contextlib
 import functools
@@ -21,17 +21,17 @@ HALF_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 @dataclass(frozen=True)
 class Graph:
-    """What is written: a transposition and preprocessing, if asked for, then the network.
+    """The content of a file: optional transposition and preprocessing, then the network.
 
-    `networks` are the network as "serve", and the same for other image sizes by their signatures;
-    `before` is the layer that takes pixels, of `size`. `precision` is that of stored weights,
-    `compute_dtype` half precision of the layers, `top` the number of classes that a server's
-    signature returns, and `calibration` images of the file's input.
+    `networks` are the network as "serve", and for other image sizes by their signatures;
+    `preprocessing` is the layer that takes pixels, of `size`. `precision` is that of the stored
+    weights, `compute_dtype` half precision of the layers, `top` the number of classes that a
+    server's signature returns, and `calibration` images in the format of the file's input.
     """
 
     networks: Mapping[str, keras.Model]
     outputs: tuple[str, ...]
-    before: keras.layers.Layer | None = None
+    preprocessing: keras.layers.Layer | None = None
     size: tuple[int | None, int | None] = (None, None)
     data_format: str = "channels_last"
     precision: str | None = None
@@ -43,23 +43,23 @@ class Graph:
     @functools.cached_property
     def models(self) -> dict[str, keras.Model]:
         """One model, from the file's input to its outputs, for each signature."""
-        return {name: self._joined(network) for name, network in self.networks.items()}
+        return {name: self._model(network) for name, network in self.networks.items()}
 
     @property
     def model(self) -> keras.Model:
-        """The model for images of its own size."""
+        """The model for images of the default size."""
         return self.models["serve"]
 
-    def named(self, outputs) -> dict:
+    def name_outputs(self, outputs) -> dict:
         """Return the outputs of the model by name."""
         return dict(zip(self.outputs, keras.tree.flatten(outputs), strict=True))
 
-    def _joined(self, network):
+    def _model(self, network):
         (spec,) = network.inputs
         shape, dtype, layers = spec.shape, spec.dtype, [network]
-        if self.before is not None:
-            shape, dtype = (None, *self.size, len(self.before.mean)), "uint8"
-            layers.insert(0, self.before)
+        if self.preprocessing is not None:
+            shape, dtype = (None, *self.size, len(self.preprocessing.mean)), "uint8"
+            layers.insert(0, self.preprocessing)
         if self.data_format == "channels_first":
             shape = (shape[0], shape[3], *shape[1:3])
             layers.insert(0, keras.layers.Permute((2, 3, 1)))
@@ -80,14 +80,14 @@ class Format:
         companion: Suffix of a second file beside it; "" for none.
         backend: The Keras backend under which `write` runs.
         needs: Packages that write it, and last the one that runs it; `extra` installs them.
-        is_one: Whether a path holds this format, judged by its first bytes or its names.
-        risk: What opening a file of a stranger may do; empty if it can only compute.
+        matches: Whether a path holds this format, by its first bytes or file names.
+        risk: The harm that opening an untrusted file may do; empty if it can only compute.
         float32: Whether half precision and int8 products of the model are written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
-        precisions: Precisions of stored weights, besides the model's own.
+        precisions: Precisions of stored weights, besides the model's.
         half_products: Whether products may be in half precision, by `compute_dtype`.
-        float8: Whether it takes models that `model.quantize("float8")` has rounded.
-        quantizer: The package that quantizes its files, if `needs` has none for it.
+        float8: Whether it takes models that are quantized to float8.
+        quantizer: The package that quantizes its files, if it is not in `needs`.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Format:
     needs: tuple[str, ...]
     extra: str
     write: Callable[[Graph, Path], None]
-    is_one: Callable[[Path], bool]
+    matches: Callable[[Path], bool]
     risk: str = ""
     float32: bool = False
     any_size: bool = False
@@ -109,36 +109,36 @@ class Format:
 
 
 def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
-    """Return a function that tells whether a file has one of some bytes at an offset."""
+    """Return a predicate of a path: whether the file has any of `beginnings` at offset `at`."""
 
-    def is_one(path: Path) -> bool:
+    def matches(path: Path) -> bool:
         if not path.is_file():
             return False
         with path.open("rb") as file:
             file.seek(at)
             return file.read(max(map(len, beginnings))).startswith(beginnings)
 
-    return is_one
+    return matches
 
 
-def halves(model: keras.Model, dtype: str | None) -> dict[int, np.ndarray]:
+def half_arrays(model: keras.Model, dtype: str | None) -> dict[int, np.ndarray]:
     """Return the variables, except vectors, that half precision can hold, rounded, by `id`."""
-    found = {}
+    arrays = {}
     if dtype not in HALF_DTYPES:
-        return found
+        return arrays
     for variable in model.variables:
         if variable.dtype != "float32" or len(variable.shape) < 2:
             continue
         with np.errstate(over="ignore"):
             values = ops.convert_to_numpy(variable).astype(HALF_DTYPES[dtype])
         if np.isfinite(values.astype("float32")).all():
-            found[id(variable)] = values
-    return found
+            arrays[id(variable)] = values
+    return arrays
 
 
 @contextlib.contextmanager
-def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
-    """Let layers compute in the arithmetic of the file within the context.
+def file_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
+    """Let layers compute in the dtypes of the file within the context.
 
     With `graph.compute_dtype`, all layers but the classifier compute in half precision. With
     `format.float32`, mixed precision becomes float32, and so do products in int8 and int4.
@@ -156,16 +156,16 @@ def in_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
                 policies[layer] = "float32"
             if mode in ("int8", "int4") and isinstance(layer, keras.layers.Dense):
                 products.append(layer)
-    before = {layer: layer.dtype_policy for layer in policies}
+    old_policies = {layer: layer.dtype_policy for layer in policies}
     try:
         for layer, policy in policies.items():
             layer.dtype_policy = policy
         for layer in products:
-            # An attribute of the instance hides the method of the class.
+            # An instance attribute shadows the method.
             layer.quantized_call = functools.partial(_product, layer, _kernel(layer))
         yield
     finally:
-        for layer, policy in before.items():
+        for layer, policy in old_policies.items():
             layer.dtype_policy = policy
         for layer in products:
             vars(layer).pop("quantized_call", None)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from keras_vitx.export.formats.base import INPUT, Format, Graph, starts_with
-from keras_vitx.export.formats.saved_model import temporary
+from keras_vitx.export.formats.saved_model import temporary_saved_model
 
 PRODUCTS = {"FULLY_CONNECTED", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D"}
-"""Operations that compute in int8, with fixed ranges; all others stay in float32."""
+"""Operations that compute in int8, in fixed ranges; all others stay in float32."""
 CONVERSIONS = {"QUANTIZE", "DEQUANTIZE", "DELEGATE"}
 
 
@@ -14,7 +14,7 @@ def write(graph: Graph, path: Path) -> None:
     """Write a `.tflite` file with the signature `serving_default`."""
     import tensorflow as tf
 
-    with temporary(graph, path) as folder:
+    with temporary_saved_model(graph, path) as folder:
         converter = tf.lite.TFLiteConverter.from_saved_model(
             str(folder), signature_keys=["serving_default"]
         )
@@ -27,7 +27,7 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def _static(converter, images) -> bytes:
-    """Return a file with products in int8, in ranges found on images."""
+    """Return a file with products in int8, in ranges measured on images."""
     import tensorflow as tf
     from tensorflow.lite.python.schema_py_generated import BuiltinOperator
 
@@ -35,9 +35,9 @@ def _static(converter, images) -> bytes:
         return (("serving_default", {INPUT: image[None]}) for image in images)
 
     converter.representative_dataset = inputs
-    known = {name for name in vars(BuiltinOperator) if not name.startswith("_")}
+    operations = {name for name in vars(BuiltinOperator) if not name.startswith("_")}
     options = tf.lite.experimental.QuantizationDebugOptions(
-        denylisted_ops=sorted(known - PRODUCTS - CONVERSIONS)
+        denylisted_ops=sorted(operations - PRODUCTS - CONVERSIONS)
     )
     # One range per tensor does not fit the outliers of layer normalization and softmax.
     debugger = tf.lite.experimental.QuantizationDebugger(
@@ -54,8 +54,8 @@ FORMAT = Format(
     needs=("tensorflow", "ai_edge_litert"),
     extra="litert",
     write=write,
-    is_one=starts_with(b"TFL3", at=4),
-    # Its batched product takes no int8 with a result in int32.
+    matches=starts_with(b"TFL3", at=4),
+    # Its batched product lacks int8 inputs with an int32 result.
     float32=True,
     float8=False,
     precisions=("float16", "int8", "int8-static"),

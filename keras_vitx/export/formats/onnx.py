@@ -22,32 +22,32 @@ def write(graph: Graph, path: Path) -> None:
     import onnx
     import torch
 
-    # What it says of torchvision, which the model does not need, is no news.
+    # It warns about torchvision, which the model does not need.
     for name in ("onnxscript", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            exported = _exported(graph, decompose=False)
+            program = _export(graph, decompose=False)
         except torch.onnx.OnnxExporterError:
-            exported = _exported(graph, decompose=True)
-    _simplify(exported.model)
-    model = exported.model_proto
+            program = _export(graph, decompose=True)
+    _simplify(program.model)
+    model = program.model_proto
     if graph.compute_dtype:
         _halve_norms(model, HALF_DTYPES[graph.compute_dtype])
     if graph.precision in ("int8", "int8-static"):
-        model = _quantized(model, graph.calibration)
+        model = _quantize(model, graph.calibration)
     onnx.checker.check_model(model)
     onnx.save(model, path)
 
 
-def _exported(graph: Graph, decompose: bool):
-    """Export by PyTorch; decomposing traces again, but is needed for operations that ONNX lacks."""
+def _export(graph: Graph, decompose: bool):
+    """Export by PyTorch. Decomposing, for operations that ONNX lacks, traces again."""
     import torch
 
     program, example = program_of(graph)
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    # Operations in place have to be decomposed.
+    # In-place operations must be decomposed.
     if not decompose and not any("_." in str(node.target) for node in nodes):
         aten = torch.ops.aten
         for node in nodes:
@@ -84,7 +84,7 @@ def _simplify(model) -> None:
 
 
 def _halve_norms(model, dtype) -> None:
-    """Round the scales and shifts of layer normalizations: in ONNX they have their input's type."""
+    """Round the scales and shifts of layer normalizations: ONNX requires their input's dtype."""
     from onnx import numpy_helper
 
     constants = {each.name: each for each in model.graph.initializer}
@@ -95,8 +95,8 @@ def _halve_norms(model, dtype) -> None:
                 constants[name].CopyFrom(numpy_helper.from_array(values, name))
 
 
-def _quantized(model, calibration: np.ndarray | None):
-    """Return the model in int8, with activations in ranges found at run time or by calibration."""
+def _quantize(model, calibration: np.ndarray | None):
+    """Return the model in int8, with ranges of activations from run time or from calibration."""
     import onnx
     from onnxruntime import quantization
 
@@ -127,8 +127,8 @@ FORMAT = Format(
     needs=("torch", "onnxscript", "onnx", "onnxruntime"),
     extra="onnx",
     write=write,
-    # The first field of the message, the version of the IR.
-    is_one=starts_with(b"\x08"),
+    # The first field of the message is the IR version.
+    matches=starts_with(b"\x08"),
     float32=True,
     any_size=True,
     precisions=("float16", "bfloat16", "int8", "int8-static"),

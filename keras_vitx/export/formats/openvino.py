@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from keras_vitx.export.formats.base import Format, Graph, starts_with
-from keras_vitx.export.formats.saved_model import temporary
+from keras_vitx.export.formats.saved_model import temporary_saved_model
 
 WEIGHTS = {"int8": "int8_sym", "int4": "int4_sym"}
 """Modes of NNCF."""
@@ -16,14 +16,14 @@ def write(graph: Graph, path: Path) -> None:
     """Write an `.xml` file, the graph, and a `.bin` file beside it, the weights."""
     import openvino
 
-    with temporary(graph, path) as folder:
+    with temporary_saved_model(graph, path) as folder:
         model = openvino.convert_model(folder)
         if graph.precision in WEIGHTS or graph.precision == "int8-static":
-            model = _quantized(model, graph)
+            model = _quantize(model, graph)
         openvino.save_model(model, path, compress_to_fp16=graph.precision == "float16")
 
 
-def _quantized(model, graph: Graph):
+def _quantize(model, graph: Graph):
     import nncf
 
     nncf.set_log_level(logging.ERROR)
@@ -35,7 +35,7 @@ def _quantized(model, graph: Graph):
         )
     options = {}
     if graph.precision == "int4":
-        # A scale for 32 weights; products whose width is no multiple of it are in int8.
+        # A scale per group; products whose width is not a multiple of it are in int8.
         ignore = nncf.GroupSizeFallbackMode.IGNORE
         options["group_size"] = GROUP
         options["advanced_parameters"] = nncf.AdvancedCompressionParameters(
@@ -53,11 +53,11 @@ FORMAT = Format(
     needs=("tensorflow", "openvino"),
     extra="openvino",
     write=write,
-    # Its converter does not take products of TensorFlow in bfloat16, and OpenVINO 2026.4 reads int8
-    # products of Keras wrongly (0.4 of the largest output).
+    # Its converter lacks TensorFlow's products in bfloat16, and OpenVINO 2026.4 reads Keras's int8
+    # products wrongly (0.4 of the largest output).
     float32=True,
     float8=False,
-    is_one=starts_with(b"<?xml", b"<net"),
+    matches=starts_with(b"<?xml", b"<net"),
     companion=".bin",
     precisions=("float16", "int8", "int8-static", "int4"),
     quantizer="nncf",

@@ -1,4 +1,4 @@
-"""TensorFlow SavedModels, which the formats converted from them start from."""
+"""TensorFlow SavedModels, from which other formats are converted."""
 
 import contextlib
 import tempfile
@@ -8,26 +8,26 @@ from typing import Any
 
 import keras
 
-from keras_vitx.export.formats.base import INPUT, Format, Graph, halves
+from keras_vitx.export.formats.base import INPUT, Format, Graph, half_arrays
 
-PARTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "export.json"}
+CONTENTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "export.json"}
 """Contents of the folder."""
 
 BYTES = "image_bytes"
 """Name of a server's input; over REST, each value is `{"b64": "..."}`."""
 
 MAX_PIXELS = 1 << 26
-"""Most pixels of an image that a server decodes, such as 8192 x 8192."""
+"""Maximum number of pixels of an image that a server decodes, such as 8192 x 8192."""
 
 SIDES = {"PNG": (b"\x89PNG", 16, "int32", False), "GIF": (b"GIF8", 6, "uint16", True)}
-"""By format: its first bytes; where in a file width and height are, their dtype, and whether the
-least significant byte is first."""
+"""By format: its first bytes; offset and dtype of width and height, and whether they are
+little-endian."""
 
 
 def write(graph: Graph, folder: Path) -> None:
     """Write an endpoint and a signature per size, and `serving_default`, a server's if `graph.top`.
 
-    `model.export` names no outputs, stores each weight twice, and knows one size and one precision.
+    `model.export` does not name outputs, stores each weight twice, and has one size and precision.
     """
     import tensorflow as tf
 
@@ -39,28 +39,28 @@ def write(graph: Graph, folder: Path) -> None:
         endpoint = tf.function(predict, input_signature=[spec], autograph=False)
         setattr(module, name, endpoint)
         signatures[name] = tf.function(
-            lambda images, endpoint=endpoint: graph.named(endpoint(images)),
+            lambda images, endpoint=endpoint: graph.name_outputs(endpoint(images)),
             input_signature=[spec],
             autograph=False,
         )
     default = signatures["serve"]
     if graph.top:
-        *_, before, network = graph.model.layers
+        *_, preprocessing, network = graph.model.layers
         predict = _stateless(network, graph.precision, stored)
-        default = _server(before, predict, graph.classes, graph.top)
+        default = _server(preprocessing, predict, graph.classes, graph.top)
     module.stored = list(stored.values())
     signatures = {"serving_default": default, **signatures}
     tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
 def _stateless(model, precision, stored):
-    """Return a function of images, with weights in `stored`; models share those of equal values."""
+    """Return a function of images, with weights in `stored`, where models share equal ones."""
     import tensorflow as tf
 
-    in_half = halves(model, precision)
+    half = half_arrays(model, precision)
     weights = []
     for variable in model.variables:
-        array = in_half.get(id(variable))
+        array = half.get(id(variable))
         if array is None:
             array = keras.ops.convert_to_numpy(variable)
         key = (array.dtype.name, array.shape, array.tobytes())
@@ -76,19 +76,19 @@ def _stateless(model, precision, stored):
     return predict
 
 
-def _server(before: keras.layers.Layer, predict: Callable[[Any], Any], classes, top: int):
+def _server(preprocessing: keras.layers.Layer, predict: Callable[[Any], Any], classes, top: int):
     """Return a TensorFlow function of `image_bytes`, JPEG, PNG or GIF files as strings `(batch,)`.
 
     It returns the `top` `classes`, strings, and `probabilities`, float32, in descending order.
     """
     import tensorflow as tf
 
-    channels = len(before.mean)
-    shape = tf.TensorSpec((*before.size, channels), tf.float32)
+    channels = len(preprocessing.mean)
+    shape = tf.TensorSpec((*preprocessing.size, channels), tf.float32)
 
     def serve(image_bytes):
         images = tf.map_fn(
-            lambda file: before(decoded(file, channels)[None])[0],
+            lambda file: preprocessing(decode_image(file, channels)[None])[0],
             image_bytes,
             fn_output_signature=shape,
         )
@@ -100,8 +100,8 @@ def _server(before: keras.layers.Layer, predict: Callable[[Any], Any], classes, 
     return tf.function(serve, input_signature=[spec], autograph=False)
 
 
-def decoded(file, channels: int = 3):
-    """Decode a file as Pillow does, but without EXIF, to uint8 `(height, width, channels)`."""
+def decode_image(file, channels: int = 3):
+    """Decode a file as Pillow does, but ignore EXIF, to uint8 `(height, width, channels)`."""
     import tensorflow as tf
 
     count = tf.reduce_prod(_sides(file))
@@ -111,20 +111,20 @@ def decoded(file, channels: int = 3):
         f"{BYTES}: an image must have at most {MAX_PIXELS:,} pixels.",
     )
     with tf.control_dependencies([check]):
-        # It decodes PNG and GIF, too.
+        # Also decodes PNG and GIF.
         return tf.io.decode_jpeg(
             tf.identity(file), channels=channels, dct_method="INTEGER_ACCURATE"
         )
 
 
 def _sides(file):
-    """Return two sides of an image from the header of its file."""
+    """Return the two sides of an image from the header of its file."""
     import tensorflow as tf
 
     def of_header(start, dtype, little_endian):
         def read():
-            part = tf.strings.substr(file, start, 2 * tf.dtypes.as_dtype(dtype).size)
-            return tf.cast(tf.io.decode_raw(part, dtype, little_endian), tf.int64)
+            sides = tf.strings.substr(file, start, 2 * tf.dtypes.as_dtype(dtype).size)
+            return tf.cast(tf.io.decode_raw(sides, dtype, little_endian), tf.int64)
 
         return read
 
@@ -132,24 +132,24 @@ def _sides(file):
         return tf.cast(tf.image.extract_jpeg_shape(file)[:2], tf.int64)
 
     cases = [
-        (tf.equal(tf.strings.substr(file, 0, len(first)), first), of_header(*where))
-        for first, *where in SIDES.values()
+        (tf.equal(tf.strings.substr(file, 0, len(first)), first), of_header(*header))
+        for first, *header in SIDES.values()
     ]
     return tf.case(cases, default=of_jpeg, exclusive=True)
 
 
 @contextlib.contextmanager
-def temporary(graph: Graph, path: Path) -> Iterator[Path]:
+def temporary_saved_model(graph: Graph, path: Path) -> Iterator[Path]:
     """Yield a temporary SavedModel beside `path`, from which another format is converted."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         write(Graph({"serve": graph.model}, graph.outputs), Path(folder, "saved_model"))
         yield Path(folder, "saved_model")
 
 
-def is_one(path: Path) -> bool:
+def matches(path: Path) -> bool:
     """Return whether a path is the folder of a SavedModel and holds nothing else."""
-    names = {part.name for part in path.iterdir()} if path.is_dir() else set()
-    return "saved_model.pb" in names and names <= PARTS
+    names = {each.name for each in path.iterdir()} if path.is_dir() else set()
+    return "saved_model.pb" in names and names <= CONTENTS
 
 
 FORMAT = Format(
@@ -160,7 +160,7 @@ FORMAT = Format(
     needs=("tensorflow",),
     extra="export",
     write=write,
-    is_one=is_one,
+    matches=matches,
     risk="its graph may read and write files",
     any_size=True,
 )

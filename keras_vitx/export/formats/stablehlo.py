@@ -4,10 +4,10 @@ from pathlib import Path
 
 import keras
 
-from keras_vitx.export.formats.base import Format, Graph, halves
+from keras_vitx.export.formats.base import Format, Graph, half_arrays
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""The devices that a file runs on."""
+"""The devices on which a file runs."""
 
 
 def write(graph: Graph, path: Path) -> None:
@@ -20,22 +20,22 @@ def write(graph: Graph, path: Path) -> None:
     sides = zip(names, model.inputs[0].shape, strict=True)
     shape = jax.export.symbolic_shape(", ".join(str(side or name) for name, side in sides))
     spec = jax.ShapeDtypeStruct(shape, keras.backend.standardize_dtype(model.inputs[0].dtype))
-    in_half = halves(model, graph.precision)
+    half = half_arrays(model, graph.precision)
 
     def run(images):
         weights = []
         for variable in model.variables:
-            value = jnp.asarray(in_half.get(id(variable), variable.value))
+            value = jnp.asarray(half.get(id(variable), variable.value))
             weights.append((variable, value.astype(variable.dtype)))
         with keras.StatelessScope(weights):
-            return graph.named(model(images, training=False))
+            return graph.name_outputs(model(images, training=False))
 
     exported = jax.export.export(jax.jit(run), platforms=PLATFORMS)(spec)
     path.write_bytes(exported.serialize())
 
 
-def is_one(path: Path) -> bool:
-    """Return whether JAX can read a file's header, a flatbuffer without an identifier."""
+def matches(path: Path) -> bool:
+    """Return whether a file names StableHLO: its flatbuffer has no identifier."""
     content = path.read_bytes() if path.is_file() else b""
     return b"StableHLO_v" in content or b"stablehlo" in content
 
@@ -48,6 +48,6 @@ FORMAT = Format(
     needs=("jax",),
     extra="jax",
     write=write,
-    is_one=is_one,
+    matches=matches,
     risk="it may call any function that is registered with XLA, with any arguments",
 )

@@ -1,11 +1,11 @@
 /* Plots of the measures by depth. */
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [300, 150, 36, 18, 8];
-const count = facts.blocks.length;
+const count = metadata.blocks.length;
 const across = (b) => LEFT + ((b + 0.5) / count) * (WIDTH - LEFT - 4);
 
 function makeCharts() {
-  const charts = facts.charts.filter(({ measure }) => facts.images[0].measures[measure]);
+  const charts = metadata.charts.filter(({ measure }) => metadata.images[0].measures[measure]);
   element("charts").replaceChildren(...charts.map((chart) => {
     const figure = make("figure");
     const svg = svgElement("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": chart.title });
@@ -28,9 +28,9 @@ function makeCharts() {
 
 function drawChart(svg, { measure, beside }) {
   const seriesOf = ({ measures }, name) => (measures[name] ?? []).map((values) => (values ?? []).filter((v) => v !== null));
-  const own = seriesOf(facts.images[state.image], measure);
-  const reference = beside ? seriesOf(facts.images[state.image], beside) : [];
-  const others = facts.images.filter((_, i) => i !== state.image).map((image) => seriesOf(image, measure));
+  const own = seriesOf(metadata.images[state.image], measure);
+  const reference = beside ? seriesOf(metadata.images[state.image], beside) : [];
+  const others = metadata.images.filter((_, i) => i !== state.image).map((image) => seriesOf(image, measure));
   const all = [own, reference, ...others].flat(2);
   const ticks = ticksOf(Math.min(...all), Math.max(...all));
   const [low, high] = [ticks[0], ticks.at(-1)];
@@ -64,7 +64,7 @@ function markCharts() {
     const here = figure.querySelector(".here");
     here.setAttribute("x1", across(state.block));
     here.setAttribute("x2", across(state.block));
-    const values = facts.images[state.image].measures[figure.chart.measure][state.block];
+    const values = metadata.images[state.image].measures[figure.chart.measure][state.block];
     const mean = meanOf((values ?? []).filter((value) => value !== null));
     figure.querySelector("output").textContent =
       `Block ${state.block}: ${mean === null ? "none" : +mean.toPrecision(4)}`;

@@ -2,9 +2,9 @@
 
 /* The maps: unpacked, and the weights of a query. */
 
-const facts = JSON.parse(document.getElementById("facts").textContent);
+const metadata = JSON.parse(document.getElementById("metadata").textContent);
 const element = (id) => document.getElementById(id);
-const shown = facts.blocks.map((block, b) => ({ ...block, b })).filter((block) => has(block, "after"));
+const shown = metadata.blocks.map((block, b) => ({ ...block, b })).filter((block) => has(block, "after"));
 const modified = shown.some((block) => has(block, "before"));
 const headCount = Math.max(...shown.map((block) => block.stages.after[0]));
 const MEAN = -1;
@@ -29,15 +29,15 @@ function make(name, properties = {}) {
 }
 
 function svgElement(name, attributes) {
-  const made = document.createElementNS(SVG, name);
-  for (const key in attributes) made.setAttribute(key, attributes[key]);
-  return made;
+  const node = document.createElementNS(SVG, name);
+  for (const key in attributes) node.setAttribute(key, attributes[key]);
+  return node;
 }
 
 function svgText(words, x, y, anchor) {
-  const made = svgElement("text", { x, y, "text-anchor": anchor });
-  made.textContent = words;
-  return made;
+  const node = svgElement("text", { x, y, "text-anchor": anchor });
+  node.textContent = words;
+  return node;
 }
 
 const maps = new Map();
@@ -116,7 +116,7 @@ function weightsOfHead(block, stage, head, query) {
   );
 }
 
-/** Whether a block has negative weights at a stage: all its maps then have the same colours. */
+/** Whether a block has negative weights at a stage: all its maps then have the same colors. */
 function isSigned(block, stage) {
   if (stage === "change") return true;
   const one = maps.get(`${state.image}/${block.b}/${has(block, stage) ? stage : "after"}`);

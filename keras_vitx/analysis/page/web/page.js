@@ -23,7 +23,7 @@ function drawNow() {
   element("readout").textContent =
     `Block ${state.block} (${block.name}), ${headName(state.head)}; the query is ${query}.`;
   element("stage-text").textContent = {
-    before: "Maps as the softmax gives them, or as an earlier block passed them on.",
+    before: "Maps from the softmax, or from an earlier block.",
     after: modified ? "Maps that multiplied the values." : "This model does not modify its maps.",
     change: "After minus before: red is more, blue is less, empty is not modified.",
   }[state.stage];
@@ -66,7 +66,7 @@ async function chooseImage(image) {
 }
 
 function showClasses() {
-  const { classes, name, source } = facts.images[state.image];
+  const { classes, name, source } = metadata.images[state.image];
   const rows = classes.map(([label, probability]) => {
     const row = make("div", { className: "class" });
     const bar = make("i");
@@ -93,8 +93,8 @@ const KEYS = {
   H: () => choose({ head: next(heads, state.head, -1) }),
   c: () => chooseQuery(state.query === "class" ? "patch" : "class"),
   s: () => choose({ stage: next(stages, state.stage, 1) }),
-  i: () => chooseImage(next([...facts.images.keys()], state.image, 1)),
-  I: () => chooseImage(next([...facts.images.keys()], state.image, -1)),
+  i: () => chooseImage(next([...metadata.images.keys()], state.image, 1)),
+  I: () => chooseImage(next([...metadata.images.keys()], state.image, -1)),
 };
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -151,22 +151,22 @@ function listen() {
 function begin() {
   shown.forEach((block) => element("block").append(make("option", { value: block.b, textContent: `${block.b} ${block.name}` })));
   heads.forEach((head) => element("head").append(make("option", { value: head, textContent: headName(head) })));
-  facts.images.forEach(({ name, source }, i) => {
+  metadata.images.forEach(({ name, source }, i) => {
     const button = make("button", { type: "button", title: name });
     button.append(make("img", { src: source, alt: "" }), make("span", { textContent: name }));
     button.addEventListener("click", () => chooseImage(i));
     element("images").append(button);
   });
-  element("images").hidden = facts.images.length === 1;
+  element("images").hidden = metadata.images.length === 1;
   element("stage").hidden = !modified;
   element("query").children[0].disabled = !shown.some(hasPatchQueries);
   element("query").children[1].disabled = !shown.some(hasClassToken);
   element("legend").textContent =
-    "Each map has its own colours: yellow is its largest weight, dark blue is 0 (or its smallest). " +
+    "Each map has its own colors: yellow is its largest weight, dark blue is 0 (or its smallest). " +
     "In a block with negative weights, red is above 0, white 0 and blue below. " +
     "An empty field has no map of this query.";
   element("precision").textContent =
-    `Weights are stored in ${facts.levels} levels between the smallest and the largest of each row of a map.`;
+    `Weights are stored in ${metadata.levels} levels between the smallest and the largest of each row of a map.`;
   makePanes();
   makeSheet();
   listen();

@@ -1,4 +1,4 @@
-/* Colours, and the picture with the map of a block and head on it. */
+/* Colors, and the picture with the map of a block and head on it. */
 const SEQUENTIAL = table([
   [0, 34, 78], [26, 56, 111], [67, 78, 108], [97, 101, 111], [125, 124, 120],
   [155, 148, 118], [188, 174, 108], [222, 201, 88], [254, 232, 56],
@@ -41,7 +41,7 @@ function paint(canvas, [rows, columns], values, signed) {
   context.putImageData(pixels, 0, 0);
 }
 
-const pictures = facts.images.map(({ source }) => Object.assign(new Image(), { src: source }));
+const pictures = metadata.images.map(({ source }) => Object.assign(new Image(), { src: source }));
 const small = document.createElement("canvas");
 
 function makePanes() {
@@ -93,8 +93,8 @@ function outline(context, grid, width, height) {
   const { row, column } = patchAt(state.pointed ?? state.kept, grid);
   const [h, w] = [height / grid[0], width / grid[1]];
   const line = Math.max(2, width / 200);
-  for (const [colour, thick] of [["#000", 2 * line], ["#fff", line]]) {
-    context.strokeStyle = colour;
+  for (const [color, thick] of [["#000", 2 * line], ["#fff", line]]) {
+    context.strokeStyle = color;
     context.lineWidth = thick;
     context.strokeRect(column * w, row * h, w, h);
   }

@@ -42,6 +42,6 @@ function drawSheet() {
 }
 
 function headName(head) {
-  if (head === MEAN || facts.heads === "mean") return "mean";
-  return `head ${facts.heads ? facts.heads[head] : head}`;
+  if (head === MEAN || metadata.heads === "mean") return "mean";
+  return `head ${metadata.heads ? metadata.heads[head] : head}`;
 }

@@ -22,12 +22,12 @@ class Exported:
         difference: Largest difference between its outputs and the model's, relative to the
             largest output; None if it was not verified.
         format: Name of the format.
-        inputs: Shape and dtype of each input, by name; None is any size. Images that are to be
-            normalized before have their `preprocessing`.
+        inputs: Shape and dtype of each input, by name; None is any size. `preprocessing` is what
+            images need before, if it is not in the file.
         outputs: Names of the outputs.
         classes: Names of the classes, in the order of the outputs; empty without a classifier.
-        options: The options of the export that change the file.
-        not_fused: Why the model could not be fused; None if it was, or was not to be.
+        options: The arguments of the export that change the file.
+        not_fused: Why the model could not be fused; None if it was, or with `fuse=False`.
         top1: Fraction of images with the same largest output; None without a classifier.
         latency_ms: Median time of one image in the format's runtime, in milliseconds.
         size: Bytes of the file, or of all files of the folder.
@@ -50,32 +50,32 @@ class Exported:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def record_of(path: Path, format: Format) -> Path:
+def record_path(path: Path, format: Format) -> Path:
     """Return the path of the record: `export.json` in a folder, else `<name>.json` beside it."""
     return path.with_name(f"{path.name}.json") if format.suffix else path / "export.json"
 
 
 def write_record(exported: Exported, path: Path, format: Format) -> None:
-    """Write a record with a hash for `read_record`, and without the path: the file may be moved."""
-    described = asdict(exported)
-    del described["path"]
-    described["digest"] = _digest(path, format, described)
-    record_of(path, format).write_text(json.dumps(described, indent=1) + "\n")
+    """Write a record, with a hash for `read_record` and without the path, which may change."""
+    record = asdict(exported)
+    del record["path"]
+    record["digest"] = _digest(path, format, record)
+    record_path(path, format).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def read_record(path: Path, format: Format) -> dict[str, Any]:
-    """Return the record of a file, or an empty one if there is none of it that can be read."""
+    """Return the record of a file; an empty one if it is missing, damaged or of another file."""
     try:
-        described = json.loads(record_of(path, format).read_text())
-        is_its_own = described.pop("digest") == _digest(path, format, described)
+        record = json.loads(record_path(path, format).read_text())
+        matches = record.pop("digest") == _digest(path, format, record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    return described if is_its_own else {}
+    return record if matches else {}
 
 
-def _digest(path: Path, format: Format, described: dict[str, Any]) -> str:
+def _digest(path: Path, format: Format, record: dict[str, Any]) -> str:
     """Return a hash of the content of a record and of every file that it describes."""
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for each in files_of(path, format):
         with each.open("rb") as file:
             name = each.suffix if format.suffix else str(each.relative_to(path))
@@ -86,7 +86,7 @@ def _digest(path: Path, format: Format, described: dict[str, Any]) -> str:
 def files_of(path: Path, format: Format) -> list[Path]:
     """Return a file and its companion, or all files of a folder, without the record."""
     if not format.suffix:
-        record = record_of(path, format)
+        record = record_path(path, format)
         return sorted(each for each in path.rglob("*") if each.is_file() and each != record)
     return [path, path.with_suffix(format.companion)] if format.companion else [path]
 
@@ -102,14 +102,14 @@ def check_destination(path: Path, format: Format, overwrite: bool = False) -> No
     remove_stale(path)
     if not path.exists() and not path.is_symlink():
         companion = path.with_suffix(format.companion)
-        # A killed export leaves it with its record.
-        if format.companion and companion.exists() and not record_of(path, format).exists():
+        # With a record, a killed export left it.
+        if format.companion and companion.exists() and not record_path(path, format).exists():
             raise FileExistsError(
                 f"path: {str(companion)!r} exists, where {format.title} would be written."
             )
         return
     is_file = path.is_file() if format.suffix else path.is_dir()
-    if path.is_symlink() or not is_file or not format.is_one(path):
+    if path.is_symlink() or not is_file or not format.matches(path):
         raise FileExistsError(
             f"path: {str(path)!r} exists and holds other things than {format.title}; "
             "choose a new path."
@@ -121,16 +121,16 @@ def check_destination(path: Path, format: Format, overwrite: bool = False) -> No
 
 
 @contextlib.contextmanager
-def writing_at(path: Path, format: Format) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; at the end, move what was written there to `path`.
+def atomic_export(path: Path, format: Format) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, and move the file and its record to `path` at the end.
 
-    A graph whose weights are a second file is moved away first and comes last, so that a kill in
-    between leaves no graph, rather than one with the weights of another.
+    If the weights are a second file, the old graph is removed first and the new one comes last, so
+    that a kill in between leaves no graph, rather than one with the weights of another.
     """
     with temporary_beside(path) as temporary:
         yield temporary
         if format.suffix:
-            record_of(temporary, format).replace(record_of(path, format))
+            record_path(temporary, format).replace(record_path(path, format))
         if format.companion:
             if path.exists():
                 path.replace(temporary.with_name("old"))
