@@ -20,7 +20,7 @@ from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
-    parts=(("/re_attention/", "/"),),
+    replacements=(("/re_attention/", "/"),),
     rows=(Row(r"(.+)/reatten_matrix/kernel", r"\1/reatten_matrix/weight", "mixing"),),
     mark="reatten_matrix",
 )

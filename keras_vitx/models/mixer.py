@@ -12,7 +12,7 @@ from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Table
 
 CHECKPOINT = Table(
-    parts=(
+    replacements=(
         ("/attn/mlp/", "/mlp_tokens/"),
         ("/mlp/", "/mlp_channels/"),
     ),

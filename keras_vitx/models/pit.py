@@ -22,7 +22,7 @@ from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
-    parts=(("patch_embed/proj/", "patch_embed/conv/"),),
+    replacements=(("patch_embed/proj/", "patch_embed/conv/"),),
     rows=(
         Row(r"pos_embed/embeddings", r"pos_embed", "map"),
         Row(r"(.+)\.pool/conv/kernel", r"\1/pool/conv/weight", "depthwise"),

@@ -20,7 +20,7 @@ from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 
 CHECKPOINT = Table(
-    parts=(
+    replacements=(
         ("/refinement/adapt_bn/", "/adapt_bn/"),
         ("/refinement/", "/DLA/"),
         # The values of blocks without queries and keys have the same name.

@@ -199,12 +199,12 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
             )
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
-    odd = [
+    not_finite = [
         variable.path
         for variable in model.weights
         if not np.isfinite(np.asarray(keras.ops.convert_to_numpy(variable.value), "float32")).all()
     ]
-    warn_not_finite(odd, source)
+    warn_not_finite(not_finite, source)
     return model
 
 

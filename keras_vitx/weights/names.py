@@ -15,7 +15,7 @@ class Row(NamedTuple):
 
     Attributes:
         pattern: Regular expression for the whole path of a variable, after the replacement of
-            `Table.parts` (so `blocks_7/` reads `blocks.7/`).
+            `Table.replacements` (so `blocks_7/` reads `blocks.7/`).
         name: The name in the checkpoint, with `/` for a dot.
         layout: Layout in the checkpoint: "same"; "kernel", outputs first; "positions", resampled if
             the grids differ; "mixing", a 1 x 1 convolution; "depthwise", one kernel per channel;
@@ -30,18 +30,18 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """The rename table of a family, from variable paths to checkpoint names.
 
-    `parts` are replacements as in `re.sub`, after which `rows` are tried, before the generic ones.
+    `replacements` are as in `re.sub`, after which `rows` are tried, before the generic ones.
     `mark` is a regular expression for variables of this family only, which identifies a file in
     errors.
     """
 
-    parts: tuple[tuple[str, str], ...] = ()
+    replacements: tuple[tuple[str, str], ...] = ()
     rows: tuple[Row, ...] = ()
     mark: str | None = None
 
 
 GENERIC = Table(
-    parts=(
+    replacements=(
         (r"_(\d+)(?=/)", r".\1"),
         (r"_(\d+)_", r".\1."),
         # The classifiers inside a head that reads several tokens.
@@ -82,7 +82,7 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
     """Return a path's (name, layout) in a PyTorch checkpoint; raises a ValueError without one."""
     table = TABLES.get(family, Table())
     key = path
-    for pattern, replacement in (*GENERIC.parts, *table.parts):
+    for pattern, replacement in (*GENERIC.replacements, *table.replacements):
         key = re.sub(pattern, replacement, key)
     for row in (*table.rows, *GENERIC.rows):
         if match := re.fullmatch(row.pattern, key):
