@@ -12,7 +12,7 @@ from keras_vitx.training.compiling import compile_for
 from keras_vitx.training.figures import draw_rates
 from keras_vitx.training.optimizer import optimizer_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import Window
+from keras_vitx.training.wrapped import BatchRange
 
 
 def find_learning_rate(
@@ -61,7 +61,7 @@ def find_learning_rate(
     recipe, batches = load_batches(source, model, recipe, settings, seed=seed)
     train = batches.train
     if isinstance(train, keras.utils.PyDataset):
-        train = Window(train, 0, steps)
+        train = BatchRange(train, 0, steps)
     before = model.get_weights()
     compile_for(model, recipe, steps_of(batches.train), lambda: labels_of(batches.train))
     rates = keras.optimizers.schedules.ExponentialDecay(low, steps, high / low)

@@ -27,7 +27,7 @@ from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.optimizer import optimizer_of
-from keras_vitx.training.wrapped import Window
+from keras_vitx.training.wrapped import BatchRange
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def resumable_fit(
         callbacks.insert(0, tell)
         if steps_per_epoch and steps_per_epoch < len(batches):
             # Such batches are shuffled in each epoch, so each epoch can begin with the first one.
-            batches, steps_per_epoch = Window(batches, 0, steps_per_epoch), None
+            batches, steps_per_epoch = BatchRange(batches, 0, steps_per_epoch), None
     settings = {"shuffle": False, "verbose": verbose, "class_weight": class_weight}
     if folder is None:
         settings |= {"steps_per_epoch": steps_per_epoch, "callbacks": callbacks}
@@ -136,7 +136,7 @@ def resumable_fit(
             saving.first_step, until = step, epoch + 1 if step else epochs
             # With `steps_per_epoch`, the batches go on from one epoch to the next.
             start, count = (epoch * steps + step, None) if steps_per_epoch else (step, steps - step)
-            rest = Window(batches, start, count) if start else batches
+            rest = BatchRange(batches, start, count) if start else batches
             settings |= {"steps_per_epoch": steps_per_epoch and steps - step, "callbacks": saving}
             model.fit(share_of(rest), initial_epoch=epoch, epochs=until, **settings)
             if until < epochs and not model.stop_training:

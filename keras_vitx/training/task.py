@@ -9,7 +9,7 @@ import numpy as np
 from keras_vitx.classifier import Outputs
 from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
 
-Kind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
+TaskKind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Task:
     | `"regression"` | linear | floats, `(n, outputs)`, or `(n,)` for one | squared error |
     """
 
-    kind: Kind
+    kind: TaskKind
     outputs: Outputs
 
     def loss(self, label_smoothing: float = 0.0) -> keras.losses.Loss:

@@ -149,10 +149,10 @@ def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarr
 def _weights(start: float, length: float, cells: int, size: int) -> np.ndarray:
     """Return the weight of each cell of an axis in each of the samples, `(size, cells)`."""
     samples = max(math.ceil(length * cells / size), 1)
-    places = start + (np.arange(size * samples) + 0.5) * (length / (size * samples))
+    positions = start + (np.arange(size * samples) + 0.5) * (length / (size * samples))
     # The center of cell i is at (i + 1/2) / cells.
-    places = np.clip(places * cells - 0.5, 0, cells - 1)
-    weights = np.maximum(1 - np.abs(places[:, None] - np.arange(cells)), 0)
+    positions = np.clip(positions * cells - 0.5, 0, cells - 1)
+    weights = np.maximum(1 - np.abs(positions[:, None] - np.arange(cells)), 0)
     return weights.reshape(size, samples, cells).mean(1).astype("float32")
 
 

@@ -116,11 +116,11 @@ class Wrapped(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-class Window(Wrapped):
-    """`count` batches from `start` on (None: as many as there are), which begin again at the end.
+class BatchRange(Wrapped):
+    """`count` batches from index `start` on, starting over at the end; None is a whole epoch of them.
 
-    Batch i of a `PyDataset` must not depend on the batches before it; of another iterable, those
-    before `start` are skipped.
+    Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches
+    before `start` are read and skipped.
     """
 
     def __init__(self, batches: Any, start: int = 0, count: int | None = None):
@@ -141,7 +141,7 @@ class Window(Wrapped):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches in the window."""
+        """Number of batches in the range."""
         return self.count
 
     def __len__(self) -> int:
