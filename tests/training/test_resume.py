@@ -151,7 +151,7 @@ def test_another_run_is_not_resumed(stopped, tmp_path):
         ({"source": (255 - images, labels)}, "data.train.pixels"),
         ({"source": (images[:48], labels[:48])}, "data.train.images was 42, is now"),
         ({"resume": False}, "`resume=True`"),
-        ({"output": None}, "need `output`"),
+        ({"output": None}, "`output` must be a folder"),
         ({"keep": 0}, "`keep` must be at least 1"),
     ):
         settings = {"model": network(), "source": SOURCE, "class_weight": {0: 2.0}}
