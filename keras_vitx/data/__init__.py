@@ -1,6 +1,6 @@
 """Image data: sources, preprocessing and batches for training.
 
-An import does not import Keras, which the processes that make batches do without.
+Importing it does not import Keras, which worker processes don't need.
 """
 
 from keras_vitx.data.augmentation import Augmentation
@@ -24,7 +24,7 @@ __getattr__ = renamed_names(
 
 
 def _same(split: Split) -> Split:
-    """Return a split, which is a random-access data source of Grain itself."""
+    """Return a split, which is itself a random-access data source for Grain."""
     return split
 
 

@@ -327,8 +327,8 @@ def write_state(
     except (OSError, SafetensorError) as error:
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
-            f"The checkpoint of step {step} can't be written to {folder} ({error}). Earlier ones are "
-            "unchanged.",
+            f"The checkpoint of step {step} can't be written to {folder} ({error}). Earlier ones "
+            "are unchanged.",
         ) from error
     for old in checkpoints_in(folder)[:-keep]:
         old.unlink()

@@ -232,11 +232,11 @@ def test_bad_files(tmp_path):
     (tmp_path / "lone" / "images" / "0.png").rename(tmp_path / "lone" / "images" / "1.png")
     Image.fromarray(image).save(tmp_path / "color" / "masks" / "0.png")
     for name, message in (
-        ("sizes", r"size \(19, 30\), the image \(20, 30\)"),
-        ("labels", r"0.png: the mask has the label 3. Expected 0..2"),
+        ("sizes", r"size \(20, 30\)\. Received: \(19, 30\)"),
+        ("labels", r"0\.png must be in 0\.\.2, or 255 .* Received: 3"),
         ("lone", "has no image in"),
         ("color", "one number per pixel"),
-        ("", "has 0 of the folders"),
+        ("", r"must have one of the folders images, .*Received: 0"),
     ):
         with pytest.raises(ValueError, match=message):
             seg.load_dataset(tmp_path / name).train.pair(0, 3)

@@ -14,15 +14,15 @@ FILTERS = {
     "bilinear": (Image.Resampling.BILINEAR,),
     "random": (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC),
 }
-"""The filters of `Augmentation.train_interpolation`; of several, one is drawn at each use."""
+"""The filters of `Augmentation.train_interpolation`, one of which is drawn at each use."""
 
 
 class Window(NamedTuple):
     """The window of an image that a training image shows, for targets that follow it.
 
     `top`, `left`, `height` and `width` are fractions of the image before the crop: the original for
-    a random resized crop, else the image at the input size. The window may reach beyond it, and is
-    mirrored afterwards if `flip`.
+    a random resized crop, else the image at the input size. The window may extend beyond it, and is
+    mirrored if `flip`.
     """
 
     top: float = 0.0
@@ -56,7 +56,7 @@ def random_resized(
 
 
 def drawn_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
-    """Return the filter of that name in `FILTERS`; of several, a random one."""
+    """Return a random one of the filters of that name in `FILTERS`."""
     filters = FILTERS[interpolation]
     return filters[random.integers(len(filters))] if len(filters) > 1 else filters[0]
 
@@ -71,7 +71,7 @@ def random_box(
     """Return a random box (top, left, height, width) within an image, in pixels.
 
     The area, as a fraction of the image's, is uniform in `scale`, the aspect ratio (width over
-    height) log-uniform in `ratio`. If ten boxes exceed the image, the largest centered one is taken
+    height) log-uniform in `ratio`. If ten boxes exceed the image, the largest centered one is used
     (Szegedy et al., 2015, Section 6, as in torchvision and timm).
     """
     for _ in range(ATTEMPTS):
@@ -87,10 +87,7 @@ def random_box(
 
 
 def shifted(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
-    """Shift a uint8 image (height, width, channels) by up to an eighth in each direction.
-
-    Its border becomes black.
-    """
+    """Shift a uint8 image (height, width, channels) by up to an eighth, with a black border."""
     height, width = image.shape[:2]
     rows, columns = height // 8, width // 8
     padded = np.pad(image, [(rows, rows), (columns, columns), (0, 0)])
