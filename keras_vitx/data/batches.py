@@ -55,7 +55,6 @@ class Batches(keras.utils.PyDataset):
         weakref.finalize(self, _close, self._iterators)
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return len(self.make)
 
     def finish(self, batch: Any) -> tuple:
@@ -127,11 +126,9 @@ class Batches(keras.utils.PyDataset):
         self.on_epoch_end()
 
     def on_epoch_end(self) -> None:
-        """Start the next epoch."""
         self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the current epoch."""
         self.epoch = epoch
 
 

@@ -189,8 +189,7 @@ def as_uint8(images, what: str) -> np.ndarray:
     low, high = images.min(), images.max()
     if not (low >= 0 and high <= 1):  # Also rejects NaN.
         raise ValueError(
-            f"{expected} in {low:g}..{high:g}. "
-            'Floats in 0..255 become uint8 with `.astype("uint8")`.'
+            f'{expected} in {low:g}..{high:g}. Convert floats in 0..255 with `.astype("uint8")`.'
         )
     return np.rint(images * 255).astype("uint8")
 
@@ -214,10 +213,7 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
 def fit_to_model(
     image: np.ndarray, spec: ModelInput, crop_ratio: float | None = None
 ) -> np.ndarray:
-    """Convert a uint8 image (h, w, c) to the size and channels of a model's input.
-
-    `crop_ratio` None is the model's.
-    """
+    """Convert a uint8 image (h, w, c) to a model's size, channels and, if None, crop ratio."""
     transform = spec.preprocessing
     crop_ratio = transform.crop_ratio if crop_ratio is None else crop_ratio
     image = with_channels(image, spec.channels)
@@ -242,7 +238,7 @@ def resize_and_crop(
         )
     if not 0 < crop_ratio <= min(size):
         raise ValueError(
-            f"`crop_ratio` must be above 0, and at most the shorter side of {size}. "
+            f"`crop_ratio` must be above 0 and at most the shorter side of {size}. "
             f"Received: {crop_ratio!r}."
         )
     if 0 in image.shape:

@@ -104,7 +104,6 @@ class EvaluationMaker(Maker):
     soft: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return -(-self.split.size // self.batch_size)
 
     def __call__(self, epoch: int, index: int) -> Batch:
@@ -152,12 +151,10 @@ class TrainingMaker(Maker):
             self.mixing.check_batch(self.batch_size)
             if self.targets is not None and self.mixing.cutmix:
                 raise ValueError(
-                    "`cutmix` must be 0 with `targets`, which CutMix can't mix. Received: "
-                    f"{self.mixing.cutmix}."
+                    f"`cutmix` must be 0 with `targets`. Received: {self.mixing.cutmix}."
                 )
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return self.split.size // self.batch_size
 
     @functools.cached_property

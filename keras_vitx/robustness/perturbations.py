@@ -22,10 +22,7 @@ class Perturbation:
         self.std = np.array(preprocessing.std, "float32")
 
     def __call__(self, images: Any, labels: Any, index: int = 0) -> np.ndarray:
-        """Return perturbed inputs of the model, (batch, height, width, channels).
-
-        Random numbers depend on `index`, the index of the batch.
-        """
+        """Return perturbed inputs (batch, height, width, channels); `index` seeds the noise."""
         pixels = np.asarray(images, "float32") * self.std + self.mean
         changed = np.clip(self.change(pixels, np.asarray(labels), index), 0, 1)
         return ((changed - self.mean) / self.std).astype("float32")
@@ -174,8 +171,7 @@ class PGD(Perturbation):
     def change(self, pixels, labels, index):
         if labels.ndim != 1:
             raise ValueError(
-                "Labels must be one class per image, (batch,), for an attack. Received: "
-                f"{labels.shape}."
+                f"Labels must be one class per image, (batch,). Received: {labels.shape}."
             )
         changed = pixels
         if self.random_start:

@@ -76,7 +76,6 @@ class EvaluationPairs(Batches):
         return -(-self.masked.size // self.batch_size)
 
     def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images and the masks of a batch."""
         positions = range(self.masked.size)[index * self.batch_size :][: self.batch_size]
         images, masks = zip(*(self.masked.pair(i, self.classes) for i in positions), strict=True)
         images = [to_model(image, self.spec, self.spec.size) for image in images]
@@ -108,12 +107,10 @@ class TrainingCrops(EvaluationPairs):
         return self.masked.size // self.batch_size
 
     def positions(self, epoch: int, index: int) -> np.ndarray:
-        """Return the positions of the images of a batch, (batch,)."""
         start = index * self.batch_size
         return order(self.seed, epoch, self.masked.size)[start : start + self.batch_size]
 
     def ids(self, epoch: int, index: int) -> list:
-        """Return the names of the images of a batch."""
         return [self.masked.names[i] for i in self.positions(epoch, index)]
 
     def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:

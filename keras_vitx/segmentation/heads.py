@@ -178,9 +178,8 @@ def _inputs(backbone, classes, class_names):
     maps = keras.tree.flatten(getattr(backbone, "output", None))
     if not maps or any(x is None or len(x.shape) != 4 or None in x.shape[1:] for x in maps):
         raise ValueError(
-            "`backbone` must return feature maps (batch, rows, columns, dim), as "
-            "keras_vitx.features(model, ...) does. "
-            f"Received: {getattr(backbone, 'name', backbone)!r}."
+            "`backbone` must return feature maps (batch, rows, columns, dim), as from "
+            f"`keras_vitx.features`. Received: {getattr(backbone, 'name', backbone)!r}."
         )
     return backbone.input_shape[1:3], [keras.Input(x.shape[1:]) for x in maps]
 
@@ -216,9 +215,7 @@ class GridPooling(keras.layers.Layer):
         return (inside / inside.sum(1, keepdims=True)).astype("float32")
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
-        """Return `(batch, size, size, channels)`."""
         return input_shape[0], self.size, self.size, input_shape[-1]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config from which `from_config` makes an equal layer."""
         return {**super().get_config(), "size": self.size}

@@ -40,7 +40,6 @@ class MaskedImages:
 
     @property
     def size(self) -> int:
-        """The number of images."""
         return len(self.names)
 
     def pair(self, index: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -293,8 +292,7 @@ def save_mask(mask: np.ndarray, path: str | os.PathLike) -> None:
     mask = np.asarray(mask)
     if mask.ndim != 2 or mask.dtype.kind not in "iu" or mask.min() < 0 or mask.max() > 255:
         raise ValueError(
-            "`mask` must have integers 0..255, (height, width). Received: "
-            f"{mask.dtype} {mask.shape}."
+            f"`mask` must be integers 0..255, (height, width). Received: {mask.dtype} {mask.shape}."
         )
     if os.path.splitext(path)[1].lower() != ".png":
         raise ValueError(f"`path` must end in .png, which loses no label. Received: {path}.")

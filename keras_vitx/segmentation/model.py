@@ -90,7 +90,6 @@ class Segmenter(ImageModel):
         return super().compute_metrics(x, y, main, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config from which `from_config` makes an equal model with new weights."""
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -140,7 +139,6 @@ class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
         return rate * ops.minimum((step + 1) / self.warmup_steps, 1.0)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config from which `from_config` makes an equal schedule."""
         return dataclasses.asdict(self)
 
 

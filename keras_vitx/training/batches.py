@@ -57,9 +57,8 @@ def load_batches(
         names, outputs = batches.class_names or (), model.output_shape[-1]
         if names and len(names) < outputs and not are_numbers(names):
             raise ValueError(
-                f"`model` must have an output per class. Received: {outputs} outputs, but the "
-                f"source has {len(names)} classes ({shortened(names)}). Create the model with "
-                f"classes={len(names)}."
+                f"`model` must have an output per class. Received: {outputs} for {len(names)} "
+                f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
     size = len(labels_of(batches.train))
     check_batch(size, in_use())
@@ -132,8 +131,7 @@ def evaluation_split(
     if isinstance(source, data.Dataset):
         spec = ModelInput.of(model)
         if crop_ratio is not None:
-            preprocessing = spec.preprocessing.but(crop_ratio=crop_ratio)
-            spec = ModelInput(spec.input_shape, preprocessing)
+            spec = ModelInput(spec.input_shape, spec.preprocessing.but(crop_ratio=crop_ratio))
         strict = arguments.get("strict", False)
         batches = EvaluationBatches(batches, spec, batch_size, in_use().replicas > 1, strict=strict)
     return split, batches, source.class_names
@@ -142,9 +140,8 @@ def evaluation_split(
 def _check_repeats(source: Any) -> None:
     if isinstance(source, Iterator):
         raise ValueError(
-            "`source` must not be an iterator, which ends after one epoch. Received: a "
-            f"{type(source).__name__}. Pass a `keras.utils.PyDataset`, a `tf.data.Dataset`, a "
-            "`DataLoader`, or arrays."
+            "`source` must not be an iterator, which ends after one epoch. Received: "
+            f"{type(source).__name__}. Pass a `PyDataset`, a `DataLoader` or arrays, for example."
         )
 
 

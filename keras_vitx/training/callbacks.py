@@ -132,11 +132,9 @@ class Clock(keras.callbacks.ProgbarLogger):
         super().on_epoch_end(epoch, {**(logs or {}), "images/s": rate})
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: the seconds of the current epoch."""
         return {"seconds": self.seconds_before + self.now - self.start}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
         self.seconds_before = state["seconds"]
 
 
@@ -227,11 +225,9 @@ class KeepBest(keras.callbacks.Callback):
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {name: getattr(self, name) for name in ("epoch", "logs", "values", "rows")}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
         self.epoch, self.logs = state["epoch"], state["logs"]
         self.values, self.rows = state["values"], state["rows"]
 

@@ -123,8 +123,8 @@ class Distillation:
             shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
         if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != classes:
             raise ValueError(
-                f"`teacher` must have one output (batch, {classes}), for the student's "
-                f"{classes} classes. Received: {shape}."
+                f"`teacher` must have one output (batch, {classes}), for the student's {classes} "
+                f"classes. Received: {shape}."
             )
         if self.kind == "hard":
             return TeacherLabels(batches, name, top_class)
@@ -150,9 +150,8 @@ def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
     if not hasattr(student, "steps"):
         raise ValueError(
-            "`student` must accept several labels per image: a `Chain`, as `keras_vitx.as_chain` "
-            "returns it. Received: "
-            f"{type(student).__name__} {student.name!r}."
+            "`student` must accept several labels per image: a `Chain`, as from "
+            f"`keras_vitx.as_chain`. Received: {type(student).__name__} {student.name!r}."
         )
     names = getattr(student.steps[-1], "names", ())
     if "aux_head" in names:
@@ -190,9 +189,8 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
         )
     if preprocess is None:
         raise ValueError(
-            "`teacher` must have a `preprocessing`. Received: none. Set it to a "
-            "`keras_vitx.Preprocessing(mean, std)`, or to a function of images in 0..255 such as "
-            "`keras.applications.resnet.preprocess_input`."
+            "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a function of "
+            "images in 0..255 such as `keras.applications.resnet.preprocess_input`. Received: None."
         )
     if not callable(preprocess):
         preprocessing = Preprocessing.of(preprocess).for_channels(inputs.channels)

@@ -174,8 +174,7 @@ def evaluate(
     if restrict:
         if order is None or outputs.kind == "sigmoid":
             raise ValueError(
-                "`restrict` needs a classifier of one class per image, and class names of both "
-                "model and source."
+                "`restrict` needs one class per image, and class names of both model and source."
             )
         order, names = order[: len(class_names)], names[: len(class_names)]
         task = replace(task, outputs=outputs._replace(classes=len(order)))

@@ -74,10 +74,7 @@ def train_head(
     """Train only the classifiers for the recipe's `freeze_epochs`."""
     epochs = recipe.freeze_epochs
     if compiled_by_user(model):
-        raise ValueError(
-            f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}. Train its head "
-            "with Keras's `fit`."
-        )
+        raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
     trainable = [layer for layer in layers_of(model) if layer.trainable]
     frozen = [layer for layer in trainable if heads.isdisjoint(map(id, layer.variables))]
@@ -125,9 +122,8 @@ def _permute(model, order):
         # All variables except LoRA's first factor have one column per class.
         if variable.name != "lora_kernel_a":
             value = keras.ops.convert_to_numpy(variable.value)
-            # Of two classes and one output, the other class has the negative logit.
-            permuted = -value if value.shape[-1] == 1 else np.take(value, order, axis=-1)
-            variable.assign(permuted)
+            # With one output for two classes, the other class has the negative logit.
+            variable.assign(-value if value.shape[-1] == 1 else np.take(value, order, axis=-1))
 
 
 def _initialize(model):

@@ -26,8 +26,7 @@ def set_network(model: keras.Model, recipe: Recipe) -> None:
         )
     if recipe.crop_ratio is not None and getattr(model, "preprocessing", None) is None:
         raise ValueError(
-            "`crop_ratio` must be None for a model without `preprocessing`. "
-            f"Received: {recipe.crop_ratio}."
+            f"`crop_ratio` must be None without `preprocessing`. Received: {recipe.crop_ratio}."
         )
     if recipe.drop_path is not None:
         set_drop_path(model, recipe.drop_path, recipe.drop_path_rises)
@@ -44,15 +43,11 @@ def set_network(model: keras.Model, recipe: Recipe) -> None:
 
 
 def set_drop_path(model: keras.Model, rate: float, rises: bool = True) -> None:
-    """Set the rate of stochastic depth in the blocks: linear from 0, or the same in all.
-
-    Class attention drops nothing, as in CaiT.
-    """
+    """Set the rate of stochastic depth, linear from 0 or constant, except in class attention."""
     blocks = [block for block in _blocks(model) if not hasattr(block.attention, "num_class_tokens")]
     if not blocks:
         raise ValueError(
-            "`drop_path` must be None for a model without blocks. "
-            f"Received: {rate} for {model.name!r}."
+            f"`drop_path` must be None without blocks. Received: {rate} for {model.name!r}."
         )
     rates = np.linspace(0 if rises else rate, rate, len(blocks))
     for block, block_rate in zip(blocks, rates, strict=True):
@@ -74,9 +69,8 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     missing = [b.name for b in blocks[1 : depth + 1] if not getattr(b, "takes_maps", False)]
     if weight and missing:
         raise ValueError(
-            f"`similarity`: {missing[0]!r} of {model.name!r} does not receive maps of the previous "
-            f"block. Create the model with similarity={weight}, similarity_depth={depth}, or set "
-            "similarity=None."
+            f"`similarity`: {missing[0]!r} of {model.name!r} receives no maps. Create the model "
+            f"with similarity={weight}, similarity_depth={depth}, or set similarity=None."
         )
     for index, block in enumerate(blocks):
         if hasattr(block, "similarity"):

@@ -155,7 +155,6 @@ class AdamW(ClipsTogether, _AdamW):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make the optimizer that `config` describes."""
         # In files of earlier versions, both classes have this name.
         if (factors := config.pop("rate_factors", None)) is not None:
             return LayerwiseAdamW.from_config({**config, "rate_factors": factors}, custom_objects)

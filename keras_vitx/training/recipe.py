@@ -153,14 +153,10 @@ class Recipe:
                 f"Received: {self.final_learning_rate}."
             )
         if self.similarity and self.similarity_depth is None:
-            raise ValueError(
-                "`similarity_depth` must be given with `similarity`. "
-                f"Received: similarity={self.similarity}, similarity_depth=None."
-            )
+            raise ValueError("`similarity_depth` must be set with `similarity`. Received: None.")
         if self.result == "last" and self.patience is not None:
             raise ValueError(
-                f"`patience` must be None with result='last'. Received: {self.patience}. "
-                "Set result='best'."
+                f"`patience` must be None unless result='best'. Received: {self.patience}."
             )
 
     def but(self, **changes: Any) -> "Recipe":
@@ -207,8 +203,8 @@ class Recipe:
         """
         if self.batch_size % self.accumulate_steps:
             raise ValueError(
-                f"`accumulate_steps` must divide batch_size={self.batch_size}, the images per "
-                f"update. Received: {self.accumulate_steps}."
+                f"`accumulate_steps` must divide batch_size={self.batch_size}. "
+                f"Received: {self.accumulate_steps}."
             )
         return self.batch_size // self.accumulate_steps
 
@@ -275,10 +271,8 @@ class Recipe:
 
     def _groups(self) -> dict[str, dict[str, Any] | None]:
         groups = {group: {n: getattr(self, n) for n in names} for group, names in GROUPS.items()}
-        for group in OFF:
-            value = getattr(self, group)
-            groups[group] = None if value is None else dict(vars(value))
-        return groups
+        parts = {group: getattr(self, group) for group in OFF}
+        return groups | {group: value and dict(vars(value)) for group, value in parts.items()}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Recipe":

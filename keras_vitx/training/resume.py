@@ -432,9 +432,8 @@ def check_same(
     ]
     if differences:
         raise ValueError(
-            "The training can't be resumed, because it is another one: "
-            f"{'; '.join(differences[:6])}. Start a new one in another folder; a finished one can "
-            "continue with more epochs."
+            f"The training can't be resumed, as it is another one: {'; '.join(differences[:6])}. "
+            "Use another folder for a new one; a finished one can continue with more epochs."
         )
 
 

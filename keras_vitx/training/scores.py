@@ -23,10 +23,7 @@ Predictions = tuple[np.ndarray, np.ndarray]
 def predictions_of(
     model: keras.Model, batches: Iterable, task: Task
 ) -> tuple[Predictions, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return the predictions for all images, and labels, probabilities and images of the worst.
-
-    Images are inputs of the model.
-    """
+    """Return all predictions, and the labels, probabilities and images (inputs) of the worst."""
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(len(batches)))
     predictions, worst = [], None

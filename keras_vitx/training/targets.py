@@ -90,9 +90,8 @@ def token_labels_of(labels: Any, model: keras.Model, source: Any) -> TokenLabels
         return None
     if isinstance(source, Pipelines) or is_batches(source):
         raise ValueError(
-            "`token_labels` must be None for your own batches, as they follow the augmentation. "
-            "Pass `targets=TokenLabels(...)` to `data.pipelines`, or batches with labels "
-            "{'head': ..., 'aux_head': ...}."
+            "`token_labels` must be None for your own batches. Pass `targets=TokenLabels(...)` to "
+            "`data.pipelines`, or batches with labels {'head': ..., 'aux_head': ...}."
         )
     return labels if isinstance(labels, TokenLabels) else TokenLabels(labels, model)
 

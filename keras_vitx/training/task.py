@@ -69,10 +69,9 @@ def task_of(outputs: Outputs, labels: Any) -> Task:
     elif labels.ndim == 1 and integral:
         if labels.min() < 0 or labels.max() >= classes:
             raise ValueError(
-                f"Labels must be in 0..{classes - 1}, as the model has {classes} outputs. "
-                f"Received: {labels.min():.0f}..{labels.max():.0f}. Create the model with "
-                f"classes={labels.max() + 1:.0f}; or, if they are numbers to predict, such as "
-                "ages, with classes=1 and classifier_activation=None, and floats as labels."
+                f"Labels must be in 0..{classes - 1} for a model of {classes} outputs. Received: "
+                f"{labels.min():.0f}..{labels.max():.0f}. Set classes={labels.max() + 1:.0f}, or, "
+                "for regression, classes=1 and classifier_activation=None, with floats as labels."
             )
         return Task("classes", outputs)
     elif labels.ndim == 2 and labels.shape[1] == classes:
@@ -86,8 +85,7 @@ def task_of(outputs: Outputs, labels: Any) -> Task:
     raise ValueError(
         f"A head of {classes} outputs ({outputs.kind}) and labels of shape {labels.shape} "
         f"({labels.dtype}, from {labels.min():g} to {labels.max():g}) do not determine a task. "
-        "Expected: softmax or logits with integers or with rows that sum to 1; sigmoid "
-        "with rows of 0 and 1 (several labels per image); a linear head with other floats. Create "
-        'the model with classifier_activation="softmax", "sigmoid" or None (linear), or call '
-        "`model.compile(optimizer, loss)` before `fit`."
+        "Expected: softmax or logits with integers or rows that sum to 1; sigmoid with rows of 0 "
+        "and 1 (several labels per image); a linear head with other floats. Create the model with "
+        'classifier_activation="softmax", "sigmoid" or None (linear), or compile it before `fit`.'
     )

@@ -163,6 +163,6 @@ def _check_shapes(labels: Any, axes: int, classes: int) -> None:
     if not valid or not (shapes[0][-1] <= classes if is_pair else shapes[0][-1] == classes):
         raise ValueError(
             f"`labels` must be {'(images, ' if axes == 4 else '('}rows, columns, {classes}), or a "
-            "pair of scores and classes, with at most that many on the last axis. Received: "
+            f"pair with at most {classes} scores and classes. Received: "
             f"{' and '.join(map(str, shapes))}."
         )

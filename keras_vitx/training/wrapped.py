@@ -67,7 +67,6 @@ class Wrapped(keras.utils.PyDataset):
         return getattr(self.batches, "epoch", self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the current epoch."""
         self._epoch = epoch
         if hasattr(self.batches, "set_epoch"):
             self.batches.set_epoch(epoch)
@@ -109,11 +108,9 @@ class Wrapped(keras.utils.PyDataset):
         return getattr(self.batches, name)
 
     def on_epoch_begin(self) -> None:
-        """Begin an epoch of the wrapped batches."""
         self.batches.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """End an epoch of the wrapped batches."""
         self._epoch += 1
         self.batches.on_epoch_end()
 
@@ -143,7 +140,6 @@ class BatchRange(Wrapped):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches in the range."""
         return self.count
 
     def __len__(self) -> int:

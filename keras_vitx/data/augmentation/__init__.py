@@ -92,8 +92,7 @@ class Augmentation:
             RandAugment.named(self.rand_augment)
             if self.color_jitter:
                 raise ValueError(
-                    "`color_jitter` must be 0 with `rand_augment`. Received: "
-                    f"{self.color_jitter} and {self.rand_augment!r}."
+                    f"`color_jitter` must be 0 with `rand_augment`. Received: {self.color_jitter}."
                 )
 
     @classmethod

@@ -122,10 +122,7 @@ class RandAugment:
         fill: Fill,
         interpolation: str = "bicubic",
     ) -> np.ndarray:
-        """Return the augmented image, uint8 (height, width, channels), of one or three channels.
-
-        Pixels beyond the image have the level `fill`, in 0..255.
-        """
+        """Augment a uint8 image (height, width, 1 or 3); pixels beyond it have the level `fill`."""
         operations = self.draw(random)
         if not operations:
             return image

@@ -76,8 +76,7 @@ def load_dataset(
         ImportError: if tensorflow-datasets or TensorFlow is required but not installed.
     """
     is_names = isinstance(validation_split, Iterable) and not isinstance(validation_split, str)
-    is_fraction = isinstance(validation_split, Real) and 0 <= validation_split < 1
-    if not is_names and not is_fraction:
+    if not is_names and not (isinstance(validation_split, Real) and 0 <= validation_split < 1):
         raise ValueError(
             "`validation_split` must be a number in [0, 1), or names of images. "
             f"Received: {validation_split!r}."

@@ -20,10 +20,7 @@ MAX_RATIO, MAX_SMALL = 100, 1 << 28
 
 
 def load_npz(path: Path, name: str) -> Dataset:
-    """Load an .npz file with the arrays that `load_dataset` lists.
-
-    Expanding to far more than its size is an OSError.
-    """
+    """Load an .npz file of arrays, see `load_dataset`; an OSError if it expands excessively."""
     try:
         with zipfile.ZipFile(path) as archive:
             expanded = sum(member.file_size for member in archive.infolist())

@@ -15,8 +15,7 @@ from PIL import Image
 from keras_vitx.data.preprocessing import read_picture
 from keras_vitx.text import shortened
 
-# Larger labels are an error.
-MAX_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000  # Larger labels are an error.
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("val", "valid", "validation", "dev", "eval"),
@@ -82,7 +81,6 @@ class ImageFiles(EncodedImages):
 
     @property
     def paths(self) -> list[Path]:
-        """The files."""
         return self.keys
 
     def open(self, key: Path) -> Path:
@@ -122,7 +120,6 @@ class Split:
 
     @property
     def size(self) -> int:
-        """The number of images."""
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> "Split":
@@ -137,10 +134,7 @@ class Split:
         return int(index if self.ids is None else self.ids[index])
 
     def names(self) -> list[str]:
-        """Return the name of each image in a list of held-out images.
-
-        It is the path relative to the folder of the source, which may move, or else the id.
-        """
+        """Return names for a list of held-out images: paths relative to the source, or ids."""
         name = getattr(self.images, "name", self.id)
         return [str(name(index)) for index in range(self.size)]
 

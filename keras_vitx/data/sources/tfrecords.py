@@ -95,8 +95,7 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
                     'as "image" and "label" or "image/encoded" and "image/class/label". Received: '
                     f"the features {', '.join(sorted(features)) or 'of no example'}."
                 )
-            key = shard, start + record.index(images[0]), len(images[0])
-            yield key, labels[0], label_name
+            yield (shard, start + record.index(images[0]), len(images[0])), labels[0], label_name
             start += len(record) + 16
     except (tf.errors.OpError, DecodeError) as error:
         hint = " It is compressed." if shard.read_bytes()[:2] == b"\x1f\x8b" else ""

@@ -236,8 +236,7 @@ def _use_jax(devices, model_parallel, shard_weights):
     count = _number(devices, available)
     if count % model_parallel or not 1 <= model_parallel <= count:
         raise ValueError(
-            f"`model_parallel` must divide the number of devices, {count}. "
-            f"Received: {model_parallel}."
+            f"`model_parallel` must divide the {count} devices. Received: {model_parallel}."
         )
     if count == 1:
         keras.distribution.set_distribution(None)
@@ -264,8 +263,7 @@ def _use_tensorflow(devices):
 
     if "TF_CONFIG" in os.environ:
         raise ValueError(
-            "`TF_CONFIG` must be unset: under TensorFlow, the devices are those of one machine. "
-            "Use JAX or PyTorch on several."
+            "`TF_CONFIG` must be unset: TensorFlow uses one machine. Use JAX or PyTorch on several."
         )
     tf.distribute.experimental_set_strategy(None)
     logical = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
@@ -297,8 +295,7 @@ def _use_torch(devices):
         gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
         if gpus and local >= gpus:
             raise ValueError(
-                f"`--nproc-per-node` of torchrun must be at most {gpus}, the number of GPUs. "
-                f"Received: {local + 1} or more."
+                f"`--nproc-per-node` must be at most {gpus} GPUs. Received: {local + 1} or more."
             )
         if gpus:  # Keras puts its tensors on the current GPU.
             torch.cuda.set_device(local)
@@ -306,9 +303,7 @@ def _use_torch(devices):
         atexit.register(distributed.destroy_process_group)
     count = distributed.get_world_size()
     if devices not in ("all", count):
-        raise ValueError(
-            f"`devices` must be the number of processes, {count}. Received: {devices}."
-        )
+        raise ValueError(f"`devices` must be the {count} processes. Received: {devices}.")
 
 
 def _number(devices: Count, available: Sequence[str]) -> int:

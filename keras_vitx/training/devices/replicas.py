@@ -161,8 +161,7 @@ class Replicate(keras.callbacks.Callback):
         """Replace the moving statistics of all replicas by their mean."""
         if not _runs("torch", "tensorflow"):
             return
-        layers = sublayers(self.model)
-        norms = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+        norms = [x for x in sublayers(self.model) if isinstance(x, keras.layers.BatchNormalization)]
         variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
         if _runs("torch"):
             means = _sums([v.value.detach() / in_use().count for v in variables])
