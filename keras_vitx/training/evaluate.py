@@ -122,7 +122,7 @@ def evaluate(
         split: `"test"`, `"validation"` or `"train"`; None is the first of these that the source
             has. Your own batches have no splits.
         batch_size: Images per batch of a source.
-        validation_split: Images to hold out for validation from a source without validation images:
+        validation_split: Images to hold out and evaluate from a source without validation images:
             the names in `held_out`, or a fraction. 0 holds out none.
         seed: Seed of a fraction, as in `fit`.
         strict: Whether an image that can't be decoded is an error.

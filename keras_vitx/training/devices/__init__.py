@@ -303,7 +303,7 @@ def _use_torch(devices):
         atexit.register(distributed.destroy_process_group)
     count = distributed.get_world_size()
     if devices not in ("all", count):
-        raise ValueError(f"`devices` must be the {count} processes. Received: {devices}.")
+        raise ValueError(f"`devices` must be {count}, one per process. Received: {devices}.")
 
 
 def _number(devices: Count, available: Sequence[str]) -> int:
