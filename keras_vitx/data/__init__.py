@@ -15,11 +15,7 @@ from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
 from keras_vitx.renamed import renamed_names
 
 __getattr__ = renamed_names(
-    __name__,
-    open_source="load_dataset",
-    open_real="load_real",
-    Source="Dataset",
-    Examples="_same",
+    __name__, open_source="load_dataset", open_real="load_real", Source="Dataset", Examples="_same"
 )
 
 

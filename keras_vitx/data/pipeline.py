@@ -182,7 +182,7 @@ def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np
     by_class = isinstance(sampling, (str, Mapping))
     if by_class and (labels.ndim != 1 or labels.dtype.kind == "f"):
         raise ValueError(
-            f"`sampling` must be numbers, as images lack one class each. Received: {sampling!r}."
+            f"`sampling` must be one number per image for such labels. Received: {sampling!r}."
         )
     if isinstance(sampling, Mapping):
         frequencies = {str(name): frequency for name, frequency in sampling.items()}

@@ -38,9 +38,9 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
         predictions = np.concatenate([1 - predictions, predictions], axis=1)
     classes = imagenet_classes() if names is None else [("", name) for name in names]
     if len(classes) != predictions.shape[1]:
-        names = "ImageNet" if names is None else "`model.class_names`"
+        source = "ImageNet" if names is None else "`model.class_names`"
         raise ValueError(
-            f"`predictions` must fit {names} with {len(classes)} classes. Received: "
+            f"`predictions` must fit {source} with {len(classes)} classes. Received: "
             f"{predictions.shape[1]} classes. Pass `model=`, whose `class_names` fit."
         )
     return [

@@ -246,9 +246,7 @@ def resize_and_crop(
     # To limit memory for extreme aspect ratios, cut both ends of a long image equally.
     scale = min(side / target for side, target in zip(image.shape, size, strict=False))
     limits = [math.ceil(LONG * target * scale * max(crop_ratio, 1)) for target in size]
-    top, left = (
-        max(side - limit, 0) // 2 for side, limit in zip(image.shape, limits, strict=False)
-    )
+    top, left = (max(n - limit, 0) // 2 for n, limit in zip(image.shape, limits, strict=False))
     image = image[top : len(image) - top, left : image.shape[1] - left]
     image = resize(image, _scaled_size(image.shape[:2], size, crop_ratio), filters[interpolation])
     border = [max(target - side, 0) for side, target in zip(image.shape, size, strict=False)]

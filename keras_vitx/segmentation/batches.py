@@ -58,9 +58,9 @@ def pipelines(
     """
     dataset, classes = load_dataset(source), model.output_shape[-1]
     train = TrainingCrops(dataset.train, model, classes, batch_size, scales, flip, jitter, seed)
-    validation = dataset.validation and EvaluationPairs(
-        dataset.validation, model, classes, batch_size
-    )
+    validation = dataset.validation
+    if validation is not None:
+        validation = EvaluationPairs(validation, model, classes, batch_size)
     return Pipelines(train, validation, dataset.class_names)
 
 

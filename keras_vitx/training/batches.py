@@ -66,15 +66,10 @@ def load_batches(
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate follows the actual batch size.
         recipe = recipe.but(batch_size=size)
-    steps = recipe.steps_per_epoch or steps_of(batches.train)
-    log.info(
-        "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g.",
-        recipe.all_epochs * steps // recipe.accumulate_steps,
-        recipe.all_epochs,
-        steps,
-        size,
-        recipe.peak,
-    )
+    epochs, steps = recipe.all_epochs, recipe.steps_per_epoch or steps_of(batches.train)
+    updates = epochs * steps // recipe.accumulate_steps
+    text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
+    log.info(text, updates, epochs, steps, size, recipe.peak)
     return recipe, batches
 
 
@@ -89,9 +84,7 @@ def _user_batches(source, recipe, arguments):
     else:
         batches = data.Pipelines(source)
         if recipe.mixing is not None:
-            log.warning(
-                "Your own batches are used without the augmentation and the mixing of the recipe."
-            )
+            log.warning("Your own batches are used without the recipe's augmentation and mixing.")
     images = keras.tree.flatten(first_of(batches.train))[0]
     largest = np.abs(keras.ops.convert_to_numpy(images)).max()
     if largest > 50:

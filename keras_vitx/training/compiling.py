@@ -35,11 +35,8 @@ def compile_for(
     arguments = compile_arguments(model) if compiled_by_user(model) else {}
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if arguments:
-        log.warning(
-            "The model is compiled: its optimizer (%s), loss and metrics are used, not the "
-            "recipe's.",
-            type(model.optimizer).__name__,
-        )
+        text = "The model is compiled: its optimizer (%s), loss and metrics replace the recipe's."
+        log.warning(text, type(model.optimizer).__name__)
     changes: dict[str, Any] = {}
     loss = arguments.get("loss")
     if loss is None:

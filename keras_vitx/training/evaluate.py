@@ -159,15 +159,9 @@ def evaluate(
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
+    options = {"validation_split": validation_split, "seed": seed, "strict": strict}
     split, batches, class_names = evaluation_split(
-        source,
-        model,
-        split,
-        batch_size,
-        crop_ratio,
-        validation_split=validation_split,
-        seed=seed,
-        strict=strict,
+        source, model, split, batch_size, crop_ratio, **options
     )
     task = task_of(outputs, labels_of(batches))
     order, names = _matched(model, class_names, max(outputs.classes, 2))

@@ -48,8 +48,7 @@ def match_head(
             )
     elif head == "match" and (old is None) != (new is None) and (old or _is_loaded(model)):
         log.warning(
-            "The head was kept, but it is unknown whether it was trained for the classes of the "
-            'data. head="fresh" reinitializes it.'
+            'The head was kept: whether its classes fit is unknown. head="fresh" reinitializes it.'
         )
     if change == "permuted":
         _permute(model, [old.index(name) for name in new])

@@ -35,9 +35,8 @@ def set_network(model: keras.Model, recipe: Recipe) -> None:
     if recipe.remat is not None:
         model.remat = recipe.remat
     if recipe.crop_ratio is not None:
-        model.preprocessing = Preprocessing.of(model.preprocessing).but(
-            crop_ratio=recipe.crop_ratio
-        )
+        preprocessing = Preprocessing.of(model.preprocessing)
+        model.preprocessing = preprocessing.but(crop_ratio=recipe.crop_ratio)
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
 

@@ -40,13 +40,11 @@ def make_optimizer(
     accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
     updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
     if ema is not None and updates * (1 - ema) < 3:
-        log.warning(
+        text = (
             "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
-            "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None.",
-            ema,
-            1 / (1 - ema),
-            updates,
+            "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None."
         )
+        log.warning(text, ema, 1 / (1 - ema), updates)
     arguments: dict[str, Any] = {
         "learning_rate": make_schedule(recipe, steps_per_epoch),
         "weight_decay": recipe.weight_decay,
@@ -230,8 +228,8 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
     Args:
         learning_rate: As in Keras, for both rules.
         weight_decay: As in `AdamW`, for both rules.
-        rate_factors: Factor of the learning rate and decay of each of
-            `model.trainable_variables`. None is 1 for all.
+        rate_factors: Factor of learning rate and decay of each of `model.trainable_variables`;
+            None is 1 for all.
         matrices: Indices in `model.trainable_variables` of the matrices that Muon updates;
             `make_optimizer` selects the projections of the blocks. None is all variables with two
             axes, as in Keras, including the head.

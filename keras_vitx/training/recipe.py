@@ -260,9 +260,7 @@ class Recipe:
         for name, group in self._groups().items():
             words = ["off"] if group is None else map(_as_word, group, group.values())
             lines = textwrap.wrap(" ".join(words), 80, break_on_hyphens=False)
-            rows += [
-                f"  {first:<14}{line}" for first, line in zip_longest([name], lines, fillvalue="")
-            ]
+            rows += [f"  {key:<14}{line}" for key, line in zip_longest([name], lines, fillvalue="")]
         return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:

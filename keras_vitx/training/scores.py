@@ -54,18 +54,14 @@ def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[s
     np.add.at(matrix, (labels, probabilities.argmax(-1)), 1)
     rows = []
     for index in np.flatnonzero(matrix.sum(1)):
-        images, predicted, correct = (
-            matrix[index].sum(),
-            matrix[:, index].sum(),
-            matrix[index, index],
-        )
+        images, predicted, hits = matrix[index].sum(), matrix[:, index].sum(), matrix[index, index]
         wrong = np.where(np.arange(len(matrix)) == index, 0, matrix[index])
         rows.append(
             {
                 "class": class_names[index],
                 "images": int(images),
-                "accuracy": float(correct / images),
-                "precision": float(correct / predicted) if predicted else None,
+                "accuracy": float(hits / images),
+                "precision": float(hits / predicted) if predicted else None,
                 "taken for": class_names[wrong.argmax()] if wrong.any() else None,
             }
         )
