@@ -164,7 +164,7 @@ class ImageBatches(Batches):
             if has_accelerator():
                 images = on_device(images, boxes, self.make.spec.preprocessing)
             else:
-                images = self.make.normalized(images, boxes)
+                images = self.make.normalize(images, boxes)
         return (images, labels) if weights is None else (images, labels, weights)
 
 
@@ -204,7 +204,7 @@ def has_accelerator() -> bool:
 
 
 def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Preprocessing) -> Any:
-    """Return the result of `Maker.normalized`, computed on the device."""
+    """Return the result of `Maker.normalize`, computed on the device."""
     _, height, width, channels = images.shape
     statistics = preprocessing.mean, preprocessing.std
     mean, std = (ops.convert_to_tensor(values, "float32") for values in statistics)

@@ -53,15 +53,15 @@ class Maker:
         state = {name: value for name, value in vars(self).items() if name != "keras_cv"}
         return state | {"cache": {}}
 
-    def decoded(self, position: int) -> Any:
+    def decode(self, position: int) -> Any:
         """Return an image after the evaluation transform, uint8, at the input size."""
         return fit_to_model(self.split.images[position], self.spec)
 
     def image(self, position: int) -> Any:
-        """Return the result of `decoded`, cached if possible."""
+        """Return the result of `decode`, cached if possible."""
         image = self.cache.get(position)
         if image is None:
-            image = self.decoded(position)
+            image = self.decode(position)
             # Pillow uses four bytes per pixel.
             size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
             if size <= self.budget:
@@ -83,7 +83,7 @@ class Maker:
             raise OSError(f"no image of a batch can be decoded: {next(iter(errors.values()))}")
         return images, tuple(errors.items())
 
-    def normalized(self, images: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
+    def normalize(self, images: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
         """Return the input of the model from uint8 images, with boxes of noise."""
         batch = np.empty(images.shape, "float32")
         for i, image in enumerate(images):  # One by one, to stay in the CPU's cache.
@@ -119,7 +119,7 @@ class EvaluationMaker(Maker):
                 np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
                 for array in (images, labels, np.ones(len(images), "float32"))
             )
-        return Batch(images if self.as_uint8 else self.normalized(images), labels, weights,
+        return Batch(images if self.as_uint8 else self.normalize(images), labels, weights,
                      errors=errors)  # fmt: skip
 
 
@@ -166,11 +166,11 @@ class TrainingMaker(Maker):
 
         return KerasCV(self.augmentation, self.spec.size)
 
-    def decoded(self, position: int) -> Any:
+    def decode(self, position: int) -> Any:
         """Return an image before augmentation, at the input size unless it will be cropped."""
         images, crop = self.split.images, self.augmentation and self.augmentation.crop
         if crop is None:
-            return super().decoded(position)
+            return super().decode(position)
         if crop == "shift":
             return fit_to_model(images[position], self.spec, 1.0)
         if hasattr(images, "picture") and self.spec.channels == 3 and self.keras_cv is None:
@@ -198,7 +198,7 @@ class TrainingMaker(Maker):
         decoded, errors = self.read(positions)
         rows = [i if i in decoded else list(decoded)[i % len(decoded)] for i in range(len(seeds))]
         positions, seeds = positions[rows], seeds[rows]
-        images, windows, boxes = self.augmented([decoded[row] for row in rows], seeds)
+        images, windows, boxes = self.augment([decoded[row] for row in rows], seeds)
 
         labels: Any = self.split.labels[positions]
         if self.mixing is not None:
@@ -210,12 +210,12 @@ class TrainingMaker(Maker):
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, share, shares)
         if not self.as_uint8:
-            images, boxes = self.normalized(images, boxes), None
+            images, boxes = self.normalize(images, boxes), None
         if self.keras_cv is not None:
             images = self.keras_cv.erase(images)
         return Batch(images, labels, boxes=boxes, errors=errors)
 
-    def augmented(
+    def augment(
         self, images: Sequence[Any], seeds: np.ndarray
     ) -> tuple[np.ndarray, Sequence[Window], np.ndarray | None]:
         """Return augmented uint8 images, their windows, and the boxes to erase."""

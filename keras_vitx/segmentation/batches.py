@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data import Pipelines
-from keras_vitx.data.augmentation import jittered
+from keras_vitx.data.augmentation import jitter_colors
 from keras_vitx.data.batches import Batches
 from keras_vitx.data.preprocessing import normalize, resize, with_channels
 from keras_vitx.data.worker import order
@@ -142,7 +142,7 @@ class TrainingCrops(EvaluationPairs):
             image, mask = image[:, ::-1], mask[:, ::-1]
         image = np.ascontiguousarray(image)
         if self.jitter:
-            image = jittered(image, self.jitter, random)
+            image = jitter_colors(image, self.jitter, random)
         border = [(0, height - mask.shape[0]), (0, width - mask.shape[1])]
         pixels = np.pad(normalize(image, self.spec.preprocessing), [*border, (0, 0)])
         return pixels, np.pad(mask, border, constant_values=IGNORED)

@@ -97,18 +97,18 @@ def evaluate(
         changes = [perturb and (lambda x, i=i: perturb(x, None, i)) for i in indices]
         predictions = _logits(model, images, changes, mode, stride, batch_size)
         for mask, logits in zip(masks, predictions, strict=True):
-            counts += counted(mask, logits.argmax(-1), classes)
-    return {**measures_of(counts), "images": masked.size}
+            counts += confusion(mask, logits.argmax(-1), classes)
+    return {**metrics_of(counts), "images": masked.size}
 
 
-def counted(mask: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+def confusion(mask: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """Return the numbers of pixels by true (rows) and predicted class, without ignored ones."""
     labeled = mask != IGNORED
     pairs = mask[labeled].astype("int64") * classes + predicted[labeled]
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
-def measures_of(counts: np.ndarray) -> dict[str, Any]:
+def metrics_of(counts: np.ndarray) -> dict[str, Any]:
     """Return the metrics of `evaluate` from the sum of the counts."""
     correct, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     if not true.any():

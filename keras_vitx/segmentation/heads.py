@@ -70,26 +70,26 @@ def UperNet(
         raise ValueError(
             f"`scales` must have one factor per map, {len(inputs)}. Received: {scales}."
         )
-    maps = [_rescaled(x, scales[i], f"scale_{i}") for i, x in enumerate(inputs)]
+    maps = [_rescale(x, scales[i], f"scale_{i}") for i, x in enumerate(inputs)]
     *others, last = maps
     pooled = [
-        _resized(_convolution(GridPooling(size)(last), channels, 1, f"pool_{size}"), last)
+        _resize(_convolution(GridPooling(size)(last), channels, 1, f"pool_{size}"), last)
         for size in pool_sizes
     ]
     x = _convolution(Concatenate()([last, *pooled]), channels, 3, "pyramid")
     levels = [x]
     for index in reversed(range(len(others))):
         lateral = _convolution(others[index], channels, 1, f"lateral_{index}")
-        x = lateral + _resized(x, lateral)
+        x = lateral + _resize(x, lateral)
         levels.insert(0, _convolution(x, channels, 3, f"level_{index}"))
     x = levels[0]
     if others:
-        fused = Concatenate()([_resized(level, levels[0]) for level in levels])
+        fused = Concatenate()([_resize(level, levels[0]) for level in levels])
         x = _convolution(fused, channels, 3, "fusion")
-    outputs = [_classified(x, classes, images, dropout, "head")]
+    outputs = [_classify(x, classes, images, dropout, "head")]
     if auxiliary is not None:
         x = _convolution(maps[-2], auxiliary, 3, "auxiliary")
-        outputs.append(_classified(x, classes, images, dropout, "auxiliary_head"))
+        outputs.append(_classify(x, classes, images, dropout, "auxiliary_head"))
     head = keras.Model(inputs, outputs, name=f"{name}_head")
     return Segmenter(backbone, head, class_names=class_names, name=name)
 
@@ -120,9 +120,9 @@ def LinearHead(
         ValueError: if an argument is out of range, or the backbone returns no maps.
     """
     images, inputs = _inputs(backbone, classes, class_names)
-    maps = [_resized(x, inputs[0]) for x in inputs]
+    maps = [_resize(x, inputs[0]) for x in inputs]
     x = Concatenate()(maps) if len(maps) > 1 else maps[0]
-    logits = _classified(_norm("norm")(x), classes, images, dropout, "head")
+    logits = _classify(_norm("norm")(x), classes, images, dropout, "head")
     head = keras.Model(inputs, logits, name=f"{name}_head")
     return Segmenter(backbone, head, class_names=class_names, name=name)
 
@@ -137,7 +137,7 @@ def _norm(name):
     return BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)
 
 
-def _rescaled(x, scale, name):
+def _rescale(x, scale, name):
     """Scale the sides of a map by a power of two; a ValueError for other factors."""
     factor = scale_factor(scale, x.shape[1:3])
     if scale < 1:
@@ -149,7 +149,7 @@ def _rescaled(x, scale, name):
     return x
 
 
-def _resized(x, to):
+def _resize(x, to):
     """Resize maps to others or to `(height, width)`: bilinear, half-pixel centers."""
     size = to if isinstance(to, tuple) else to.shape[1:3]
     if x.shape[1:3] == size:
@@ -157,7 +157,7 @@ def _resized(x, to):
     return ops.image.resize(x, size, interpolation="bilinear", data_format=LAST)
 
 
-def _classified(x, classes, images, dropout, name):
+def _classify(x, classes, images, dropout, name):
     """Return the logits of each pixel, resized to the images."""
     if not isinstance(dropout, Real) or not 0 <= dropout < 1:
         raise ValueError(f"`dropout` must be a rate in 0..1. Received: {dropout!r}.")
@@ -165,7 +165,7 @@ def _classified(x, classes, images, dropout, name):
         x = keras.layers.SpatialDropout2D(dropout, data_format=LAST, name=f"{name}_dropout")(x)
     initializer = keras.initializers.RandomNormal(stddev=0.01)
     options = {"data_format": LAST, "kernel_initializer": initializer, "dtype": "float32"}
-    return _resized(Conv2D(classes, 1, name=name, **options)(x), images)
+    return _resize(Conv2D(classes, 1, name=name, **options)(x), images)
 
 
 def _inputs(backbone, classes, class_names):

@@ -18,7 +18,7 @@ from keras_vitx.files import atomic_write
 from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
-from keras_vitx.training.optimizer import assign_values, averaged, copied_values, optimizer_of
+from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
 from keras_vitx.training.resume import random_states, set_random_states
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Validate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         states = random_states()
         try:
-            with averaged(self.model):
+            with ema_weights(self.model):
                 logs.update({f"val_{name}": value for name, value in self.measure().items()})
         finally:
             set_random_states(states)
@@ -190,7 +190,7 @@ class KeepBest(keras.callbacks.Callback):
         logs = {name: float(value) for name, value in (logs or {}).items()}
         self.rows.append({"epoch": epoch + 1, **logs, **(self.clock.row if self.clock else {})})
         self._write_history()
-        with averaged(self.model):
+        with ema_weights(self.model):
             values = copied_values(self._variables())
             if not np.isfinite(logs.get("val_loss", 0.0)):
                 raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")

@@ -164,7 +164,7 @@ def evaluate(
         source, model, split, batch_size, crop_ratio, **options
     )
     task = task_of(outputs, labels_of(batches))
-    order, names = _matched(model, class_names, max(outputs.classes, 2))
+    order, names = _match_outputs(model, class_names, max(outputs.classes, 2))
     if restrict:
         if order is None or outputs.kind == "sigmoid":
             raise ValueError(
@@ -242,7 +242,7 @@ def is_any_label(labels: Any, outputs: Any) -> Any:
     return keras.ops.cast(keras.ops.take_along_axis(labels, best, axis=-1)[:, 0] > 0, "float32")
 
 
-def _matched(
+def _match_outputs(
     model: keras.Model, labels: Sequence[str] | None, classes: int
 ) -> tuple[list[int] | None, tuple[str, ...]]:
     """Return the outputs' indices in the order of the labels, then the others, and their names.

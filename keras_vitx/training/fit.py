@@ -23,7 +23,7 @@ from keras_vitx.training.network import set_network
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
 from keras_vitx.training.run import Run
-from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
+from keras_vitx.training.targets import add_targets, distillation_of, token_labels_of
 
 log = logging.getLogger(__name__)
 DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
@@ -97,7 +97,7 @@ def fit(
             source, model, recipe, settings, targets=targets, seed=seed, **arguments
         )
         class_weight = class_weights(class_weight, batches.class_names, model.output_shape[-1])
-        batches = with_targets(batches, model, recipe, distillation, class_weight, seed)
+        batches = add_targets(batches, model, recipe, distillation, class_weight, seed)
         set_network(model, recipe)
         head = match_head(model, batches.class_names, head)
         labels = labels_of(batches.train)

@@ -304,7 +304,7 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
 
 
 @contextlib.contextmanager
-def averaged(model: keras.Model) -> Iterator[None]:
+def ema_weights(model: keras.Model) -> Iterator[None]:
     """Set the weights of `model` to their moving average in this context, if there is one.
 
     Statistics of batch normalization are unchanged. In a file saved within, weights and optimizer

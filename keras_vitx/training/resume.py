@@ -119,7 +119,7 @@ def resumable_fit(
     batch = keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))
     build_training(model, batch)
     config = {**(config or {}), "steps": steps, "class_weight": class_weight}
-    config = flattened(config) | _structure_of(model)
+    config = flatten(config) | _structure_of(model)
     state = _state_to_continue(model, folder, config, epochs)
     if is_chief():
         remove_stale_files(folder)
@@ -156,7 +156,7 @@ def _state_to_continue(model, folder, config, epochs):
     finished = bool(state.get("finished"))
     is_extended = finished and epochs > state["epochs"]
     # In files of earlier versions, the configuration is nested.
-    check_same(flattened(state["facts"]), config, EXTENDED if is_extended else ())
+    check_same(flatten(state["facts"]), config, EXTENDED if is_extended else ())
     assign(model, state["arrays"])
     if state["backend"] != keras.backend.backend():
         text = "The training on %s continues on %s, but not bit for bit."
@@ -437,7 +437,7 @@ def check_same(
         )
 
 
-def flattened(value: Any, name: str = "") -> dict[str, Any]:
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested JSON values as a flat dictionary, such as `{"recipe.schedule.epochs": 3}`."""
     if isinstance(value, Mapping):
         flat = {name: "{...}"} if name else {}
@@ -448,7 +448,7 @@ def flattened(value: Any, name: str = "") -> dict[str, Any]:
     else:
         return {name: value}
     for key, each in items:
-        flat |= flattened(each, key)
+        flat |= flatten(each, key)
     return flat
 
 
@@ -464,7 +464,7 @@ def _structure_of(model):
         [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
         for variable in variables_of(model).values()
     ]
-    return {k: v for k, v in flattened(structure).items() if not NOT_COMPARED.search(k)}
+    return {k: v for k, v in flatten(structure).items() if not NOT_COMPARED.search(k)}
 
 
 def fingerprint(batches: Pipelines) -> dict[str, Any]:

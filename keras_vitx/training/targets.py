@@ -96,7 +96,7 @@ def token_labels_of(labels: Any, model: keras.Model, source: Any) -> TokenLabels
     return labels if isinstance(labels, TokenLabels) else TokenLabels(labels, model)
 
 
-def with_targets(
+def add_targets(
     batches: Pipelines,
     model: keras.Model,
     recipe: Recipe,

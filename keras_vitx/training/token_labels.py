@@ -70,9 +70,9 @@ class TokenLabels:
         """Return the targets of a window of an image, by its id: float32 `(patches, classes)`."""
         grid, classes = self._grid_of(image)
         if self.relabel_size is not None:
-            grid = sampled(grid, window._replace(flip=False), (self.relabel_size,) * 2)
+            grid = sample(grid, window._replace(flip=False), (self.relabel_size,) * 2)
             window = Window(flip=window.flip)
-        targets = sampled(grid, window, self.grid).reshape(-1, grid.shape[-1])
+        targets = sample(grid, window, self.grid).reshape(-1, grid.shape[-1])
         # The number of classes per channel.
         counts = np.ones(grid.shape[-1], "float32")
         if classes is not None:
@@ -133,7 +133,7 @@ class TokenLabels:
         return grid, classes
 
 
-def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:
+def sample(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:
     """Sample a window of a grid as RoIAlign, flipped if the window is: float32 `(*size, channels)`.
 
     Each cell is the mean of equidistant bilinear samples, at most one cell of `grid` apart. Beyond

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from keras_vitx.data.augmentation.rand_augment import RandAugment
-from keras_vitx.data.augmentation.windows import FILTERS, Window, random_resized, shifted
+from keras_vitx.data.augmentation.windows import FILTERS, Window, random_shift, resized_crop
 from keras_vitx.text import nearest
 
 CHOICES = {
@@ -142,11 +142,11 @@ class Augmentation:
             uint8 (*size, channels), and the window of the image that it shows.
         """
         if self.crop == "random_resized":
-            image, window = random_resized(
+            image, window = resized_crop(
                 image, size, random, self.scale, self.ratio, self.train_interpolation
             )
         else:
-            image, window = shifted(image, random) if self.crop else (image, Window())
+            image, window = random_shift(image, random) if self.crop else (image, Window())
         if random.random() < self.flip:
             image, window = image[:, ::-1], window._replace(flip=True)
         if self.rand_augment is not None:
@@ -155,11 +155,11 @@ class Augmentation:
                 image, random, fill if len(fill) > 1 else fill[0], self.train_interpolation
             )
         if self.color_jitter:
-            image = jittered(image, self.color_jitter, random)
+            image = jitter_colors(image, self.color_jitter, random)
         return image, window
 
 
-def jittered(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
+def jitter_colors(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
     """Multiply brightness, contrast and saturation by factors in 1 ± strength, in random order.
 
     The image is uint8 (height, width, channels), of one or three channels.

@@ -130,13 +130,13 @@ class Mixing:
                 rows, columns = box
                 images[pair, rows, columns] = images[pair[::-1], rows, columns]
             elif coefficient < 1:
-                images[pair] = _mixed(images[pair], coefficient)
+                images[pair] = _mix(images[pair], coefficient)
             for array in mixed.values():
-                array[pair] = _mixed(array[pair], coefficient)
+                array[pair] = _mix(array[pair], coefficient)
         return images, mixed if isinstance(labels, dict) else mixed[""]
 
 
-def _mixed(values: np.ndarray, coefficient: float) -> np.ndarray:
+def _mix(values: np.ndarray, coefficient: float) -> np.ndarray:
     """Return coefficient · x + (1 - coefficient) · x', x' reversed: float32, or rounded uint8."""
     mixed = np.float32(coefficient) * values
     mixed += np.float32(1 - coefficient) * values[::-1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from keras_vitx.data.augmentation.windows import drawn_filter
+from keras_vitx.data.augmentation.windows import draw_filter
 
 Fill = int | tuple[int, ...]
 BICUBIC = Image.Resampling.BICUBIC
@@ -27,7 +27,7 @@ def _pointwise(function: Callable[[int, float], int]) -> Callable:
     )
 
 
-def _enhanced(enhancer: Callable) -> Callable:
+def _enhance(enhancer: Callable) -> Callable:
     return lambda picture, x, fill: enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
 
 
@@ -53,10 +53,10 @@ OPERATIONS: dict[str, Callable[..., Image.Image]] = {
     "Rotate": lambda picture, x, fill, resample=BICUBIC: picture.rotate(
         30 * x, resample, fillcolor=fill
     ),
-    "Color": _enhanced(ImageEnhance.Color),
-    "Contrast": _enhanced(ImageEnhance.Contrast),
-    "Brightness": _enhanced(ImageEnhance.Brightness),
-    "Sharpness": _enhanced(ImageEnhance.Sharpness),
+    "Color": _enhance(ImageEnhance.Color),
+    "Contrast": _enhance(ImageEnhance.Contrast),
+    "Brightness": _enhance(ImageEnhance.Brightness),
+    "Sharpness": _enhance(ImageEnhance.Sharpness),
     "ShearX": _affine(lambda picture, x: (1, 0.3 * x, 0, 0, 1, 0)),
     "ShearY": _affine(lambda picture, x: (1, 0, 0, 0.3 * x, 1, 0)),
     "TranslateX": _affine(lambda picture, x: (1, 0, 0.45 * x * picture.width, 0, 1, 0)),
@@ -128,6 +128,6 @@ class RandAugment:
             return image
         picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
         for name, x in operations:
-            filters = [drawn_filter(interpolation, random)] if name in GEOMETRIC else []
+            filters = [draw_filter(interpolation, random)] if name in GEOMETRIC else []
             picture = OPERATIONS[name](picture, x, fill, *filters)
         return np.asarray(picture).reshape(image.shape)

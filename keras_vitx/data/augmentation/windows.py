@@ -32,7 +32,7 @@ class Window(NamedTuple):
     flip: bool = False
 
 
-def random_resized(
+def resized_crop(
     image: np.ndarray | Image.Image,
     size: tuple[int, int],
     random: np.random.Generator,
@@ -48,14 +48,14 @@ def random_resized(
     height, width = image.size[::-1] if pillow else image.shape[:2]
     top, left, rows, columns = random_box(height, width, random, scale, ratio)
     window = Window(top / height, left / width, rows / height, columns / width)
-    resample = drawn_filter(interpolation, random)
+    resample = draw_filter(interpolation, random)
     if pillow:
         box = image.crop((left, top, left + columns, top + rows))
         return np.asarray(box.resize(size[::-1], resample)), window
     return resize(image[top : top + rows, left : left + columns], size, resample), window
 
 
-def drawn_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
+def draw_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
     """Return a random one of the filters of that name in `FILTERS`."""
     filters = FILTERS[interpolation]
     return filters[random.integers(len(filters))] if len(filters) > 1 else filters[0]
@@ -86,7 +86,7 @@ def random_box(
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def shifted(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
+def random_shift(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
     """Shift a uint8 image (height, width, channels) by up to an eighth, with a black border."""
     height, width = image.shape[:2]
     rows, columns = height // 8, width // 8

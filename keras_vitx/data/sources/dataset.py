@@ -181,7 +181,7 @@ def dataset_of(
     for split, (images, labels) in splits.items():
         if not len(images):
             raise ValueError(f"`source`: there are no images of the split {split} in {name}.")
-        labels = _checked(labels, len(images), classes, f"Labels of the {split} split")
+        labels = _check_labels(labels, len(images), classes, f"Labels of the {split} split")
         loaded[split] = Split(images, labels)
     labels = [split.labels for split in loaded.values()]
     if len({(array.dtype.kind, array.shape[1:]) for array in labels}) > 1:
@@ -198,7 +198,7 @@ def dataset_of(
     return Dataset(name, class_names and tuple(class_names), **loaded, skipped=tuple(skipped))
 
 
-def _checked(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
+def _check_labels(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
     """Return `labels` in one of the forms of `Split.labels`; a ValueError if they are invalid.
 
     Valid are integers (count,) or (count, 1), numbers (count, classes), or floats for regression.
@@ -254,13 +254,13 @@ def hold_out(
     if isinstance(validation_split, Real):
         if not validation_split:
             return split, None
-        held_out = _drawn(split.labels, validation_split, seed)
+        held_out = _is_drawn(split.labels, validation_split, seed)
     else:
-        held_out = _named(split.names(), set(map(str, validation_split)))
+        held_out = _is_named(split.names(), set(map(str, validation_split)))
     return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
 
 
-def _named(all_names: Sequence[str], names: set[str]) -> np.ndarray:
+def _is_named(all_names: Sequence[str], names: set[str]) -> np.ndarray:
     """Return whether each image has one of the names, (n,)."""
     held_out = np.array([name in names for name in all_names])
     if not held_out.any():
@@ -274,7 +274,7 @@ def _named(all_names: Sequence[str], names: set[str]) -> np.ndarray:
     return held_out
 
 
-def _drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def _is_drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Return whether each image is drawn for validation, (n,)."""
     random = np.random.RandomState(seed)
     held_out = np.zeros(len(labels), bool)
