@@ -1,6 +1,6 @@
 """Image data: sources, preprocessing and batches for training.
 
-An import does not import Keras, which the processes that make batches do without.
+Importing it does not import Keras, which worker processes don't need.
 """
 
 from keras_vitx.data.augmentation import Augmentation
@@ -15,16 +15,12 @@ from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
 from keras_vitx.renamed import renamed_names
 
 __getattr__ = renamed_names(
-    __name__,
-    open_source="load_dataset",
-    open_real="load_real",
-    Source="Dataset",
-    Examples="_same",
+    __name__, open_source="load_dataset", open_real="load_real", Source="Dataset", Examples="_same"
 )
 
 
 def _same(split: Split) -> Split:
-    """Return a split, which is a random-access data source of Grain itself."""
+    """Return a split, which is itself a random-access data source for Grain."""
     return split
 
 

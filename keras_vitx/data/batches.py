@@ -1,4 +1,4 @@
-"""Batches of images and labels as a `keras.utils.PyDataset`, made ahead by Grain."""
+"""Batches of images and labels as a `keras.utils.PyDataset`, prefetched by Grain."""
 
 import functools
 import logging
@@ -19,10 +19,10 @@ from keras_vitx.data.worker import Batch, EvaluationMaker, Maker, TrainingMaker,
 from keras_vitx.preprocessing import Preprocessing
 
 log = logging.getLogger(__name__)
-# Threads that make batches; with more, Python's lock leaves little to gain.
+# Threads that make batches; more gain little because of Python's lock.
 MAX_THREADS = 8
 IN_MEMORY_BYTES = 512 * 2**20
-"""Decoded images of a split are kept in memory up to this size."""
+"""Maximum size of the cache of decoded images of a split."""
 
 
 def _close(iterators: list[Any]) -> None:
@@ -31,15 +31,15 @@ def _close(iterators: list[Any]) -> None:
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches that are a function of the epoch and the index only, in any order of access.
+    """Batches that are functions of the epoch and the index only, in any order of access.
 
-    `make(epoch, index)` returns a batch of NumPy arrays, and has the number of batches as length.
-    Grain calls it ahead in threads or, with `workers`, in processes, which import the main module.
-    The workers of Keras are not used, since they mix batches of two epochs. With `endless`, the
-    next epoch is made ahead as well; otherwise processes end with the epoch.
+    `make(epoch, index)` returns a batch of NumPy arrays; its length is the number of batches. Grain
+    prefetches in threads or, with `workers`, in processes, which import the main module. Keras's
+    workers are not used, as they mix batches of two epochs. With `endless`, the next epoch is
+    prefetched as well; otherwise processes end with the epoch.
 
-    A full iteration starts the next epoch by `on_epoch_end`, as does `fit` of Keras, which calls it
-    once before the first epoch, too. To keep in step with Keras, call `set_epoch` in the
+    A full iteration starts the next epoch by `on_epoch_end`, as does Keras's `fit`, which also
+    calls it before the first epoch. To keep in step with Keras, call `set_epoch` in the
     `on_epoch_begin` of a callback.
     """
 
@@ -51,34 +51,33 @@ class Batches(keras.utils.PyDataset):
         self._lock = threading.Lock()
         self._next, self._recent = None, {}
         self._iterators: list[Any] = []
-        # At the end of the program, too: processes would leave shared memory behind.
+        # Also when the program ends, or processes would leave shared memory behind.
         weakref.finalize(self, _close, self._iterators)
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return len(self.make)
 
     def finish(self, batch: Any) -> tuple:
-        """Return a batch of `make` as `fit` takes it. Called in the process that trains."""
+        """Convert a batch of `make` for `fit`. Called in the training process."""
         return batch
 
     def __getitem__(self, index: int) -> tuple:
         return self.get(index)
 
     def get(self, index: int, *share: int) -> tuple:
-        """Return batch `index` of the current epoch; `share` are further arguments of `make`."""
+        """Return batch `index` of the current epoch; `share` are additional arguments of `make`."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
             key = self.epoch * len(self) + index, share
             if key not in self._recent:
                 batch = self.finish(self._read(*key))
-                # Keras asks for the first two batches once before it begins.
+                # Keras reads the first two batches once before it begins.
                 self._recent = {**dict([*self._recent.items()][-1:]), key: batch}
             return self._recent[key]
 
     def _read(self, step: int, share: tuple[int, ...]) -> Any:
-        """Return the batch of a step: the next one of the iterator, if steps follow each other."""
+        """Return the batch of a step, from the iterator if it follows the last step."""
         follows, self._next = self._next == (step, share), (step + 1, share)
         if not follows:
             _close(self._iterators)
@@ -101,13 +100,13 @@ class Batches(keras.utils.PyDataset):
     def dataset(self, start: int = 0, *share: int) -> Any:
         """Return the batches before `finish` as a Grain dataset, from a step on.
 
-        Step s is batch `s % len(self)` of epoch `s // len(self)`. Unless batches are endless, the
-        dataset ends with the epoch.
+        Step s is batch `s % len(self)` of epoch `s // len(self)`. The dataset ends with the epoch,
+        unless batches are endless.
         """
         from absl import flags
         from absl import logging as absl_logging
 
-        # Without JAX, Grain logs as it is imported that its profiler is missing.
+        # Without JAX, Grain logs on import that its profiler is missing.
         absl_logging.get_absl_logger().addFilter(lambda x: "jax profiler" not in x.getMessage())
         import grain  # slow, and not needed to predict
 
@@ -116,7 +115,7 @@ class Batches(keras.utils.PyDataset):
         steps = grain.MapDataset.range(start, stop).map(make)
         if not self.processes:
             return steps.to_iter_dataset(grain.ReadOptions(self.threads, self.threads))
-        if not flags.FLAGS.is_parsed():  # Grain's processes read them.
+        if not flags.FLAGS.is_parsed():  # Grain's processes read flags.
             flags.FLAGS.mark_as_parsed()
         options = grain.MultiprocessingOptions(self.processes, per_worker_buffer_size=2)
         return steps.to_iter_dataset(grain.ReadOptions(1, 1)).mp_prefetch(options)
@@ -127,20 +126,18 @@ class Batches(keras.utils.PyDataset):
         self.on_epoch_end()
 
     def on_epoch_end(self) -> None:
-        """Start the next epoch."""
         self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the current epoch."""
         self.epoch = epoch
 
 
 class ImageBatches(Batches):
     """Batches of images of a split, normalized for a model.
 
-    Processes hand over uint8, a fourth of the bytes; so do threads to an accelerator, which
-    normalizes and erases with the same result.
-    `unreadable` has the error of each image that could not be decoded, by id.
+    Images from processes, and those for an accelerator, are passed as uint8, a fourth of the bytes,
+    and normalized and erased afterwards with the same result. `unreadable` has the error of each
+    image that could not be decoded, by id.
     """
 
     def __init__(self, make: Maker, workers: int = 0, endless: bool = False):
@@ -154,7 +151,7 @@ class ImageBatches(Batches):
             self.threads = 1
 
     def finish(self, batch: Batch) -> tuple:
-        # Arrays of Grain's processes are of a class of its own, in shared memory.
+        # Arrays from Grain's processes are of a subclass in shared memory.
         images, labels, weights, boxes = keras.tree.map_structure(
             lambda array: array if type(array) is np.ndarray else np.array(array), tuple(batch[:4]),
             none_is_leaf=False,
@@ -167,7 +164,7 @@ class ImageBatches(Batches):
             if has_accelerator():
                 images = on_device(images, boxes, self.make.spec.preprocessing)
             else:
-                images = self.make.normalized(images, boxes)
+                images = self.make.normalize(images, boxes)
         return (images, labels) if weights is None else (images, labels, weights)
 
 
@@ -179,7 +176,7 @@ class TrainingBatches(ImageBatches):
         self.targets = self.make.targets
 
     def ids(self, epoch: int, index: int) -> list[Any]:
-        """Return the ids of the images of a batch: their paths, or indices in the source."""
+        """Return the ids of the images of a batch: paths, or indices in the source."""
         return [self.split.id(position) for position in self.make.positions(epoch, index)]
 
 
@@ -193,7 +190,7 @@ class EvaluationBatches(ImageBatches):
 def has_accelerator() -> bool:
     """Return whether images can be sent to a GPU or TPU as uint8.
 
-    Not under TensorFlow, whose `fit` uses `tf.data`, or `keras.distribution`, which splits batches.
+    They can't under TensorFlow, whose `fit` uses `tf.data`, or with `keras.distribution`.
     """
     if keras.backend.backend() == "torch":
         import torch
@@ -207,7 +204,7 @@ def has_accelerator() -> bool:
 
 
 def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Preprocessing) -> Any:
-    """Return a tensor of uint8 images as `Maker.normalized` returns them, made on the device."""
+    """Return the result of `Maker.normalize`, computed on the device."""
     _, height, width, channels = images.shape
     statistics = preprocessing.mean, preprocessing.std
     mean, std = (ops.convert_to_tensor(values, "float32") for values in statistics)
@@ -220,5 +217,5 @@ def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Prepr
     inside_columns = (columns >= boxes[:, 1]) & (columns < boxes[:, 1] + boxes[:, 3])
     inside = ops.logical_and(inside_rows[:, :, None], inside_columns[:, None])
     count = height * width * channels
-    found = ops.take(ops.convert_to_tensor(noise(count)), boxes[:, 4] + ops.arange(count))
-    return ops.where(inside[..., None], ops.reshape(found, images.shape), images)
+    values = ops.take(ops.convert_to_tensor(noise(count)), boxes[:, 4] + ops.arange(count))
+    return ops.where(inside[..., None], ops.reshape(values, images.shape), images)

@@ -28,14 +28,14 @@ class Pipelines(NamedTuple):
 
     `pipelines` makes batches of NumPy arrays: float32 images (batch, height, width, channels),
     normalized for the model, and labels in one of the forms of `Split.labels`. Custom batches may
-    be anything that `fit` of Keras takes; `Pipelines(train)` is enough.
+    be anything that Keras's `fit` accepts, as in `Pipelines(train)`.
 
     Attributes:
         train: Training batches, reshuffled in each epoch and augmented, all of them full.
-        validation: Batches that select the best epoch, in the order of the source, or
-            None. The last one may be smaller.
+        validation: Batches that select the best epoch, in the order of the source, or None. The
+            last one may be smaller.
         class_names: Label i means `class_names[i]`; None if there are no class names.
-        skipped: Image files of a kind that Pillow can't read.
+        skipped: Image files of formats that Pillow can't read.
         test: The test split of the source, in order, for `evaluate` only; or None.
     """
 
@@ -85,51 +85,49 @@ def pipelines(
     """Return the training, validation and test batches of `source` for `model`.
 
     Validation and test images go through the model's evaluation transform, as in
-    `preprocess_input`. A training epoch uses each image at most once, in a new order, and
-    drops the remainder that doesn't fill a batch; fewer images than one batch form a single
-    smaller batch. A training batch depends only on the seed, the epoch and its index; see
+    `preprocess_input`. A training epoch uses each image at most once, in a new order, and drops the
+    remainder that doesn't fill a batch; fewer images than one batch form a single smaller batch. A
+    training batch depends only on the seed, the epoch and its index; see
     `keras_vitx.data.batches.Batches` for how epochs are counted.
 
-    Grain makes the batches, several at once, in threads or in processes (`workers`). Decoded
-    images are kept in memory up to 512 MiB per split.
+    Grain prepares batches in parallel, in threads or in processes (`workers`). Up to 512 MiB of
+    decoded images are cached per split.
 
     Args:
-        source: Anything that `load_dataset` takes or returns.
-        model: A model of keras_vitx, of which the `input_shape`, the `preprocessing` and
-            the number of outputs are used.
+        source: Anything that `load_dataset` accepts or returns.
+        model: A model of keras_vitx, whose `input_shape`, `preprocessing` and number of outputs are
+            used.
         batch_size: Number of images per batch.
-        augmentation: An `Augmentation`, or the name of one: "crop_flip" (shifts by up to an
-            eighth, horizontal flips), "random_resized_crop" (a random window of 8 % to 100 % of
-            the area of the original image), "rand_augment" (that, RandAugment and random
-            erasing, as DeiT), "keras_cv" (the same by the layers of keras-cv); or None for
-            the evaluation transform.
-        mixing: A `Mixing` (MixUp and CutMix), or None. If given, the labels of all splits are
+        augmentation: An `Augmentation`, or its name: "crop_flip" (shifts by up to an eighth,
+            horizontal flips), "random_resized_crop" (a random window of 8 % to 100 % of the area of
+            the original image), "rand_augment" (that, RandAugment and random erasing, as DeiT),
+            "keras_cv" (the same with the layers of keras-cv); or None for the evaluation transform.
+        mixing: A `Mixing` (MixUp and CutMix), or None. With mixing, the labels of all splits are
             float32 (batch, classes).
-        targets: A function of the id of a training image and of the window of it that is seen
-            (`top`, `left`, `height`, `width`, as fractions, and `flip`), which returns an array
-            of the same shape for all images, such as one label per patch of the window
+        targets: A function of the id of a training image and its visible window (`top`, `left`,
+            `height`, `width`, as fractions, and `flip`) that returns an array of the same shape for
+            all images, such as one label per patch of the window
             (`keras_vitx.training.TokenLabels`). The labels of a batch are then
             {"head": labels, "aux_head": the stacked arrays}. MixUp mixes both; CutMix is an error.
-        fraction: Fraction of the training images of each class that is used (ConViT, Table 2).
+        fraction: Fraction of the training images of each class to use (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `load_dataset`.
-        strict: Whether an image that can't be decoded is an error. If not, a warning is logged;
-            in training, another image of its batch takes its place, and evaluation leaves it out.
-        pad: Whether to fill the last validation and test batch with black images, and to
-            add weights (batch,) to each batch: 1 for an image, 0 for padding. Needed by
+        strict: Whether an image that can't be decoded is an error. If not, a warning is logged; in
+            training, another image of the batch replaces it, and evaluation omits it.
+        pad: Whether to fill the last validation and test batch with black images, and to add
+            weights (batch,) to each batch: 1 for an image, 0 for padding. Needed by
             `keras.distribution`, which splits batches evenly between devices.
         sampling: How often images are drawn for training, with replacement: `"balanced"`, each
-            class equally often; a mapping from class names to the relative frequency of an image
-            of that class; or the relative frequency of each training image of the source, (n,).
-            None takes each image once per epoch.
+            class equally often; a mapping from class names to the relative frequency of an image of
+            that class; or the relative frequency of each training image of the source, (n,). None
+            uses each image once per epoch.
         workers: Number of processes that make training batches; 0 for threads of this process,
-            which Python's lock slows down from about four cores on. Processes hold a copy of
-            arrays, and start by importing the main module: a script needs
-            `if __name__ == "__main__":`.
+            which Python's lock slows down from about four cores on. Processes copy arrays, and
+            start by importing the main module: a script needs `if __name__ == "__main__":`.
 
     Raises:
-        ValueError: if an argument is out of range, the source is invalid, or it has more
-            classes than the model has outputs.
+        ValueError: if an argument is out of range, the source is invalid, or it has more classes
+            than the model has outputs.
         OSError: if a file can't be read.
     """
     from keras_vitx.data.batches import EvaluationBatches, TrainingBatches  # imports Keras
@@ -144,7 +142,7 @@ def pipelines(
     if not isinstance(fraction, Real) or not 0 < fraction <= 1:
         raise ValueError(f"`fraction` must be a number in (0, 1]. Received: {fraction!r}.")
     if sampling is not None and fraction != 1:
-        raise ValueError("`sampling` must be None where `fraction` is not 1.")
+        raise ValueError(f"`fraction` must be 1 with `sampling`. Received: {fraction!r}.")
     augmentation, mixing = Augmentation.of(augmentation), Mixing.of(mixing)
     spec, classes = ModelInput.of(model), model.output_shape[-1]
     if not isinstance(source, Dataset):
@@ -153,7 +151,7 @@ def pipelines(
     if len(names) > classes > 1:  # A single output may be binary classification or regression.
         raise ValueError(
             f"`model` must have an output per class. Received: {classes} outputs, but the source "
-            f"{source.name} has {len(names)} classes. Make the model with classes={len(names)}."
+            f"{source.name} has {len(names)} classes. Create the model with classes={len(names)}."
         )
     if names and len(names) < classes:
         text = "The source %s has %d classes, the model %d outputs."
@@ -184,14 +182,13 @@ def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np
     by_class = isinstance(sampling, (str, Mapping))
     if by_class and (labels.ndim != 1 or labels.dtype.kind == "f"):
         raise ValueError(
-            "`sampling` must be one number per image where images do not have one class each. "
-            f"Received: {sampling!r}."
+            f"`sampling` must be one number per image for such labels. Received: {sampling!r}."
         )
     if isinstance(sampling, Mapping):
-        given = {str(name): weight for name, weight in sampling.items()}
-        for name in given.keys() - set(names):
+        frequencies = {str(name): frequency for name, frequency in sampling.items()}
+        for name in frequencies.keys() - set(names):
             raise ValueError(f"`sampling` has no class {name!r}. {nearest(name, names)}")
-        weights = np.array([given.get(name, 1.0) for name in names])[labels]
+        weights = np.array([frequencies.get(name, 1.0) for name in names])[labels]
     elif by_class and sampling == "balanced":
         weights = 1 / np.bincount(labels)[labels]
     elif by_class:
@@ -200,8 +197,8 @@ def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np
         )
     else:
         weights = np.asarray(sampling, "float64")
-    good = weights.shape == labels.shape[:1] and np.isfinite(weights).all()
-    if not good or (weights < 0).any() or not weights.any():
+    valid = weights.shape == labels.shape[:1] and np.isfinite(weights).all()
+    if not valid or (weights < 0).any() or not weights.any():
         raise ValueError(
             f"`sampling` must be numbers of at least 0, not all 0, one for each of {len(labels)} "
             f"training images. Received: {weights.dtype} of shape {weights.shape}."

@@ -12,21 +12,21 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     """Return the most probable classes per image, in descending order.
 
     Args:
-        predictions: (n, classes), the outputs of a classifier for n images; of two classes,
-            also (n, 1), the probability of the second one.
+        predictions: The outputs of a classifier for n images, (n, classes); for two classes, also
+            (n, 1), the probability of the second one.
         top: Number of classes per image.
-        model: A model with `class_names`. Without a model or without names, the 1,000
-            ImageNet classes are assumed.
+        model: A model with `class_names`. Without model or names, the 1,000 ImageNet classes are
+            assumed.
 
     Returns:
-        For each image, a list of (WordNet id, name, probability), as in
-        `keras.applications`. The id is "" if the names come from the model.
+        For each image, a list of (WordNet id, name, probability), as in `keras.applications`. The
+        id is "" for names of the model.
 
     Raises:
-        ValueError: if the predictions have another shape, `top` isn't positive, or the
-            number of classes differs from the number of names.
+        ValueError: if the predictions have another shape, `top` isn't positive, or the number of
+            classes differs from the number of names.
     """
-    import keras  # slow, and not needed by the processes that make batches
+    import keras  # Slow, and not needed by worker processes.
 
     predictions = keras.ops.convert_to_numpy(predictions)
     if predictions.ndim != 2:
@@ -38,10 +38,10 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
         predictions = np.concatenate([1 - predictions, predictions], axis=1)
     classes = imagenet_classes() if names is None else [("", name) for name in names]
     if len(classes) != predictions.shape[1]:
-        has = "ImageNet" if names is None else "`model.class_names`"
+        source = "ImageNet" if names is None else "`model.class_names`"
         raise ValueError(
-            f"`predictions` must fit {has} with {len(classes)} classes. Received: "
-            f"{predictions.shape[1]} classes. Give `model=`, whose `class_names` fit."
+            f"`predictions` must fit {source} with {len(classes)} classes. Received: "
+            f"{predictions.shape[1]} classes. Pass `model=`, whose `class_names` fit."
         )
     return [
         [(*classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
@@ -50,7 +50,7 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
 
 def class_names(model, count: int) -> tuple[str, ...]:
-    """Return `count` class names: the model's or its last layer's, ImageNet's, or "class 0", ..."""
+    """Return `count` class names: of the model or its last layer, of ImageNet, or "class 0", ..."""
     for layer in (model, model.layers[-1]):
         names = getattr(layer, "class_names", None)
         if names and len(names) == count:

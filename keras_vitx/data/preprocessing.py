@@ -1,4 +1,4 @@
-"""Images, from files and arrays to the input of a model: the evaluation transform."""
+"""The evaluation transform: from image files and arrays to the input of a model."""
 
 import contextlib
 import math
@@ -15,11 +15,11 @@ from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.text import nearest
 
 LONG = 128
-"""Images longer than this many crops are cut before the resize; others match timm's exactly."""
+"""Images longer than this many crops are cut before resizing; others match timm's exactly."""
 
 
 def preprocess_input(images, model) -> np.ndarray:
-    """Return what `keras_vitx.preprocess_input` returns, for a model that is not a name."""
+    """Return the result of `keras_vitx.preprocess_input`, for a model, not its name."""
     spec = ModelInput.of(model)
     if isinstance(images, (str, os.PathLike, Image.Image)):
         images = [images]
@@ -28,13 +28,12 @@ def preprocess_input(images, model) -> np.ndarray:
         images = images if images.ndim == 4 else images[None]
     if not len(images):
         raise ValueError("`images` must be at least one image. Received: none.")
-    return normalize(
-        np.stack([fit_to_model(pixels_of(x), spec) for x in images]), spec.preprocessing
-    )
+    pixels = np.stack([fit_to_model(pixels_of(image), spec) for image in images])
+    return normalize(pixels, spec.preprocessing)
 
 
 class FileBatch(NamedTuple):
-    """The images of up to `batch_size` files, as `batches_of_files` returns them."""
+    """A batch of `batches_of_files`."""
 
     paths: list[Path]
     images: np.ndarray
@@ -46,8 +45,8 @@ def batches_of_files(
 ) -> Iterator[FileBatch]:
     """Decode and preprocess image files as `preprocess_input` does, batch by batch.
 
-    One batch at the model's input size and one original image per core are in memory at a time.
-    A file that can't be decoded does not raise; its error is in the batch.
+    One batch at the model's input size and one original image per core are in memory at a time. A
+    file that can't be decoded raises no error; its error is part of the batch.
 
     Args:
         paths: Image files.
@@ -55,13 +54,13 @@ def batches_of_files(
         batch_size: Number of files per batch; the last batch may be smaller.
 
     Returns:
-        An iterator of named tuples of `paths`, the decoded files; `images`, float32
-        (len(paths), height, width, channels), the input of the model; and `errors`, the error of
-        each other file, which names it.
+        An iterator of named tuples of `paths`, the decoded files; `images`, float32 (len(paths),
+        height, width, channels), the input of the model; and `errors`, the error of each other
+        file, which names it.
 
     Raises:
-        ValueError: if `batch_size` is not a positive integer, or if the model lacks
-            the attributes that `preprocess_input` needs.
+        ValueError: if `batch_size` is not a positive integer, or the model lacks the attributes
+            that `preprocess_input` needs.
     """
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"`batch_size` must be an integer, at least 1. Received: {batch_size!r}.")
@@ -77,18 +76,18 @@ def batches_of_files(
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for start in range(0, len(paths), batch_size):
                 batch = paths[start : start + batch_size]
-                found = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
-                errors = {path: x for path, x in found.items() if isinstance(x, OSError)}
-                good = {path: x for path, x in found.items() if path not in errors}
-                images = np.array([*good.values()], "float32")
-                yield FileBatch(list(good), images.reshape(-1, *spec.size, spec.channels), errors)
+                results = dict(zip(batch, pool.map(image_or_error, batch), strict=True))
+                errors = {path: x for path, x in results.items() if isinstance(x, OSError)}
+                images = {path: x for path, x in results.items() if path not in errors}
+                array = np.array([*images.values()], "float32")
+                yield FileBatch(list(images), array.reshape(-1, *spec.size, spec.channels), errors)
 
     return batches()
 
 
 @contextlib.contextmanager
 def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
-    """Open an image file with Pillow; errors, in the `with` body too, are OSErrors that name it.
+    """Open an image file with Pillow; errors, also in the `with` body, are OSErrors that name it.
 
     It has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, since a small file can decode to any number.
     """
@@ -113,16 +112,16 @@ def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
     """Decode an image file to uint8 (height, width, channels).
 
-    The EXIF orientation is applied, transparency is dropped, 16-bit grey is
-    scaled to 8 bits, and the first frame of an animation is returned.
+    The EXIF orientation is applied, transparency is dropped, 16-bit gray is scaled to 8 bits, and
+    the first frame of an animation is returned.
 
     Args:
         path: A file in any format that Pillow reads, or an open binary file.
-        channels: 3 for RGB, 1 for grey.
+        channels: 3 for RGB, 1 for gray.
 
     Raises:
-        OSError: if the file can't be read or fully decoded, or has too many pixels
-            (`PIL.Image.MAX_IMAGE_PIXELS`); the message names it.
+        OSError: if the file can't be read or fully decoded, or has more than
+            `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
         ValueError: if `channels` is neither 1 nor 3.
     """
     if channels not in (1, 3):
@@ -132,7 +131,7 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
 
 
 def read_picture(path: str | os.PathLike, mode: str = "RGB") -> Image.Image:
-    """Return what `decode_image` returns, as a picture of Pillow of the mode "RGB" or "L"."""
+    """Return the result of `decode_image` as a Pillow image of mode "RGB" or "L"."""
     with open_image(path) as image:
         picture = _as_mode(image, mode)
         picture.load()
@@ -142,13 +141,13 @@ def read_picture(path: str | os.PathLike, mode: str = "RGB") -> Image.Image:
 def check_image(path: str | os.PathLike) -> None:
     """Raise an OSError if `decode_image` can't read a file, at a lower cost."""
     with open_image(path) as image:
-        image.draft("RGB", (1, 1))  # a JPEG is fully read, but decoded at an eighth of its size
+        image.draft("RGB", (1, 1))  # Reads a JPEG fully, but decodes it at an eighth of its size.
         _as_mode(image, "RGB").load()
 
 
 def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
-    """Return an upright picture of the mode "RGB" or "L"."""
-    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Upright ones would be copied.
+    """Return an upright picture of mode "RGB" or "L"."""
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Avoids a copy.
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):
         # Pillow would clip levels above 255 instead of scaling.
@@ -159,13 +158,13 @@ def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
 
 
 def pixels_of(image) -> np.ndarray:
-    """Convert one image, of any type that `preprocess_input` takes, to uint8 (h, w, c)."""
+    """Convert an image of any type that `preprocess_input` accepts to uint8 (h, w, c)."""
     if isinstance(image, (str, os.PathLike)):
         return decode_image(image)
     if isinstance(image, Image.Image):
         if not all(image.size):
             raise ValueError(
-                f"`images` must have pixels. Received: the size of a PIL image is {image.size}."
+                f"`images` must have pixels. Received: a PIL image of size {image.size}."
             )
         return np.asarray(_as_mode(image, "RGB"))
     image = np.asarray(image)
@@ -180,7 +179,7 @@ def pixels_of(image) -> np.ndarray:
 
 
 def as_uint8(images, what: str) -> np.ndarray:
-    """Return an array as uint8; a ValueError if it is not uint8, or floats in 0..1."""
+    """Return an array as uint8; a ValueError unless it is uint8 or floats in 0..1."""
     images = np.asarray(images)
     if images.dtype == np.uint8:
         return images
@@ -188,24 +187,22 @@ def as_uint8(images, what: str) -> np.ndarray:
     if images.dtype.kind != "f" or not images.size:
         raise ValueError(f"{expected} of shape {images.shape}.")
     low, high = images.min(), images.max()
-    if not (low >= 0 and high <= 1):  # also rejects NaN
+    if not (low >= 0 and high <= 1):  # Also rejects NaN.
         raise ValueError(
-            f"{expected} in {low:g}..{high:g}. "
-            'Floats in 0..255 become uint8 with `.astype("uint8")`.'
+            f'{expected} in {low:g}..{high:g}. Convert floats in 0..255 with `.astype("uint8")`.'
         )
     return np.rint(images * 255).astype("uint8")
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
-    """Convert between gray and color, and drop transparency, as `channels` requires."""
+    """Convert between gray and color, and drop transparency, to get `channels`."""
     if image.shape[-1] == 4 and channels in (1, 3):
         image = image[..., :3]
-    given = image.shape[-1]
-    if given == channels:
+    if image.shape[-1] == channels:
         return image
-    if given == 1 and channels == 3:
+    if image.shape[-1] == 1 and channels == 3:
         return np.repeat(image, 3, axis=-1)
-    if given == 3 and channels == 1:
+    if image.shape[-1] == 3 and channels == 1:
         return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
     raise ValueError(
         f"`images`: an image of shape {image.shape} can't be converted to {channels} channels; "
@@ -216,10 +213,7 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
 def fit_to_model(
     image: np.ndarray, spec: ModelInput, crop_ratio: float | None = None
 ) -> np.ndarray:
-    """Convert a uint8 image (h, w, c) to the size and channels of a model's input.
-
-    The crop ratio is the model's if it is None.
-    """
+    """Convert a uint8 image (h, w, c) to a model's size, channels and, if None, crop ratio."""
     transform = spec.preprocessing
     crop_ratio = transform.crop_ratio if crop_ratio is None else crop_ratio
     image = with_channels(image, spec.channels)
@@ -235,30 +229,29 @@ def resize_and_crop(
     """Resize a uint8 image (h, w, channels) to cover `size / crop_ratio`, and crop its center.
 
     Sizes are rounded as in timm's evaluation transform, to reproduce published accuracies. A crop
-    ratio above 1 adds a black border. All filters but "nearest" are antialiased.
+    ratio above 1 adds a black border. All filters except "nearest" are antialiased.
     """
-    filters = {entry.name.lower(): entry for entry in Image.Resampling}
+    filters = {resampling.name.lower(): resampling for resampling in Image.Resampling}
     if interpolation not in filters:
         raise ValueError(
             f"`interpolation` {interpolation!r} is unknown. {nearest(interpolation, filters)}"
         )
     if not 0 < crop_ratio <= min(size):
         raise ValueError(
-            f"`crop_ratio` must be above 0, and at most the shorter side of {size}. "
+            f"`crop_ratio` must be above 0 and at most the shorter side of {size}. "
             f"Received: {crop_ratio!r}."
         )
     if 0 in image.shape:
         raise ValueError(f"`image` must have at least one pixel. Received: shape {image.shape}.")
-    # The memory must not grow with the aspect ratio: cut off both ends of a long image equally.
-    # `step` is the number of its pixels per pixel of the crop.
-    step = min(side / target for side, target in zip(image.shape, size, strict=False))
-    longest = [math.ceil(LONG * target * step * max(crop_ratio, 1)) for target in size]
-    top, left = (max(side - most, 0) // 2 for side, most in zip(image.shape, longest, strict=False))
+    # To limit memory for extreme aspect ratios, cut both ends of a long image equally.
+    scale = min(side / target for side, target in zip(image.shape, size, strict=False))
+    limits = [math.ceil(LONG * target * scale * max(crop_ratio, 1)) for target in size]
+    top, left = (max(n - limit, 0) // 2 for n, limit in zip(image.shape, limits, strict=False))
     image = image[top : len(image) - top, left : image.shape[1] - left]
     image = resize(image, _scaled_size(image.shape[:2], size, crop_ratio), filters[interpolation])
     border = [max(target - side, 0) for side, target in zip(image.shape, size, strict=False)]
     if any(border):
-        image = np.pad(image, [(each // 2, each - each // 2) for each in border] + [(0, 0)])
+        image = np.pad(image, [(width // 2, width - width // 2) for width in border] + [(0, 0)])
     top, left = (round((a - b) / 2) for a, b in zip(image.shape, size, strict=False))
     return image[top : top + size[0], left : left + size[1]]
 
@@ -290,8 +283,8 @@ def resize(image: np.ndarray, size: tuple[int, int], resample: Image.Resampling)
 def normalize(
     images: np.ndarray, preprocessing: Preprocessing, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return float32 (images / 255 - mean) / std, channels last; `out`, if any, is contiguous."""
-    # Over whole rows, since NumPy is slow if the last axis has three entries.
+    """Return float32 (images / 255 - mean) / std, channels last, in `out` if given (contiguous)."""
+    # By rows, since NumPy is slow if the last axis has three entries.
     width = images.shape[-2]
     out = np.empty(images.shape, "float32") if out is None else out
     rows = out.reshape(*images.shape[:-2], -1)

@@ -1,4 +1,4 @@
-"""Batches of NumPy arrays, as worker processes make them; nothing here imports Keras."""
+"""Batches of NumPy arrays, made by worker processes; nothing here imports Keras."""
 
 import functools
 import math
@@ -18,10 +18,10 @@ from keras_vitx.preprocessing import ModelInput
 
 
 class Batch(NamedTuple):
-    """A batch of images as it crosses from a worker to the process that trains.
+    """A batch as passed from a worker to the training process.
 
-    `images` are float32, normalized, or uint8 with `boxes`, int32 (batch, 5), still to be erased
-    (`draw_erasing`). `errors` has the id and the error of each image that could not be decoded.
+    `images` are float32, normalized; or uint8, with `boxes`, int32 (batch, 5), yet to be erased
+    (`draw_erasing`). `errors` has the id and error of each image that could not be decoded.
     """
 
     images: np.ndarray
@@ -35,8 +35,7 @@ class Batch(NamedTuple):
 class Maker:
     """A function of an epoch and an index that returns a `Batch` of a split.
 
-    With `as_uint8`, images are not normalized yet. Up to `budget` bytes of decoded images stay in
-    memory.
+    With `as_uint8`, images are not normalized. Up to `budget` bytes of decoded images are cached.
     """
 
     split: Split
@@ -47,27 +46,27 @@ class Maker:
     as_uint8, budget, keras_cv = False, 0, None
 
     def __post_init__(self):
-        self.kept: dict[int, Any] = {}
+        self.cache: dict[int, Any] = {}
 
     def __getstate__(self):
-        # Each process has its own images in memory, and its own layers of keras-cv.
+        # Each process has its own cache, and its own layers of keras-cv.
         state = {name: value for name, value in vars(self).items() if name != "keras_cv"}
-        return state | {"kept": {}}
+        return state | {"cache": {}}
 
-    def decoded(self, position: int) -> Any:
-        """Return an image with the evaluation transform, uint8, at the size of the input."""
+    def decode(self, position: int) -> Any:
+        """Return an image after the evaluation transform, uint8, at the input size."""
         return fit_to_model(self.split.images[position], self.spec)
 
     def image(self, position: int) -> Any:
-        """Return what `decoded` returns, from memory if it is there."""
-        image = self.kept.get(position)
+        """Return the result of `decode`, cached if possible."""
+        image = self.cache.get(position)
         if image is None:
-            image = self.decoded(position)
-            # Pillow keeps four bytes per pixel.
+            image = self.decode(position)
+            # Pillow uses four bytes per pixel.
             size = image.nbytes if isinstance(image, np.ndarray) else 4 * math.prod(image.size)
             if size <= self.budget:
                 self.budget -= size
-                self.kept[position] = image
+                self.cache[position] = image
         return image
 
     def read(self, positions: np.ndarray) -> tuple[dict[int, Any], tuple[tuple[Any, str], ...]]:
@@ -84,10 +83,10 @@ class Maker:
             raise OSError(f"no image of a batch can be decoded: {next(iter(errors.values()))}")
         return images, tuple(errors.items())
 
-    def normalized(self, images: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
-        """Return uint8 images as the input of the model, with boxes of noise."""
+    def normalize(self, images: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
+        """Return the input of the model from uint8 images, with boxes of noise."""
         batch = np.empty(images.shape, "float32")
-        for i, image in enumerate(images):  # One by one, they stay in the cache.
+        for i, image in enumerate(images):  # One by one, to stay in the CPU's cache.
             normalize(image, self.spec.preprocessing, batch[i])
             if boxes is not None:
                 erase_box(batch[i], boxes[i])
@@ -98,14 +97,13 @@ class Maker:
 class EvaluationMaker(Maker):
     """Images in order, with the evaluation transform, without those that can't be decoded.
 
-    `soft` is the number of classes of soft labels, as mixed training images have them.
+    `soft` is the number of classes for soft labels, as for mixed training images.
     """
 
     pad: bool = False
     soft: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return -(-self.split.size // self.batch_size)
 
     def __call__(self, epoch: int, index: int) -> Batch:
@@ -121,7 +119,7 @@ class EvaluationMaker(Maker):
                 np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
                 for array in (images, labels, np.ones(len(images), "float32"))
             )
-        return Batch(images if self.as_uint8 else self.normalized(images), labels, weights,
+        return Batch(images if self.as_uint8 else self.normalize(images), labels, weights,
                      errors=errors)  # fmt: skip
 
 
@@ -129,8 +127,8 @@ class EvaluationMaker(Maker):
 class TrainingMaker(Maker):
     """Shuffled, augmented and mixed images, in full batches only; arguments as in `pipelines`.
 
-    An image that can't be decoded is replaced by another one of its batch. `classes` is required to
-    mix integer labels; with `weights` (n,), images are drawn with replacement.
+    An image that can't be decoded is replaced by another of its batch. `classes` is required to mix
+    integer labels; with `weights` (n,), images are drawn with replacement.
     """
 
     augmentation: Augmentation | None = None
@@ -145,64 +143,62 @@ class TrainingMaker(Maker):
         self.batch_size = min(self.batch_size, self.split.size)
         if self.augmentation is not None:
             self.augmentation.check_channels(self.spec.channels)
-        # Made here, so that a missing package is an error at once.
+        # Created here, so that a missing package is an error at once.
         if self.keras_cv is not None and self.targets is not None:
-            raise ValueError('`by` must be "pillow" where there are targets.')
+            raise ValueError('`by` must be "pillow" with `targets`. Received: "keras_cv".')
         if self.mixing is not None:
             check_mixable(self.split.labels, self.classes)
             self.mixing.check_batch(self.batch_size)
             if self.targets is not None and self.mixing.cutmix:
                 raise ValueError(
-                    "`cutmix` must be 0 where targets follow the window of an image, which CutMix "
-                    f"can't mix. Received: {self.mixing.cutmix}."
+                    f"`cutmix` must be 0 with `targets`. Received: {self.mixing.cutmix}."
                 )
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return self.split.size // self.batch_size
 
     @functools.cached_property
     def keras_cv(self) -> Any:
-        """The layers of keras-cv, if they augment; else None."""
+        """The layers of keras-cv, or None if they are not used."""
         if self.augmentation is None or self.augmentation.by != "keras_cv":
             return None
         from keras_vitx.data.augmentation.keras_cv import KerasCV
 
         return KerasCV(self.augmentation, self.spec.size)
 
-    def decoded(self, position: int) -> Any:
-        """Return an image before augmentation, at the input size unless a window is cropped."""
+    def decode(self, position: int) -> Any:
+        """Return an image before augmentation, at the input size unless it will be cropped."""
         images, crop = self.split.images, self.augmentation and self.augmentation.crop
         if crop is None:
-            return super().decoded(position)
+            return super().decode(position)
         if crop == "shift":
             return fit_to_model(images[position], self.spec, 1.0)
         if hasattr(images, "picture") and self.spec.channels == 3 and self.keras_cv is None:
-            return images.picture(position)  # cheaper to crop than an array
+            return images.picture(position)  # Cheaper to crop than an array.
         return with_channels(images[position], self.spec.channels)
 
     def positions(self, epoch: int, index: int) -> np.ndarray:
-        """Return the positions in the split of the images of a batch, (batch,)."""
+        """Return the positions of the images of a batch in the split, (batch,)."""
         repeats = self.augmentation.repeats if self.augmentation else 1
         rows = np.arange(index * self.batch_size, (index + 1) * self.batch_size) // repeats
         if self.weights is None:
             return order(self.seed, epoch, self.split.size)[rows]
         random = np.random.default_rng((self.seed, epoch))
-        shares = self.weights / self.weights.sum()
-        return random.choice(self.split.size, self.split.size, p=shares)[rows]
+        probabilities = self.weights / self.weights.sum()
+        return random.choice(self.split.size, self.split.size, p=probabilities)[rows]
 
     def __call__(self, epoch: int, index: int, share: int = 0, shares: int = 1) -> Batch:
-        """Return batch `index` of an epoch, or one of several shares of it (`share_of_batch`)."""
+        """Return batch `index` of an epoch, or one of its `shares` (`share_of_batch`)."""
         positions = self.positions(epoch, index)
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
         seeds = random.integers(2**63, size=len(positions))
-        own = share_of_batch(len(positions), share, shares)
-        positions, seeds = positions[own], seeds[own]
-        found, errors = self.read(positions)
-        rows = [i if i in found else list(found)[i % len(found)] for i in range(len(seeds))]
+        rows = share_of_batch(len(positions), share, shares)
         positions, seeds = positions[rows], seeds[rows]
-        images, windows, boxes = self.augmented([found[row] for row in rows], seeds)
+        decoded, errors = self.read(positions)
+        rows = [i if i in decoded else list(decoded)[i % len(decoded)] for i in range(len(seeds))]
+        positions, seeds = positions[rows], seeds[rows]
+        images, windows, boxes = self.augment([decoded[row] for row in rows], seeds)
 
         labels: Any = self.split.labels[positions]
         if self.mixing is not None:
@@ -214,12 +210,12 @@ class TrainingMaker(Maker):
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, share, shares)
         if not self.as_uint8:
-            images, boxes = self.normalized(images, boxes), None
+            images, boxes = self.normalize(images, boxes), None
         if self.keras_cv is not None:
             images = self.keras_cv.erase(images)
         return Batch(images, labels, boxes=boxes, errors=errors)
 
-    def augmented(
+    def augment(
         self, images: Sequence[Any], seeds: np.ndarray
     ) -> tuple[np.ndarray, Sequence[Window], np.ndarray | None]:
         """Return augmented uint8 images, their windows, and the boxes to erase."""
@@ -230,8 +226,8 @@ class TrainingMaker(Maker):
         elif augmentation is not None:
             randoms = [np.random.default_rng(seed) for seed in seeds]
             pairs = zip(images, randoms, strict=True)
-            found = [augmentation.pixels(image, size, random, mean) for image, random in pairs]
-            images, windows = zip(*found, strict=True)
+            pairs = [augmentation.pixels(image, size, random, mean) for image, random in pairs]
+            images, windows = zip(*pairs, strict=True)
             if augmentation.erasing:
                 boxes = [draw_erasing(*size, augmentation.erasing, random) for random in randoms]
                 boxes = np.array(boxes, "int32")
@@ -239,14 +235,14 @@ class TrainingMaker(Maker):
 
 
 def batch_of_step(make: Callable, batches: int, share: tuple[int, ...], step: int) -> Any:
-    """Return the batch of a step, counted over epochs of `batches` batches."""
+    """Return the batch of a step, where every epoch has `batches` steps."""
     return make(*divmod(step, batches), *share)
 
 
 def share_of_batch(count: int, share: int, shares: int) -> np.ndarray:
     """Return the indices of the images of one of `shares` shares of a batch, in ascending order.
 
-    A share of an even number keeps images i and `count - 1 - i`, which `Mixing` mixes, together.
+    Shares of even size contain pairs of images i and `count - 1 - i`, which `Mixing` mixes.
     """
     size = count // shares
     if size % 2:

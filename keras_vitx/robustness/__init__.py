@@ -1,6 +1,6 @@
 """Accuracy on perturbed images: occlusion, noise, blur and adversarial attacks.
 
-Each perturbation is made from a model and a strength, and is given to `evaluate`:
+Each perturbation is created from a model and a strength, and passed to `evaluate`:
 `keras_vitx.evaluate(model, source, perturb=FGSM(model, 1 / 255))`.
 """
 

@@ -14,7 +14,7 @@ from keras_vitx.preprocessing import ModelInput
 
 
 class Perturbation:
-    """A change of the pixels of images; the model's `preprocessing` tells what these are."""
+    """A change of the pixels of images, which depend on the model's `preprocessing`."""
 
     def __init__(self, model: Any):
         preprocessing = ModelInput.of(model).preprocessing
@@ -22,21 +22,18 @@ class Perturbation:
         self.std = np.array(preprocessing.std, "float32")
 
     def __call__(self, images: Any, labels: Any, index: int = 0) -> np.ndarray:
-        """Return perturbed images (batch, height, width, channels), as the model takes them.
-
-        Random numbers follow from `index`, the index of the batch.
-        """
+        """Return perturbed inputs (batch, height, width, channels); `index` seeds the noise."""
         pixels = np.asarray(images, "float32") * self.std + self.mean
         changed = np.clip(self.change(pixels, np.asarray(labels), index), 0, 1)
         return ((changed - self.mean) / self.std).astype("float32")
 
     def change(self, pixels: np.ndarray, labels: np.ndarray, index: int) -> np.ndarray:
-        """Return the changed pixels, which are clipped to 0..1 afterwards."""
+        """Return the changed pixels, which are then clipped to 0..1."""
         raise NotImplementedError
 
 
 def _strength(name, value, maximum=math.inf):
-    """Return a strength as a float; raise a ValueError if it is not finite, in 0..maximum."""
+    """Return a strength as a float; a ValueError unless it is finite and in 0..maximum."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= maximum or math.isinf(value):
         limit = "" if math.isinf(maximum) else f" and at most {maximum:g}"
@@ -47,12 +44,12 @@ def _strength(name, value, maximum=math.inf):
 class Occlusion(Perturbation):
     """The center of the image set to zero (Context Broadcasting, Section 3.4, Table 8, "Occ").
 
-    The paper does not say what zero is; here it is that of the normalized image, its mean color.
+    The paper does not define zero; here it is that of the normalized image, the mean color.
 
     Args:
         model: A model with `preprocessing`.
-        share: Share of the area, 0 to 1, of a centered rectangle with the image's aspect ratio. The
-            paper gives none.
+        share: Share of the area, 0 to 1, of a centered rectangle with the image's aspect ratio,
+            which the paper does not specify.
     """
 
     def __init__(self, model: Any, share: float):
@@ -89,8 +86,8 @@ class GaussianNoise(Perturbation):
 class ShotNoise(Perturbation):
     """Poisson noise (Table 12; Hendrycks and Dietterich, 2019).
 
-    A pixel value $x$ in 0..1 becomes $P(x / s) s$, with $P$ a Poisson variable of that mean:
-    its variance is $x s$.
+    A pixel value $x$ in 0..1 becomes $P(x / s) s$, with $P$ a Poisson variable of that mean; its
+    variance is $x s$.
 
     Args:
         model: A model with `preprocessing`.
@@ -111,11 +108,11 @@ class ShotNoise(Perturbation):
 
 
 class GaussianBlur(Perturbation):
-    """Gaussian blur (Table 12, sigma 1 and 2). Beyond its border, the image is mirrored.
+    """Gaussian blur (Table 12, sigma 1 and 2). The image is mirrored at its border.
 
     Args:
         model: A model with `preprocessing`.
-        sigma: Standard deviation of the kernel in pixels, which is cut off at four of them.
+        sigma: Standard deviation of the kernel in pixels; it is truncated at four of them.
     """
 
     def __init__(self, model: Any, sigma: float):
@@ -123,16 +120,14 @@ class GaussianBlur(Perturbation):
         self.sigma = _strength("sigma", sigma)
 
     def change(self, pixels, labels, index):
-        reach = min(int(4 * self.sigma + 0.5), *(side - 1 for side in pixels.shape[1:3]))
-        if not reach:
+        radius = min(int(4 * self.sigma + 0.5), *(side - 1 for side in pixels.shape[1:3]))
+        if not radius:
             return pixels
-        border = ((0, 0), (reach, reach), (reach, reach), (0, 0))
-        mirrored = ops.convert_to_tensor(np.pad(pixels, border, mode="reflect"))
-        size = (2 * reach + 1, 2 * reach + 1)
-        blurred = ops.image.gaussian_blur(
-            mirrored, size, (self.sigma, self.sigma), data_format="channels_last"
-        )
-        return ops.convert_to_numpy(blurred)[:, reach:-reach, reach:-reach]
+        border = ((0, 0), (radius, radius), (radius, radius), (0, 0))
+        padded = ops.convert_to_tensor(np.pad(pixels, border, mode="reflect"))
+        size, sigma = (2 * radius + 1,) * 2, (self.sigma,) * 2
+        blurred = ops.image.gaussian_blur(padded, size, sigma, data_format="channels_last")
+        return ops.convert_to_numpy(blurred)[:, radius:-radius, radius:-radius]
 
 
 class PGD(Perturbation):
@@ -167,7 +162,7 @@ class PGD(Perturbation):
         super().__init__(model)
         self.epsilon = _strength("epsilon", epsilon, 1)
         if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`steps` must be a whole number above 0. Received: {steps!r}.")
+            raise ValueError(f"`steps` must be an integer, at least 1. Received: {steps!r}.")
         self.steps = steps
         self.step = 2.5 * self.epsilon / steps if step is None else _strength("step", step)
         self.random_start, self.seed = random_start, seed
@@ -176,8 +171,7 @@ class PGD(Perturbation):
     def change(self, pixels, labels, index):
         if labels.ndim != 1:
             raise ValueError(
-                "An attack needs one class per image, labels (batch,). Received labels of shape "
-                f"{labels.shape}."
+                f"Labels must be one class per image, (batch,). Received: {labels.shape}."
             )
         changed = pixels
         if self.random_start:
@@ -187,7 +181,7 @@ class PGD(Perturbation):
         low, high = pixels - self.epsilon, pixels + self.epsilon
         for _ in range(self.steps):
             inputs = ((changed - self.mean) / self.std).astype("float32")
-            # The derivatives by a pixel and by the model's input have the same sign.
+            # The gradients of a pixel and of the model's input have the same sign.
             changed = changed + self.step * np.sign(self.gradient(inputs, labels))
             changed = np.clip(np.clip(changed, low, high), 0, 1)
         return changed
@@ -211,19 +205,18 @@ class FGSM(PGD):
 
 
 def _loss_of(model):
-    """Return a function of images and labels, the sum of the cross entropies."""
+    """Return the sum of the cross entropies as a function of images and labels."""
     outputs = outputs_of(model)
     if outputs.kind == "sigmoid":
         raise ValueError(
-            f"An attack needs a classifier of one class per image; the outputs of {model.name!r} "
-            "are independent of each other (sigmoid)."
+            "`model` must be a classifier of one class per image for an attack. Received: "
+            f"{model.name!r}, with independent outputs (sigmoid)."
         )
 
     def loss(images, labels):
-        found = ops.cast(model(images, training=False), "float32")
-        # Keras's loss clips probabilities at 1e-7, where gradients would end.
-        is_logits = outputs.from_logits
-        logs = ops.log_softmax(found) if is_logits else ops.log(ops.maximum(found, 1e-37))
+        x = ops.cast(model(images, training=False), "float32")
+        # Keras's loss clips probabilities at 1e-7, below which gradients are 0.
+        logs = ops.log_softmax(x) if outputs.from_logits else ops.log(ops.maximum(x, 1e-37))
         return -ops.sum(ops.take_along_axis(logs, ops.cast(labels, "int32")[:, None], axis=-1))
 
     return loss

@@ -1,4 +1,4 @@
-"""Batches of images and masks, at the size of a model."""
+"""Batches of images and masks, at the input size of a model."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data import Pipelines
-from keras_vitx.data.augmentation import jittered
+from keras_vitx.data.augmentation import jitter_colors
 from keras_vitx.data.batches import Batches
 from keras_vitx.data.preprocessing import normalize, resize, with_channels
 from keras_vitx.data.worker import order
@@ -15,7 +15,7 @@ from keras_vitx.segmentation.evaluate import to_model
 from keras_vitx.segmentation.masks import IGNORED, MaskedImages, load_dataset, resize_mask
 
 MAXIMUM_SHARE = 0.75
-"""Share of the labeled pixels of a crop above which one class is too common."""
+"""Maximum share of one class in the labeled pixels of a crop."""
 TRIES = 10
 
 
@@ -32,21 +32,21 @@ def pipelines(
     """Return the training and validation batches of images with masks, for `fit`.
 
     Training images are shuffled random crops, in full batches only, as in the public training of
-    UperNet: the shorter side of the image becomes that of the crop times a random factor; of ten
-    random crops, the first is taken in which no class has more than 75 % of the labeled pixels.
-    Smaller images are padded, with the mean color and ignored labels. Masks are never interpolated.
-    Batch i of epoch e is a function of (seed, e, i) alone.
+    UperNet: the shorter side of the image is resized to that of the crop times a random factor, and
+    the first of ten random crops is used in which no class has more than 75 % of the labeled
+    pixels. Smaller images are padded with the mean color and ignored labels. Masks are never
+    interpolated. Batch i of epoch e is a function of (seed, e, i) alone.
 
-    Validation images and masks come in order, both resized to the model's size.
-    `keras_vitx.segmentation.evaluate` compares with the masks at their own size instead.
+    Validation images and masks are in order, both resized to the model's input size;
+    `keras_vitx.segmentation.evaluate` uses the original size of the masks instead.
 
     Args:
         source: As in `load_dataset`.
         model: A model with logits `(batch, height, width, classes)` and `preprocessing`.
-        batch_size: Images per batch; in training, at most their number.
+        batch_size: Images per batch; in training, at most the number of images.
         scales: Range of the random factor.
         flip: Whether half of the training images are mirrored.
-        jitter: Largest random change of brightness, contrast and saturation, as a factor.
+        jitter: Maximum random change of brightness, contrast and saturation, as a factor.
         seed: Seed of the order and of the augmentation.
 
     Returns:
@@ -54,13 +54,13 @@ def pipelines(
         masks (batch, height, width).
 
     Raises:
-        ValueError: if an argument is out of range, or the source is wrong.
+        ValueError: if an argument is out of range, or the source is invalid.
     """
     dataset, classes = load_dataset(source), model.output_shape[-1]
     train = TrainingCrops(dataset.train, model, classes, batch_size, scales, flip, jitter, seed)
-    validation = dataset.validation and EvaluationPairs(
-        dataset.validation, model, classes, batch_size
-    )
+    validation = dataset.validation
+    if validation is not None:
+        validation = EvaluationPairs(validation, model, classes, batch_size)
     return Pipelines(train, validation, dataset.class_names)
 
 
@@ -76,12 +76,10 @@ class EvaluationPairs(Batches):
         return -(-self.masked.size // self.batch_size)
 
     def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images and the masks of a batch."""
         positions = range(self.masked.size)[index * self.batch_size :][: self.batch_size]
         images, masks = zip(*(self.masked.pair(i, self.classes) for i in positions), strict=True)
-        size = self.spec.size
-        images = [to_model(image, self.spec, size) for image in images]
-        return np.stack(images), np.stack([resize_mask(mask, size) for mask in masks])
+        images = [to_model(image, self.spec, self.spec.size) for image in images]
+        return np.stack(images), np.stack([resize_mask(mask, self.spec.size) for mask in masks])
 
 
 class TrainingCrops(EvaluationPairs):
@@ -109,12 +107,10 @@ class TrainingCrops(EvaluationPairs):
         return self.masked.size // self.batch_size
 
     def positions(self, epoch: int, index: int) -> np.ndarray:
-        """Return the positions of the images of a batch, (batch,)."""
         start = index * self.batch_size
         return order(self.seed, epoch, self.masked.size)[start : start + self.batch_size]
 
     def ids(self, epoch: int, index: int) -> list:
-        """Return the names of the images of a batch."""
         return [self.masked.names[i] for i in self.positions(epoch, index)]
 
     def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +142,7 @@ class TrainingCrops(EvaluationPairs):
             image, mask = image[:, ::-1], mask[:, ::-1]
         image = np.ascontiguousarray(image)
         if self.jitter:
-            image = jittered(image, self.jitter, random)
+            image = jitter_colors(image, self.jitter, random)
         border = [(0, height - mask.shape[0]), (0, width - mask.shape[1])]
         pixels = np.pad(normalize(image, self.spec.preprocessing), [*border, (0, 0)])
         return pixels, np.pad(mask, border, constant_values=IGNORED)

@@ -1,4 +1,4 @@
-"""Predictions for images of any size, whole or by windows that slide, and their measures."""
+"""Predictions for images of any size, whole or by sliding windows, and their metrics."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -28,18 +28,18 @@ def predict(
     """Return the logits of each pixel of an image.
 
     Args:
-        model: A model from images to logits of the same sides, with `preprocessing`.
+        model: A model from images to logits of the same size, with `preprocessing`.
         image: A path, or uint8 (height, width, channels).
-        mode: `"whole"` resizes the image to the input of the model. `"slide"` resizes it, with
-            its aspect ratio, to cover the input, and averages the logits of windows of the
-            input's size where they overlap.
-        stride: Pixels between two windows, one number or one per axis; None is two thirds of
-            the window.
+        mode: `"whole"` resizes the image to the input of the model. `"slide"` resizes it, with its
+            aspect ratio, to cover the input, and averages the logits of overlapping windows of the
+            input's size.
+        stride: Pixels between windows, one number or one per axis; None is two thirds of the
+            window.
         batch_size: Windows per batch.
 
     Returns:
-        float32 `(height, width, classes)`, at the size of the image (resized, bilinear);
-        the class is `logits.argmax(-1)`.
+        float32 `(height, width, classes)`, resized to the size of the image (bilinear); the class
+        is `logits.argmax(-1)`.
 
     Raises:
         ValueError: if `mode` is unknown or `stride` is not in 1..window.
@@ -59,67 +59,66 @@ def evaluate(
     batch_size: int = 8,
     perturb: Callable[[np.ndarray, Any, int], np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    r"""Measure a model on images with masks, at the size of the masks.
+    r"""Evaluate a model on images with masks, at the size of the masks.
 
-    With $n_{ij}$ pixels of class $i$ predicted as $j$, the intersection over union of a
-    class is $n_{ii} / (\sum_j n_{ij} + \sum_j n_{ji} - n_{ii})$; its mean is over the
-    classes that are in a mask or in a prediction.
+    With $n_{ij}$ pixels of class $i$ predicted as $j$, the intersection over union of a class is
+    $n_{ii} / (\sum_j n_{ij} + \sum_j n_{ji} - n_{ii})$; its mean is over the classes in a mask or
+    a prediction.
 
     Args:
-        model: A model from images to logits of the same sides, with `preprocessing`.
+        model: A model from images to logits of the same size, with `preprocessing`.
         source: As in `load_dataset`.
         split: `"validation"` or `"train"`; None is the first of these that the source has.
         mode: As in `predict`, as is `stride`.
-        stride: Pixels between two windows.
+        stride: Pixels between windows.
         batch_size: Images, or windows, per batch.
         perturb: A function that changes the images, such as those of `keras_vitx.robustness`
-            (Context Broadcasting, Table 12). It is given images, None and the index.
+            (Context Broadcasting, Table 12). Its arguments are images, None and the index.
 
     Returns:
-        `"mean_iou"`; `"accuracy"` of the pixels; `"mean_accuracy"` over the classes in the
-        masks; `"iou"`, one number per class, NaN for those that are in neither; and `"images"`,
-        their number.
+        `"mean_iou"`; `"accuracy"` of the pixels; `"mean_accuracy"` over the classes in the masks;
+        `"iou"`, one number per class, NaN for those in neither; and `"images"`, their number.
 
     Raises:
-        ValueError: if the source lacks the split, or a mask does not fit its image or the
-            number of classes.
+        ValueError: if the source lacks the split, or a mask does not fit its image or the number of
+            classes.
         OSError: if a file can't be read.
     """
     check_segmenter(model)
     dataset, classes = load_dataset(source), model.output_shape[-1]
-    present = [name for name in ("validation", "train") if getattr(dataset, name) is not None]
-    if split is not None and split not in present:
-        raise ValueError(f"`split` must be one of {', '.join(present)}. Received: {split!r}.")
-    masked = getattr(dataset, split or present[0])
+    splits = [name for name in ("validation", "train") if getattr(dataset, name) is not None]
+    if split is not None and split not in splits:
+        raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
+    masked = getattr(dataset, split or splits[0])
     counts = np.zeros((classes, classes), "int64")
     for start in range(0, masked.size, batch_size):
         indices = range(start, min(start + batch_size, masked.size))
         images, masks = zip(*(masked.pair(i, classes) for i in indices), strict=True)
         changes = [perturb and (lambda x, i=i: perturb(x, None, i)) for i in indices]
-        found = _logits(model, images, changes, mode, stride, batch_size)
-        for mask, logits in zip(masks, found, strict=True):
-            counts += counted(mask, logits.argmax(-1), classes)
-    return {**measures_of(counts), "images": masked.size}
+        predictions = _logits(model, images, changes, mode, stride, batch_size)
+        for mask, logits in zip(masks, predictions, strict=True):
+            counts += confusion(mask, logits.argmax(-1), classes)
+    return {**metrics_of(counts), "images": masked.size}
 
 
-def counted(mask: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return the counts of pixels by true (rows) and predicted class, without ignored ones."""
+def confusion(mask: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Return the numbers of pixels by true (rows) and predicted class, without ignored ones."""
     labeled = mask != IGNORED
     pairs = mask[labeled].astype("int64") * classes + predicted[labeled]
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
-def measures_of(counts: np.ndarray) -> dict[str, Any]:
-    """Return the measures of `evaluate` of the sum of counts."""
-    right, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+def metrics_of(counts: np.ndarray) -> dict[str, Any]:
+    """Return the metrics of `evaluate` from the sum of the counts."""
+    correct, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     if not true.any():
         raise ValueError("The masks have no pixel that is not ignored.")
     with np.errstate(invalid="ignore"):
-        iou = right / (true + predicted - right)
-        recall = right / true
+        iou = correct / (true + predicted - correct)
+        recall = correct / true
     return {
         "mean_iou": float(np.nanmean(iou)),
-        "accuracy": float(right.sum() / true.sum()),
+        "accuracy": float(correct.sum() / true.sum()),
         "mean_accuracy": float(np.nanmean(recall)),
         "iou": iou,
     }
@@ -139,7 +138,7 @@ def _logits(
     stride: int | tuple[int, int] | None,
     batch_size: int,
 ) -> list[np.ndarray]:
-    """Return the logits of uint8 images, each changed by a function, at their own sizes."""
+    """Return the logits of uint8 images, each changed by a function, at the sizes of the images."""
     if mode not in ("whole", "slide"):
         raise ValueError(f"`mode` must be 'whole' or 'slide'. Received: {mode!r}.")
     spec = ModelInput.of(model)
@@ -147,19 +146,19 @@ def _logits(
     inputs, windows = [], []
     for image, change in zip(images, changes, strict=True):
         size = spec.size
-        if mode == "slide":  # The smallest size of that aspect ratio that covers the input.
+        if mode == "slide":  # The smallest size of this aspect ratio that covers the input.
             ratio = max(new / old for new, old in zip(size, image.shape, strict=False))
             size = [max(n, round(o * ratio)) for n, o in zip(size, image.shape, strict=False)]
         windows += [(len(inputs), *window) for window in _windows(size, spec.size, steps)]
-        one = to_model(image, spec, size)
-        inputs.append(one if change is None else change(one[None])[0])
-    totals = [np.zeros((*one.shape[:2], model.output_shape[-1]), "float32") for one in inputs]
-    counts = [np.zeros((*one.shape[:2], 1), "float32") for one in inputs]
+        pixels = to_model(image, spec, size)
+        inputs.append(pixels if change is None else change(pixels[None])[0])
+    totals = [np.zeros((*x.shape[:2], model.output_shape[-1]), "float32") for x in inputs]
+    counts = [np.zeros((*x.shape[:2], 1), "float32") for x in inputs]
     for first in range(0, len(windows), batch_size):
         batch = windows[first : first + batch_size]
         pixels = np.stack([inputs[index][rows, columns] for index, rows, columns in batch])
-        found = np.asarray(model.predict_on_batch(pixels), "float32")
-        for (index, rows, columns), logits in zip(batch, found, strict=True):
+        outputs = np.asarray(model.predict_on_batch(pixels), "float32")
+        for (index, rows, columns), logits in zip(batch, outputs, strict=True):
             totals[index][rows, columns] += logits
             counts[index][rows, columns] += 1
     return [
@@ -169,7 +168,7 @@ def _logits(
 
 
 def _steps(stride, window):
-    """Return the pixels between windows per axis."""
+    """Return the pixels between windows, per axis."""
     steps = tuple(max(1, side * 2 // 3) for side in window) if stride is None else stride
     steps = (steps,) * 2 if isinstance(steps, Integral) else tuple(steps)
     if len(steps) != 2 or not all(
@@ -177,13 +176,13 @@ def _steps(stride, window):
         for step, side in zip(steps, window, strict=True)
     ):
         raise ValueError(
-            f"`stride` must be whole numbers in 1..window, {tuple(window)}. Received: {stride!r}."
+            f"`stride` must be integers in 1..window, {tuple(window)}. Received: {stride!r}."
         )
     return steps
 
 
 def _windows(size, window, steps):
-    """Return the slices of windows that cover an image; the last ones end at its end."""
+    """Return the slices of windows that cover an image; the last ones are aligned with its end."""
     starts = (
         [*range(0, length - side, step), length - side]
         for length, side, step in zip(size, window, steps, strict=True)
@@ -194,14 +193,14 @@ def _windows(size, window, steps):
 
 def resize_logits(logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resize (height, width, classes) to `size`: bilinear, half-pixel centers."""
-    # In NumPy, since JAX would compile it anew for each size of images.
+    # In NumPy, since JAX would compile it for each size of images.
     for axis, new in enumerate(size):
         old = logits.shape[axis]
         if old == new:
             continue
         centers = np.clip((np.arange(new, dtype="float32") + 0.5) * old / new - 0.5, 0, old - 1)
         low = centers.astype(int)
-        share = (centers - low).reshape([-1 if i == axis else 1 for i in range(3)])
-        above = np.take(logits, np.minimum(low + 1, old - 1), axis)
-        logits = np.take(logits, low, axis) * (1 - share) + above * share
+        weight = (centers - low).reshape([-1 if i == axis else 1 for i in range(3)])
+        high = np.take(logits, np.minimum(low + 1, old - 1), axis)
+        logits = np.take(logits, low, axis) * (1 - weight) + high * weight
     return logits.astype("float32", copy=False)

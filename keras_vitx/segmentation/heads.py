@@ -28,16 +28,16 @@ def UperNet(
 ) -> Segmenter:
     """UperNet (Xiao et al., 2018): pyramid pooling and top-down fusion of several maps.
 
-    As for Context Broadcasting's Table 7, where `channels` is 192, 384 and 512 for ViT-Ti, -S
-    and -B, on four blocks. A "convolution" has no bias; BatchNormalization and ReLU follow:
+    As for Context Broadcasting's Table 7, where `channels` is 192, 384 and 512 for ViT-Ti, -S and
+    -B, on four blocks. A "convolution" has no bias and is followed by BatchNormalization and ReLU:
 
-    1. The maps are brought to different scales: by 2 x 2 transposed convolutions of stride 2
-       (between two of them BatchNormalization and GELU), or by maximum pooling.
-    2. The last map is averaged over grids of `pool_sizes`, each is resized to the map after a
-       1 x 1 convolution, and a 3 x 3 convolution follows on all of them and the map.
-    3. The other maps have a 1 x 1 convolution; from the coarsest to the finest, each map is
-       resized and added to the one before, and has a 3 x 3 convolution.
-    4. All are resized to the finest, and have a 3 x 3 convolution together, dropout of
+    1. The maps are rescaled by 2 x 2 transposed convolutions of stride 2 (with BatchNormalization
+       and GELU between them) or by max pooling.
+    2. The last map is averaged over grids of `pool_sizes`, each followed by a 1 x 1 convolution and
+       resized to the map; a 3 x 3 convolution combines them and the map.
+    3. The other maps have a 1 x 1 convolution; from the coarsest to the finest, each map is resized
+       and added to the next finer one, followed by a 3 x 3 convolution.
+    4. All are resized to the finest and combined by a 3 x 3 convolution, followed by dropout of
        channels and the 1 x 1 classifier, whose logits are resized to the image (bilinear).
 
     Args:
@@ -45,12 +45,12 @@ def UperNet(
             `keras_vitx.features(model, [2, 5, 8, 11])`.
         classes: Number of classes.
         channels: Width of the head.
-        scales: Factor of the sides of each map, a power of two; None if the maps already have
-            different scales.
+        scales: Scale factor of each map, a power of two; None if the maps already have different
+            scales.
         pool_sizes: Sides of the grids of the pyramid pooling.
         dropout: Dropout rate of the channels before the classifier.
-        auxiliary: Width of an auxiliary head on the last but one map, a 3 x 3 convolution and
-            a classifier, which only training uses; None for none.
+        auxiliary: Width of an auxiliary head on the last but one map, a 3 x 3 convolution and a
+            classifier, used only in training; None for no such head.
         class_names: Names of the classes.
         name: Name of the model.
 
@@ -64,35 +64,32 @@ def UperNet(
     check_counts(channels=channels, **{} if auxiliary is None else {"auxiliary": auxiliary})
     check_counts(**{f"pool_sizes[{i}]": size for i, size in enumerate(pool_sizes)})
     if auxiliary is not None and len(inputs) < 2:
-        raise ValueError("`auxiliary` needs a backbone with at least two maps; it has one.")
+        raise ValueError("`auxiliary` must be None for a backbone with one map.")
     scales = (1,) * len(inputs) if scales is None else tuple(scales)
     if len(scales) != len(inputs):
         raise ValueError(
             f"`scales` must have one factor per map, {len(inputs)}. Received: {scales}."
         )
-    maps = [
-        _rescaled(one, scale, f"scale_{index}")
-        for index, (one, scale) in enumerate(zip(inputs, scales, strict=True))
-    ]
+    maps = [_rescale(x, scales[i], f"scale_{i}") for i, x in enumerate(inputs)]
     *others, last = maps
     pooled = [
-        _resized(_convolution(GridPooling(size)(last), channels, 1, f"pool_{size}"), last)
+        _resize(_convolution(GridPooling(size)(last), channels, 1, f"pool_{size}"), last)
         for size in pool_sizes
     ]
     x = _convolution(Concatenate()([last, *pooled]), channels, 3, "pyramid")
     levels = [x]
     for index in reversed(range(len(others))):
         lateral = _convolution(others[index], channels, 1, f"lateral_{index}")
-        x = lateral + _resized(x, lateral)
+        x = lateral + _resize(x, lateral)
         levels.insert(0, _convolution(x, channels, 3, f"level_{index}"))
     x = levels[0]
     if others:
-        fused = Concatenate()([_resized(one, levels[0]) for one in levels])
+        fused = Concatenate()([_resize(level, levels[0]) for level in levels])
         x = _convolution(fused, channels, 3, "fusion")
-    outputs = [_classified(x, classes, images, dropout, "head")]
+    outputs = [_classify(x, classes, images, dropout, "head")]
     if auxiliary is not None:
         x = _convolution(maps[-2], auxiliary, 3, "auxiliary")
-        outputs.append(_classified(x, classes, images, dropout, "auxiliary_head"))
+        outputs.append(_classify(x, classes, images, dropout, "auxiliary_head"))
     head = keras.Model(inputs, outputs, name=f"{name}_head")
     return Segmenter(backbone, head, class_names=class_names, name=name)
 
@@ -106,8 +103,8 @@ def LinearHead(
 ) -> Segmenter:
     """A linear classifier of each patch; its logits are resized to the image (bilinear).
 
-    Several maps are resized to the first one and concatenated. BatchNormalization before the
-    classifier makes it independent of their scale.
+    If there are several maps, they are resized to the first and concatenated. BatchNormalization
+    makes the classifier independent of their scale.
 
     Args:
         backbone: A model that returns one feature map or several.
@@ -123,9 +120,9 @@ def LinearHead(
         ValueError: if an argument is out of range, or the backbone returns no maps.
     """
     images, inputs = _inputs(backbone, classes, class_names)
-    maps = [inputs[0], *(_resized(one, inputs[0]) for one in inputs[1:])]
+    maps = [_resize(x, inputs[0]) for x in inputs]
     x = Concatenate()(maps) if len(maps) > 1 else maps[0]
-    logits = _classified(_norm("norm")(x), classes, images, dropout, "head")
+    logits = _classify(_norm("norm")(x), classes, images, dropout, "head")
     head = keras.Model(inputs, logits, name=f"{name}_head")
     return Segmenter(backbone, head, class_names=class_names, name=name)
 
@@ -140,8 +137,8 @@ def _norm(name):
     return BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)
 
 
-def _rescaled(x, scale, name):
-    """Multiply the sides of a map by a power of two; a ValueError for another scale."""
+def _rescale(x, scale, name):
+    """Scale the sides of a map by a power of two; a ValueError for other factors."""
     factor = scale_factor(scale, x.shape[1:3])
     if scale < 1:
         return keras.layers.MaxPooling2D(factor, data_format=LAST, name=name)(x)
@@ -152,49 +149,48 @@ def _rescaled(x, scale, name):
     return x
 
 
-def _resized(x, to):
-    """Resize maps to the sides of others, or to `(height, width)`: bilinear, half-pixel centers."""
+def _resize(x, to):
+    """Resize maps to others or to `(height, width)`: bilinear, half-pixel centers."""
     size = to if isinstance(to, tuple) else to.shape[1:3]
     if x.shape[1:3] == size:
         return x
     return ops.image.resize(x, size, interpolation="bilinear", data_format=LAST)
 
 
-def _classified(x, classes, images, dropout, name):
+def _classify(x, classes, images, dropout, name):
     """Return the logits of each pixel, resized to the images."""
     if not isinstance(dropout, Real) or not 0 <= dropout < 1:
         raise ValueError(f"`dropout` must be a rate in 0..1. Received: {dropout!r}.")
     if dropout:
         x = keras.layers.SpatialDropout2D(dropout, data_format=LAST, name=f"{name}_dropout")(x)
-    start = keras.initializers.RandomNormal(stddev=0.01)
-    options = {"data_format": LAST, "kernel_initializer": start, "dtype": "float32"}
-    return _resized(Conv2D(classes, 1, name=name, **options)(x), images)
+    initializer = keras.initializers.RandomNormal(stddev=0.01)
+    options = {"data_format": LAST, "kernel_initializer": initializer, "dtype": "float32"}
+    return _resize(Conv2D(classes, 1, name=name, **options)(x), images)
 
 
 def _inputs(backbone, classes, class_names):
-    """Return the size of the images, and one input per map of the backbone."""
+    """Return the size of the images, and an input for each map of the backbone."""
     check_counts(classes=classes)
     if class_names is not None and len(class_names) != classes:
         raise ValueError(
             f"`class_names` must have one name per class, {classes}. Received: {len(class_names)}."
         )
     maps = keras.tree.flatten(getattr(backbone, "output", None))
-    if not maps or any(one is None or len(one.shape) != 4 or None in one.shape[1:] for one in maps):
-        found = getattr(backbone, "name", backbone)
+    if not maps or any(x is None or len(x.shape) != 4 or None in x.shape[1:] for x in maps):
         raise ValueError(
-            "`backbone` must return feature maps (batch, rows, columns, dim), as "
-            f"keras_vitx.features(model, ...) does. Received: {found!r}."
+            "`backbone` must return feature maps (batch, rows, columns, dim), as from "
+            f"`keras_vitx.features`. Received: {getattr(backbone, 'name', backbone)!r}."
         )
-    return backbone.input_shape[1:3], [keras.Input(one.shape[1:]) for one in maps]
+    return backbone.input_shape[1:3], [keras.Input(x.shape[1:]) for x in maps]
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class GridPooling(keras.layers.Layer):
-    r"""The means over a grid of cells, which may overlap, that cover a map.
+    r"""The mean of each of the cells, which may overlap, of a grid that covers a map.
 
-    Of $R$ rows, cell $i$ of $s$ covers those from $\lfloor i R / s \rfloor$ to before
-    $\lceil (i + 1) R / s \rceil$; likewise for columns. Keras's `AdaptiveAveragePooling2D` has the
-    same cells, but for $s > R$ it fails in TensorFlow's graphs.
+    Cell $i$ of $s$ covers the rows from $\lfloor i R / s \rfloor$ up to, but not including,
+    $\lceil (i + 1) R / s \rceil$ of $R$; likewise for columns. Keras's `AdaptiveAveragePooling2D`
+    has the same cells, but fails in TensorFlow's graphs for $s > R$.
 
     Input: `(batch, rows, columns, channels)`. Output: `(batch, size, size, channels)`.
 
@@ -212,16 +208,14 @@ class GridPooling(keras.layers.Layer):
         return ops.einsum("jc,bicd->bijd", columns, ops.einsum("ir,brcd->bicd", rows, x))
 
     def cells(self, length: int) -> np.ndarray:
-        """Return the share of each of `length` positions in each cell, (size, length)."""
+        """Return the weight of each of `length` positions in each cell, (size, length)."""
         cell, position = np.arange(self.size)[:, None], np.arange(length)
         first, last = cell * length // self.size, -(-(cell + 1) * length // self.size)
         inside = (position >= first) & (position < last)
         return (inside / inside.sum(1, keepdims=True)).astype("float32")
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
-        """Return `(batch, size, size, channels)`."""
         return input_shape[0], self.size, self.size, input_shape[-1]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config from which `from_config` makes an equal layer."""
         return {**super().get_config(), "size": self.size}

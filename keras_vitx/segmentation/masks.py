@@ -1,4 +1,4 @@
-"""Images with masks, from folders, tensorflow-datasets or arrays; masks drawn and written."""
+"""Images with masks from folders, tensorflow-datasets or arrays; drawing and saving masks."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from keras_vitx.data.sources.tfds import builder_of
 from keras_vitx.files import atomic_write
 
 IGNORED = 255
-"""The label of pixels that count neither in the loss nor in a measure."""
+"""The label of pixels that do not count in the loss and the metrics."""
 
 IMAGES = ("images", "JPEGImages")
 MASKS = ("masks", "annotations", "SegmentationClass", "SegmentationClassPNG")
@@ -29,10 +29,10 @@ LAYOUT = (
 
 @dataclass(frozen=True)
 class MaskedImages:
-    """Images and their masks; `names` are those of the images in messages.
+    """Images and their masks, with the `names` of the images for messages.
 
     `read(i)` returns image i, uint8 (height, width, channels), and its mask, integers (height,
-    width), with the class of each pixel or `IGNORED`.
+    width), the class of each pixel or `IGNORED`.
     """
 
     names: Sequence[Any]
@@ -40,22 +40,21 @@ class MaskedImages:
 
     @property
     def size(self) -> int:
-        """The number of images."""
         return len(self.names)
 
     def pair(self, index: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return an image and its mask; a ValueError if they do not fit each other or `classes`."""
+        """Return an image and its mask; a ValueError if they don't fit each other or `classes`."""
         image, mask = self.read(index)
         if image.shape[:2] != mask.shape:
             raise ValueError(
-                f"{self.names[index]}: the mask has the size {mask.shape}, the image "
-                f"{image.shape[:2]} (height, width)."
+                f"The mask of {self.names[index]} must have the image's size {image.shape[:2]}. "
+                f"Received: {mask.shape}."
             )
-        wrong = np.unique(mask[(mask != IGNORED) & ((mask < 0) | (mask >= classes))])
-        if len(wrong):
+        invalid = np.unique(mask[(mask != IGNORED) & ((mask < 0) | (mask >= classes))])
+        if len(invalid):
             raise ValueError(
-                f"{self.names[index]}: the mask has the label {wrong[-1]}. Expected "
-                f"0..{classes - 1}, or {IGNORED} for pixels that are ignored."
+                f"The labels of the mask of {self.names[index]} must be in 0..{classes - 1}, or "
+                f"{IGNORED} for ignored pixels. Received: {invalid[-1]}."
             )
         return image, mask.astype("int32")
 
@@ -79,20 +78,20 @@ def load_dataset(
 ) -> MaskDataset:
     """Load a set of images with masks.
 
-    Loading reads the names of files only; they are decoded when they are used. The label 255
-    means that a pixel is ignored.
+    Loading reads only the names of files; they are decoded on access. Pixels with the label 255 are
+    ignored.
 
     Args:
         source: One of
-            a path to a folder with `images/` and `masks/`, whose files have the same names
-            but for the suffix, each with or without sub-folders `train/` and `val/`;
+            a path to a folder with `images/` and `masks/`, whose files have the same names except
+            for the suffix, each with or without sub-folders `train/` and `val/`;
             ADE20K's folder, `images/training/`, `annotations/training/`, ... and
             `objectInfo150.txt`, whose label 0 is ignored;
             Pascal VOC's, `JPEGImages/` and `SegmentationClass/`;
             "tfds:NAME", a dataset of tensorflow-datasets with the features `image` and
             `segmentation_mask`, such as "tfds:oxford_iiit_pet" (`first_label=1`);
-            arrays, (images, masks) or ((images, masks), (validation images, masks)), of
-            the shapes (n, height, width, channels) and (n, height, width).
+            arrays, (images, masks) or ((images, masks), (validation images, masks)), of the shapes
+            (n, height, width, channels) and (n, height, width).
         first_label: The label that becomes class 0; lower labels are ignored. None is 1 for
             ADE20K's layout, 0 otherwise.
         class_names: Names of the classes. None reads those of ADE20K's layout, or a file
@@ -104,7 +103,7 @@ def load_dataset(
         `train.pair(i, classes)` returns image i and its mask, int32 in 0..classes - 1 or 255.
 
     Raises:
-        ValueError: if the source has no supported layout, or a mask has no image.
+        ValueError: if the layout of the source is not supported, or a mask has no image.
         OSError: if a file can't be read.
         ImportError: if tensorflow-datasets is required but not installed.
     """
@@ -130,22 +129,23 @@ def load_dataset(
 def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
     """Return a mask whose first label is 0; lower labels and `IGNORED` are `IGNORED`."""
     labels = mask.astype("int32")
-    keep = (labels >= first_label) & (labels != IGNORED)
-    return np.where(keep, labels - first_label, IGNORED)
+    is_class = (labels >= first_label) & (labels != IGNORED)
+    return np.where(is_class, labels - first_label, IGNORED)
 
 
 def _folder(folder, first_label):
     """Return the masked images of each split of a folder."""
-    found = {}
-    for kind in (IMAGES, MASKS):
-        present = [folder / name for name in kind if (folder / name).is_dir()]
-        if len(present) != 1:
+    folders = []
+    for names in (IMAGES, MASKS):
+        existing = [folder / name for name in names if (folder / name).is_dir()]
+        if len(existing) != 1:
             raise ValueError(
-                f"`source` {folder} has {len(present)} of the folders {', '.join(kind)}. {LAYOUT}"
+                f"`source` {folder} must have one of the folders {', '.join(names)}. "
+                f"Received: {len(existing)}. {LAYOUT}"
             )
-        found[kind] = present[0]
-    images, masks = found[IMAGES], found[MASKS]
-    if first_label is None:  # ADE20K's layout
+        folders += existing
+    images, masks = folders
+    if first_label is None:  # 1 for ADE20K's layout.
         first_label = int(masks.name == "annotations" and (masks / "training").is_dir())
     names = {split_of(path.name): path.name for path in sub_folders(masks)}
     splits = {split: name for split, name in names.items() if split} or {"train": ""}
@@ -155,13 +155,13 @@ def _folder(folder, first_label):
 
 
 def _pairs(images, masks, first_label):
-    """Return the images of the masks in a folder; other images are left out."""
+    """Return the masks in a folder with their images; other images are left out."""
     files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
     paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
     if not paths:
         raise ValueError(f"`source`: no masks in {masks}. {LAYOUT}")
-    if lone := paths.keys() - files.keys():
-        raise ValueError(f"`source`: the mask {paths[min(lone)]} has no image in {images}.")
+    if missing := paths.keys() - files.keys():
+        raise ValueError(f"`source`: the mask {paths[min(missing)]} has no image in {images}.")
     pairs = [(files[name], path) for name, path in paths.items()]
 
     def read(index):
@@ -170,8 +170,8 @@ def _pairs(images, masks, first_label):
             mask = np.array(picture)
         if mask.ndim != 2:
             raise ValueError(
-                f"{path}: a mask has one number per pixel (gray, or with a palette). Found an "
-                f"image of mode {picture.mode!r}."
+                f"The mask {path} must have one number per pixel (gray, or with a palette). "
+                f"Received: an image of mode {picture.mode!r}."
             )
         return decode_image(image), from_first_label(mask, first_label)
 
@@ -179,12 +179,12 @@ def _pairs(images, masks, first_label):
 
 
 def _names(folder):
-    info, plain = folder / "objectInfo150.txt", folder / "class_names.txt"
-    if info.is_file():  # Columns separated by tabs under a header; the last one has the names.
-        rows = [line.split("\t") for line in info.read_text().splitlines()[1:] if line.strip()]
+    ade20k, names = folder / "objectInfo150.txt", folder / "class_names.txt"
+    if ade20k.is_file():  # A header, then columns separated by tabs; the last one has the names.
+        rows = [line.split("\t") for line in ade20k.read_text().splitlines()[1:] if line.strip()]
         return tuple(row[-1].split(",")[0].strip() for row in rows)
-    if plain.is_file():
-        return tuple(line.strip() for line in plain.read_text().splitlines() if line.strip())
+    if names.is_file():
+        return tuple(line.strip() for line in names.read_text().splitlines() if line.strip())
     return None
 
 
@@ -214,7 +214,7 @@ def _tfds(name, first_label, data_dir):
     """Return the masked images of each split of a dataset of tensorflow-datasets."""
     builder = builder_of(name, data_dir, ("image", "segmentation_mask"))
     splits = {}
-    for split in builder.info.splits:  # Oxford-IIIT Pet has train and test.
+    for split in builder.info.splits:
         examples = builder.as_data_source(split=split)
 
         def read(index, examples=examples):
@@ -223,13 +223,14 @@ def _tfds(name, first_label, data_dir):
             return np.asarray(example["image"]), from_first_label(mask, first_label)
 
         names = [f"tfds:{name}, {split} {i}" for i in range(len(examples))]
-        kind = "validation" if split == "test" else split_of(split)
-        splits.setdefault(kind, MaskedImages(names, read))
+        # Oxford-IIIT Pet has train and test.
+        split = "validation" if split == "test" else split_of(split)
+        splits.setdefault(split, MaskedImages(names, read))
     return splits
 
 
 def resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize a mask (height, width) to the nearest pixels, so that no label is made up."""
+    """Resize a mask (height, width) with nearest neighbors, so that no new labels appear."""
     rows, columns = (
         np.minimum(((np.arange(new) + 0.5) * old / new).astype(int), old - 1)
         for old, new in zip(mask.shape, size, strict=True)
@@ -252,8 +253,8 @@ def overlay(
 
     Args:
         image: uint8 (height, width, channels), one or three channels.
-        mask: Integers (height, width). Ignored pixels and class 0, mostly the background,
-            keep the color of the image.
+        mask: Integers (height, width). Ignored pixels and class 0, usually the background, keep the
+            color of the image.
         colors: uint8 (classes, 3); None is the colors of Pascal VOC.
         opacity: Opacity of the mask, 0 to 1.
 
@@ -271,28 +272,27 @@ def overlay(
     if not 0 <= opacity <= 1:
         raise ValueError(f"`opacity` must be in 0..1. Received: {opacity!r}.")
     colors = palette(IGNORED + 1) if colors is None else colors
-    drawn = (mask != 0) & (mask != IGNORED)
+    colored = (mask != 0) & (mask != IGNORED)
     pixels = np.broadcast_to(image, (*mask.shape, 3)).astype("float32")
-    pixels[drawn] = (1 - opacity) * pixels[drawn] + opacity * colors[mask[drawn]]
+    pixels[colored] = (1 - opacity) * pixels[colored] + opacity * colors[mask[colored]]
     return np.rint(pixels).astype("uint8")
 
 
 def save_mask(mask: np.ndarray, path: str | os.PathLike) -> None:
-    """Write a mask as a file for `load_dataset`: the classes, shown in the colors of Pascal VOC.
+    """Write a mask as a file for `load_dataset`: the classes, with the palette of Pascal VOC.
 
     Args:
         mask: Integers (height, width), 0 to 255.
         path: The file to write, .png.
 
     Raises:
-        ValueError: if `path` is not a .png, or the mask has another shape or other labels.
+        ValueError: if `path` is not a .png, or the mask has another shape or labels out of range.
         OSError: if the file can't be written.
     """
     mask = np.asarray(mask)
     if mask.ndim != 2 or mask.dtype.kind not in "iu" or mask.min() < 0 or mask.max() > 255:
         raise ValueError(
-            "`mask` must have integers 0..255, (height, width). Received: "
-            f"{mask.dtype} {mask.shape}."
+            f"`mask` must be integers 0..255, (height, width). Received: {mask.dtype} {mask.shape}."
         )
     if os.path.splitext(path)[1].lower() != ".png":
         raise ValueError(f"`path` must end in .png, which loses no label. Received: {path}.")

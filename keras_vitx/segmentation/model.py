@@ -1,4 +1,4 @@
-"""`Segmenter`, a backbone and a head trained as one model, and what its training needs."""
+"""`Segmenter`, a backbone and a head as one model, and its optimizer, loss and metrics."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ AUXILIARY_WEIGHT = 0.4
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class Segmenter(ImageModel):
-    """A model from images `(batch, height, width, channels)` to logits of the same sides.
+    """A model from images `(batch, height, width, channels)` to logits of the same size.
 
-    A functional Keras model, for plain `compile` and `fit` with masks `(batch, height, width)`
-    of integers. `UperNet` and `LinearHead` make it. If the head returns a second, auxiliary
+    A functional Keras model, as returned by `UperNet` and `LinearHead`, for plain `compile` and
+    `fit` with integer masks `(batch, height, width)`. If the head returns a second, auxiliary
     output, its loss is added in training, times 0.4.
 
     Args:
-        backbone: A model that returns one feature map `(batch, rows, columns, dim)` or several,
-            such as `keras_vitx.features` makes.
-        head: A model from these maps to logits `(batch, height, width, classes)`, or to a pair
-            of logits, those of the auxiliary head last.
+        backbone: A model that returns one or more feature maps `(batch, rows, columns, dim)`, as
+            from `keras_vitx.features`.
+        head: A model from these maps to logits `(batch, height, width, classes)`, or to a pair of
+            logits, those of the auxiliary head last.
         preprocessing: Preprocessing of the images; None is the backbone's.
         class_names: Names of the classes.
         name: Name of the model.
@@ -48,22 +48,22 @@ class Segmenter(ImageModel):
         if preprocessing is None:
             preprocessing = getattr(backbone, "preprocessing", None)
         super().__init__(images, outputs[0], None, preprocessing, class_names, name=name, **kwargs)
-        self._parts = backbone.name, head.name
+        self._names = backbone.name, head.name
         self._in_train_step = False
 
     @property
     def backbone(self) -> keras.Model:
-        """The model that makes the feature maps."""
-        return self.get_layer(self._parts[0])
+        """The model of the feature maps."""
+        return self.get_layer(self._names[0])
 
     @property
     def head(self) -> keras.Model:
         """The model on the feature maps."""
-        return self.get_layer(self._parts[1])
+        return self.get_layer(self._names[1])
 
     def call(self, inputs, training=None, mask=None):
-        outputs = self.head(self.backbone(inputs, training=training), training=training)
-        outputs = keras.tree.flatten(outputs)
+        maps = self.backbone(inputs, training=training)
+        outputs = keras.tree.flatten(self.head(maps, training=training))
         return outputs if self._in_train_step and training and len(outputs) > 1 else outputs[0]
 
     def train_step(self, *args):
@@ -75,7 +75,7 @@ class Segmenter(ImageModel):
             self._in_train_step = False
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Return the compiled loss of the logits, plus 0.4 times that of the auxiliary ones."""
+        """Return the compiled loss of the logits, plus 0.4 times that of the auxiliary logits."""
         if not isinstance(y_pred, list):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         total = super().compute_loss(x, y, y_pred[0], sample_weight, training)
@@ -90,7 +90,6 @@ class Segmenter(ImageModel):
         return super().compute_metrics(x, y, main, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config from which `from_config` makes an equal model with new weights."""
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -102,11 +101,11 @@ class Segmenter(ImageModel):
 
 
 def check_segmenter(model: keras.Model) -> None:
-    """Raise a ValueError unless a model has one output of the images' sides."""
-    images, outputs = (getattr(model, f"{end}_shape", None) for end in ("input", "output"))
+    """Raise a ValueError unless a model has one output of the height and width of the images."""
+    images, outputs = (getattr(model, f"{x}_shape", None) for x in ("input", "output"))
     if not isinstance(outputs, tuple) or len(outputs) != 4 or outputs[1:3] != images[1:3]:
         raise ValueError(
-            "`model` must return logits (batch, height, width, classes) of the images' sides, as "
+            "`model` must return logits (batch, height, width, classes) of the images' size, as "
             f"UperNet and LinearHead do. Received: {model.name!r} with outputs {outputs}."
         )
 
@@ -133,15 +132,13 @@ class WarmupPolynomial(keras.optimizers.schedules.LearningRateSchedule):
     power: float = 1.0
 
     def __call__(self, step):
-        now = ops.cast(step, "float32")
-        left = ops.maximum(1 - now / self.steps, 0.0)
-        rate = self.learning_rate * left**self.power
+        step = ops.cast(step, "float32")
+        rate = self.learning_rate * ops.maximum(1 - step / self.steps, 0.0) ** self.power
         if not self.warmup_steps:
             return rate
-        return rate * ops.minimum((now + 1) / self.warmup_steps, 1.0)
+        return rate * ops.minimum((step + 1) / self.warmup_steps, 1.0)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config from which `from_config` makes an equal schedule."""
         return dataclasses.asdict(self)
 
 
@@ -161,8 +158,8 @@ def compile(
     Args:
         model: A model from images to logits `(batch, height, width, classes)`.
         steps: Steps until the learning rate is 0.
-        learning_rate: Its peak, XCiT's, whose settings the paper follows.
-        warmup_steps: Steps of linear warm-up, at most a tenth of all.
+        learning_rate: Peak learning rate. The default is that of XCiT, which the paper follows.
+        warmup_steps: Steps of linear warm-up, limited to a tenth of all.
         weight_decay: Decoupled weight decay.
         power: Power of the decay.
 
@@ -170,7 +167,7 @@ def compile(
         ValueError: if `steps` is not positive, or the model returns no logits per pixel.
     """
     if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"`steps` must be a whole number of at least 1. Received: {steps!r}.")
+        raise ValueError(f"`steps` must be an integer, at least 1. Received: {steps!r}.")
     check_segmenter(model)
     rate = WarmupPolynomial(learning_rate, steps, min(warmup_steps, steps // 10), power)
     iou = keras.metrics.MeanIoU(

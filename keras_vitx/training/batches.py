@@ -1,4 +1,4 @@
-"""The batches that training and evaluation use: of a data set, or the user's own."""
+"""The batches of training and evaluation: of a data set, or the user's own."""
 
 import logging
 import os
@@ -30,13 +30,13 @@ def load_batches(
     targets: Any = None,
     **arguments: Any,
 ) -> tuple[Recipe, data.Pipelines]:
-    """Return the recipe adapted to the number of images of a source, and its batches.
+    """Return the recipe adapted to the number of images of a source, and the batches.
 
-    Settings in `fixed` are not adapted, and the user's own batches are returned unchanged.
+    Settings in `fixed` are not adapted; the user's own batches are returned unchanged.
     """
     _check_repeats(source)
     if isinstance(source, data.Pipelines) or is_batches(source):
-        batches = _own_batches(source, recipe, arguments)
+        batches = _user_batches(source, recipe, arguments)
     else:
         if not isinstance(source, data.Dataset):
             names = arguments.keys() & {"validation_split", "strict"}
@@ -53,13 +53,12 @@ def load_batches(
             pad=in_use().replicas > 1,
             **arguments,
         )
-        # More classes than outputs are refused by `pipelines`.
+        # `pipelines` raises an error for more classes than outputs.
         names, outputs = batches.class_names or (), model.output_shape[-1]
         if names and len(names) < outputs and not are_numbers(names):
             raise ValueError(
-                f"`model` must have an output per class. Received: {outputs} outputs, but the "
-                f"source has {len(names)} classes ({shortened(names)}). Make the model with "
-                f"classes={len(names)}."
+                f"`model` must have an output per class. Received: {outputs} for {len(names)} "
+                f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
     size = len(labels_of(batches.train))
     check_batch(size, in_use())
@@ -67,40 +66,31 @@ def load_batches(
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate follows the actual batch size.
         recipe = recipe.but(batch_size=size)
-    steps = recipe.steps_per_epoch or steps_of(batches.train)
-    log.info(
-        "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g.",
-        recipe.all_epochs * steps // recipe.accumulate_steps,
-        recipe.all_epochs,
-        steps,
-        size,
-        recipe.peak,
-    )
+    epochs, steps = recipe.all_epochs, recipe.steps_per_epoch or steps_of(batches.train)
+    updates = epochs * steps // recipe.accumulate_steps
+    text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
+    log.info(text, updates, epochs, steps, size, recipe.peak)
     return recipe, batches
 
 
-def _own_batches(source, recipe, arguments):
+def _user_batches(source, recipe, arguments):
     for name, value in arguments.items():
         if name != "validation_split" and value not in (None, 1.0, False, 0):
             raise ValueError(
-                f"`{name}` must not be given with batches, which are used whole. "
-                f"Received: {value!r}."
+                f"`{name}` must not be set with batches, which are used whole. Received: {value!r}."
             )
     if isinstance(source, data.Pipelines):
         batches = source
     else:
         batches = data.Pipelines(source)
         if recipe.mixing is not None:
-            log.warning(
-                "Batches of your own are used as they are, without the augmentation and the "
-                "mixing of the recipe."
-            )
+            log.warning("Your own batches are used without the recipe's augmentation and mixing.")
     images = keras.tree.flatten(first_of(batches.train))[0]
     largest = np.abs(keras.ops.convert_to_numpy(images)).max()
     if largest > 50:
         log.warning(
             "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
-            "as they are. Prepare them with `keras_vitx.preprocess_input(images, model)`.",
+            "unchanged. Preprocess them with `keras_vitx.preprocess_input(images, model)`.",
             largest,
         )
     return batches
@@ -114,54 +104,51 @@ def evaluation_split(
     crop_ratio: float | None = None,
     **arguments: Any,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
-    """Return a split's name, its images as batches in fixed order, and the class names."""
+    """Return the name of a split, its images as batches in fixed order, and the class names."""
     _check_repeats(source)
     if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
         raise ValueError(
-            f"`crop_ratio` must be None for batches, which are cropped. Received: {crop_ratio!r}."
+            f"`crop_ratio` must be None for cropped batches. Received: {crop_ratio!r}."
         )
     if is_batches(source):
         if split is not None:
-            raise ValueError(f"`split` must be None for batches of your own. Received: {split!r}.")
+            raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
         return "batches", source, None
     if not isinstance(source, (data.Dataset, data.Pipelines)):
         source = data.load_dataset(source, **arguments)
-    names = ("test", "validation", "train")
-    present = [name for name in names if getattr(source, name) is not None]
-    if split is not None and split not in present:
-        raise ValueError(f"`split` must be one of {', '.join(present)}. Received: {split!r}.")
-    split = split or present[0]
-    found = getattr(source, split)
+    splits = [n for n in ("test", "validation", "train") if getattr(source, n) is not None]
+    if split is not None and split not in splits:
+        raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
+    split = split or splits[0]
+    batches = getattr(source, split)
     if isinstance(source, data.Dataset):
         spec = ModelInput.of(model)
         if crop_ratio is not None:
-            preprocessing = spec.preprocessing.but(crop_ratio=crop_ratio)
-            spec = ModelInput(spec.input_shape, preprocessing)
+            spec = ModelInput(spec.input_shape, spec.preprocessing.but(crop_ratio=crop_ratio))
         strict = arguments.get("strict", False)
-        found = EvaluationBatches(found, spec, batch_size, in_use().replicas > 1, strict=strict)
-    return split, found, source.class_names
+        batches = EvaluationBatches(batches, spec, batch_size, in_use().replicas > 1, strict=strict)
+    return split, batches, source.class_names
 
 
 def _check_repeats(source: Any) -> None:
     if isinstance(source, Iterator):
         raise ValueError(
-            f"`source` must not be a generator, which ends after one epoch. Received: a "
-            f"{type(source).__name__}. Give a `keras.utils.PyDataset`, a `tf.data.Dataset`, a "
-            "`DataLoader`, or arrays."
+            "`source` must not be an iterator, which ends after one epoch. Received: "
+            f"{type(source).__name__}. Pass a `PyDataset`, a `DataLoader` or arrays, for example."
         )
 
 
 def are_numbers(class_names: Sequence[str]) -> bool:
-    """Return whether the names are the default ones of unnamed classes: "0", "1", ..."""
+    """Return whether the names are those of unnamed classes: "0", "1", ..."""
     return list(class_names) == [str(i) for i in range(len(class_names))]
 
 
 def is_batches(source: Any) -> bool:
-    """Return whether `source` yields batches, rather than being a source to open."""
+    """Return whether `source` yields batches, rather than being a source to load."""
     if isinstance(source, keras.utils.PyDataset):
         return True
-    opens = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
-    return isinstance(source, Iterable) and not isinstance(source, opens)
+    others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
+    return isinstance(source, Iterable) and not isinstance(source, others)
 
 
 def first_of(batches: Any) -> Any:
@@ -181,14 +168,14 @@ def labels_of(batches: Any) -> np.ndarray:
 
 
 def steps_of(batches: Any) -> int:
-    """Return the number of batches in an epoch; raises a ValueError if it is unknown."""
+    """Return the number of batches per epoch; a ValueError if it is unknown."""
     try:
         steps = getattr(batches, "num_batches", None) or len(batches)
     except TypeError:
         steps = None
-    if steps in (None, sys.maxsize):  # Grain says it so of endless ones.
+    if steps in (None, sys.maxsize):  # The length of endless Grain datasets.
         raise ValueError(
-            f"`source`: of this {type(batches).__name__}, the number of batches is unknown or "
-            "endless. Give `steps_per_epoch`."
+            f"`source`: for this {type(batches).__name__}, the number of batches is unknown or "
+            "endless. Set `steps_per_epoch`."
         )
     return steps

@@ -18,7 +18,7 @@ from keras_vitx.files import atomic_write
 from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
-from keras_vitx.training.optimizer import averaged, optimizer_of
+from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
 from keras_vitx.training.resume import random_states, set_random_states
 
 log = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ class StopAtNonFinite(keras.callbacks.Callback):
             of that step.
 
     Raises:
-        FloatingPointError: at the end of the epoch, which is cut short at that step; the message
-            names the step and the epoch, and the attribute `images` has the ids of the images:
-            indices in the source, or paths.
+        FloatingPointError: at the end of the epoch, which is cut short at that step. The message
+            names step and epoch; the attribute `images` has the ids of the images: indices in the
+            source, or paths.
     """
 
-    # Keras may call it from another thread, so steps do not wait for their losses.
+    # Keras may call it from another thread, so that steps don't wait for their losses.
     async_safe = True
 
     def __init__(self, batches: Any = None):
@@ -45,7 +45,7 @@ class StopAtNonFinite(keras.callbacks.Callback):
         self.batches, self.step = batches, None
 
     def on_train_batch_end(self, batch, logs=None):
-        # Keras logs the running mean of the epoch: once NaN, it stays NaN.
+        # Keras logs the running mean of the epoch, which stays NaN.
         if not np.isfinite(logs["loss"]):
             self.step = batch + 1 if self.step is None else min(self.step, batch + 1)
             self.model.stop_training = True
@@ -53,14 +53,14 @@ class StopAtNonFinite(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.step is None:
             return
-        said = f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
+        message = f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
         images = []
         if hasattr(self.batches, "ids"):
             ids = self.batches.ids(epoch, self.step - 1)
             images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
-            shown = ", ".join(map(str, images[:8]))
-            said += f" Its images: {shown}{', ...' if len(images) > 8 else ''}."
-        error = FloatingPointError(said)
+            more = ", ..." if len(images) > 8 else ""
+            message += f" Its images: {', '.join(map(str, images[:8]))}{more}."
+        error = FloatingPointError(message)
         error.images = images
         raise error
 
@@ -68,8 +68,8 @@ class StopAtNonFinite(keras.callbacks.Callback):
 class Validate(keras.callbacks.Callback):
     """Add `val_` entries to the logs of each epoch.
 
-    The moving average of the weights is measured if the optimizer keeps one. Random numbers drawn
-    in validation have no effect on training.
+    If the optimizer keeps a moving average of the weights, it is the average that is evaluated.
+    Random numbers drawn in validation don't affect training.
 
     Args:
         measure: A function that returns the loss and the metrics by name.
@@ -82,33 +82,32 @@ class Validate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         states = random_states()
         try:
-            with averaged(self.model):
+            with ema_weights(self.model):
                 logs.update({f"val_{name}": value for name, value in self.measure().items()})
         finally:
             set_random_states(states)
 
 
 class Clock(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar with images per second and time left; it comes after validation.
+    """Keras's progress bar, updated after validation, with images per second and remaining time.
 
-    `row` has the last learning rate of an epoch, and the seconds and the speed of its training.
+    `row` has the last learning rate of an epoch, and the seconds and speed of its training.
     """
 
-    # Keras may call it from another thread, so that steps do not wait for their losses.
-    async_safe = True
+    async_safe = True  # As in `StopAtNonFinite`.
 
     def __init__(self, batch_size: int):
         super().__init__()
         self.batch_size = batch_size
         self.seconds_before = 0.0
         self.row: dict[str, float] = {}
-        self.begun: tuple[int, float] | None = None
+        self.first_epoch: tuple[int, float] | None = None
 
     def on_epoch_begin(self, epoch, logs=None):
         super().on_epoch_begin(epoch, logs)
         self.start = self.now = time.perf_counter()
-        self.steps, self.first = 0, None
-        self.begun = first, start = self.begun or (epoch, self.start)
+        self.steps, self.first_step = 0, None
+        self.first_epoch = first, start = self.first_epoch or (epoch, self.start)
         if self.verbose and epoch > first:
             seconds = (self.start - start) / (epoch - first) * (self.epochs - epoch)
             print(f"{datetime.timedelta(seconds=round(seconds))} left", flush=True)
@@ -116,16 +115,16 @@ class Clock(keras.callbacks.ProgbarLogger):
     def on_train_batch_end(self, batch, logs=None):
         self.now = time.perf_counter()
         self.steps = max(self.steps, batch + 1)
-        # Without the first step, which compiles.
-        self.first = self.first or (batch + 1, self.now)
-        rate = (self.steps - self.first[0]) * self.batch_size / max(self.now - self.first[1], 1e-9)
+        # The first step, which compiles, is not counted.
+        self.first_step = first, start = self.first_step or (batch + 1, self.now)
+        rate = (self.steps - first) * self.batch_size / max(self.now - start, 1e-9)
         super().on_train_batch_end(batch, {**(logs or {}), "images/s": rate})
 
     def on_epoch_end(self, epoch, logs=None):
         seconds = self.get_state()["seconds"]
         rate = round(self.steps * self.batch_size / max(seconds, 1e-9), 1)
         self.row = {
-            "learning_rate": _rate_of_the_last_update(self.model),
+            "learning_rate": _last_learning_rate(self.model),
             "seconds": round(seconds, 3),
             "images_per_second": rate,
         }
@@ -133,31 +132,29 @@ class Clock(keras.callbacks.ProgbarLogger):
         super().on_epoch_end(epoch, {**(logs or {}), "images/s": rate})
 
     def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: the seconds of the running epoch."""
         return {"seconds": self.seconds_before + self.now - self.start}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
         self.seconds_before = state["seconds"]
 
 
 class KeepBest(keras.callbacks.Callback):
-    """Keep the weights that are the result, and write the files of a run after each epoch.
+    """Keep the weights of the best epoch, and write the files of a run after each epoch.
 
     The best epoch has the highest `val_accuracy`, then the lowest `val_loss`; without accuracy, the
-    lowest `val_loss`; without validation, it is the last one. Remaining ties go to the earlier
-    epoch. If the optimizer keeps a moving average of the weights, the average is kept.
+    lowest `val_loss`; without validation, it is the last one. Ties go to the earlier epoch. If the
+    optimizer keeps a moving average of the weights, the average is kept.
 
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
         output: Folder for `best.keras` (or `last.keras`) and `history.csv`, which the chief process
-            writes atomically; made if it is not there. None writes nothing.
+            writes atomically; created if necessary. None to write nothing.
         result: `"best"` keeps the best epoch, `"last"` the last one.
-        clock: A callback before this one, whose `row` is added to that of the history.
-        patience: Epochs without a better one after which training ends; None for no end.
+        clock: A callback before this one, whose `row` is added to the history.
+        patience: Epochs without improvement after which training ends; None for no early stopping.
 
     Attributes:
-        epoch: The epoch that is kept, counted from 1; None before the first one ends.
+        epoch: The best epoch, counted from 1; None before the first one ends.
         logs: The logs of that epoch.
 
     Raises:
@@ -179,12 +176,12 @@ class KeepBest(keras.callbacks.Callback):
         self.result, self.clock, self.patience = result, clock, patience
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
-        self.values = self._current()
+        self.values = copied_values(self._variables())
         self.rows: list[dict[str, float]] = []
 
     @property
     def monitor(self) -> str | None:
-        """The log entry that decides; None without validation, or if the last epoch is kept."""
+        """The log entry that decides; None without validation, or with `result="last"`."""
         if self.result == "last":
             return None
         return next((key for key in ("val_accuracy", "val_loss") if key in self.logs), None)
@@ -193,8 +190,8 @@ class KeepBest(keras.callbacks.Callback):
         logs = {name: float(value) for name, value in (logs or {}).items()}
         self.rows.append({"epoch": epoch + 1, **logs, **(self.clock.row if self.clock else {})})
         self._write_history()
-        with averaged(self.model):
-            values = self._current()
+        with ema_weights(self.model):
+            values = copied_values(self._variables())
             if not np.isfinite(logs.get("val_loss", 0.0)):
                 raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
             if not all(np.isfinite(value).all() for value in values):
@@ -206,44 +203,37 @@ class KeepBest(keras.callbacks.Callback):
                     with atomic_write(path) as temporary, single_process(), without_tensorflow():
                         self.model.save(temporary)
         if self.patience is not None and epoch + 1 - self.epoch >= self.patience:
-            log.info("No epoch was better than epoch %d: the training ends.", self.epoch)
+            log.info("Training ends, as no epoch was better than epoch %d.", self.epoch)
             self.model.stop_training = True
 
     def restore(self) -> str:
-        """Restore the best weights, or those from before training, and return which as text."""
-        for variable, value in zip(self._variables(), self.values, strict=True):
-            variable.assign(value)
+        """Restore the best or else the initial weights, and return a sentence that says which."""
+        assign_values(self._variables(), self.values)
         if self.epoch is None:
             return "The model has its weights from before training: no epoch was finished."
-        by = f" ({self.monitor} {self.logs[self.monitor]:.4g})" if self.monitor else ""
-        return f"The model has the weights of epoch {self.epoch}{by}."
+        value = f" ({self.monitor} {self.logs[self.monitor]:.4g})" if self.monitor else ""
+        return f"The model has the weights of epoch {self.epoch}{value}."
 
     def summary(self) -> dict[str, Any]:
         """Return the best epoch and its metrics, for the record of a run."""
-        measures = {k.removeprefix("val_"): v for k, v in self.logs.items() if k.startswith("val_")}
+        metrics = {k.removeprefix("val_"): v for k, v in self.logs.items() if k.startswith("val_")}
         return {
             "epochs_finished": len(self.rows),
             "best_epoch": self.epoch,
             "monitor": self.monitor,
-            "validation": measures or None,
+            "validation": metrics or None,
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
         return {name: getattr(self, name) for name in ("epoch", "logs", "values", "rows")}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
         self.epoch, self.logs = state["epoch"], state["logs"]
         self.values, self.rows = state["values"], state["rows"]
 
     def _variables(self):
-        # Those that training changes: a failed step of JAX leaves all of them empty.
+        # All that training changes, since a failed step of JAX leaves all of them empty.
         return [*self.model.trainable_variables, *self.model.non_trainable_variables]
-
-    def _current(self):
-        # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory.
-        return [np.array(keras.ops.convert_to_numpy(v.value)) for v in self._variables()]
 
     def _is_best(self, logs):
         key = self.monitor
@@ -261,7 +251,7 @@ class KeepBest(keras.callbacks.Callback):
 
 
 def verbosity(verbose: str | int) -> int:
-    """Return `verbose` of Keras as a number: one line per epoch in a pipe, 0 but for the chief."""
+    """Return Keras's `verbose` as a number: one line per epoch in a pipe, 0 except in the chief."""
     if not is_chief():
         return 0
     if verbose != "auto":
@@ -269,14 +259,14 @@ def verbosity(verbose: str | int) -> int:
     return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
 
 
-def _rate_of_the_last_update(model):
+def _last_learning_rate(model):
     optimizer = optimizer_of(model)
     rate = optimizer.get_config()["learning_rate"]
     if isinstance(rate, dict):
         # After an update, `optimizer.learning_rate` is that of the next one.
-        done = keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(optimizer.iterations))
-        step = int(done) * (optimizer.gradient_accumulation_steps or 1) - 1
-        with contextlib.suppress(TypeError, ValueError):  # A schedule that is not registered.
+        updates = keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(optimizer.iterations))
+        step = int(updates) * (optimizer.gradient_accumulation_steps or 1) - 1
+        with contextlib.suppress(TypeError, ValueError):  # An unregistered schedule.
             schedule = keras.optimizers.schedules.deserialize(rate)
             return float(keras.ops.convert_to_numpy(schedule(max(step, 0))))
         rate = optimizer.learning_rate

@@ -31,40 +31,38 @@ def compile_for(
     labels: Callable[[], Any],
     distillation: Distillation | None = None,
 ) -> Evaluator:
-    """Compile `model`, and return the `Evaluator` for validation, without label smoothing."""
-    own = compile_arguments(model) if compiled_by_user(model) else {}
-    own = {name: value for name, value in own.items() if value is not None}
-    if own:
-        log.warning(
-            "The model is compiled: its optimizer (%s), loss and metrics are used, not the "
-            "recipe's.",
-            type(model.optimizer).__name__,
-        )
-    ours: dict[str, Any] = {}
-    loss = own.get("loss")
+    """Compile `model`, and return an `Evaluator` for validation, without label smoothing."""
+    arguments = compile_arguments(model) if compiled_by_user(model) else {}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if arguments:
+        text = "The model is compiled: its optimizer (%s), loss and metrics replace the recipe's."
+        log.warning(text, type(model.optimizer).__name__)
+    changes: dict[str, Any] = {}
+    loss = arguments.get("loss")
     if loss is None:
         task = task_of(outputs_of(model), labels())
-        loss, ours["loss"] = task.loss(), task.loss(recipe.label_smoothing)
-        if "metrics" not in own:
-            ours["metrics"] = task.metrics()
+        loss, changes["loss"] = task.loss(), task.loss(recipe.label_smoothing)
+        if "metrics" not in arguments:
+            changes["metrics"] = task.metrics()
     if distillation is not None and not isinstance(loss, PerHead):
-        ours["loss"] = distillation.loss(model, ours.get("loss", loss))
-    if "optimizer" not in own:
-        ours["optimizer"] = make_optimizer(model, recipe, steps)
-    if ours:
-        model.compile(**{**own, **ours})
-    measures = [own.get("metrics", ours.get("metrics")), own.get("weighted_metrics")]
-    return Evaluator(model, loss, [m for m in keras.tree.flatten(measures) if m is not None])
+        changes["loss"] = distillation.loss(model, changes.get("loss", loss))
+    if "optimizer" not in arguments:
+        changes["optimizer"] = make_optimizer(model, recipe, steps)
+    arguments |= changes
+    if changes:
+        model.compile(**arguments)
+    metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
+    return Evaluator(model, loss, [metric for metric in metrics if metric is not None])
 
 
 def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raise a ValueError for a callback that sets the rate of an optimizer with a schedule."""
     setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
-    wrong = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
-    if wrong and isinstance(optimizer_of(model).get_config()["learning_rate"], dict):
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
+    if names and isinstance(optimizer_of(model).get_config()["learning_rate"], dict):
         raise ValueError(
             f"`callbacks` must not set the learning rate, which follows the recipe's schedule. "
-            f"Received: {wrong[0]}. Compile the model with an optimizer of a constant rate first, "
+            f"Received: {names[0]}. Compile the model with an optimizer of a constant rate first, "
             "such as `model.compile(keras.optimizers.AdamW(1e-4))`."
         )
 
@@ -72,18 +70,18 @@ def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Call
 def class_weights(
     weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
 ) -> dict[int, float] | None:
-    """Return class weights by label, from those by label or name; others weigh 1."""
+    """Return class weights by label, from weights by label or name."""
     if weights is None:
         return None
     labels = range(max(classes, 2))
-    names = {name: label for label, name in enumerate(class_names or ())}
-    found = {}
+    label_of = {name: label for label, name in enumerate(class_names or ())}
+    by_label = {}
     for key, weight in weights.items():
-        label = names.get(key, key)
+        label = label_of.get(key, key)
         if isinstance(label, bool) or label not in labels:
             raise ValueError(
                 f"`class_weight` must have labels or names of classes as keys. Received: {key!r}. "
-                f"{nearest(str(key), list(names) or [f'0..{labels[-1]}'])}"
+                f"{nearest(str(key), list(label_of) or [f'0..{labels[-1]}'])}"
             )
-        found[int(label)] = float(weight)
-    return found
+        by_label[int(label)] = float(weight)
+    return by_label

@@ -1,4 +1,4 @@
-"""Distillation: a teacher's predictions as further labels (DeiT, Section 3)."""
+"""Distillation: a teacher's predictions as additional labels (DeiT, Section 3)."""
 
 import functools
 import logging
@@ -17,7 +17,7 @@ from keras_vitx.training.wrapped import Wrapped
 
 log = logging.getLogger(__name__)
 
-# Weight of the teacher's part in the loss, as in DeiT.
+# Weight of the teacher in the loss, as in DeiT.
 WEIGHTS = {"hard": 0.5, "soft": 0.1}
 
 
@@ -44,7 +44,7 @@ class Distillation:
     model.fit(distillation.batches(batches.train, model), validation_data=batches.validation)
     ```
 
-    Accuracy, and the loss in evaluation, are those of the labels.
+    Accuracy, and the loss in evaluation, use the labels alone.
 
     Args:
         teacher: A Keras classifier that returns logits or probabilities of the student's classes.
@@ -79,7 +79,7 @@ class Distillation:
     def loss(self, student: keras.Model, loss: keras.losses.Loss | None = None) -> PerHead:
         """Return the training loss of `student`.
 
-        `loss` is that of the labels; None is the cross entropy without label smoothing.
+        `loss` applies to the labels; None is the cross entropy without label smoothing.
         """
         from_logits = _outputs("student", student).from_logits
         hard = SmoothedCrossentropy(from_logits=from_logits)
@@ -94,17 +94,17 @@ class Distillation:
         """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
 
         The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
-        teacher predicts a batch when it is asked for, on the augmented and mixed images.
+        teacher predicts each batch on access, on the augmented and mixed images.
 
         Args:
-            batches: Training batches `(images, labels)` or `(images, labels, weights)`, prepared
-                for the student: a `keras.utils.PyDataset`, or an iterable that can be iterated
-                repeatedly (a `tf.data.Dataset`, a PyTorch `DataLoader`).
-            student: The model that is trained.
+            batches: Training batches `(images, labels)` or `(images, labels, weights)`,
+                preprocessed for the student: a `keras.utils.PyDataset`, or an iterable that can be
+                iterated repeatedly (a `tf.data.Dataset`, a PyTorch `DataLoader`).
+            student: The model to train.
 
         Raises:
-            ValueError: if student and teacher differ in their classes or the channels or the
-                proportions of their images, or one of them has no `preprocessing`.
+            ValueError: if student and teacher differ in their classes or in the channels or aspect
+                ratio of their images, or one of them has no `preprocessing`.
         """
         classes, name = _outputs("student", student).classes, _label_name(student)
         prepare = _preparation(student, self.teacher)
@@ -112,7 +112,7 @@ class Distillation:
         def predict(images):
             return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
 
-        def highest(images):
+        def top_class(images):
             return predict(images).argmax(-1)
 
         def probabilities(images):
@@ -123,11 +123,11 @@ class Distillation:
             shape = predict(np.zeros((1, *student.input_shape[1:]), "float32")).shape
         if not isinstance(shape, tuple) or len(shape) != 2 or shape[1] != classes:
             raise ValueError(
-                f"`teacher` must have one output (batch, {classes}), for the student's "
-                f"{classes} classes. Received: {shape}."
+                f"`teacher` must have one output (batch, {classes}), for the student's {classes} "
+                f"classes. Received: {shape}."
             )
         if self.kind == "hard":
-            return TeacherLabels(batches, name, highest)
+            return TeacherLabels(batches, name, top_class)
         outputs = _outputs("teacher", self.teacher)
         return TeacherLabels(batches, name, probabilities)
 
@@ -135,29 +135,28 @@ class Distillation:
 class TeacherLabels(Wrapped):
     """Batches with a teacher's targets: the labels become `{"head": labels, name: targets}`."""
 
-    by_image = True
+    per_image = True
 
-    def __init__(self, batches: Iterable, name: str, teach: Callable[[np.ndarray], np.ndarray]):
+    def __init__(self, batches: Iterable, name: str, targets: Callable[[np.ndarray], np.ndarray]):
         super().__init__(batches)
-        self.name, self.teach = name, teach
+        self.name, self.targets_of = name, targets
 
-    def changed(self, images, labels, index):
+    def transform(self, images, labels, index):
         labels = labels if isinstance(labels, dict) else {"head": labels}
-        return images, {**labels, self.name: self.teach(images)}
+        return images, {**labels, self.name: self.targets_of(images)}
 
 
 def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
     if not hasattr(student, "steps"):
         raise ValueError(
-            "`student` must be a model that takes several labels per image, a `Chain` as "
-            "`keras_vitx.as_chain` returns it. Received: "
-            f"{type(student).__name__} {student.name!r}."
+            "`student` must accept several labels per image: a `Chain`, as from "
+            f"`keras_vitx.as_chain`. Received: {type(student).__name__} {student.name!r}."
         )
     names = getattr(student.steps[-1], "names", ())
     if "aux_head" in names:
         raise ValueError(
-            "`student` must have one classifier, or one of the class token and one of the "
+            "`student` must have one classifier, or one each for the class and the "
             f"distillation token. Received: the classifiers {', '.join(names)}."
         )
     return "head_dist" if "head_dist" in names else "teacher"
@@ -175,30 +174,29 @@ def _outputs(who: str, model: keras.Model) -> Outputs:
 
 def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], Any]:
     """Return the function from the student's input to the teacher's."""
-    inputs, target = ModelInput.of(student), getattr(teacher, "preprocessing", None)
+    inputs, preprocess = ModelInput.of(student), getattr(teacher, "preprocessing", None)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
         raise ValueError(
             f"`teacher` must take images with the student's {inputs.channels} channels. Received: "
             f"a model with inputs of shape {shape}."
         )
-    size = tuple(side or own for side, own in zip(shape[1:3], inputs.size, strict=True))
+    size = tuple(n or default for n, default in zip(shape[1:3], inputs.size, strict=True))
     if size[0] * inputs.size[1] != size[1] * inputs.size[0]:
         raise ValueError(
-            "`teacher` must take images of the student's proportions, (height, width) = "
+            "`teacher` must take images of the student's aspect ratio, (height, width) = "
             f"{inputs.size}. Received: {size}."
         )
-    if target is None:
+    if preprocess is None:
         raise ValueError(
-            "`teacher` must have a `preprocessing`. Received: none. Set it to a "
-            "`keras_vitx.Preprocessing(mean, std)`, or to a function of images in 0..255 such as "
-            "`keras.applications.resnet.preprocess_input`."
+            "`teacher` must have a `preprocessing`: a `keras_vitx.Preprocessing`, or a function of "
+            "images in 0..255 such as `keras.applications.resnet.preprocess_input`. Received: None."
         )
-    if not callable(target):
-        own = Preprocessing.of(target).for_channels(inputs.channels)
-        target = functools.partial(normalize, preprocessing=own)
+    if not callable(preprocess):
+        preprocessing = Preprocessing.of(preprocess).for_channels(inputs.channels)
+        preprocess = functools.partial(normalize, preprocessing=preprocessing)
     if size != inputs.size:
-        log.info("The teacher sees images resized from %s to %s.", inputs.size, size)
+        log.info("Images are resized from %s to %s for the teacher.", inputs.size, size)
 
     def prepare(images):
         if size != inputs.size:
@@ -207,6 +205,6 @@ def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], 
             )
         images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
         std, mean = np.float32(inputs.preprocessing.std), np.float32(inputs.preprocessing.mean)
-        return target(255 * (images * std + mean))
+        return preprocess(255 * (images * std + mean))
 
     return prepare

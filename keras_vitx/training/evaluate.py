@@ -1,4 +1,4 @@
-"""Evaluate a model on labelled images."""
+"""Evaluate a model on labeled images."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from keras_vitx.text import shortened
 from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, share_of
-from keras_vitx.training.scores import confusion_of, draw_most_wrong, predictions_of, scores_of
+from keras_vitx.training.scores import confusion_of, draw_worst, predictions_of, scores_of
 from keras_vitx.training.task import task_of
 from keras_vitx.training.wrapped import Wrapped
 
@@ -25,14 +25,14 @@ from keras_vitx.training.wrapped import Wrapped
 class Evaluator(keras.Model):
     """A wrapper that evaluates a model with other metrics, without recompiling it.
 
-    All metrics are weighted by the sample weights: images of weight 0 (padding) do not count.
+    All metrics use the sample weights: images of weight 0 (padding) do not count.
 
     Args:
         model: The model to evaluate.
         loss: A loss, its name, or a function `(y_true, y_pred)` that returns one value per image.
         metrics: Keras metrics or their names.
         order: Indices of the outputs in the order of the labels; None leaves the order.
-        normalize: Whether the remaining outputs are divided by their sum.
+        normalize: Whether the outputs of `order` are divided by their sum.
     """
 
     def __init__(
@@ -44,13 +44,12 @@ class Evaluator(keras.Model):
         normalize: bool = False,
     ):
         super().__init__()
-        self.model = model
-        self.order, self.normalize = order, normalize
+        self.model, self.order, self.normalize = model, order, normalize
         loss = keras.losses.get(loss)
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
         mean_loss = keras.metrics.MeanMetricWrapper(per_image, name="loss_per_image")
         objects = [mean_loss, *(m for m in metrics if isinstance(m, keras.metrics.Metric))]
-        # Closures, because Keras would track metrics in attributes a second time.
+        # Closures, because Keras would track metrics in attributes twice.
         self.reset = lambda: [metric.reset_state() for metric in objects]
         self.count = lambda: round(float(keras.ops.convert_to_numpy(mean_loss.count)))
         self.compile(loss=loss, weighted_metrics=[mean_loss, *metrics])
@@ -62,9 +61,7 @@ class Evaluator(keras.Model):
         if outputs.shape[-1] == 1:  # The probability of the second of two classes.
             return outputs if list(self.order) == [0, 1] else 1 - outputs
         outputs = keras.ops.take(outputs, self.order, axis=-1)
-        if self.normalize:
-            outputs = outputs / keras.ops.sum(outputs, axis=-1, keepdims=True)
-        return outputs
+        return outputs / keras.ops.sum(outputs, -1, keepdims=True) if self.normalize else outputs
 
     def measures(
         self,
@@ -73,14 +70,13 @@ class Evaluator(keras.Model):
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> dict[str, float]:
         """Return the mean loss and the metrics over `dataset`, by name."""
-        # Under TensorFlow, the first `evaluate` does not reset the metrics of the training.
+        # Under TensorFlow, the first `evaluate` does not reset the metrics of training.
         self.reset()
-        shared = share_of(dataset, pad=True)
-        callbacks = [Replicate(), *callbacks]
-        measures = self.evaluate(shared, verbose=verbose, callbacks=callbacks, return_dict=True)
+        dataset, callbacks = share_of(dataset, pad=True), [Replicate(), *callbacks]
+        results = self.evaluate(dataset, verbose=verbose, callbacks=callbacks, return_dict=True)
         # Keras's own mean loss includes padding.
-        measures["loss"] = measures.pop("loss_per_image")
-        return measures
+        results["loss"] = results.pop("loss_per_image")
+        return results
 
 
 @renamed_arguments(part="split")
@@ -101,10 +97,10 @@ def evaluate(
     perturb: Callable[[Any, np.ndarray, int], np.ndarray] | None = None,
     verbose: str | int = 0,
 ) -> dict[str, Any]:
-    """Evaluate `model` on labelled images, without changing the model.
+    """Evaluate `model` on labeled images, without changing the model.
 
-    All images that are given are measured, or those of one split if the source has several. To
-    measure those that a run held out of a source without splits:
+    All images are evaluated, or those of one split if the source has several. To evaluate those
+    that a run held out from a source without splits:
 
     ```python
     kv.evaluate(model, "photos", validation_split=kv.training.held_out("runs/photos"))
@@ -116,31 +112,31 @@ def evaluate(
     floats the mean squared and the mean absolute error.
 
     If both model and source have class names, labels are matched with outputs by name: the source
-    may have them in another order, or have only some of them. A model of 1,000 outputs without
+    may have another order, or only some of the classes. A model of 1,000 outputs without
     names has ImageNet's classes: folders may be named by WordNet synsets (ImageNet, ImageNet-A,
     ImageNet-R) or by the numbers 0 to 999 (ImageNet-V2).
 
     Args:
         model: A classifier of the zoo, or a Keras model that ends in one.
         source: Any source that `fit` accepts.
-        split: `"test"`, `"validation"` or `"train"`. None is the first of these that the source
+        split: `"test"`, `"validation"` or `"train"`; None is the first of these that the source
             has. Your own batches have no splits.
         batch_size: Images per batch of a source.
-        validation_split: Of a source without validation images, those that are split off as such
-            and measured: the names of `held_out`, or a fraction. 0 splits off none.
+        validation_split: Images to hold out and evaluate from a source without validation images:
+            the names in `held_out`, or a fraction. 0 holds out none.
         seed: Seed of a fraction, as in `fit`.
         strict: Whether an image that can't be decoded is an error.
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
-        restrict: Whether only the outputs of the source's classes compete, as is usual for the 200
+        restrict: Whether to use only the outputs of the source's classes, as is usual for the 200
             classes of ImageNet-A and ImageNet-R.
-        confusion: Whether to count which classes are taken for which. This and the next two
-            predict all images a second time.
+        confusion: Whether to return the confusion matrix. This and the next two predict all images
+            a second time.
         scores: Whether to compute precision, recall, F1 and the area under the ROC curve, means
             over the classes, by scikit-learn.
-        wrong: Path of a picture of the 16 images whose label has the lowest probability.
+        wrong: Path of a figure of the 16 images whose label has the lowest probability.
         perturb: A function that changes the images of each batch, such as those of
-            `keras_vitx.robustness`. It is given the images, the indices of the right outputs and
-            the index of the batch.
+            `keras_vitx.robustness`. Its arguments are the images, the indices of the outputs of
+            their labels, and the index of the batch.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
@@ -157,37 +153,29 @@ def evaluate(
         and `"taken for"`, the most frequent wrong prediction, or None.
 
     Raises:
-        ValueError: if the model has no classifier, the data do not fit it, `confusion` is asked of
-            a task without classes, or `crop_ratio` of your own batches; if `perturb` is given with
-            batches that have no index; or if `restrict` is given without class names on both sides,
-            or to independent outputs.
+        ValueError: if the model has no classifier or the data don't fit it; or for `confusion`
+            without one class per image, `crop_ratio` with your own batches, `perturb` with batches
+            without an index, and `restrict` without class names or with independent outputs.
         OSError: if the data can't be read.
     """
     outputs = outputs_of(model)
+    options = {"validation_split": validation_split, "seed": seed, "strict": strict}
     split, batches, class_names = evaluation_split(
-        source,
-        model,
-        split,
-        batch_size,
-        crop_ratio,
-        validation_split=validation_split,
-        seed=seed,
-        strict=strict,
+        source, model, split, batch_size, crop_ratio, **options
     )
     task = task_of(outputs, labels_of(batches))
-    order, names = _matched(model, class_names, max(outputs.classes, 2))
+    order, names = _match_outputs(model, class_names, max(outputs.classes, 2))
     if restrict:
         if order is None or outputs.kind == "sigmoid":
             raise ValueError(
-                "`restrict` needs a classifier of one class per image, and class names of both "
-                "model and source."
+                "`restrict` needs one class per image, and class names of both model and source."
             )
         order, names = order[: len(class_names)], names[: len(class_names)]
         task = replace(task, outputs=outputs._replace(classes=len(order)))
     if confusion and task.kind not in ("classes", "distributions", "binary"):
-        raise ValueError(f"`confusion` needs one class per image. The task is {task.kind}.")
+        raise ValueError(f"`confusion` needs one class per image. Received: a {task.kind} task.")
     if task.kind == "regression" and (scores or wrong is not None):
-        raise ValueError("`scores` and `wrong` need classes. The task is regression.")
+        raise ValueError("`scores` and `wrong` need classes. Received: a regression task.")
     if perturb is not None:
         if not isinstance(batches, keras.utils.PyDataset) or in_use().replicas > 1:
             raise ValueError(
@@ -197,35 +185,35 @@ def evaluate(
         batches = Perturbed(batches, perturb, order)
     metrics = task.metrics(top_5=True)
     if getattr(source, "any_of", False):
-        metrics = [keras.metrics.MeanMetricWrapper(one_of, name="accuracy")]
+        metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
     normalize = restrict and outputs.kind == "softmax"
     evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), _Speed()
-    measures = evaluator.measures(batches, verbose, [speed])
-    measures = {
+    metrics = evaluator.measures(batches, verbose, [speed])
+    results = {
         "split": split,
         "images": evaluator.count(),
         "images_per_second": speed.result(len(labels_of(batches))),
-        **measures,
+        **metrics,
     }
     if confusion or scores or wrong is not None:
-        predicted, worst = predictions_of(evaluator, batches, task)
+        predictions, worst = predictions_of(evaluator, batches, task)
         if confusion:
-            measures |= confusion_of(predicted, names)
+            results |= confusion_of(predictions, names)
         if scores:
-            measures |= scores_of(predicted)
+            results |= scores_of(predictions)
         if wrong is not None:
-            draw_most_wrong(worst, names, ModelInput.of(model).preprocessing, wrong)
-    return measures
+            draw_worst(worst, names, ModelInput.of(model).preprocessing, wrong)
+    return results
 
 
 class Perturbed(Wrapped):
-    """Batches changed by `perturb`; `order` has the output of each label, or is None."""
+    """Batches changed by `perturb`; `order`, if any, has the index of the output of each label."""
 
     def __init__(self, batches: Any, perturb: Callable, order: Sequence[int] | None):
         super().__init__(batches)
         self.perturb, self.order = perturb, order
 
-    def changed(self, images, labels, index):
+    def transform(self, images, labels, index):
         outputs = np.asarray(labels)
         if self.order is not None and outputs.ndim == 1:
             outputs = np.asarray(self.order)[outputs]
@@ -242,33 +230,33 @@ class _Speed(keras.callbacks.Callback):
         self.times.append(time.perf_counter())
 
     def result(self, batch_size):
-        # The last batch may be smaller, and is compiled anew.
         if len(self.times) < 3:
             return None
+        # Without the last batch, which may be smaller and is then compiled again.
         return batch_size * (len(self.times) - 2) / (self.times[-2] - self.times[0])
 
 
-def one_of(labels: Any, outputs: Any) -> Any:
-    """Return, per image, whether the most probable class is one of its labels (above 0)."""
+def is_any_label(labels: Any, outputs: Any) -> Any:
+    """Return, per image, whether the predicted class is one of its labels (above 0)."""
     best = keras.ops.argmax(outputs, axis=-1)[:, None]
     return keras.ops.cast(keras.ops.take_along_axis(labels, best, axis=-1)[:, 0] > 0, "float32")
 
 
-def _matched(
+def _match_outputs(
     model: keras.Model, labels: Sequence[str] | None, classes: int
 ) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Return the outputs' indices in the order of the labels, then the others; and their names.
+    """Return the outputs' indices in the order of the labels, then the others, and their names.
 
-    There is no order if names are unknown, or numbers, as of arrays, which are indices already.
+    The order is None if names are unknown, or if they are numbers, which are indices already.
     """
     outputs = getattr(model, "class_names", None)
-    known = labels is not None and not are_numbers(labels)
+    has_names = labels is not None and not are_numbers(labels)
     if outputs is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
         synsets = [synset for synset, _ in imagenet_classes()]
         numbers = list(map(str, range(len(synsets))))
-        outputs = next((form for form in (synsets, numbers) if set(labels) <= set(form)), None)
-    if outputs is None or not known:
-        for names in (labels if known else None, outputs):
+        outputs = next((names for names in (synsets, numbers) if set(labels) <= set(names)), None)
+    if outputs is None or not has_names:
+        for names in (labels if has_names else None, outputs):
             if names is not None and len(names) == classes and not are_numbers(names):
                 return None, tuple(names)
         return None, tuple(map(str, range(classes)))
@@ -276,8 +264,8 @@ def _matched(
     unknown = [name for name in labels if name not in outputs]
     if unknown:
         raise ValueError(
-            f"source: it has classes that the model does not know: {shortened(unknown, 5)}. "
-            f"`model.class_names` has {shortened(outputs, 5)}."
+            f"`source` must have only classes that the model knows: {shortened(outputs, 5)}. "
+            f"Received: {shortened(unknown, 5)}."
         )
     order = [outputs.index(name) for name in labels]
     order += sorted(set(range(len(outputs))) - set(order))

@@ -1,4 +1,4 @@
-"""Pictures of a training and of an evaluation; without matplotlib, an ImportError is raised."""
+"""Figures of training and evaluation; an ImportError without matplotlib."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ import numpy as np
 from keras_vitx.files import atomic_write
 from keras_vitx.text import needs_extra
 
-# Columns of a history that are not drawn.
-TIMES = ("epoch", "seconds", "images_per_second")
+# Columns of a history that are not plotted.
+NOT_PLOTTED = ("epoch", "seconds", "images_per_second")
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Path:
-    """Draw the columns of a `history.csv` by epoch, each with its `val_` column."""
+    """Plot the columns of a `history.csv` by epoch, each with its `val_` column."""
     columns = dict.fromkeys(key for row in rows for key in row)
-    names = list(dict.fromkeys(c.removeprefix("val_") for c in columns if c not in TIMES))
+    names = list(dict.fromkeys(c.removeprefix("val_") for c in columns if c not in NOT_PLOTTED))
     names.sort(key=lambda name: name == "learning_rate")
     figure = _figure(4 * max(1, len(names)), 3)
     axes = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
@@ -30,13 +30,13 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) ->
         axis.xaxis.get_major_locator().set_params(integer=True)
         if f"val_{name}" in columns:
             axis.legend()
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def draw_images(
     images: np.ndarray, titles: Sequence[str], path: str | os.PathLike, columns: int = 4
 ) -> Path:
-    """Draw images, (n, height, width, channels) in 0..1, in rows, each with a title."""
+    """Draw images (n, height, width, channels), in 0..1, in a grid, each with a title."""
     rows = max(-(-len(images) // columns), 1)
     figure = _figure(2.2 * columns, 2.6 * rows)
     for axis in figure.subplots(rows, columns, squeeze=False).flat:
@@ -44,13 +44,13 @@ def draw_images(
     for axis, image, title in zip(figure.axes, images, titles, strict=False):
         axis.imshow(image.clip(0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
         axis.set_title(title, fontsize="small")
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def draw_rates(
     rates: Sequence[float], losses: Sequence[float], best: float, path: str | os.PathLike
 ) -> Path:
-    """Draw the loss by learning rate, and a line at the best one."""
+    """Plot the loss by learning rate, with a line at the best rate."""
     figure = _figure(5, 3)
     axis = figure.subplots()
     axis.semilogx(rates, losses)
@@ -58,7 +58,7 @@ def draw_rates(
     axis.set_xlabel("learning rate")
     axis.set_ylabel("loss")
     axis.legend()
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def _figure(width, height):
@@ -69,7 +69,7 @@ def _figure(width, height):
     return Figure((width, height), layout="constrained")
 
 
-def _written(figure, path):
+def _save(figure, path):
     with atomic_write(path) as temporary:
         figure.savefig(temporary)
     return Path(path)

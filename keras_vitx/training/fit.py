@@ -23,11 +23,11 @@ from keras_vitx.training.network import set_network
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
 from keras_vitx.training.run import Run
-from keras_vitx.training.targets import distillation_of, token_labels_of, with_targets
+from keras_vitx.training.targets import add_targets, distillation_of, token_labels_of
 
 log = logging.getLogger(__name__)
 DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
-"""The arguments of `data.pipelines` that `fit` passes on."""
+"""Arguments that `fit` passes on to `data.pipelines`."""
 
 
 def fit(
@@ -48,7 +48,7 @@ def fit(
     verbose: str | int = "auto",
     **settings: Any,
 ) -> keras.callbacks.History:
-    """Train `model` in place by a recipe, and restore the weights that are its result.
+    """Train `model` in place by a recipe, and restore the weights of its result.
 
     `docs/training.md` has the equivalent lines of plain `model.fit`, and says which epoch is the
     result, what is written, and what an error leaves behind.
@@ -57,20 +57,20 @@ def fit(
         model: A classifier of the zoo, or a Keras model that ends in one. If it is compiled, its
             own optimizer, loss and metrics are used instead of the recipe's.
         source: Any source that `keras_vitx.data.pipelines` accepts; `Pipelines`; or your own
-            preprocessed batches, which Keras's `fit` accepts.
+            preprocessed batches, as for Keras's `fit`.
         recipe: Name of a recipe, the folder of a run, or a `Recipe`.
-        teacher: A classifier whose predictions are further labels (`Distillation`).
+        teacher: A classifier whose predictions are additional labels (`Distillation`).
         token_labels: Labels of the patches, for models with a dense head (`TokenLabels`).
         head: `"match"` permutes a trained head if the class names of the data are in another order,
             or reinitializes it if they differ; `"keep"` leaves it, `"fresh"` reinitializes it.
         class_weight: Weight in the training loss by label or class name; others weigh 1.
-        callbacks: Run after the callbacks of `fit`, so their logs include the `val_` entries.
+        callbacks: Called after those of `fit`, so their logs include the `val_` entries.
         output: Folder for `best.keras` or `last.keras`, `history.csv`, `curves.png`, `run.json`,
-            `held_out.txt` and `checkpoints/`. None writes nothing.
-        save_every: Steps between two checkpoints; None for one per epoch.
+            `held_out.txt` and `checkpoints/`; None to write nothing.
+        save_every: Steps between checkpoints; None for one per epoch.
         keep: Number of checkpoints to keep.
-        resume: Whether to continue the run in `output`, if there is one, bit for bit.
-        seed: Seed of the split, the order and the augmentation of the images.
+        resume: Whether to continue the run in `output` bit for bit, if there is one.
+        seed: Seed of the split, order and augmentation of the images.
         verbose: As in `keras.Model.fit`.
         **settings: Settings of the recipe to change, such as `epochs=3` or
             `precision="mixed_bfloat16"`, see `Recipe.but`; and the arguments `validation_split`,
@@ -81,7 +81,7 @@ def fit(
         metrics on the test images by name, or None.
 
     Raises:
-        ValueError: if the data do not fit the model or the devices, or `output` can't be used.
+        ValueError: if the data don't fit the model or the devices, or `output` can't be used.
         OSError: if the data can't be read, or a checkpoint can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
@@ -97,23 +97,23 @@ def fit(
             source, model, recipe, settings, targets=targets, seed=seed, **arguments
         )
         class_weight = class_weights(class_weight, batches.class_names, model.output_shape[-1])
-        batches = with_targets(batches, model, recipe, distillation, class_weight, seed)
+        batches = add_targets(batches, model, recipe, distillation, class_weight, seed)
         set_network(model, recipe)
-        done = match_head(model, batches.class_names, head)
+        head = match_head(model, batches.class_names, head)
         labels = labels_of(batches.train)
-        fitting = {"class_weight": class_weight, "verbose": verbosity(verbose)}
-        fitting["steps_per_epoch"] = recipe.steps_per_epoch
+        options = {"class_weight": class_weight, "verbose": verbosity(verbose)}
+        options["steps_per_epoch"] = recipe.steps_per_epoch
         steps = recipe.steps_per_epoch or steps_of(batches.train)
         if recipe.freeze_epochs and not (output and checkpoints_in(run.checkpoints)):
-            train_head(model, batches.train, recipe, steps, distillation, **fitting)
-        plain = compile_for(model, recipe, steps, lambda: labels, distillation)
+            train_head(model, batches.train, recipe, steps, distillation, **options)
+        evaluator = compile_for(model, recipe, steps, lambda: labels, distillation)
         check_callbacks(model, callbacks)
-        run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=done, seed=seed)
+        run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
         clock = Clock(len(labels))
         best = run.best = KeepBest(model, output, recipe.result, clock, recipe.patience)
-        ours = [run, StopAtNonFinite(batches.train)]
+        first = [run, StopAtNonFinite(batches.train)]
         if batches.validation is not None:
-            ours += [Validate(lambda: plain.measures(batches.validation))]
+            first += [Validate(lambda: evaluator.measures(batches.validation))]
         history = resumable_fit(
             model,
             batches.train,
@@ -122,12 +122,12 @@ def fit(
             save_every=save_every,
             keep=keep,
             resume=resume,
-            callbacks=[*ours, clock, best, *callbacks],
+            callbacks=[*first, clock, best, *callbacks],
             config={"recipe": recipe.to_dict(), "seed": seed, "data": fingerprint(batches)},
-            **fitting,
+            **options,
         )
         log.info(best.restore())
-        history.test = None if batches.test is None else plain.measures(batches.test)
+        history.test = None if batches.test is None else evaluator.measures(batches.test)
         run.record |= {"test": history.test, "finished": True}
     return history
 
@@ -135,15 +135,15 @@ def fit(
 def _check(
     model: keras.Model, head: str, output: Any, saves: Any, settings: Mapping[str, Any]
 ) -> None:
-    """Check what can be checked before the data are read."""
+    """Check the arguments that don't depend on the data."""
     for name in settings.keys() & {"optimizer", "loss", "metrics"}:
         raise ValueError(
             f"`{name}` is no longer an argument of `fit`. Call `model.compile(optimizer, loss, "
-            "metrics)` before `fit`, which keeps it."
+            "metrics)` before `fit` instead."
         )
     if head not in ("match", "keep", "fresh"):
         raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
     if not compiled_by_user(model):
         outputs_of(model)
     if output is None and saves:
-        raise ValueError("`resume` and `save_every` need `output`, the folder of the run.")
+        raise ValueError("`output` must be a folder with `resume` or `save_every`. Received: None.")

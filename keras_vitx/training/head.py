@@ -1,4 +1,4 @@
-"""The head of a model: matched to the classes of a data set, and trained before the rest."""
+"""The head of a model: matching it to the classes of a data set, and training it alone."""
 
 import logging
 from collections.abc import Sequence
@@ -22,24 +22,24 @@ log = logging.getLogger(__name__)
 def match_head(
     model: keras.Model, class_names: Sequence[str] | None, head: Head = "match"
 ) -> Literal["kept", "permuted", "fresh"]:
-    """Match the head of `model` to a data set, set `model.class_names`, and return what was done.
+    """Match the head of `model` to a data set, set `model.class_names`, and return the change.
 
     `"match"` permutes the classifiers if the names are the same in another order, reinitializes
-    them if the names differ, and keeps them otherwise. Classifiers that a checkpoint did not fit
-    are fresh.
+    them if the names differ, and keeps them otherwise. The result is also `"fresh"` for a head that
+    was not in the checkpoint.
     """
     old, new = _names(model), None if class_names is None else tuple(class_names)
     outputs = model.output_shape[-1]
     # One output is the probability of the second of two classes.
     if new is not None and len(new) != (2 if outputs == 1 else outputs):
-        new = None  # Labels that don't reach the last output.
-    done = "fresh" if head == "fresh" else "kept"
+        new = None  # There are more outputs than labels.
+    change = "fresh" if head == "fresh" else "kept"
     if head == "match" and old is not None and new is not None and old != new:
-        same = sorted(old) == sorted(new) and len(set(new)) == len(new)
-        done = "permuted" if same else "fresh"
-        if same:
+        if sorted(old) == sorted(new) and len(set(new)) == len(new):
+            change = "permuted"
             log.warning("The head's classes were permuted to the order of the data's classes.")
         else:
+            change = "fresh"
             log.warning(
                 "The head was trained for other classes (%s) than the data's (%s) and was "
                 'reinitialized. head="keep" keeps it.',
@@ -48,19 +48,18 @@ def match_head(
             )
     elif head == "match" and (old is None) != (new is None) and (old or _is_loaded(model)):
         log.warning(
-            "The head was kept: whether it was trained for the classes of the data is unknown. "
-            'head="fresh" reinitializes it.'
+            'The head was kept: whether its classes fit is unknown. head="fresh" reinitializes it.'
         )
-    if done == "permuted":
+    if change == "permuted":
         _permute(model, [old.index(name) for name in new])
-    elif done == "fresh":
+    elif change == "fresh":
         _initialize(model)
     if new is not None:
         model.class_names = new
-    if done == "kept" and getattr(model, "head_loaded", None) is False:
-        # Until now: the next `fit` finds a trained head.
-        model.head_loaded, done = None, "fresh"
-    return done
+    if change == "kept" and getattr(model, "head_loaded", None) is False:
+        # Not False from now on, since the next `fit` has a trained head.
+        model.head_loaded, change = None, "fresh"
+    return change
 
 
 def train_head(
@@ -74,13 +73,10 @@ def train_head(
     """Train only the classifiers for the recipe's `freeze_epochs`."""
     epochs = recipe.freeze_epochs
     if compiled_by_user(model):
-        raise ValueError(
-            "`freeze_epochs` must be 0 for a compiled model. "
-            f"Received: {epochs}. Train its head by `fit` of Keras."
-        )
+        raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
     heads = {id(variable) for head in classifiers(model) for variable in head.variables}
-    trained = [layer for layer in layers_of(model) if layer.trainable]
-    frozen = [layer for layer in trained if heads.isdisjoint(map(id, layer.variables))]
+    trainable = [layer for layer in layers_of(model) if layer.trainable]
+    frozen = [layer for layer in trainable if heads.isdisjoint(map(id, layer.variables))]
     for layer in frozen:
         layer.trainable = False
     try:
@@ -93,7 +89,7 @@ def train_head(
 
 
 def _names(model):
-    """Return the names of the classes of a trained head; None if unknown."""
+    """Return the class names of a trained head; None if unknown."""
     names = getattr(model, "class_names", None)
     # ImageNet checkpoints contain no class names.
     if names is None and _is_loaded(model) and model.output_shape[-1] == len(imagenet_classes()):
@@ -110,14 +106,14 @@ def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
     last = model.layers[-1]
     if isinstance(last, keras.Model):
         return classifiers(last)
-    found = [last, *(getattr(last, name, None) for name in getattr(last, "names", ()))]
-    found = [layer for layer in found if isinstance(layer, keras.layers.Dense)]
-    if not found:
+    layers = [last, *(getattr(last, name, None) for name in getattr(last, "names", ()))]
+    layers = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
+    if not layers:
         raise ValueError(
             f"`head`: the model's last layer, {last.name!r} ({type(last).__name__}), is not a "
-            "classifier whose classes can be changed. Give head='keep'."
+            "classifier whose classes can be changed. Set head='keep'."
         )
-    return found
+    return layers
 
 
 def _permute(model, order):
@@ -125,9 +121,8 @@ def _permute(model, order):
         # All variables except LoRA's first factor have one column per class.
         if variable.name != "lora_kernel_a":
             value = keras.ops.convert_to_numpy(variable.value)
-            # Of two classes and one output, the other class has the negative logit.
-            permuted = -value if value.shape[-1] == 1 else np.take(value, order, axis=-1)
-            variable.assign(permuted)
+            # With one output for two classes, the other class has the negative logit.
+            variable.assign(-value if value.shape[-1] == 1 else np.take(value, order, axis=-1))
 
 
 def _initialize(model):

@@ -1,4 +1,4 @@
-"""Changes that a recipe makes to a built network."""
+"""The settings of a recipe that change a built network."""
 
 import typing
 from collections.abc import Iterator
@@ -12,21 +12,22 @@ from keras_vitx.training.recipe import Precision, Recipe
 
 
 def set_network(model: keras.Model, recipe: Recipe) -> None:
-    """Change `model` in place as a recipe asks, before it is compiled.
+    """Apply the settings of a recipe from `drop_path` to `precision` to `model`, in place.
 
-    It applies the settings `drop_path` to `precision`: `Recipe("mine", drop_path=0.1)` changes
-    stochastic depth alone.
+    Call it before `compile`. `Recipe("mine", drop_path=0.1)` changes only stochastic depth.
 
     Raises:
-        ValueError: if the model does not have what a setting changes.
+        ValueError: if a setting does not apply to the model.
     """
     if recipe.remat is not None and not hasattr(model, "remat"):
         raise ValueError(
-            "`remat`: the model is not a `Chain`, for which it can be set. Give "
-            "remat=None, and make the layers within `keras.RematScope`."
+            f"`remat` must be None for a model that is not a `Chain`. Received: {recipe.remat}. "
+            "Create its layers within `keras.RematScope` instead."
         )
     if recipe.crop_ratio is not None and getattr(model, "preprocessing", None) is None:
-        raise ValueError("`crop_ratio`: the model has no `preprocessing`. Give crop_ratio=None.")
+        raise ValueError(
+            f"`crop_ratio` must be None without `preprocessing`. Received: {recipe.crop_ratio}."
+        )
     if recipe.drop_path is not None:
         set_drop_path(model, recipe.drop_path, recipe.drop_path_rises)
     if recipe.similarity is not None:
@@ -41,27 +42,22 @@ def set_network(model: keras.Model, recipe: Recipe) -> None:
 
 
 def set_drop_path(model: keras.Model, rate: float, rises: bool = True) -> None:
-    """Set the rate of stochastic depth in the blocks: linear from 0, or the same in all.
-
-    Class attention drops nothing, as in CaiT.
-    """
+    """Set the rate of stochastic depth, linear from 0 or constant, except in class attention."""
     blocks = [block for block in _blocks(model) if not hasattr(block.attention, "num_class_tokens")]
     if not blocks:
         raise ValueError(
-            f"`drop_path`: the model {model.name!r} has no blocks whose branches could be dropped. "
-            "Give drop_path=None."
+            f"`drop_path` must be None without blocks. Received: {rate} for {model.name!r}."
         )
-    for block, one in zip(
-        blocks, np.linspace(0 if rises else rate, rate, len(blocks)), strict=True
-    ):
-        block.set_drop_path(float(one))
+    rates = np.linspace(0 if rises else rate, rate, len(blocks))
+    for block, block_rate in zip(blocks, rates, strict=True):
+        block.set_drop_path(float(block_rate))
 
 
 def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     """Set the weight of the similarity between maps in the loss, in place.
 
     Each of the first `depth` pairs of blocks has the weight `weight / depth` (DeepViT, Appendix A,
-    Equation 6, whose B is `depth`). A ValueError is raised unless the blocks hand on maps.
+    Equation 6, whose B is `depth`). Raises a ValueError unless the blocks share their maps.
     """
     blocks = _blocks(model)
     if not 1 <= depth < len(blocks):
@@ -72,9 +68,8 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     missing = [b.name for b in blocks[1 : depth + 1] if not getattr(b, "receives_maps", False)]
     if weight and missing:
         raise ValueError(
-            f"`similarity`: {missing[0]!r} of the model {model.name!r} has no maps of the block "
-            "before it. Build the model with the arguments "
-            f"similarity={weight}, similarity_depth={depth}; or give similarity=None."
+            f"`similarity`: {missing[0]!r} of {model.name!r} receives no maps. Create the model "
+            f"with similarity={weight}, similarity_depth={depth}, or set similarity=None."
         )
     for index, block in enumerate(blocks):
         if hasattr(block, "similarity"):
@@ -93,9 +88,9 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
     Raises:
         ValueError: if `precision` is unknown.
     """
-    known = typing.get_args(Precision)
-    if precision not in known:
-        raise ValueError(f"`precision` must be one of {known}. Received: {precision!r}.")
+    precisions = typing.get_args(Precision)
+    if precision not in precisions:
+        raise ValueError(f"`precision` must be one of {precisions}. Received: {precision!r}.")
     classifier = set(map(id, sublayers(model.layers[-1])))
     for layer in sublayers(model):
         if id(layer) not in classifier:
@@ -103,7 +98,7 @@ def set_precision(model: keras.Model, precision: Precision) -> None:
 
 
 def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yield the layers of a model in order, with those of nested models in their places."""
+    """Yield the layers of a model in order, including those of nested models."""
     for layer in model.layers:
         if isinstance(layer, keras.Model):
             yield from layers_of(layer)

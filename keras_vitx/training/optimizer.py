@@ -28,34 +28,32 @@ def make_optimizer(
     """Return the optimizer of a recipe, with its schedule.
 
     Args:
-        model: The built model that will be trained.
+        model: The built model to train.
         recipe: The recipe.
-        steps_per_epoch: Number of batches per epoch that `model.fit` is given; where gradients are
-            accumulated, these have `batch_size / accumulate_steps` images.
+        steps_per_epoch: Number of batches per epoch of `model.fit`, each of
+            `batch_size / accumulate_steps` images.
 
     Raises:
         ValueError: if `accumulate_steps` does not divide the batch.
     """
-    _ = recipe.part_of_batch  # Raises if the parts don't divide it.
-    parts, ema = recipe.accumulate_steps, recipe.ema
-    updates = recipe.all_epochs * steps_per_epoch / parts
+    _ = recipe.part_of_batch  # Checks `accumulate_steps`.
+    accumulate_steps, ema = recipe.accumulate_steps, recipe.ema
+    updates = recipe.all_epochs * steps_per_epoch / accumulate_steps
     if ema is not None and updates * (1 - ema) < 3:
-        log.warning(
+        text = (
             "The moving average of the weights (ema=%g) spans about %.0f updates, but the run has "
-            "%.0f: its result will be close to the first weights. Give a smaller `ema`, or None.",
-            ema,
-            1 / (1 - ema),
-            updates,
+            "%.0f: its result will be close to the initial weights. Set a smaller `ema`, or None."
         )
+        log.warning(text, ema, 1 / (1 - ema), updates)
     arguments: dict[str, Any] = {
         "learning_rate": make_schedule(recipe, steps_per_epoch),
         "weight_decay": recipe.weight_decay,
         "epsilon": recipe.epsilon,
         "global_clipnorm": recipe.clip_norm,
         "use_ema": ema is not None,
-        # Keras updates the average with every part of a batch.
-        "ema_momentum": (ema or 0.0) ** (1 / parts),
-        "gradient_accumulation_steps": parts if parts > 1 else None,
+        # Keras updates the average in every step, not in every update.
+        "ema_momentum": (ema or 0.0) ** (1 / accumulate_steps),
+        "gradient_accumulation_steps": accumulate_steps if accumulate_steps > 1 else None,
         "name": OPTIMIZER,
     }
     if recipe.layer_decay is not None:
@@ -82,8 +80,7 @@ def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
     first part (Keras's `CosineDecay` begins at $W$). The rate changes with every update; in these
     codes, once per epoch.
 
-    If the learning rate is scaled to so small a batch that it would lie below $\eta_0$ or $\eta_1$,
-    these are lowered to it.
+    If scaling by the batch size puts $\eta$ below $\eta_0$ or $\eta_1$, these are lowered to it.
 
     Args:
         recipe: The recipe.
@@ -104,7 +101,7 @@ def make_schedule(recipe: Recipe, steps_per_epoch: int) -> "WarmupCosine":
 @keras.saving.register_keras_serializable(package="keras_vitx")
 @dataclasses.dataclass(eq=False)
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """The schedule of `make_schedule`, which changes only with updates of the weights."""
+    """The schedule of `make_schedule`, constant between updates of the weights."""
 
     learning_rate: float
     steps: float
@@ -114,22 +111,22 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     accumulate_steps: int = 1
 
     def __call__(self, step):
-        # Integers stay exact in float32 to 2^24 updates only, so they are divided as integers.
+        # Float32 holds integers up to 2^24 only, so the division is of integers.
         update = ops.cast(ops.floor_divide(step, self.accumulate_steps), "float32")
-        now = update * self.accumulate_steps
-        done = ops.minimum(now / self.steps, 1.0)
+        step = update * self.accumulate_steps
+        progress = ops.minimum(step / self.steps, 1.0)
         start, peak, end = self.warmup_learning_rate, self.learning_rate, self.final_learning_rate
-        cosine = end + (peak - end) * (1 + ops.cos(done * 3.141592653589793)) / 2
+        cosine = end + (peak - end) * (1 + ops.cos(progress * 3.141592653589793)) / 2
         if not self.warmup_steps:
             return cosine
-        warmup = start + (peak - start) * now / self.warmup_steps
-        return ops.where(now < self.warmup_steps, warmup, cosine)
+        warmup = start + (peak - start) * step / self.warmup_steps
+        return ops.where(step < self.warmup_steps, warmup, cosine)
 
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-# Under PyTorch, Keras has a class of its own that updates all variables at once.
+# Under PyTorch, Keras has another class, which updates all variables at once.
 _AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
 
 
@@ -137,7 +134,7 @@ _AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
 class AdamW(ClipsTogether, _AdamW):
     """Keras's AdamW with weight decay of kernels only.
 
-    Saved files keep this, unlike `exclude_from_weight_decay` of Keras.
+    Saved files keep this setting, unlike Keras's `exclude_from_weight_decay`.
 
     Args:
         learning_rate: As in Keras.
@@ -156,15 +153,14 @@ class AdamW(ClipsTogether, _AdamW):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make the optimizer that `config` describes."""
-        # Files of earlier versions have one name for both classes.
+        # In files of earlier versions, both classes have this name.
         if (factors := config.pop("rate_factors", None)) is not None:
             return LayerwiseAdamW.from_config({**config, "rate_factors": factors}, custom_objects)
         return super().from_config(config, custom_objects)
 
 
 class _RatePerVariable(ClipsTogether):
-    """Weight decay of kernels only; a variable's factor scales its rate, and so its decay."""
+    """Weight decay of kernels only, and a factor per variable of its rate and so its decay."""
 
     def __init__(
         self,
@@ -184,20 +180,20 @@ class _RatePerVariable(ClipsTogether):
                 f"{len(variables)}. Received: {len(factors)}."
             )
         if not self.built:
-            # Keras decays by the rate of all; variables with their own decay in `update_step`.
+            # Keras decays by the common rate; variables with a factor are decayed in `update_step`.
             pairs = list(zip(variables, factors, strict=True))
             self.exclude_from_weight_decay([v for v, f in pairs if f != 1 or not is_decayed(v)])
-            own = {
+            factor_and_decay = {
                 id(copy): (factor, self.weight_decay if is_decayed(variable) else 0)
                 for variable, factor in pairs
                 if factor != 1
                 for copy in copies_of(variable)
             }
-            self.own_rate = own.get  # Keras would track a dictionary.
+            self.factor_and_decay = factor_and_decay.get  # Keras would track a dictionary.
         super().build(variables)
 
     def update_step(self, gradient, variable, learning_rate):
-        factor, decay = self.own_rate(id(variable), (1, 0))
+        factor, decay = self.factor_and_decay(id(variable), (1, 0))
         if factor != 1:
             learning_rate = learning_rate * factor
         if decay:
@@ -227,16 +223,16 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
 
     where NS, five steps of a Newton-Schulz iteration, brings all singular values close to 1.
 
-    Under XLA (JAX), each matrix adds to the time of compilation.
+    Under XLA (JAX), each matrix adds to the compilation time.
 
     Args:
         learning_rate: As in Keras, for both rules.
         weight_decay: As in `AdamW`, for both rules.
-        rate_factors: Factor of the learning rate, and of the decay, for each of
-            `model.trainable_variables`. None is 1 for all.
+        rate_factors: Factor of learning rate and decay of each of `model.trainable_variables`;
+            None is 1 for all.
         matrices: Indices in `model.trainable_variables` of the matrices that Muon updates;
-            `make_optimizer` chooses the projections of the blocks. None is all variables with two
-            axes, as in Keras, the head's included.
+            `make_optimizer` selects the projections of the blocks. None is all variables with two
+            axes, as in Keras, including the head.
         **kwargs: As in `keras.optimizers.Muon`.
 
     Raises:
@@ -258,12 +254,12 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
     def build(self, variables):
         if self.matrices is not None:
             others = [v for i, v in enumerate(variables) if i not in self.matrices]
-            self.exclude_layers = [f"^{re.escape(variable.path)}$" for variable in others]
+            self.exclude_layers = [f"^{re.escape(v.path)}$" for v in others]
         super().build(variables)
 
     def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), "matrices": self.matrices and list(self.matrices)}
-        # Paths hold names that Keras numbers; `build` makes them anew.
+        # Paths contain numbered names, so `build` recomputes them.
         return config if self.matrices is None else {**config, "exclude_layers": None}
 
 
@@ -274,12 +270,12 @@ def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
 
 
 def is_decayed(variable: keras.Variable) -> bool:
-    """Return whether weight decay applies: to kernels, not to vectors, tokens and positions."""
+    """Return whether weight decay applies: to kernels, not to vectors, tokens or positions."""
     return len(variable.shape) > 1 and variable.name not in ("embeddings", "token")
 
 
 def matrices_of(model: keras.Model) -> tuple[int, ...]:
-    """Return the indices of the blocks' `Dense` kernels; without blocks, of all but the last."""
+    """Return the indices of the blocks' `Dense` kernels; without blocks, all but the last."""
     blocks = [layer for layer in layers_of(model) if is_block(layer)]
     layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
     dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
@@ -295,46 +291,48 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
     In a model without blocks, each layer with weights counts as one.
     """
     layers = [layer for layer in layers_of(model) if layer.trainable_variables]
-    counted = [i for i, layer in enumerate(layers) if is_block(layer)] or range(1, len(layers))
-    last = max(counted, default=0)
-    numbers = {}
+    blocks = [i for i, layer in enumerate(layers) if is_block(layer)] or range(1, len(layers))
+    last_block = max(blocks, default=0)
+    depths = {}
     for index, layer in enumerate(layers):
-        # What follows the last block has a number of its own.
-        number = sum(i <= index for i in counted) + (index > last)
+        # Layers after the last block are one deeper.
+        depth = sum(i <= index for i in blocks) + (index > last_block)
         for variable in layer.trainable_variables:
-            numbers.setdefault(id(variable), number)
-    top = max(numbers.values())
-    return tuple(decay ** (top - numbers.get(id(v), top)) for v in model.trainable_variables)
+            depths.setdefault(id(variable), depth)
+    deepest = max(depths.values())
+    return tuple(decay ** (deepest - depths.get(id(v), deepest)) for v in model.trainable_variables)
 
 
 @contextlib.contextmanager
-def averaged(model: keras.Model) -> Iterator[None]:
-    """Give `model` the moving average of its weights in this context, if one is kept.
+def ema_weights(model: keras.Model) -> Iterator[None]:
+    """Set the weights of `model` to their moving average in this context, if there is one.
 
-    Statistics of batch normalization stay the current ones. A file saved within holds the average
-    as the weights and as the optimizer's state, so training may continue from it; Keras's
-    `SwapEMAWeights` would exchange the two.
+    Statistics of batch normalization are unchanged. In a file saved within, weights and optimizer
+    state are both the average, so training may continue from it; Keras's `SwapEMAWeights` would
+    exchange them.
     """
     optimizer = optimizer_of(model)
     if not getattr(optimizer, "use_ema", False) or not optimizer.built:
         yield
         return
     variables = model.trainable_variables
-    own = _copies(variables)
+    values = copied_values(variables)
     try:
         optimizer.finalize_variable_values(variables)
         # Under JAX, a variable and its average now share an array, which the next step donates.
-        _assign(variables, _copies(variables))
+        assign_values(variables, copied_values(variables))
         yield
     finally:
-        _assign(variables, own)
+        assign_values(variables, values)
 
 
-def _copies(variables):
-    # Under PyTorch, `convert_to_numpy` shares the variable's memory.
+def copied_values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+    """Return copies of the values of variables."""
+    # `convert_to_numpy` shares the variable's memory under PyTorch.
     return [np.array(ops.convert_to_numpy(variable.value)) for variable in variables]
 
 
-def _assign(variables, values):
+def assign_values(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
+    """Assign one value to each variable."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

@@ -12,7 +12,7 @@ from keras_vitx.training.compiling import compile_for
 from keras_vitx.training.figures import draw_rates
 from keras_vitx.training.optimizer import optimizer_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import Window
+from keras_vitx.training.wrapped import BatchRange
 
 
 def find_learning_rate(
@@ -29,8 +29,8 @@ def find_learning_rate(
 ) -> float:
     """Return the learning rate at which the loss falls fastest; the model keeps its weights.
 
-    The rate rises from `low` to `high` by the same factor in each step (Smith, 2017, Section 3.3),
-    until the loss, averaged over some steps, is four times the lowest so far.
+    The rate rises exponentially from `low` to `high` (Smith, 2017, Section 3.3), until a moving
+    average of the loss is four times its minimum so far.
 
     ```python
     rate = kv.training.find_learning_rate(model, "photos", path="rates.png")
@@ -39,18 +39,18 @@ def find_learning_rate(
 
     Args:
         model: A classifier.
-        source: As in `fit`, but not an iterator that ends.
+        source: As in `fit`.
         recipe: As in `fit`; its schedule is not used.
         low: The first rate.
         high: The last rate.
         steps: Number of steps.
-        path: Path of a picture of the loss by rate; None draws none.
+        path: Path of a plot of the loss by rate; None for no plot.
         seed: As in `fit`.
         **settings: As in `fit`.
 
     Raises:
         ValueError: as in `fit`, or if the numbers are not in order.
-        ImportError: if a picture is asked for and matplotlib is not installed.
+        ImportError: if `path` is given and matplotlib is not installed.
     """
     if not 0 < low < high or steps < 10:
         raise ValueError(
@@ -59,30 +59,28 @@ def find_learning_rate(
         )
     recipe = recipes.get(recipe).but(**{**settings, "ema": None, "min_updates": None})
     recipe, batches = load_batches(source, model, recipe, settings, seed=seed)
-    train = batches.train
+    train, weights = batches.train, model.get_weights()
     if isinstance(train, keras.utils.PyDataset):
-        train = Window(train, 0, steps)
-    before = model.get_weights()
+        train = BatchRange(train, 0, steps)
     compile_for(model, recipe, steps_of(batches.train), lambda: labels_of(batches.train))
-    rates = keras.optimizers.schedules.ExponentialDecay(low, steps, high / low)
-    optimizer_of(model).learning_rate = rates
+    schedule = keras.optimizers.schedules.ExponentialDecay(low, steps, high / low)
+    optimizer_of(model).learning_rate = schedule
     record = _Losses()
-    fitting = {"epochs": 1, "steps_per_epoch": steps, "shuffle": False, "verbose": 0}
     try:
-        model.fit(train, callbacks=[record], **fitting)
+        model.fit(train, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[record])
     finally:
-        model.set_weights(before)
+        model.set_weights(weights)
     losses = np.array(record.smoothed)
-    tried = low * (high / low) ** (np.arange(len(losses)) / steps)
-    # A fall in the first steps is that of a first average of few losses.
-    best = float(tried[5:][np.gradient(losses, np.log(tried))[5:].argmin()])
+    rates = low * (high / low) ** (np.arange(len(losses)) / steps)
+    # The first averages are of few losses, so that a fall among them is noise.
+    best = float(rates[5:][np.gradient(losses, np.log(rates))[5:].argmin()])
     if path is not None:
-        draw_rates(tried, losses, best, path)
+        draw_rates(rates, losses, best, path)
     return best
 
 
 class _Losses(keras.callbacks.Callback):
-    """The loss of each step, as a moving average without the bias of its start."""
+    """The loss of each step, as a bias-corrected moving average."""
 
     momentum = 0.9
 
@@ -90,9 +88,9 @@ class _Losses(keras.callbacks.Callback):
         self.total, self.average, self.smoothed = 0.0, 0.0, []
 
     def on_train_batch_end(self, batch, logs=None):
-        # Keras logs the mean of the epoch so far.
-        before, self.total = self.total, float(logs["loss"]) * (batch + 1)
-        loss = self.total - before
+        # Keras logs the running mean of the epoch.
+        previous, self.total = self.total, float(logs["loss"]) * (batch + 1)
+        loss = self.total - previous
         self.average = self.momentum * self.average + (1 - self.momentum) * loss
         smoothed = self.average / (1 - self.momentum ** (batch + 1))
         if not np.isfinite(smoothed) or smoothed > 4 * min([smoothed, *self.smoothed]):

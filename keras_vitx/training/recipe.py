@@ -17,7 +17,7 @@ from keras_vitx.data.augmentation import Augmentation, from_fields
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.text import nearest
 
-# Numbers and the interval in which they must be.
+# Numbers and the interval they must be in.
 PositiveInt = Annotated[int, "[1, inf)"]
 NonNegativeInt = Annotated[int, "[0, inf)"]
 PositiveFloat = Annotated[float, "(0, inf)"]
@@ -48,11 +48,11 @@ class Recipe:
         final_learning_rate: Learning rate at the end of the cosine decay.
         cooldown_epochs: Further epochs at the last learning rate.
         steps_per_epoch: Batches per epoch; None for all. Needed for endless batches.
-        min_updates: Fewest updates of a run, None for any number: for few images, the batch is
-            halved as needed, down to 8 images, and then the epochs are raised.
-        freeze_epochs: Epochs before all others in which only the head learns.
-        patience: Epochs without a better one after which training ends, with `result="best"`; None
-            for no early end.
+        min_updates: Minimum number of updates of a run, or None: with few images, the batch is
+            halved as needed, down to 8 images, and then epochs are added.
+        freeze_epochs: Additional epochs at the start that train only the head.
+        patience: Epochs without improvement after which training ends, with `result="best"`; None
+            for no early stopping.
         algorithm: `"adamw"`, or `"muon"` for the matrices of the blocks and AdamW for the rest
             (`keras_vitx.training.Muon`).
         weight_decay: Decoupled weight decay. It does not apply to biases, norms, LayerScale, tokens
@@ -65,29 +65,29 @@ class Recipe:
             all layers the same rate.
         ema: Momentum of the moving average of the weights, which is validated and is the result;
             None keeps no average.
-        accumulate_steps: Number of parts of a batch that are computed one after the other, to save
+        accumulate_steps: Number of parts of a batch that are computed one after the other to save
             memory. It divides `batch_size`.
-        augmentation: Augmentation of the training images, or a name of one (see
-            `keras_vitx.data.pipelines`); None trains on the images of evaluation.
+        augmentation: Augmentation of the training images, or its name (see
+            `keras_vitx.data.pipelines`); None uses the evaluation transform.
         mixing: MixUp and CutMix; None for neither.
         drop_path: Rate of stochastic depth. For this and the settings up to `precision`, None
             leaves the network as it was built.
-        drop_path_rises: Whether the rate rises linearly over the blocks, from 0 to `drop_path`. If
-            not, all blocks have the same rate.
+        drop_path_rises: Whether the rate rises linearly over the blocks, from 0 to `drop_path`, or
+            is the same in all.
         similarity: Weight of the similarity between maps in the loss (DeepViT, Appendix A).
         similarity_depth: Number of pairs of blocks whose maps are compared.
         remat: Whether training keeps only the input of each layer and recomputes the rest.
-        crop_ratio: Crop ratio of the images in evaluation.
+        crop_ratio: Crop ratio in evaluation.
         precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
         label_smoothing: Label smoothing, in training only.
         mix_token: Whether MixToken mixes the patches (`keras_vitx.training.MixToken`).
-        distillation: `"hard"` or `"soft"`, how the teacher given to `fit` is imitated
-            (`keras_vitx.training.Distillation`). None is `"hard"` with a teacher, and needs none.
+        distillation: `"hard"` or `"soft"`, the kind of distillation from the teacher passed to
+            `fit` (`keras_vitx.training.Distillation`). None is `"hard"` and makes the teacher
+            optional.
         temperature: Temperature of soft distillation.
-        distillation_weight: Weight of the teacher's part in the loss; None is 0.5 for `"hard"` and
-            0.1 for `"soft"`.
-        result: Epoch whose weights are the result: the `"last"`, or the `"best"` by the validation
-            images.
+        distillation_weight: Weight of the teacher in the loss; None is 0.5 for `"hard"` and 0.1 for
+            `"soft"`.
+        result: Epoch whose weights are the result: `"last"`, or `"best"` on the validation images.
 
     Raises:
         ValueError: if a value is out of range.
@@ -153,24 +153,20 @@ class Recipe:
                 f"Received: {self.final_learning_rate}."
             )
         if self.similarity and self.similarity_depth is None:
-            raise ValueError(
-                "`similarity_depth` must be given with `similarity`. "
-                f"Received: similarity={self.similarity}, similarity_depth=None."
-            )
+            raise ValueError("`similarity_depth` must be set with `similarity`. Received: None.")
         if self.result == "last" and self.patience is not None:
             raise ValueError(
-                f"`patience` must be None with result='last'. Received: {self.patience}. "
-                "Give result='best'."
+                f"`patience` must be None unless result='best'. Received: {self.patience}."
             )
 
     def but(self, **changes: Any) -> "Recipe":
         """Return a copy with some settings changed.
 
-        A change is any setting, also one of the augmentation or the mixing (`mixup=0.2`), or the
-        whole of these (`mixing=None`). None turns off what can be off, such as `clip_norm`, and
-        leaves any other setting as it is. A setting of an augmentation or a mixing that is off
-        turns it on, with nothing else in it. If `epochs` changes without `warmup_epochs`, the
-        warm-up scales with it.
+        Changes are settings, including single ones of the augmentation or the mixing (`mixup=0.2`)
+        or these as a whole (`mixing=None`). None turns a setting off where it is optional, as
+        `clip_norm`, and otherwise leaves it unchanged. A setting of an augmentation or mixing that
+        is off turns only that setting on. If `epochs` changes without `warmup_epochs`, the warm-up
+        scales with it.
 
         Raises:
             ValueError: if a setting is unknown or out of range.
@@ -180,12 +176,12 @@ class Recipe:
         if "epochs" in changes and "warmup_epochs" not in changes:
             _check("epochs", changes["epochs"])
             changes["warmup_epochs"] = self.warmup_epochs * changes["epochs"] / self.epochs
-        for part, off in OFF.items():
-            inner = {n: changes.pop(n) for n in vars(off) if n in changes}
-            if inner:
-                whole = changes.get(part, getattr(self, part)) or off
-                whole = Augmentation.of(whole) if isinstance(whole, str) else whole
-                changes[part] = dataclasses.replace(whole, **inner)
+        for group, off in OFF.items():
+            fields = {n: changes.pop(n) for n in vars(off) if n in changes}
+            if fields:
+                value = changes.get(group, getattr(self, group)) or off
+                value = Augmentation.of(value) if isinstance(value, str) else value
+                changes[group] = dataclasses.replace(value, **fields)
         return dataclasses.replace(self, **changes)
 
     @property
@@ -200,22 +196,22 @@ class Recipe:
 
     @property
     def part_of_batch(self) -> int:
-        """Number of images that are computed at a time.
+        """Number of images per forward pass: `batch_size / accumulate_steps`.
 
         Raises:
             ValueError: if `accumulate_steps` does not divide the batch.
         """
         if self.batch_size % self.accumulate_steps:
             raise ValueError(
-                f"`accumulate_steps` must divide batch_size={self.batch_size}, the images per "
-                f"update. Received: {self.accumulate_steps}."
+                f"`accumulate_steps` must divide batch_size={self.batch_size}. "
+                f"Received: {self.accumulate_steps}."
             )
         return self.batch_size // self.accumulate_steps
 
     def for_images(self, images: int, fixed: Collection[str] = ()) -> "Recipe":
-        """Return the recipe with at least `min_updates` updates for a number of training images.
+        """Return the recipe adapted to a number of images, for at least `min_updates` updates.
 
-        `fixed` names those of `"batch_size"` and `"epochs"` that stay as they are.
+        `"batch_size"` and `"epochs"` do not change if they are in `fixed`.
         """
         if self.min_updates is None:
             return self
@@ -230,7 +226,7 @@ class Recipe:
         return self.but(batch_size=batch, epochs=epochs)
 
     def smoke(self) -> "Recipe":
-        """Return the recipe with two short epochs and tiny batches, to try all its parts."""
+        """Return the recipe with two epochs and tiny batches, as a smoke test of all its parts."""
         return dataclasses.replace(
             self,
             epochs=2,
@@ -238,53 +234,47 @@ class Recipe:
             cooldown_epochs=min(self.cooldown_epochs, 1),
             freeze_epochs=min(self.freeze_epochs, 1),
             min_updates=None,
-            # Enough for mixing and repeated images, and a multiple of the parts.
+            # Enough for mixing and repeated images, and divisible by `accumulate_steps`.
             batch_size=math.lcm(8, self.accumulate_steps),
         )
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings by name; `augmentation` or `mixing` is among them if it is None."""
-        found = {"result": self.result}
+        """Return all settings by name, including `augmentation` and `mixing` if they are None."""
+        settings = {"result": self.result}
         for name, group in self._groups().items():
-            found |= {name: None} if group is None else group
-        return found
+            settings |= {name: None} if group is None else group
+        return settings
 
     def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
-        """Return the settings that differ, by name: those of this recipe and of `other`.
+        """Return the settings that differ, by name, as pairs of the values here and in `other`.
 
         Settings of an augmentation or a mixing that is off are None.
         """
         mine, theirs = self.settings(), other.settings()
-        names = [name for name in {**mine, **theirs} if name not in OFF]
-        pairs = {name: (mine.get(name), theirs.get(name)) for name in names}
-        return {name: (one, two) for name, (one, two) in pairs.items() if one != two}
+        pairs = {n: (mine.get(n), theirs.get(n)) for n in {**mine, **theirs} if n not in OFF}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def __str__(self) -> str:
-        """Return a table: one row per group, in the form that the command line reads."""
+        """Return a table with one row per group, in the syntax of the command line."""
         rows = [f"{self.name} (result={self.result})"]
         for name, group in self._groups().items():
             words = ["off"] if group is None else map(_as_word, group, group.values())
             lines = textwrap.wrap(" ".join(words), 80, break_on_hyphens=False)
-            rows += [
-                f"  {first:<14}{line}" for first, line in zip_longest([name], lines, fillvalue="")
-            ]
+            rows += [f"  {key:<14}{line}" for key, line in zip_longest([name], lines, fillvalue="")]
         return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as data for JSON, from which `from_dict` makes an equal recipe."""
-        settings = {"name": self.name, "result": self.result, **self._groups()}
-        return json.loads(json.dumps(settings))
+        """Return the settings as JSON values, from which `from_dict` makes an equal recipe."""
+        return json.loads(json.dumps({"name": self.name, "result": self.result, **self._groups()}))
 
     def _groups(self) -> dict[str, dict[str, Any] | None]:
         groups = {group: {n: getattr(self, n) for n in names} for group, names in GROUPS.items()}
-        for part in OFF:
-            value = getattr(self, part)
-            groups[part] = None if value is None else dict(vars(value))
-        return groups
+        parts = {group: getattr(self, group) for group in OFF}
+        return groups | {group: value and dict(vars(value)) for group, value in parts.items()}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Recipe":
-        """Make a recipe from the data that `to_dict` returned. What is missing has its default.
+        """Make a recipe from the output of `to_dict`; missing settings have their defaults.
 
         Raises:
             ValueError: if a setting is unknown or out of range.
@@ -292,19 +282,19 @@ class Recipe:
         _check_known(settings, [*NAMES, *GROUPS])
         values = dict(settings)
         for group, names in GROUPS.items():
-            part = values.pop(group, {})
-            if not isinstance(part, Mapping):
-                raise ValueError(f"`{group}` must be a dictionary. Received: {part!r}.")
-            _check_known(part, names)
-            values |= part
-        for part, off in OFF.items():
-            if isinstance(values.get(part), Mapping):
-                values[part] = from_fields(type(off), values[part])
+            fields = values.pop(group, {})
+            if not isinstance(fields, Mapping):
+                raise ValueError(f"`{group}` must be a dictionary. Received: {fields!r}.")
+            _check_known(fields, names)
+            values |= fields
+        for group, off in OFF.items():
+            if isinstance(values.get(group), Mapping):
+                values[group] = from_fields(type(off), values[group])
         return cls(**values)
 
     @classmethod
     def read(cls, run: str | os.PathLike) -> "Recipe":
-        """Read the recipe of a training run from its folder, or from its `run.json`.
+        """Read the recipe of a training run from its folder or its `run.json`.
 
         Raises:
             OSError: if there is no such file.
@@ -315,26 +305,26 @@ class Recipe:
         try:
             return cls.from_dict(json.loads(path.read_text())["recipe"])
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            why = f"{type(error).__name__}: {error!s:.300}"
-            raise ValueError(f"{path} holds no recipe of a training run ({why}).") from error
+            reason = f"{type(error).__name__}: {error!s:.300}"
+            raise ValueError(f"{path} holds no recipe of a training run ({reason}).") from error
 
 
 NAMES = [setting.name for setting in dataclasses.fields(Recipe)]
 
 
-def _from(first: str, last: str) -> list[str]:
+def _names(first: str, last: str) -> list[str]:
     return NAMES[NAMES.index(first) : NAMES.index(last) + 1]
 
 
-# The groups of a file and of a printed recipe. Augmentation and mixing are two more.
+# The groups of settings in files and printed recipes, besides augmentation and mixing.
 GROUPS = {
-    "schedule": _from("epochs", "patience"),
-    "optimizer": _from("algorithm", "accumulate_steps"),
-    "network": _from("drop_path", "precision"),
-    "targets": _from("label_smoothing", "distillation_weight"),
+    "schedule": _names("epochs", "patience"),
+    "optimizer": _names("algorithm", "accumulate_steps"),
+    "network": _names("drop_path", "precision"),
+    "targets": _names("label_smoothing", "distillation_weight"),
 }
 
-# What `but` adds a setting to where augmentation or mixing is None.
+# The values to which `but` adds a setting if augmentation or mixing is None.
 OFF: dict[str, Any] = {
     "augmentation": Augmentation(crop=None, flip=0.0),
     "mixing": Mixing(mixup=0.0, cutmix=0.0),
@@ -349,26 +339,25 @@ HINTS: dict[str, Any] = {
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise a ValueError if a setting is not what its annotation says."""
+    """Raise a ValueError if a setting does not match its annotation."""
     hint, optional = HINTS[name], _is_optional(name)
     if value is None and optional:
         return
-    kind = typing.get_args(hint)[0] if optional else hint
-    arguments = typing.get_args(kind)
-    if typing.get_origin(kind) is Annotated:
+    hint = typing.get_args(hint)[0] if optional else hint
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
         number, interval = arguments
-        words = f"{'an integer' if number is int else 'a number'} in {interval}"
-        number = int if number is int else Real
-        right = isinstance(value, number) and not isinstance(value, bool)
-        right = right and _is_within(value, interval)
-    elif arguments or kind is bool:
+        expected = f"{'an integer' if number is int else 'a number'} in {interval}"
+        is_number = isinstance(value, int if number is int else Real)
+        valid = is_number and not isinstance(value, bool) and _is_within(value, interval)
+    elif arguments or hint is bool:
         choices = arguments or (True, False)
-        words, right = f"one of {', '.join(map(repr, choices))}", value in choices
+        expected, valid = f"one of {', '.join(map(repr, choices))}", value in choices
     else:
-        words, right = f"of type `{kind.__name__}`", isinstance(value, kind)
-    if not right:
+        expected, valid = f"of type `{hint.__name__}`", isinstance(value, hint)
+    if not valid:
         none = ", or None" if optional else ""
-        raise ValueError(f"`{name}` must be {words}{none}. Received: {value!r}.")
+        raise ValueError(f"`{name}` must be {expected}{none}. Received: {value!r}.")
 
 
 def _is_optional(name: str) -> bool:
@@ -377,8 +366,8 @@ def _is_optional(name: str) -> bool:
 
 def _is_within(value: Real, interval: str) -> bool:
     low, high = map(float, interval[1:-1].split(","))
-    above = low <= value if interval[0] == "[" else low < value
-    return above and (value <= high if interval[-1] == "]" else value < high)
+    above_low = low <= value if interval[0] == "[" else low < value
+    return above_low and (value <= high if interval[-1] == "]" else value < high)
 
 
 def _check_known(names: Collection[str], known: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""`fit` of Keras that can be killed at any moment and continues bit for bit."""
+"""Keras's `fit`, which can be killed at any time and resumed bit for bit."""
 
 import contextlib
 import errno
@@ -27,15 +27,15 @@ from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.optimizer import optimizer_of
-from keras_vitx.training.wrapped import Window
+from keras_vitx.training.wrapped import BatchRange
 
 log = logging.getLogger(__name__)
 
-# Several processes end at the same step: every so many, they ask each other for signals.
+# Steps between exchanges of signals, after which all processes end at the same step.
 AGREE_EVERY = 10
-# What may differ if a finished training is given more epochs.
+# Settings that may differ when a finished training is extended.
 EXTENDED = ("recipe.schedule.", "optimizer.learning_rate")
-# In the configs of Keras objects: names, which Keras numbers, and what depends on the backend.
+# In configs of Keras objects: numbered names, and what depends on the backend.
 NOT_COMPARED = re.compile(
     r"\.(name|module|registered_name|build_config|inbound_nodes|(input|output)_layers)\b"
 )
@@ -59,30 +59,31 @@ def resumable_fit(
 ) -> keras.callbacks.History:
     """Train a compiled model as `model.fit` does, and save all that the next step depends on.
 
-    A training that was killed continues with `resume=True`, also in the middle of an epoch: on the
-    same backend with the same numbers, bit for bit, if batches depend on their epoch and index
-    only, as those of `keras_vitx.data`, and the kernels of a GPU are deterministic. A finished
-    training continues if `epochs` is larger.
+    A training that was killed continues with `resume=True`, also within an epoch. On the same
+    backend the numbers are the same, bit for bit, if batches depend on their epoch and index only,
+    as those of `keras_vitx.data`, and GPU kernels are deterministic. A finished training continues
+    if `epochs` is larger.
 
-    A callback continues where it was if it has `get_state()`, which returns JSON values and arrays,
-    and `set_state(state)`; others begin anew. At SIGTERM and at Ctrl-C, the step is finished and
-    the state saved; then `SystemExit` with code 143, or `KeyboardInterrupt`, is raised.
+    Callbacks are resumed if they have `get_state()`, which returns JSON values and arrays, and
+    `set_state(state)`; others start over. On SIGTERM or Ctrl-C, the step is finished and the state
+    saved; then `SystemExit` with code 143, or `KeyboardInterrupt`, is raised.
 
     Args:
         model: A compiled model.
         batches: Batches (inputs, targets) or (inputs, targets, weights): a `keras.utils.PyDataset`,
-            or another iterable that `fit` takes. Those of `keras_vitx.data` are told the epoch. On
-            several devices, each computes its share: whole batches, the same in every process.
+            or another iterable as for `fit`. `set_epoch`, if they have it, is called with the
+            epoch. With several devices, pass whole batches, the same in every process; each device
+            computes its share.
         epochs: Number of the last epoch, counted from 1.
-        folder: Folder of the checkpoints, `step-*.safetensors`; None saves nothing.
-        save_every: Steps between two checkpoints; None for one per epoch.
+        folder: Folder of the checkpoints, `step-*.safetensors`; None to save nothing.
+        save_every: Steps between checkpoints; None for one per epoch.
         keep: Number of checkpoints to keep.
         resume: Whether to continue from the last checkpoint in `folder`, if there is one.
-        callbacks: As in `fit`. They see the numbers of the whole epoch's steps.
+        callbacks: As in `fit`. Steps are counted from the start of the epoch, also when resumed.
         steps_per_epoch: As in `fit`.
         class_weight, verbose: As in `fit`.
-        config: Settings, as JSON values, that must be the same when a training continues, such as
-            those of a recipe.
+        config: JSON values that must be the same when training is resumed, such as the settings of
+            a recipe.
 
     Returns:
         The history of all epochs.
@@ -90,7 +91,7 @@ def resumable_fit(
     Raises:
         ValueError: if `folder` has checkpoints and `resume` is false, or if the model, the
             optimizer, the loss, the number of steps, `class_weight` or `config` differ from those
-            of the checkpoint; the message says in what.
+            of the checkpoint; the message lists the differences.
         OSError: if a checkpoint can't be written or read.
     """
     for name, value in (("save_every", save_every), ("keep", keep)):
@@ -98,11 +99,11 @@ def resumable_fit(
             raise ValueError(f"`{name}` must be at least 1. Received: {value}.")
     callbacks = [*callbacks, Replicate()]
     if hasattr(batches, "set_epoch"):
-        tell = keras.callbacks.LambdaCallback(lambda epoch, logs: batches.set_epoch(epoch))
-        callbacks.insert(0, tell)
+        set_epoch = keras.callbacks.LambdaCallback(lambda epoch, logs: batches.set_epoch(epoch))
+        callbacks.insert(0, set_epoch)
         if steps_per_epoch and steps_per_epoch < len(batches):
-            # Such batches are shuffled in each epoch, so each epoch can begin with the first one.
-            batches, steps_per_epoch = Window(batches, 0, steps_per_epoch), None
+            # These are shuffled anew in each epoch, so every epoch can use the first ones.
+            batches, steps_per_epoch = BatchRange(batches, 0, steps_per_epoch), None
     settings = {"shuffle": False, "verbose": verbose, "class_weight": class_weight}
     if folder is None:
         settings |= {"steps_per_epoch": steps_per_epoch, "callbacks": callbacks}
@@ -111,19 +112,19 @@ def resumable_fit(
     folder = Path(folder)
     if checkpoints_in(folder) and not resume:
         raise ValueError(
-            f"{folder} holds the checkpoints of another training. Give `resume=True` to continue "
-            "it, or another folder."
+            f"`folder` holds the checkpoints of another training: {folder}. Pass `resume=True` to "
+            "continue it, or another folder."
         )
     steps = steps_per_epoch or steps_of(batches)
     batch = keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))
     build_training(model, batch)
     config = {**(config or {}), "steps": steps, "class_weight": class_weight}
-    config = flattened(config) | _structure_of(model)
+    config = flatten(config) | _structure_of(model)
     state = _state_to_continue(model, folder, config, epochs)
     if is_chief():
         remove_stale_files(folder)
     all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
-    saving = _Saving(
+    saving = _SavingCallbacks(
         folder, save_every, keep, config, state, callbacks, add_history=True,
         add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps,
     )  # fmt: skip
@@ -132,36 +133,36 @@ def resumable_fit(
         saving.begin()
         model.stop_training = False
         while epoch < epochs and not model.stop_training:
-            # The rest of an epoch is a call of its own.
-            saving.first_step, until = step, epoch + 1 if step else epochs
-            # With `steps_per_epoch`, the batches go on from one epoch to the next.
+            # The rest of an epoch is a separate call of `fit`.
+            saving.first_step, last_epoch = step, epoch + 1 if step else epochs
+            # With `steps_per_epoch`, an epoch continues with the batches after those of the last.
             start, count = (epoch * steps + step, None) if steps_per_epoch else (step, steps - step)
-            rest = Window(batches, start, count) if start else batches
+            rest = BatchRange(batches, start, count) if start else batches
             settings |= {"steps_per_epoch": steps_per_epoch and steps - step, "callbacks": saving}
-            model.fit(share_of(rest), initial_epoch=epoch, epochs=until, **settings)
-            if until < epochs and not model.stop_training:
-                # The end of `fit` put the moving average in the place of the weights.
-                assign(model, saving.at_epoch_end)
-            epoch, step = until, 0
+            model.fit(share_of(rest), initial_epoch=epoch, epochs=last_epoch, **settings)
+            if last_epoch < epochs and not model.stop_training:
+                # `fit` replaces the weights by their moving average when it ends.
+                assign(model, saving.arrays_at_epoch_end)
+            epoch, step = last_epoch, 0
         saving.end()
     return model.history
 
 
 def _state_to_continue(model, folder, config, epochs):
-    """Return the last state, checked and assigned to the model, or None if there is none."""
+    """Return the last state, checked and assigned to the model; None if there is none."""
     state = read_last_state(folder)
     if state is None:
         return None
     finished = bool(state.get("finished"))
-    more = finished and epochs > state["epochs"]
-    # Those of earlier versions are not flat.
-    check_same(flattened(state["facts"]), config, EXTENDED if more else ())
+    is_extended = finished and epochs > state["epochs"]
+    # In files of earlier versions, the configuration is nested.
+    check_same(flatten(state["facts"]), config, EXTENDED if is_extended else ())
     assign(model, state["arrays"])
     if state["backend"] != keras.backend.backend():
         text = "The training on %s continues on %s, but not bit for bit."
         log.warning(text, state["backend"], keras.backend.backend())
-    if (finished and not more) or state["epoch"] >= epochs:
-        state["epoch"] = epochs  # Also if it was stopped early.
+    if (finished and not is_extended) or state["epoch"] >= epochs:
+        state["epoch"] = epochs  # Also after early stopping.
         log.info("The training in %s is finished; its result is loaded.", folder)
     else:
         epoch, step = state["epoch"] + 1, state["step"] + 1
@@ -169,13 +170,12 @@ def _state_to_continue(model, folder, config, epochs):
     return state
 
 
-class _Saving(keras.callbacks.CallbackList):
-    """The callbacks of one training in two calls of `fit`, whose state is saved between steps.
+class _SavingCallbacks(keras.callbacks.CallbackList):
+    """The callbacks of a training in up to two calls of `fit`, which saves its state between steps.
 
-    The first call trains on the rest of an epoch, from `first_step` on. The state is saved and
-    restored at the beginning of a step, when the callbacks have finished the step before and the
-    iterator has drawn its random numbers. Of several processes, the chief writes, and each
-    restores.
+    The first call completes an epoch, from `first_step` on. The state is saved and restored at the
+    beginning of a step, when the callbacks have finished the previous step and the iterator has
+    drawn its random numbers. The chief process writes; every process restores.
     """
 
     def __init__(self, folder, every, keep, config, state, callbacks, **params):
@@ -187,10 +187,10 @@ class _Saving(keras.callbacks.CallbackList):
             for callback in callbacks
             if hasattr(callback, "get_state") and hasattr(callback, "set_state")
         }
-        self.epoch = self.first_step = self.signal = self.asked = 0
+        self.epoch = self.first_step = self.signal = self.agreed_signal = 0
         self.saved: int | None = None
         self.last_logs: Mapping[str, float] | None = None
-        self.at_epoch_end: Mapping[str, np.ndarray] = {}
+        self.arrays_at_epoch_end: Mapping[str, np.ndarray] = {}
 
     def begin(self):
         super().on_train_begin()
@@ -204,29 +204,29 @@ class _Saving(keras.callbacks.CallbackList):
         super().on_train_end(self.last_logs)
 
     def on_train_begin(self, logs=None):
-        """Do nothing: `begin` does it."""
+        """Do nothing; see `begin`."""
 
     def on_train_end(self, logs=None):
-        """Do nothing: `end` does it."""
+        """Do nothing; see `end`."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
         super().on_epoch_begin(epoch, logs)
 
-    # Called by the main thread, even where Keras calls the ends of steps from other threads.
+    # Called by the main thread, even where Keras calls `on_train_batch_end` from other threads.
     def on_train_batch_begin(self, batch, logs=None):
         batch += self.first_step
         step = self.epoch * self.params["steps"] + batch
         if in_use().processes == 1 or step % AGREE_EVERY == 0:
-            self.asked = all_reduce_max(self.signal)
+            self.agreed_signal = all_reduce_max(self.signal)
         if self.state is not None:
             assign(self.model, self.state["arrays"])
             set_random_states(self.state["random"])
             self.state, self.saved = None, step
         is_due = batch == 0 if self.every is None else step >= (self.saved or 0) + self.every
-        if self.saved is None or (self.saved != step and (is_due or self.asked)):
+        if self.saved is None or (self.saved != step and (is_due or self.agreed_signal)):
             self.save(self.epoch, batch)
-        self.raise_if_asked()
+        self.raise_on_signal()
         super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch, logs=None):
@@ -237,13 +237,13 @@ class _Saving(keras.callbacks.CallbackList):
         self.last_logs = logs
         if epoch == self.params["epochs"] - 1 or self.model.stop_training:
             self.save(epoch + 1, 0, finished=True)
-            self.asked = all_reduce_max(self.signal)
-            self.raise_if_asked()
+            self.agreed_signal = all_reduce_max(self.signal)
+            self.raise_on_signal()
         if self.first_step:
-            self.at_epoch_end = arrays_of(self.model)
+            self.arrays_at_epoch_end = arrays_of(self.model)
 
     def save(self, epoch: int, batch: int, finished: bool = False) -> None:
-        """Write the state before step `batch` of an epoch, both from 0, unless it is not finite."""
+        """Write the state before step `batch` of an epoch, both from 0, if it is finite."""
         step = epoch * self.params["steps"] + batch
         arrays = arrays_of(self.model)
         if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind not in "iub"):
@@ -265,35 +265,35 @@ class _Saving(keras.callbacks.CallbackList):
             write_state(self.folder, step, state, self.keep)
         self.saved = step
 
-    def raise_if_asked(self):
-        if self.asked:
+    def raise_on_signal(self):
+        if number := self.agreed_signal:
             files = checkpoints_in(self.folder)
             log.warning("The state is saved in %s.", files[-1] if files else "no file")
-            raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(128 + self.asked)
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Let the first SIGTERM or Ctrl-C wait for the end of the step; the second acts at once."""
-        before: dict[int, Any] = {}
+        """Defer the first SIGTERM or Ctrl-C to the end of the step; a second one acts at once."""
+        previous: dict[int, Any] = {}
 
-        def put_back():
-            while before:
-                signal.signal(*before.popitem())
+        def restore():
+            while previous:
+                signal.signal(*previous.popitem())
 
-        def note(number, frame):
+        def handle(number, frame):
             self.signal = number
-            put_back()
+            restore()
             name = signal.Signals(number).name
-            log.warning("%s: the training ends after this step. Once more: at once.", name)
+            log.warning("%s: training ends after this step; repeat it to end at once.", name)
 
-        # Python allows no handlers elsewhere. None stands for a handler that isn't Python's.
+        # Only the main thread can set handlers. None stands for a handler that isn't Python's.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                before[number] = signal.signal(number, note) or signal.SIG_DFL
+                previous[number] = signal.signal(number, handle) or signal.SIG_DFL
         try:
             yield
         finally:
-            put_back()
+            restore()
 
 
 def checkpoints_in(folder: str | os.PathLike) -> list[Path]:
@@ -312,7 +312,7 @@ def write_state(
         if isinstance(array, np.generic):
             return array.item()
         name = str(len(arrays))
-        # `ascontiguousarray` gives a scalar one axis.
+        # `ascontiguousarray` adds an axis to scalars.
         arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
         return {"array": name}
 
@@ -320,16 +320,15 @@ def write_state(
     try:
         with atomic_write(path) as temporary:
             save_file(arrays, temporary, {"state": text})
-            # safetensors creates files that only their owner can read.
-            temporary.chmod(0o644)
-            # On the disk before the rename, or a power cut could leave an empty file.
+            temporary.chmod(0o644)  # safetensors creates files that only their owner can read.
+            # On the disk before the rename, or a power failure could leave an empty file.
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
-            f"The checkpoint of step {step} can't be written ({error}). Those before it are "
-            f"unchanged: {folder}",
+            f"The checkpoint of step {step} can't be written to {folder} ({error}). Earlier ones "
+            "are unchanged.",
         ) from error
     for old in checkpoints_in(folder)[:-keep]:
         old.unlink()
@@ -347,28 +346,28 @@ def read_state(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_last_state(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """Return the last state in a folder that can be read; None if there are no files."""
+    """Return the last readable state in a folder; None if there are no files."""
     files = checkpoints_in(folder)
     for path in reversed(files):
         try:
             return read_state(path)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            log.warning("%s can't be read (%s); the one before it is used.", path, error)
+            log.warning("%s can't be read (%s); the previous one is used.", path, error)
     if files:
         raise OSError(f"No checkpoint in {folder} can be read.")
     return None
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove what a killed process left half written: checkpoints, and files of their run."""
-    for hidden in folder.glob(".unfinished-*-*"):
-        remove_stale(folder / hidden.name.removeprefix(".unfinished-").rpartition("-")[0])
+    """Remove partial files of a killed process: checkpoints, and files of their run."""
+    for path in folder.glob(".unfinished-*-*"):
+        remove_stale(folder / path.name.removeprefix(".unfinished-").rpartition("-")[0])
     for name in ("best.keras", "last.keras", "history.csv", "run.json"):
         remove_stale(folder.parent / name)
 
 
 def variables_of(model: keras.Model) -> dict[str, Any]:
-    """Return the variables of a training by position, because Keras numbers names in paths."""
+    """Return the variables of a training by position, as Keras numbers the names in their paths."""
     groups = {
         "weights": [*model.trainable_variables, *model.non_trainable_variables],
         "optimizer": model.optimizer.variables,
@@ -381,8 +380,8 @@ def arrays_of(model: keras.Model) -> dict[str, np.ndarray]:
     """Return copies of the values of `variables_of(model)`, also between two steps of `fit`."""
     # Under JAX, `fit` holds the values outside of the variables.
     getattr(model, "jax_state_sync", lambda: None)()
-    # Copies, because under PyTorch `convert_to_numpy` shares the variable's memory. By a tensor,
-    # because the value of a variable on several devices may be none.
+    # Copies, as `convert_to_numpy` shares the variable's memory under PyTorch. Via a tensor, as
+    # the value of a variable on several devices may be None.
     return {
         name: np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
         for name, variable in variables_of(model).items()
@@ -396,7 +395,7 @@ def assign(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of `random`, of `numpy.random`, and under PyTorch of its generators."""
+    """Return the states of `random`, `numpy.random` and, under PyTorch, its generators."""
     states = {"python": random.getstate(), "numpy": [*np.random.get_state()]}
     if keras.backend.backend() == "torch":
         import torch
@@ -407,7 +406,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the states that `random_states` returned, those of PyTorch only under PyTorch."""
+    """Restore the states of `random_states`, those of PyTorch only under PyTorch."""
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(states["numpy"]))
@@ -419,57 +418,58 @@ def set_random_states(states: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(torch.from_numpy(state), gpu)
 
 
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[str] = ()) -> None:
+def check_same(
+    before: Mapping[str, Any], now: Mapping[str, Any], ignored: Sequence[str] = ()
+) -> None:
     """Raise a ValueError if the flat configuration of a training differs from its checkpoint's.
 
-    Names in one of them only, as of another version, or that begin with one of `but`, are ignored.
+    Names in only one of them, as of another version, and the prefixes `ignored` are not compared.
     """
-    names = [name for name in before if name in now and not name.startswith(tuple(but))]
-    differ = [
+    differences = [
         f"{name} was {before[name]!s:.60}, is now {now[name]!s:.60}"
-        for name in names
-        if before[name] != now[name]
+        for name in before
+        if name in now and before[name] != now[name] and not name.startswith(tuple(ignored))
     ]
-    if differ:
+    if differences:
         raise ValueError(
-            f"The training can't be resumed, because it is another one: {'; '.join(differ[:6])}. "
-            "Begin a new one in another folder; a finished one can be given more epochs."
+            f"The training can't be resumed, as it is another one: {'; '.join(differences[:6])}. "
+            "Use another folder for a new one; a finished one can continue with more epochs."
         )
 
 
-def flattened(value: Any, name: str = "") -> dict[str, Any]:
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested JSON values as a flat dictionary, such as `{"recipe.schedule.epochs": 3}`."""
     if isinstance(value, Mapping):
-        found = {name: "{...}"} if name else {}
-        inside = [(f"{name}.{key}".lstrip("."), each) for key, each in value.items()]
+        flat = {name: "{...}"} if name else {}
+        items = [(f"{name}.{key}".lstrip("."), each) for key, each in value.items()]
     elif isinstance(value, (list, tuple)):
-        found = {name: f"[{len(value)} values]"}
-        inside = [(f"{name}[{index}]", each) for index, each in enumerate(value)]
+        flat = {name: f"[{len(value)} values]"}
+        items = [(f"{name}[{index}]", each) for index, each in enumerate(value)]
     else:
         return {name: value}
-    for key, each in inside:
-        found |= flattened(each, key)
-    return found
+    for key, each in items:
+        flat |= flatten(each, key)
+    return flat
 
 
 def _structure_of(model):
     """Return the structure of a model, its optimizer and its loss, flat."""
     objects = {"model": model, "optimizer": optimizer_of(model), "loss": model.loss}
-    found = {}
+    structure = {}
     for name, value in objects.items():
         config = keras.saving.serialize_keras_object(value)
-        found[name] = config["config"] if isinstance(config, dict) else config
+        structure[name] = config["config"] if isinstance(config, dict) else config
     # The width of integers depends on the backend.
-    found["variables"] = [
+    structure["variables"] = [
         [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
         for variable in variables_of(model).values()
     ]
-    return {k: v for k, v in flattened(found).items() if not NOT_COMPARED.search(k)}
+    return {k: v for k, v in flatten(structure).items() if not NOT_COMPARED.search(k)}
 
 
 def fingerprint(batches: Pipelines) -> dict[str, Any]:
-    """Return what tells data sets apart: labels, and names and sizes of files, or all pixels."""
-    found = {}
+    """Return a digest of each split: its labels, and names and sizes of files, or all pixels."""
+    splits = {}
     for name in ("train", "validation"):
         split = getattr(getattr(batches, name), "split", None)
         if split is None:
@@ -480,8 +480,8 @@ def fingerprint(batches: Pipelines) -> dict[str, Any]:
         else:
             for image in map(split.id, range(split.size)):
                 digest.update(Path(str(image)).name.encode())
-                # An image may vanish during a training, which goes on without it.
+                # An image may vanish during training, which continues without it.
                 if isinstance(image, os.PathLike) and os.path.exists(image):
                     digest.update(b"%d" % os.path.getsize(image))
-        found[name] = {"images": split.size, "pixels": digest.hexdigest()[:16]}
-    return found
+        splits[name] = {"images": split.size, "pixels": digest.hexdigest()[:16]}
+    return splits

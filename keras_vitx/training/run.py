@@ -28,10 +28,10 @@ HELD_OUT = "held_out.txt"
 
 
 class Run(keras.callbacks.Callback):
-    """The record of a training in its folder, which as a context it locks for other processes.
+    """The record of a training run in its folder, and a context that locks the folder.
 
-    `run.json` is written when the training begins and when it ends, also by an error, which leaves
-    the model with its best weights. Without `output`, nothing is written.
+    `run.json` is written when training begins and when it ends, also on an error, after which the
+    model has its best weights. Without `output`, nothing is written.
     """
 
     best: KeepBest
@@ -43,23 +43,23 @@ class Run(keras.callbacks.Callback):
         self.checkpoints = self.folder and self.folder / CHECKPOINTS
         self.writes = self.folder is not None and is_chief()
         self.record: dict[str, Any] = {}
-        self.begun: float | None = None
+        self.start: float | None = None
         if self.writes:
             self._check_folder(resume)
 
     def _check_folder(self, resume):
         files = ("run.json", "history.csv", "best.keras", "last.keras", CHECKPOINTS)
-        found = {name for name in files if (self.folder / name).exists()}
-        if found and not resume:
+        existing = {name for name in files if (self.folder / name).exists()}
+        if existing and not resume:
             raise ValueError(
-                f"`output` already holds a training run, which is left unchanged: {self.folder}. "
-                "Give another folder, or `resume=True` to continue the run."
+                f"`output` already holds a training run: {self.folder}. Pass another folder, or "
+                "`resume=True` to continue the run."
             )
-        if found - {"run.json"} and CHECKPOINTS not in found:
+        if existing - {"run.json"} and CHECKPOINTS not in existing:
             raise ValueError(f"`output`: the run in {self.folder} has no checkpoints to continue.")
 
     def __enter__(self):
-        self.keeps_memory = backend.keep_memory()
+        self.memory_is_kept = backend.keep_memory()
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(self.folder / ".lock")
@@ -67,15 +67,15 @@ class Run(keras.callbacks.Callback):
                 self.lock.acquire(timeout=0)
             except Timeout as error:
                 raise ValueError(
-                    f"`output` must be a folder in which no other process trains. Received: "
-                    f"{self.folder}, which is in use. Wait for that run, or give another folder."
+                    "`output` must not be in use by another process. Received: "
+                    f"{self.folder}. Wait for that run to end, or pass another folder."
                 ) from error
         return self
 
     def describe(
         self, batches: Pipelines, model: keras.Model, recipe: Recipe, **record: Any
     ) -> None:
-        """Set what `run.json` and `held_out.txt` say of the training."""
+        """Set the contents of `run.json` and `held_out.txt`."""
         self.record = record | {
             "model": model.name,
             "source": self.source,
@@ -91,7 +91,7 @@ class Run(keras.callbacks.Callback):
         self.held_out = [] if split is None else split.names()
 
     def on_train_begin(self, logs=None):
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
         if self.writes:
             self.record["seconds"] = read_run(self.folder).get("seconds", 0.0)
             self._write()
@@ -101,39 +101,39 @@ class Run(keras.callbacks.Callback):
 
     def __exit__(self, kind, error, traceback):
         try:
-            # A training that was refused before it began has touched nothing.
-            if error is not None and self.begun is not None:
-                self._stopped(error)
+            # An error before training has changed nothing.
+            if error is not None and self.start is not None:
+                self._handle(error)
         finally:
             if self.writes:
-                if self.begun is not None:
+                if self.start is not None:
                     self._write_results()
-                with contextlib.suppress(OSError):  # Windows removes no open file.
+                with contextlib.suppress(OSError):  # Windows can't remove an open file.
                     (self.folder / ".lock").unlink()
                 self.lock.release()
-            if self.keeps_memory:
+            if self.memory_is_kept:
                 backend.return_memory()
 
-    def _stopped(self, error):
-        """Restore the best weights; say which they are, and how to go on."""
-        kept = self.best.restore()
+    def _handle(self, error):
+        """Restore the best weights; log or raise which they are, and how to continue."""
+        message = self.best.restore()
         self.record["stopped"] = f"{type(error).__name__}: {error}"
         files = checkpoints_in(self.checkpoints) if self.folder else []
         if files:
-            kept += f" `resume=True` continues from {files[-1]}."
+            message += f" `resume=True` continues from {files[-1]}."
         if not isinstance(error, FloatingPointError):
-            log.warning("%s stopped the training. %s", type(error).__name__, kept)
+            log.warning("%s stopped the training. %s", type(error).__name__, message)
             return
         self.record["images"] = getattr(error, "images", [])
-        look = "look at these images, and " if self.record["images"] else ""
+        images = "look at these images, and " if self.record["images"] else ""
         raise FloatingPointError(
-            f"{error} {kept} Next, {look}try a lower `learning_rate`, `clip_norm=1.0`, or "
+            f"{error} {message} Next, {images}try a lower `learning_rate`, `clip_norm=1.0`, or "
             "`precision='float32'`."
         ) from error
 
     def _write_results(self):
-        """Write the results; a full disk is only logged, as not to hide another error."""
-        seconds = self.record["seconds"] + time.perf_counter() - self.begun
+        """Write the results; a full disk is only logged, so that it doesn't hide another error."""
+        seconds = self.record["seconds"] + time.perf_counter() - self.start
         self.record |= {**self.best.summary(), "seconds": round(seconds, 1)}
         try:
             self._write()
@@ -148,7 +148,7 @@ class Run(keras.callbacks.Callback):
 
 
 def path_of(source: Any) -> str | None:
-    """Return the absolute path of a source, a file or a folder; None for any other."""
+    """Return the absolute path of a source that is a file or a folder; None for others."""
     source = getattr(source, "name", source)
     if not isinstance(source, (str, os.PathLike)):
         return None
@@ -157,7 +157,7 @@ def path_of(source: Any) -> str | None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return what is in `run.json`; nothing if there is none."""
+    """Return the contents of `run.json`, or an empty dictionary if there is no such file."""
     path = folder / "run.json"
     if not path.exists():
         return {}
@@ -168,7 +168,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the folder holds a run that was trained to its end."""
+    """Return whether the folder holds a finished run."""
     return bool(read_run(folder).get("finished"))
 
 

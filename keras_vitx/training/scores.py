@@ -1,4 +1,4 @@
-"""Results of an evaluation beyond its metrics: confusions, scores, and the worst images."""
+"""Results of an evaluation beyond its metrics: confusion, scores, and the worst images."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,7 @@ from keras_vitx.text import needs_extra
 from keras_vitx.training.figures import draw_images
 from keras_vitx.training.task import Task
 
-SHOWN = 16
-
+NUM_WORST = 16
 
 Predictions = tuple[np.ndarray, np.ndarray]
 """Labels, integers (n,), or 0 and 1 (n, classes), and probabilities of at least two classes."""
@@ -24,13 +23,10 @@ Predictions = tuple[np.ndarray, np.ndarray]
 def predictions_of(
     model: keras.Model, batches: Iterable, task: Task
 ) -> tuple[Predictions, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return the predictions for all images, and those for the worst ones with the images.
-
-    Images are as the model takes them.
-    """
+    """Return all predictions, and the labels, probabilities and images (inputs) of the worst."""
     if isinstance(batches, keras.utils.PyDataset):
         batches = map(batches.__getitem__, range(len(batches)))
-    found, worst = [], None
+    predictions, worst = [], None
     for images, labels, *weights in batches:
         outputs = ops.convert_to_tensor(model.predict_on_batch(images))
         values = ops.convert_to_numpy(task.outputs.probabilities(outputs))
@@ -42,30 +38,30 @@ def predictions_of(
         if task.kind != "multi-label":
             labels = labels.reshape(-1).astype("int64")
         real = ops.convert_to_numpy(weights[0]) > 0 if weights else slice(None)
-        batch = [each[real] for each in (labels, values, ops.convert_to_numpy(images))]
-        found.append(batch[:2])
+        batch = [array[real] for array in (labels, values, ops.convert_to_numpy(images))]
+        predictions.append(batch[:2])
         if worst is not None:
             batch = [np.concatenate(pair) for pair in zip(worst, batch, strict=True)]
-        order = np.argsort(_of_the_label(*batch[:2]), kind="stable")[:SHOWN]
-        worst = tuple(each[order] for each in batch)
-    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True)), worst
+        order = np.argsort(_label_probability(*batch[:2]), kind="stable")[:NUM_WORST]
+        worst = tuple(array[order] for array in batch)
+    return tuple(np.concatenate(arrays) for arrays in zip(*predictions, strict=True)), worst
 
 
 def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
-    """Return what `evaluate` returns with `confusion`."""
+    """Return the entries of the result of `evaluate` with `confusion`."""
     labels, probabilities = predictions
     matrix = np.zeros((probabilities.shape[1],) * 2, "int64")
     np.add.at(matrix, (labels, probabilities.argmax(-1)), 1)
     rows = []
     for index in np.flatnonzero(matrix.sum(1)):
-        images, predicted, right = matrix[index].sum(), matrix[:, index].sum(), matrix[index, index]
+        images, predicted, hits = matrix[index].sum(), matrix[:, index].sum(), matrix[index, index]
         wrong = np.where(np.arange(len(matrix)) == index, 0, matrix[index])
         rows.append(
             {
                 "class": class_names[index],
                 "images": int(images),
-                "accuracy": float(right / images),
-                "precision": float(right / predicted) if predicted else None,
+                "accuracy": float(hits / images),
+                "precision": float(hits / predicted) if predicted else None,
                 "taken for": class_names[wrong.argmax()] if wrong.any() else None,
             }
         )
@@ -80,7 +76,7 @@ def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[s
 def scores_of(predictions: Predictions) -> dict[str, float]:
     """Return `"precision"`, `"recall"`, `"f1"` and `"auc"`, each a mean over the classes.
 
-    Classes that no image has, or all have, have no area under the curve and are left out.
+    Classes of no image, or of all images, have no area under the curve and are left out.
     """
     try:
         from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
@@ -88,38 +84,38 @@ def scores_of(predictions: Predictions) -> dict[str, float]:
         raise ImportError(needs_extra("Scores need scikit-learn", "metrics")) from error
     labels, probabilities = predictions
     predicted = probabilities.argmax(-1)
-    right = labels[:, None] == np.arange(probabilities.shape[1])
+    targets = labels[:, None] == np.arange(probabilities.shape[1])
     if labels.ndim == 2:
-        labels = right = labels > 0.5
+        labels = targets = labels > 0.5
         predicted = probabilities > 0.5
     scores = precision_recall_fscore_support(labels, predicted, average="macro", zero_division=0)
     scores = dict(zip(("precision", "recall", "f1"), map(float, scores[:3]), strict=True))
     areas = [
-        roc_auc_score(is_class, of_class)
-        for is_class, of_class in zip(right.T, probabilities.T, strict=True)
-        if 0 < is_class.sum() < len(is_class)
+        roc_auc_score(target, probability)
+        for target, probability in zip(targets.T, probabilities.T, strict=True)
+        if 0 < target.sum() < len(target)
     ]
     return {**scores, "auc": float(np.mean(areas)) if areas else float("nan")}
 
 
-def draw_most_wrong(
+def draw_worst(
     worst: tuple[np.ndarray, np.ndarray, np.ndarray],
     class_names: Sequence[str],
     preprocessing: Preprocessing,
     path: str | os.PathLike,
 ) -> Path:
-    """Draw images, with the probabilities of their label and of the predicted class above."""
+    """Draw images, titled with the probabilities of their label and of the predicted class."""
     labels, probabilities, images = worst
     titles = []
     for label, row in zip(labels, probabilities, strict=True):
-        # Of several labels, the one that is predicted worst.
-        shown = [np.abs(label - row).argmax()] if labels.ndim == 2 else [label, row.argmax()]
-        titles.append("\n".join(f"{class_names[index]}: {row[index]:.0%}" for index in shown))
+        # Of several labels, the one with the largest error.
+        classes = [np.abs(label - row).argmax()] if labels.ndim == 2 else [label, row.argmax()]
+        titles.append("\n".join(f"{class_names[index]}: {row[index]:.0%}" for index in classes))
     pixels = images * np.float32(preprocessing.std) + np.float32(preprocessing.mean)
     return draw_images(pixels, titles, path)
 
 
-def _of_the_label(labels, probabilities):
+def _label_probability(labels, probabilities):
     """Return the probability of the label; of several, that of the least probable one."""
     if labels.ndim == 2:
         return np.where(labels > 0.5, probabilities, 1 - probabilities).min(-1)

@@ -16,7 +16,7 @@ from keras_vitx.training.wrapped import Wrapped
 
 
 class MixToken(Wrapped):
-    r"""Batches with a box, in which the network exchanges patches with other images.
+    r"""Batches with a box in which the network exchanges patches with other images.
 
     MixToken (Jiang et al., 2021, Section 3.2) is CutMix on tokens, and takes its place. After the
     patch embedding, the patches in a box are exchanged with those of the batch in reverse order.
@@ -27,20 +27,20 @@ class MixToken(Wrapped):
     The box has the grid's proportions and the area $1 - \lambda$ with $\lambda \sim
     \mathrm{Beta}(\alpha, \alpha)$, around a uniform center and clipped at the border, as in
     `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the batch, and is
-    passed with the labels:
+    part of the labels:
 
     ```python
     model.compile("adamw", SmoothedCrossentropy(0.1), metrics=["accuracy"])
     model.fit(MixToken(batches.train, model), validation_data=batches.validation)
     ```
 
-    In training, accuracy is measured on the labels of the larger part. On several devices of
+    In training, accuracy refers to the label of the larger area. On several devices of
     PyTorch or TensorFlow, images are exchanged among those of one device.
 
     Args:
         batches: Batches `(images, labels)` or `(images, labels, weights)`, prepared for the model.
             The loss must be linear in the label, as a cross entropy is.
-        model: The model that is trained: a `Chain` with a patch embedding.
+        model: The model to train: a `Chain` with a patch embedding.
         alpha: $\alpha$, above 0.
         seed: Seed of the boxes.
 
@@ -48,7 +48,7 @@ class MixToken(Wrapped):
         ValueError: if the model has no patch embedding, or `alpha` is out of range.
     """
 
-    by_image = True
+    per_image = True
 
     def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
         super().__init__(batches)
@@ -62,8 +62,8 @@ class MixToken(Wrapped):
             raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")
         self.grid, self.alpha, self.seed = tuple(grids[0]), alpha, seed
 
-    def changed(self, images, labels, index):
-        # A further number keeps the boxes independent of the augmentation of the same batch.
+    def transform(self, images, labels, index):
+        # The 1 makes the boxes independent of the augmentation of the same batch.
         random = np.random.default_rng((self.seed, self.epoch, index, 1))
         box = np.zeros(self.grid, bool)
         box[Mixing(mixup=0.0, cutmix=self.alpha).draw(self.grid, random)[1]] = True
@@ -72,32 +72,31 @@ class MixToken(Wrapped):
 
 
 def distillation_of(recipe: Recipe, teacher: keras.Model | None) -> Distillation | None:
-    """Return the distillation from a teacher; `"hard"` if the recipe names no kind."""
+    """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
     if teacher is not None:
         kind = recipe.distillation or "hard"
         return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
     if recipe.distillation is not None:
         raise ValueError(
             f"`teacher` must be a model for a recipe with distillation={recipe.distillation!r}. "
-            "Received: None. Give distillation=None to train on the labels alone."
+            "Received: None. Set distillation=None to train on the labels alone."
         )
     return None
 
 
 def token_labels_of(labels: Any, model: keras.Model, source: Any) -> TokenLabels | None:
-    """Return the labels of the patches, which `data.pipelines` takes as `targets`."""
+    """Return the labels of the patches, the `targets` of `data.pipelines`."""
     if labels is None:
         return None
     if isinstance(source, Pipelines) or is_batches(source):
         raise ValueError(
-            "`token_labels` must be None for batches of your own: they follow the augmentation. "
-            "Give `targets=TokenLabels(...)` to `data.pipelines`, or batches with labels "
-            "{'head': ..., 'aux_head': ...}."
+            "`token_labels` must be None for your own batches. Pass `targets=TokenLabels(...)` to "
+            "`data.pipelines`, or batches with labels {'head': ..., 'aux_head': ...}."
         )
     return labels if isinstance(labels, TokenLabels) else TokenLabels(labels, model)
 
 
-def with_targets(
+def add_targets(
     batches: Pipelines,
     model: keras.Model,
     recipe: Recipe,
@@ -105,25 +104,26 @@ def with_targets(
     class_weight: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> Pipelines:
-    """Return the batches with a teacher's targets and the boxes of MixToken, if the recipe asks."""
+    """Return batches with a teacher's targets and, if the recipe uses MixToken, its boxes."""
     train, token_labels = batches.train, getattr(batches.train, "targets", None)
     if isinstance(token_labels, TokenLabels):
         split = train.split
         token_labels.check(split.id(index) for index in range(split.size))
     if distillation is not None:
-        names, known = batches.class_names, getattr(distillation.teacher, "class_names", None)
-        unnamed = names is None or known is None or are_numbers(names) or are_numbers(known)
-        if not unnamed and tuple(known) != tuple(names):
+        names = batches.class_names
+        teacher_names = getattr(distillation.teacher, "class_names", None)
+        has_names = not any(each is None or are_numbers(each) for each in (names, teacher_names))
+        if has_names and tuple(teacher_names) != tuple(names):
             raise ValueError(
                 "`teacher` must have the classes of the data, in the same order, "
-                f"({', '.join(names[:5])}, ...). Received: ({', '.join(known[:5])}, ...)."
+                f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
             )
         train = distillation.batches(train, model)
     if recipe.mix_token:
         train = MixToken(train, model, seed=seed)
     if class_weight is not None and (token_labels or train is not batches.train):
         raise ValueError(
-            "`class_weight` must be None where there are several labels per image, by a teacher, "
-            "token labels or MixToken. Give batches (images, labels, weights)."
+            "`class_weight` must be None with several labels per image, from a teacher, token "
+            "labels or MixToken. Pass batches (images, labels, weights) instead."
         )
     return batches._replace(train=train)

@@ -1,4 +1,4 @@
-"""The task of a model, inferred from its head and the form of the labels."""
+"""The task of a model, inferred from its head and its labels."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,12 +9,12 @@ import numpy as np
 from keras_vitx.classifier import Outputs
 from keras_vitx.losses import SigmoidCrossentropy, SmoothedCrossentropy
 
-Kind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
+TaskKind = Literal["classes", "distributions", "binary", "multi-label", "regression"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """The kind of a task, with its loss and metrics.
+    """A kind of task, with its loss and metrics.
 
     | kind | head | labels | loss |
     |---|---|---|---|
@@ -26,11 +26,11 @@ class Task:
     | `"regression"` | linear | floats, `(n, outputs)`, or `(n,)` for one | squared error |
     """
 
-    kind: Kind
+    kind: TaskKind
     outputs: Outputs
 
     def loss(self, label_smoothing: float = 0.0) -> keras.losses.Loss:
-        """Return the loss; without label smoothing, the one reported in evaluation."""
+        """Return the loss; the one reported in evaluation has no label smoothing."""
         if self.kind == "regression":
             return keras.losses.MeanSquaredError(name="squared_error")
         if self.outputs.kind == "sigmoid":
@@ -38,9 +38,9 @@ class Task:
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
     def metrics(self, top_5: bool = False) -> list[keras.metrics.Metric]:
-        """Return new metrics, with the top-5 accuracy if it is asked for and there are classes."""
+        """Return new metrics; `top_5` adds the top-5 accuracy, for more than five classes."""
         metrics = keras.metrics
-        accuracy, among_five = {
+        accuracy, top_k = {
             "classes": (metrics.SparseCategoricalAccuracy, metrics.SparseTopKCategoricalAccuracy),
             "distributions": (metrics.CategoricalAccuracy, metrics.TopKCategoricalAccuracy),
             "binary": (metrics.BinaryAccuracy, None),
@@ -48,17 +48,16 @@ class Task:
             "regression": (metrics.MeanAbsoluteError, None),
         }[self.kind]
         names = {"multi-label": "binary_accuracy", "regression": "mean_absolute_error"}
-        found = [accuracy(names.get(self.kind, "accuracy"))]
-        if top_5 and among_five is not None and self.outputs.classes > 5:
-            found.append(among_five(5, "top_5_accuracy"))
-        return found
+        instances = [accuracy(names.get(self.kind, "accuracy"))]
+        if top_5 and top_k is not None and self.outputs.classes > 5:
+            instances.append(top_k(5, "top_5_accuracy"))
+        return instances
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:
-    """Return the task for a batch of labels; raises a ValueError if they don't fit the outputs."""
-    labels = np.asarray(labels)
-    classes = outputs.classes
-    whole = labels.dtype.kind in "iub" or bool((labels == np.floor(labels)).all())
+    """Return the task of a batch of labels; a ValueError if they don't fit the outputs."""
+    labels, classes = np.asarray(labels), outputs.classes
+    integral = labels.dtype.kind in "iub" or bool((labels == np.floor(labels)).all())
     in_unit = bool((labels >= 0).all() and (labels <= 1).all())
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -67,13 +66,12 @@ def task_of(outputs: Outputs, labels: Any) -> Task:
             return Task("binary", outputs)
         if outputs.kind == "logits" and labels.dtype.kind == "f":
             return Task("regression", outputs)
-    elif labels.ndim == 1 and whole:
+    elif labels.ndim == 1 and integral:
         if labels.min() < 0 or labels.max() >= classes:
             raise ValueError(
-                f"Labels must be in 0..{classes - 1}, as the model has {classes} outputs. "
-                f"Received: {labels.min():.0f}..{labels.max():.0f}. Make the model with "
-                f"classes={labels.max() + 1:.0f}; or, if they are numbers to predict, such as "
-                "ages, with classes=1 and classifier_activation=None, and floats as labels."
+                f"Labels must be in 0..{classes - 1} for a model of {classes} outputs. Received: "
+                f"{labels.min():.0f}..{labels.max():.0f}. Set classes={labels.max() + 1:.0f}, or, "
+                "for regression, classes=1 and classifier_activation=None, with floats as labels."
             )
         return Task("classes", outputs)
     elif labels.ndim == 2 and labels.shape[1] == classes:
@@ -82,13 +80,12 @@ def task_of(outputs: Outputs, labels: Any) -> Task:
         sums_to_one = in_unit and bool(np.allclose(labels.sum(-1), 1, atol=1e-3))
         if outputs.kind != "sigmoid" and sums_to_one:
             return Task("distributions", outputs)
-        if outputs.kind == "logits" and not (whole and in_unit):
+        if outputs.kind == "logits" and not (integral and in_unit):
             return Task("regression", outputs)
     raise ValueError(
         f"A head of {classes} outputs ({outputs.kind}) and labels of shape {labels.shape} "
         f"({labels.dtype}, from {labels.min():g} to {labels.max():g}) do not determine a task. "
-        "Expected: softmax or logits with integers or with rows that sum to 1; sigmoid "
-        "with rows of 0 and 1 (several labels per image); a linear head with other floats. Make "
-        'the model with classifier_activation="softmax", "sigmoid" or None (linear), or call '
-        "`model.compile(optimizer, loss)` before `fit`."
+        "Expected: softmax or logits with integers or rows that sum to 1; sigmoid with rows of 0 "
+        "and 1 (several labels per image); a linear head with other floats. Create the model with "
+        'classifier_activation="softmax", "sigmoid" or None (linear), or compile it before `fit`.'
     )

@@ -1,4 +1,4 @@
-"""Token labels: targets for each patch of an image, which follow its augmentation."""
+"""Token labels: targets for each patch of an image that follow its augmentation."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,12 +11,12 @@ from keras_vitx.data.augmentation.windows import Window
 
 
 class TokenLabels:
-    """Labels of the patches of each image, made beforehand by another network.
+    """Labels of the patches of each image, precomputed by another network.
 
     Token labeling (Jiang et al., 2021), as in Refined-ViT's advanced recipe. Each patch of a
-    training image, which shows a window of the original, gets the labels at its place in a grid of
-    labels: the average of bilinear samples within the patch, as RoIAlign computes it (He et al.,
-    2017), flipped along with the image.
+    training image, which shows a window of the original, gets the labels at its position in a grid
+    of labels: the average of bilinear samples within the patch, as in RoIAlign (He et al., 2017),
+    flipped along with the image.
 
     ```python
     model = kv.RefinedViT_S(dense_head=True)
@@ -33,15 +33,15 @@ class TokenLabels:
             pair `(scores, classes)` of arrays `(images, rows, columns, k)` with the k highest
             scores and their classes; indexed as the source (before its split). Or a mapping from
             the path of an image file, as a source of files has it in `ids`, to its grid or pair.
-        model: The model that is trained: a `Chain` with a dense head.
-        from_logits: Whether the scores are logits, whose softmax is taken after the window is
-            sampled (as released; logits beyond the k highest are 0), rather than probabilities (of
-            which the rest is divided among the other classes).
-        relabel_size: Side of a grid on which the window is sampled before it is sampled again on
-            the grid of the model, 24 in the released fine-tuning at 448. None samples it once.
+        model: The model to train: a `Chain` with a dense head.
+        from_logits: Whether the scores are logits, whose softmax is taken after sampling the window
+            (as released; logits beyond the k highest are 0), or probabilities (the remainder is
+            divided among the other classes).
+        relabel_size: Side of an intermediate grid on which the window is sampled before the grid of
+            the model, 24 in the released fine-tuning at 448. None for no intermediate grid.
 
     Raises:
-        ValueError: if the model has no dense head, or the shapes of the labels do not fit.
+        ValueError: if the model has no dense head, or the shapes of the labels don't fit.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class TokenLabels:
         steps = getattr(model, "steps", ())
         if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
             raise ValueError(
-                "`model` must have a classifier of the patches, a dense head (dense_head=True), "
-                f"for token labels. Received: {type(model).__name__} {model.name!r}."
+                "`model` must have a dense head, a classifier of the patches (dense_head=True). "
+                f"Received: {type(model).__name__} {model.name!r}."
             )
         if relabel_size is not None and (not isinstance(relabel_size, int) or relabel_size < 1):
             raise ValueError(
@@ -70,10 +70,10 @@ class TokenLabels:
         """Return the targets of a window of an image, by its id: float32 `(patches, classes)`."""
         grid, classes = self._grid_of(image)
         if self.relabel_size is not None:
-            grid = sampled(grid, window._replace(flip=False), (self.relabel_size,) * 2)
+            grid = sample(grid, window._replace(flip=False), (self.relabel_size,) * 2)
             window = Window(flip=window.flip)
-        targets = sampled(grid, window, self.grid).reshape(-1, grid.shape[-1])
-        # The number of classes that each channel stands for.
+        targets = sample(grid, window, self.grid).reshape(-1, grid.shape[-1])
+        # The number of classes per channel.
         counts = np.ones(grid.shape[-1], "float32")
         if classes is not None:
             counts[-1] = self.classes - len(classes)
@@ -82,9 +82,9 @@ class TokenLabels:
             targets /= (targets @ counts)[:, None]
         if classes is None:
             return targets
-        every = np.repeat(targets[:, -1:], self.classes, -1)
-        every[:, classes] = targets[:, :-1]
-        return every
+        expanded = np.repeat(targets[:, -1:], self.classes, -1)
+        expanded[:, classes] = targets[:, :-1]
+        return expanded
 
     def check(self, images: Iterable[Any]) -> None:
         """Raise a ValueError if one of the images, by their ids, has no labels."""
@@ -97,48 +97,47 @@ class TokenLabels:
             key = image if image in self.labels else str(image)
             if key not in self.labels:
                 raise ValueError(
-                    f"`labels` must have the labels of every image. Received: none for {image}."
+                    f"`labels` must have labels of every image. Received: none for {image}."
                 )
             return key
         count = len(self.labels[0] if isinstance(self.labels, tuple) else self.labels)
         if not isinstance(image, (int, np.integer)) or image >= count:
             raise ValueError(
-                "`labels` must have the labels of every image; for files, a mapping from their "
-                f"paths. Received: {count} grids, and none for the image {image}."
+                "`labels` must have labels of every image; for files, a mapping from their paths. "
+                f"Received: {count} grids, and none for the image {image}."
             )
         return image
 
     def _grid_of(self, image) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the labels of an image, float32 `(rows, columns, channels)`, and their classes.
 
-        Without classes (None), each channel is a class. Otherwise, a last channel has the score of
-        each class that is not among the k highest anywhere in the image.
+        Without classes (None), each channel is a class. Otherwise, the last channel is the score of
+        each class that is nowhere in the image among the k highest.
         """
         key = self._key_of(image)
-        if isinstance(self.labels, Mapping):
-            labels = self.labels[key]
-            _check_shapes(labels, 3, self.classes)
-        elif isinstance(self.labels, tuple):
+        if isinstance(self.labels, tuple):
             labels = tuple(array[key] for array in self.labels)
         else:
             labels = self.labels[key]
+        if isinstance(self.labels, Mapping):
+            _check_shapes(labels, 3, self.classes)
         if not isinstance(labels, tuple):
             return np.asarray(labels, "float32"), None
-        scores, highest = np.asarray(labels[0], "float32"), np.asarray(labels[1], "int64")
+        scores, top_k = np.asarray(labels[0], "float32"), np.asarray(labels[1], "int64")
         rest = np.zeros(scores.shape[:2], "float32")
         if not self.from_logits and self.classes > scores.shape[-1]:
             rest = (1 - scores.sum(-1)) / (self.classes - scores.shape[-1])
-        classes, channels = np.unique(highest, return_inverse=True)
+        classes, channels = np.unique(top_k, return_inverse=True)
         grid = np.repeat(rest[..., None], len(classes) + 1, -1)
-        np.put_along_axis(grid, channels.reshape(highest.shape), scores, -1)
+        np.put_along_axis(grid, channels.reshape(top_k.shape), scores, -1)
         return grid, classes
 
 
-def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:
+def sample(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:
     """Sample a window of a grid as RoIAlign, flipped if the window is: float32 `(*size, channels)`.
 
-    Each cell is the mean of bilinear samples at equal distances of at most one cell of `grid`.
-    Beyond its outermost centers, the grid continues unchanged.
+    Each cell is the mean of equidistant bilinear samples, at most one cell of `grid` apart. Beyond
+    its outermost centers, the grid is constant.
     """
     rows = _weights(window.top, window.height, len(grid), size[0])
     columns = _weights(window.left, window.width, grid.shape[1], size[1])
@@ -147,24 +146,23 @@ def sampled(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarr
 
 
 def _weights(start: float, length: float, cells: int, size: int) -> np.ndarray:
-    """Return the weight of each cell of an axis in each of the samples, `(size, cells)`."""
+    """Return the weight of each cell of an axis in each output cell, `(size, cells)`."""
     samples = max(math.ceil(length * cells / size), 1)
-    places = start + (np.arange(size * samples) + 0.5) * (length / (size * samples))
+    positions = start + (np.arange(size * samples) + 0.5) * (length / (size * samples))
     # The center of cell i is at (i + 1/2) / cells.
-    places = np.clip(places * cells - 0.5, 0, cells - 1)
-    weights = np.maximum(1 - np.abs(places[:, None] - np.arange(cells)), 0)
+    positions = np.clip(positions * cells - 0.5, 0, cells - 1)
+    weights = np.maximum(1 - np.abs(positions[:, None] - np.arange(cells)), 0)
     return weights.reshape(size, samples, cells).mean(1).astype("float32")
 
 
 def _check_shapes(labels: Any, axes: int, classes: int) -> None:
-    """Check an array or a pair of arrays, of all images (4 axes) or of one (3)."""
-    pair = isinstance(labels, tuple) and len(labels) == 2
-    shapes = [np.shape(array) for array in (labels if pair else (labels,))]
-    fits = len(set(shapes)) == 1 and len(shapes[0]) == axes and 0 not in shapes[0]
-    last = shapes[0][-1] if fits else 0
-    if not fits or not (last <= classes if pair else last == classes):
+    """Check an array or a pair of arrays: of all images (4 axes) or of one (3)."""
+    is_pair = isinstance(labels, tuple) and len(labels) == 2
+    shapes = [np.shape(array) for array in (labels if is_pair else (labels,))]
+    valid = len(set(shapes)) == 1 and len(shapes[0]) == axes and 0 not in shapes[0]
+    if not valid or not (shapes[0][-1] <= classes if is_pair else shapes[0][-1] == classes):
         raise ValueError(
             f"`labels` must be {'(images, ' if axes == 4 else '('}rows, columns, {classes}), or a "
-            "pair of scores and classes, with at most that many on the last axis. Received: "
+            f"pair with at most {classes} scores and classes. Received: "
             f"{' and '.join(map(str, shapes))}."
         )

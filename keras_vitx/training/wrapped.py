@@ -11,10 +11,10 @@ import numpy as np
 log = logging.getLogger(__name__)
 
 
-class InTurn(keras.utils.PyDataset):
+class SequentialBatches(keras.utils.PyDataset):
     """An iterable as a dataset: each access returns the next batch, whatever its index."""
 
-    in_turn = True
+    is_sequential = True
 
     def __init__(self, batches: Iterable):
         super().__init__()
@@ -45,55 +45,56 @@ class InTurn(keras.utils.PyDataset):
 
 
 class Wrapped(keras.utils.PyDataset):
-    """Batches whose labels or images are changed by `changed`, which a subclass defines.
+    """Batches whose images or labels are changed by `transform`, which a subclass defines.
 
-    They are `(images, labels)` or `(images, labels, weights)`; all other attributes are those of
-    the batches inside. `by_image` says whether `changed` treats each image alone, so that it may be
-    given a share of a batch.
+    Batches are `(images, labels)` or `(images, labels, weights)`. All other attributes are those
+    of the wrapped batches. `per_image` says whether `transform` treats each image independently,
+    so that it can be applied to a share of a batch.
     """
 
-    by_image = False
+    per_image = False
 
     def __init__(self, batches: Iterable):
         super().__init__()
-        self.batches = batches if isinstance(batches, keras.utils.PyDataset) else InTurn(batches)
+        self.batches = (
+            batches if isinstance(batches, keras.utils.PyDataset) else SequentialBatches(batches)
+        )
         self._epoch = 0
 
     @property
     def epoch(self) -> int:
-        """The current epoch: that of the batches inside, or counted here if they have none."""
+        """The current epoch: that of the wrapped batches, or counted here if they have none."""
         return getattr(self.batches, "epoch", self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the current epoch."""
         self._epoch = epoch
         if hasattr(self.batches, "set_epoch"):
             self.batches.set_epoch(epoch)
 
-    def changed(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
-        """Return the images and the labels (an array or several) of batch `index`, changed."""
+    def transform(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
+        """Return the changed images and labels (an array or a dictionary) of batch `index`."""
         raise NotImplementedError
 
-    def around(self, batches: Iterable) -> "Wrapped":
-        """Return the same around other batches."""
-        twin = copy.copy(self)
-        twin.batches = batches
-        return twin
+    def with_batches(self, batches: Iterable) -> "Wrapped":
+        """Return a copy that wraps other batches."""
+        wrapped = copy.copy(self)
+        wrapped.batches = batches
+        return wrapped
 
     def __len__(self) -> int:
         return len(self.batches)
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches per epoch; None if the batches inside are endless."""
+        """Number of batches per epoch; None if the wrapped batches are endless."""
         return self.batches.num_batches
 
     def __getitem__(self, index: int) -> tuple:
-        images, labels, *weights = self.inside(index)
-        return *self.changed(images, labels, index), *weights
+        images, labels, *weights = self.wrapped_batch(index)
+        return *self.transform(images, labels, index), *weights
 
-    def inside(self, index: int) -> tuple:
-        """Return batch `index` of the batches inside, as arrays."""
+    def wrapped_batch(self, index: int) -> tuple:
+        """Return batch `index` of the wrapped batches, as arrays."""
         return keras.tree.map_structure(_as_array, tuple(self.batches[index]))
 
     def __iter__(self):
@@ -107,27 +108,25 @@ class Wrapped(keras.utils.PyDataset):
         return getattr(self.batches, name)
 
     def on_epoch_begin(self) -> None:
-        """Begin an epoch of the batches inside."""
         self.batches.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """End an epoch of the batches inside."""
         self._epoch += 1
         self.batches.on_epoch_end()
 
 
-class Window(Wrapped):
-    """`count` batches from `start` on (None: as many as there are), which begin again at the end.
+class BatchRange(Wrapped):
+    """`count` batches from index `start` on, starting over at the end; None is all.
 
-    Batch i of a `PyDataset` must not depend on the batches before it; of another iterable, those
-    before `start` are skipped.
+    Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches
+    before `start` are read and skipped.
     """
 
     def __init__(self, batches: Any, start: int = 0, count: int | None = None):
         super().__init__(batches)
         self.start, self.length = start, self.batches.num_batches
         self.count = self.length if count is None else count
-        if not getattr(self.batches, "in_turn", False):
+        if not getattr(self.batches, "is_sequential", False):
             self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
             self.max_queue_size = batches.max_queue_size
         elif start:
@@ -141,7 +140,6 @@ class Window(Wrapped):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches in the window."""
         return self.count
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from keras_vitx.data import Mixing
-from keras_vitx.data.augmentation import PRESETS, jittered
+from keras_vitx.data.augmentation import PRESETS, jitter_colors
 from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.rand_augment import OPERATIONS, SIGNED, RandAugment
 from keras_vitx.data.augmentation.windows import random_box
@@ -152,7 +152,7 @@ def test_jitter(timm, photographs):
     picture = Image.open(photographs[1]).convert("RGB").resize((48, 32))
     transform, generator = ColorJitter(0.4, 0.4, 0.4), np.random.default_rng(0)
     theirs = [np.asarray(transform(picture)) for _ in range(400)]
-    ours = [jittered(np.asarray(picture), 0.4, generator) for _ in range(400)]
+    ours = [jitter_colors(np.asarray(picture), 0.4, generator) for _ in range(400)]
     for of in (np.mean, np.std, lambda image: np.ptp(image, axis=-1).mean()):
         assert_one_distribution([of(image) for image in theirs], [of(image) for image in ours])
 

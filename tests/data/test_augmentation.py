@@ -11,7 +11,7 @@ from PIL import Image
 from keras_vitx.data import Augmentation, Mixing, pipelines
 from keras_vitx.data.augmentation import PRESETS
 from keras_vitx.data.augmentation.mixing import check_mixable, soft_labels
-from keras_vitx.data.augmentation.windows import random_resized, shifted
+from keras_vitx.data.augmentation.windows import random_shift, resized_crop
 from keras_vitx.data.preprocessing import resize
 from keras_vitx.data.worker import share_of_batch
 
@@ -28,7 +28,7 @@ def test_a_shift_is_within_an_eighth_and_leaves_a_black_border(picture):
     padded = np.pad(image, [(2, 2), (3, 3), (0, 0)])
     seen = set()
     for random in generators(200):
-        found, window = shifted(image, random)
+        found, window = random_shift(image, random)
         top, left = round(window.top * 16), round(window.left * 24)
         np.testing.assert_array_equal(found, padded[top + 2 : top + 18, left + 3 : left + 27])
         seen |= {("top", top), ("left", left)}
@@ -54,7 +54,7 @@ def test_a_window_of_a_picture_is_that_of_its_pixels(picture, interpolation):
     image = picture(50, 61)
     for seed in range(20):
         found, wanted = (
-            random_resized(each, (24, 32), np.random.default_rng(seed), interpolation=interpolation)
+            resized_crop(each, (24, 32), np.random.default_rng(seed), interpolation=interpolation)
             for each in (Image.fromarray(image), image)
         )
         np.testing.assert_array_equal(found[0], wanted[0])
@@ -64,7 +64,7 @@ def test_a_window_of_a_picture_is_that_of_its_pixels(picture, interpolation):
 def test_a_shrunk_window_is_antialiased():
     checks = (np.indices((64, 64)).sum(axis=0) % 2 * 255).astype("uint8")
     image = np.repeat(checks[..., None], 3, axis=-1)
-    shrunk, _ = random_resized(image, (8, 8), generators()[0], (1.0, 1.0), (1.0, 1.0))
+    shrunk, _ = resized_crop(image, (8, 8), generators()[0], (1.0, 1.0), (1.0, 1.0))
     assert np.abs(shrunk.astype(float) - 127.5).max() < 25
 
 

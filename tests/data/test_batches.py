@@ -223,7 +223,7 @@ def test_fit_takes_batches_of_grain(pictures):
     history = kv.fit(model, endless, epochs=2, warmup_epochs=0, steps_per_epoch=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
     own = grain.MapDataset.source(list(islice(endless, 2)))
-    with pytest.raises(ValueError, match=r"endless\. Give `steps_per_epoch`"):
+    with pytest.raises(ValueError, match=r"endless\. Set `steps_per_epoch`"):
         kv.fit(model, own.repeat(), epochs=1, warmup_epochs=0)
     loader = grain.DataLoader(data_source=own, sampler=grain.samplers.SequentialSampler(2))
     for dataset in (own, loader):

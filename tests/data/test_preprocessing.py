@@ -175,7 +175,7 @@ def test_grey_becomes_colour_and_colour_grey(make_model, picture):
         ([], "Received: none"),
         (np.zeros((0, 8, 8, 3), "uint8"), "Received: none"),
         (np.zeros((8, 0, 3), "uint8"), "Received: shape"),
-        (Image.new("RGB", (8, 0)), r"size of a PIL image is \(8, 0\)"),
+        (Image.new("RGB", (8, 0)), r"PIL image of size \(8, 0\)"),
     ],
 )
 def test_wrong_images_are_named(make_model, images, message):

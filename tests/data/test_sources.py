@@ -338,8 +338,8 @@ def test_wrong_arrays_are_named(arrays, change, message):
 @pytest.mark.parametrize(
     "content, error, message",
     [
-        ({"images": 0, "labels": 1}, ValueError, "x_train and .* found images, labels"),
-        ({"x_train": 0, "y_train": 1, "x_test": 0}, ValueError, "found x_test, x_train, y_train"),
+        ({"images": 0, "labels": 1}, ValueError, "x_train and .* Received: images, labels"),
+        ({"x_train": 0, "y_train": 1, "x_test": 0}, ValueError, "x_test, x_train, y_train"),
         ({"x_train": 0, "y_train": 1, "class_names": 2}, ValueError, r"in 0\.\.2\. Received: 3"),
         (b"", OSError, r"set\.npz can't be read"),
         (b"nothing of the kind", OSError, r"set\.npz can't be read"),

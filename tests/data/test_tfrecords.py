@@ -96,7 +96,7 @@ def test_labels_of_imagenet_start_at_one(write, records):
 @pytest.mark.parametrize(
     "records, message",
     [
-        ([example(b"", [1], ("pixels", "label"))], "Found the features label, pixels"),
+        ([example(b"", [1], ("pixels", "label"))], "Received: the features label, pixels"),
         ([example(b"", [1, 2])], "one image and one integer label"),
         ([example(b"", b"cat")], "one image and one integer label"),
         ([], "there are no images of the split train in .*bad"),

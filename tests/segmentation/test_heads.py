@@ -10,7 +10,7 @@ from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.segmentation import LinearHead, UperNet
-from keras_vitx.segmentation.evaluate import counted, measures_of
+from keras_vitx.segmentation.evaluate import confusion, metrics_of
 
 SHAPE = (32, 48, 3)
 SMALL = dict(channels=8, scales=(2, 1, 1, 0.5), pool_sizes=(1, 2, 3), dropout=0.0, auxiliary=4)
@@ -165,7 +165,7 @@ def test_ignored_pixels():
     right = np.take_along_axis(logs, np.where(ignored, 0, masks)[..., None], -1)[..., 0]
     loss, iou = model.evaluate(images, masks, verbose=0)
     assert abs(loss + right[~ignored].mean()) < 1e-4
-    expected = measures_of(counted(masks, logits.argmax(-1), 5))
+    expected = metrics_of(confusion(masks, logits.argmax(-1), 5))
     assert abs(iou - expected["mean_iou"]) < 1e-6
     assert np.isfinite(model.evaluate(images, np.full_like(masks, 255), verbose=0)[0])
 

@@ -9,7 +9,7 @@ from PIL import Image
 import keras_vitx as kv
 from keras_vitx import segmentation as seg
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput
-from keras_vitx.segmentation.evaluate import counted, measures_of, resize_logits
+from keras_vitx.segmentation.evaluate import confusion, metrics_of, resize_logits
 from keras_vitx.segmentation.masks import resize_mask
 
 SPEC = ModelInput((None, 16, 24, 3), IMAGENET_INCEPTION)
@@ -150,13 +150,13 @@ def test_logits_at_another_size():
 @pytest.mark.backend_free
 def test_mean_intersection_over_union():
     mask = np.array([[0, 0, 1], [1, 255, 2]])
-    found = measures_of(counted(mask, np.array([[0, 1, 1], [1, 3, 0]]), 4))
+    found = metrics_of(confusion(mask, np.array([[0, 1, 1], [1, 3, 0]]), 4))
     # Class 3 is in no mask, and only predicted where the mask is ignored.
     np.testing.assert_allclose(found["iou"], [1 / 3, 2 / 3, 0, np.nan])
     assert abs(found["mean_iou"] - 1 / 3) < 1e-9
     assert (found["accuracy"], found["mean_accuracy"]) == (3 / 5, 0.5)
     with pytest.raises(ValueError, match="no pixel"):
-        measures_of(np.zeros((2, 2), int))
+        metrics_of(np.zeros((2, 2), int))
 
 
 @pytest.mark.backend_free
@@ -172,8 +172,8 @@ def test_evaluation_at_the_size_of_the_masks():
 
     found = seg.evaluate(model, source, perturb=perturb)
     assert seen == [((1, 16, 24, 3), None, 0), ((1, 16, 24, 3), None, 1)]
-    counts = sum(counted(mask, seg.predict(model, image).argmax(-1), 4) for image, mask in pairs)
-    assert found["mean_iou"] == measures_of(counts)["mean_iou"] and found["images"] == 2
+    counts = sum(confusion(mask, seg.predict(model, image).argmax(-1), 4) for image, mask in pairs)
+    assert found["mean_iou"] == metrics_of(counts)["mean_iou"] and found["images"] == 2
     assert seg.evaluate(model, source, mode="slide")["images"] == 2
 
 
@@ -232,11 +232,11 @@ def test_bad_files(tmp_path):
     (tmp_path / "lone" / "images" / "0.png").rename(tmp_path / "lone" / "images" / "1.png")
     Image.fromarray(image).save(tmp_path / "color" / "masks" / "0.png")
     for name, message in (
-        ("sizes", r"size \(19, 30\), the image \(20, 30\)"),
-        ("labels", r"0.png: the mask has the label 3. Expected 0..2"),
+        ("sizes", r"size \(20, 30\)\. Received: \(19, 30\)"),
+        ("labels", r"0\.png must be in 0\.\.2, or 255 .* Received: 3"),
         ("lone", "has no image in"),
         ("color", "one number per pixel"),
-        ("", "has 0 of the folders"),
+        ("", r"must have one of the folders images, .*Received: 0"),
     ):
         with pytest.raises(ValueError, match=message):
             seg.load_dataset(tmp_path / name).train.pair(0, 3)

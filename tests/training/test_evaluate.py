@@ -95,7 +95,7 @@ def test_labels_go_by_name(tmp_path):
     assert found["loss"] == pytest.approx(crossentropy(model, images[some], labels[some]), rel=1e-4)
 
     path = named(images[some], labels[some], ("left", "right", "in"), tmp_path / "c.npz")
-    with pytest.raises(ValueError, match="know: in"):
+    with pytest.raises(ValueError, match="Received: in"):
         kv.evaluate(model, path, validation_split=0)
 
 

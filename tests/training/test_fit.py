@@ -294,7 +294,7 @@ def test_own_batches_are_used_as_they_are(caplog):
     history = kv.fit(model, kv.data.Pipelines(Batched(*TRAIN), validation), **SHORT).history
     assert min(history["val_loss"]) == pytest.approx(crossentropy(model, *VALIDATION), rel=1e-4)
     kv.fit(small(), Batched(*TRAIN), mixing=kv.data.Mixing(), **SHORT | {"epochs": 1})
-    assert "without the augmentation and the mixing of the recipe" in caplog.text
+    assert "without the recipe's augmentation and mixing" in caplog.text
     with pytest.raises(ValueError, match=r"`fraction` .* batches, which are used whole.* 0\.5"):
         kv.fit(small(), Batched(*TRAIN), fraction=0.5, **SHORT)
 

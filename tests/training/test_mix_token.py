@@ -240,7 +240,7 @@ def test_boxes_depend_on_seed_epoch_and_index():
             np.testing.assert_array_equal(named["head"], given[index][1])
             box = named["mix_token"]
             assert box.shape == (5, 140) and box.dtype == bool and (box == box[:1]).all()
-            again = batches.changed(*given[index], index)[1]["mix_token"]
+            again = batches.transform(*given[index], index)[1]["mix_token"]
             np.testing.assert_array_equal(again, box)
             boxes.setdefault((seed, epoch), []).append(box[0].reshape(10, 14))
     assert len({np.stack(each).tobytes() for each in boxes.values()}) == 4

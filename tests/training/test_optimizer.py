@@ -9,7 +9,7 @@ from keras_vitx.training.optimizer import (
     AdamW,
     LayerwiseAdamW,
     Muon,
-    averaged,
+    ema_weights,
     make_optimizer,
     rate_factors,
 )
@@ -146,7 +146,7 @@ def test_updates_are_those_of_numpy(changes):
         gradients = [ops.zeros(v.shape) for v in model.trainable_variables]
         for _ in range(parts - 1):
             model.optimizer.apply(gradients, model.trainable_variables)
-        with averaged(model):
+        with ema_weights(model):
             compare(model, average)
     compare(model, weights)
 
@@ -197,7 +197,7 @@ def test_saved_and_loaded(tmp_path, changes, made):
         one.train_on_batch(x, y)
     compare(loaded, [array(v.value) for v in model.trainable_variables])
     # Without an average, `averaged` changes nothing.
-    with averaged(model), averaged(loaded):
+    with ema_weights(model), ema_weights(loaded):
         compare(loaded, [array(v.value) for v in model.trainable_variables])
 
 

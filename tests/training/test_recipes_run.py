@@ -9,7 +9,7 @@ from harness import FAMILIES, array, blocks
 
 import keras_vitx as kv
 from keras_vitx.training import Recipe, list_recipes, recipes
-from keras_vitx.training.optimizer import averaged
+from keras_vitx.training.optimizer import ema_weights
 
 LABELS = np.arange(24) % 5
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 20, 24, 3)).astype("uint8")
@@ -51,7 +51,7 @@ class Watch(keras.callbacks.Callback):
         self.epochs = []
 
     def on_epoch_end(self, epoch, logs=None):
-        with averaged(self.model):
+        with ema_weights(self.model):
             mean = [array(v.value).copy() for v in self.model.trainable_variables]
         own = [array(v.value).copy() for v in self.model.trainable_variables]
         self.epochs.append((own, mean, logs["val_loss"]))
@@ -86,7 +86,7 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
     for found, expected in zip(saved.get_weights(), watch.epochs[chosen][1], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     # Training continues from the average, in the weights and in the optimizer.
-    with averaged(saved):
+    with ema_weights(saved):
         for found, expected in zip(saved.get_weights(), watch.epochs[chosen][1], strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-6)
 

@@ -21,7 +21,7 @@ from keras_vitx.training import resumable_fit
 from keras_vitx.training.resume import (
     check_same,
     fingerprint,
-    flattened,
+    flatten,
     read_last_state,
     read_state,
     remove_stale_files,
@@ -151,7 +151,7 @@ def test_another_run_is_not_resumed(stopped, tmp_path):
         ({"source": (255 - images, labels)}, "data.train.pixels"),
         ({"source": (images[:48], labels[:48])}, "data.train.images was 42, is now"),
         ({"resume": False}, "`resume=True`"),
-        ({"output": None}, "need `output`"),
+        ({"output": None}, "`output` must be a folder"),
         ({"keep": 0}, "`keep` must be at least 1"),
     ):
         settings = {"model": network(), "source": SOURCE, "class_weight": {0: 2.0}}
@@ -182,11 +182,11 @@ def test_the_nested_configuration_of_earlier_versions():
     """Today's is flat; names that only one of both has are not compared."""
     before = {"recipe": {"schedule": {"epochs": 2}, "old": 1}, "shapes": [[3, 4]], "names": ["a"]}
     now = {"recipe": {"schedule": {"epochs": 3}, "new": 2}, "shapes": [(3, 4)], "names": ["a"]}
-    flat = flattened(now)
-    assert flat["recipe.schedule.epochs"] == 3 and flattened(flat) == flat
+    flat = flatten(now)
+    assert flat["recipe.schedule.epochs"] == 3 and flatten(flat) == flat
     with pytest.raises(ValueError, match=r"another one: recipe.schedule.epochs was 2, is now 3\. "):
-        check_same(flattened(before), flat)
-    check_same(flattened(before), flat, ["recipe.schedule."])
+        check_same(flatten(before), flat)
+    check_same(flatten(before), flat, ["recipe.schedule."])
 
 
 @pytest.mark.backend_free

@@ -48,7 +48,7 @@ def test_wrong_arguments_say_the_next_step(named, tmp_path):
         (small(activation="relu"), "no/such/folder", {}, "relu"),
         (small(), (images, np.ones((48, 2))), {}, "several labels"),
         (small(), Unlabelled(*TRAIN), {}, "images, labels"),
-        (small(), (batch for batch in Batched(*TRAIN)), {}, "generator.*Give a `keras.utils.PyD"),
+        (small(), (batch for batch in Batched(*TRAIN)), {}, "iterator.*Pass a `PyD"),
         (cut, TRAIN, {}, r"`model.preprocessing = whole.preprocessing`"),
         (features, TRAIN, {}, r"Put pooling and a `keras.layers.Dense\(classes\)` on top"),
         (whole, tmp_path / "x.foo", {}, "is not a folder, an .npz or a .csv file. Expected"),

@@ -11,7 +11,7 @@ from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.layers import ClassToken, DenseHead, PatchEmbedding
 from keras_vitx.models import Chain
 from keras_vitx.training import SmoothedCrossentropy, TokenLabels
-from keras_vitx.training.token_labels import sampled
+from keras_vitx.training.token_labels import sample
 
 pytestmark = pytest.mark.backend_free
 CLASSES = 3
@@ -68,7 +68,7 @@ def test_sampling(name, flip, size):
                 for j in range(counts[1])
             ]
             expected[a, size[1] - 1 - b if flip else b] = np.mean(samples, 0)
-    np.testing.assert_allclose(sampled(grid, window._replace(flip=flip), size), expected, atol=1e-6)
+    np.testing.assert_allclose(sample(grid, window._replace(flip=flip), size), expected, atol=1e-6)
 
 
 def test_the_whole_image_on_its_own_grid():
@@ -87,7 +87,7 @@ def test_the_highest_scores(from_logits, among):
     dense[...] = 0 if from_logits else 1 - scores.sum(-1, keepdims=True)
     np.put_along_axis(dense, classes, scores, -1)
     given = TokenLabels((scores, classes), model_of(), from_logits)
-    expected = sampled(dense[2], WINDOWS["part"], (4, 4)).reshape(16, CLASSES)
+    expected = sample(dense[2], WINDOWS["part"], (4, 4)).reshape(16, CLASSES)
     if from_logits:
         expected = np.exp(expected) / np.exp(expected).sum(-1, keepdims=True)
     np.testing.assert_allclose(given(2, WINDOWS["part"]), expected, atol=1e-6)
@@ -100,9 +100,9 @@ def test_relabel_size():
     """Fine-tuning at another resolution: labels on a grid of 3, patches on one of 5."""
     model, window = model_of((20, 20)), WINDOWS["part"]._replace(flip=True)
     found = TokenLabels(GRIDS, model, relabel_size=3)(1, window)
-    between = sampled(GRIDS[1], window, (3, 3))
+    between = sample(GRIDS[1], window, (3, 3))
     np.testing.assert_allclose(
-        found, sampled(between, Window(), (5, 5)).reshape(25, CLASSES), atol=1e-6
+        found, sample(between, Window(), (5, 5)).reshape(25, CLASSES), atol=1e-6
     )
 
 

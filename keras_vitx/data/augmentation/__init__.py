@@ -1,7 +1,7 @@
 """Data augmentation of single images, in NumPy and Pillow.
 
 Every step is a pure function of an image and a random generator. Keras's layers are not used: they
-work on batches of images of one size, and Keras 3.15 has no random resized crop.
+need batches of images of one size, and Keras 3.15 has no random resized crop.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from keras_vitx.data.augmentation.rand_augment import RandAugment
-from keras_vitx.data.augmentation.windows import FILTERS, Window, random_resized, shifted
+from keras_vitx.data.augmentation.windows import FILTERS, Window, random_shift, resized_crop
 from keras_vitx.text import nearest
 
 CHOICES = {
@@ -32,22 +32,22 @@ class Augmentation:
     Random erasing follows after mixing and normalization.
 
     Attributes:
-        crop: "random_resized", a random window of the original image, resized to the model's
-            input size; "shift", of the image at the input size, by up to an eighth; or None, the
-            center, as in evaluation.
+        crop: "random_resized", a random window of the original image, resized to the model's input
+            size; "shift", a shift of the image at the input size by up to an eighth; or None, the
+            evaluation transform.
         scale: Minimum and maximum area of a random resized crop, as a fraction of the image.
         ratio: Minimum and maximum aspect ratio, width over height, of a random resized crop.
-        train_interpolation: "bicubic"; "bilinear"; or "random", one of the two drawn per image,
-            as in the released code of DeepViT and Refiner. Used by random resized crops and by
-            RandAugment's geometric operations, not by keras-cv's layers.
+        train_interpolation: "bicubic"; "bilinear"; or "random", one of the two per image, as in the
+            released code of DeepViT and Refiner. Used by random resized crops and RandAugment's
+            geometric operations, not by keras-cv's layers.
         flip: Probability of a horizontal flip.
         rand_augment: RandAugment in timm's notation, such as "m9-mstd0.5-inc1", or None.
         color_jitter: Brightness, contrast and saturation are multiplied by random factors in
-            [1 - x, 1 + x], in random order. Not together with `rand_augment`.
+            [1 - x, 1 + x], in random order. It excludes `rand_augment`.
         erasing: Probability that a box is replaced by noise (Zhong et al., 2020).
-        repeats: How often an image is repeated in a row within an epoch, each time augmented
-            anew. The length of an epoch stays the same, so that it uses one in `repeats` images
-            (repeated augmentation; Hoffer et al., 2020).
+        repeats: Number of consecutive, independently augmented copies of each image in an epoch,
+            whose length stays the same: it uses one in `repeats` images (repeated augmentation;
+            Hoffer et al., 2020).
         by: "pillow", this module; or "keras_cv", the layers of keras-cv.
 
     Raises:
@@ -71,14 +71,14 @@ class Augmentation:
                 raise ValueError(
                     f"`{name}` must be one of {choices}. Received: {getattr(self, name)!r}."
                 )
-        for name, highest in (("scale", 1.0), ("ratio", math.inf)):
+        for name, maximum in (("scale", 1.0), ("ratio", math.inf)):
             try:
                 low, high = map(float, getattr(self, name))
             except (TypeError, ValueError):
                 low = high = 0.0
-            if not 0 < low <= high <= highest:
+            if not 0 < low <= high <= maximum:
                 raise ValueError(
-                    f"`{name}` must be a minimum and a maximum, above 0 and at most {highest:g}. "
+                    f"`{name}` must be a minimum and a maximum, above 0 and at most {maximum:g}. "
                     f"Received: {getattr(self, name)!r}."
                 )
             object.__setattr__(self, name, (low, high))
@@ -92,8 +92,7 @@ class Augmentation:
             RandAugment.named(self.rand_augment)
             if self.color_jitter:
                 raise ValueError(
-                    "`color_jitter` must be 0 where `rand_augment` is not None: the recipes apply "
-                    f"one of them. Received: {self.color_jitter} and {self.rand_augment!r}."
+                    f"`color_jitter` must be 0 with `rand_augment`. Received: {self.color_jitter}."
                 )
 
     @classmethod
@@ -103,7 +102,7 @@ class Augmentation:
         An `Augmentation` and None are returned unchanged.
 
         Raises:
-            ValueError: if a name or a field is unknown; the message suggests the nearest ones.
+            ValueError: if a name or field is unknown; the message suggests the nearest ones.
         """
         if value is None or isinstance(value, cls):
             return value
@@ -114,12 +113,12 @@ class Augmentation:
         return PRESETS[value]
 
     def check_channels(self, channels: int) -> None:
-        """Raise a ValueError if images of that many channels can't be augmented."""
+        """Raise a ValueError if images with this number of channels can't be augmented."""
         possible = (1, 3) if self.by == "pillow" else (3,)
         if channels not in possible and (self.rand_augment is not None or self.color_jitter):
             name = "rand_augment" if self.rand_augment is not None else "color_jitter"
             raise ValueError(
-                f"`{name}` must be off where images do not have {' or '.join(map(str, possible))} "
+                f"`{name}` must be off for images without {' or '.join(map(str, possible))} "
                 f"channels, with by={self.by!r}. Received: {channels} channels."
             )
 
@@ -130,25 +129,24 @@ class Augmentation:
         random: np.random.Generator,
         mean: Sequence[float],
     ) -> tuple[np.ndarray, Window]:
-        """Apply all steps before the normalization.
+        """Apply all steps before normalization.
 
         Args:
             image: uint8 (height, width, channels): the original for a random resized crop,
                 otherwise an image of size `size`.
             size: (height, width) of the result.
             random: Source of all random numbers.
-            mean: Mean color in 0..1 per channel, which fills pixels from beyond the image in
-                RandAugment.
+            mean: Mean color in 0..1 per channel, which RandAugment uses beyond the image.
 
         Returns:
             uint8 (*size, channels), and the window of the image that it shows.
         """
         if self.crop == "random_resized":
-            image, window = random_resized(
+            image, window = resized_crop(
                 image, size, random, self.scale, self.ratio, self.train_interpolation
             )
         else:
-            image, window = shifted(image, random) if self.crop else (image, Window())
+            image, window = random_shift(image, random) if self.crop else (image, Window())
         if random.random() < self.flip:
             image, window = image[:, ::-1], window._replace(flip=True)
         if self.rand_augment is not None:
@@ -157,11 +155,11 @@ class Augmentation:
                 image, random, fill if len(fill) > 1 else fill[0], self.train_interpolation
             )
         if self.color_jitter:
-            image = jittered(image, self.color_jitter, random)
+            image = jitter_colors(image, self.color_jitter, random)
         return image, window
 
 
-def jittered(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
+def jitter_colors(image: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
     """Multiply brightness, contrast and saturation by factors in 1 ± strength, in random order.
 
     The image is uint8 (height, width, channels), of one or three channels.
@@ -181,7 +179,7 @@ def check_fraction(name: str, value: Any) -> None:
 
 
 def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
-    """Return a dataclass from its fields; an unknown one is a ValueError with the nearest."""
+    """Return a dataclass from its fields; a ValueError suggests the nearest to an unknown one."""
     known = {field.name for field in dataclasses.fields(cls)}
     for name in values:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Random erasing: a box of an image is replaced by noise.
+"""Random erasing: replaces a box of an image by noise.
 
 Zhong et al., 2020, with timm's defaults and mode "pixel". In `keras.layers.RandomErasing` of Keras
 3.15 the aspect ratio has no limits, and a `factor` p erases with probability p / 2.
@@ -15,7 +15,7 @@ from keras_vitx.data.augmentation.windows import ATTEMPTS
 # Area of the box as a fraction of the image (uniform); height over width (log-uniform).
 AREA = (0.02, 1 / 3)
 RATIO = (0.3, 1 / 0.3)
-# One table of noise, read at random offsets, is the same on every backend and device.
+# A table of noise, read at random offsets, is the same on every backend and device.
 NOISE = 2**20
 
 
@@ -24,7 +24,7 @@ def draw_erasing(
 ) -> tuple[int, int, int, int, int]:
     """Return a box to erase, in pixels (top, left, height, width), and the offset of its noise.
 
-    All are 0 where nothing is erased, also if ten boxes exceed the image.
+    All are 0 if nothing is erased, also after ten boxes that exceed the image.
     """
     if random.random() < probability:
         for _ in range(ATTEMPTS):
@@ -45,7 +45,7 @@ def noise(count: int) -> np.ndarray:
 
 
 def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
-    """Replace a box, as of `draw_erasing`, of a normalized float32 image by noise, in place."""
+    """Replace a box of a normalized float32 image by noise, in place; see `draw_erasing`."""
     top, left, rows, columns, offset = box
     numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
     window = slice(top, top + rows), slice(left, left + columns)

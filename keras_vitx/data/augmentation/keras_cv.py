@@ -1,7 +1,7 @@
-"""The augmentation built from the layers of keras-cv 0.9, which run in TensorFlow on the CPU.
+"""Augmentation with the layers of keras-cv 0.9, which run in TensorFlow on the CPU.
 
-It is not that of the recipes: crops are not antialiased, RandAugment lacks Invert, Posterize,
-Rotate and Sharpness, brightness is added, and erased boxes are cut off at the border. keras-cv is
+It differs from that of the recipes: crops are not antialiased, RandAugment lacks Invert, Posterize,
+Rotate and Sharpness, brightness is added, and erased boxes are clipped at the border. keras-cv is
 no longer maintained.
 """
 
@@ -20,8 +20,8 @@ from keras_vitx.text import needs_extra
 class KerasCV:
     """The layers of keras-cv for an augmentation; an ImportError if it is not installed.
 
-    Their random state is partly global in TensorFlow. It is set per batch, whose images are
-    augmented one after the other.
+    Their random state, which is partly global in TensorFlow, is set for each batch, whose images
+    are augmented one after the other.
     """
 
     def __init__(self, augmentation: Augmentation, size: tuple[int, int]):
@@ -35,15 +35,15 @@ class KerasCV:
             ) from error
         # Layers without a seed share the global generator.
         self.set_seed, self.generator = tf.random.set_seed, tf.random.Generator.from_seed(0)
-        before = tf.random.get_global_generator()
+        previous = tf.random.get_global_generator()
         tf.random.set_global_generator(self.generator)
         try:
             layers = _layers(keras_cv.layers, augmentation, size)
             erasing = _erasing(keras_cv.layers, augmentation.erasing)
         finally:
-            tf.random.set_global_generator(before)
+            tf.random.set_global_generator(previous)
 
-        def in_turn(layers):
+        def one_by_one(layers):
             @tf.function(input_signature=[tf.TensorSpec((None, None, None))])
             def run(image):
                 with tf.device("CPU:0"):
@@ -53,36 +53,35 @@ class KerasCV:
 
             return lambda images: np.stack([run(image).numpy() for image in images])
 
-        self._pixels, self.erase = in_turn(layers), in_turn(erasing)
+        self._pixels, self.erase = one_by_one(layers), one_by_one(erasing)
 
     def pixels(self, images: Sequence[np.ndarray], seed: int) -> np.ndarray:
         """Return augmented images, uint8 (n, *size, channels); `erase` takes them normalized."""
         self.generator.reset_from_seed(seed)
-        # Slow, since TensorFlow traces its functions anew afterwards.
+        # Slow, since TensorFlow then retraces its functions.
         self.set_seed(seed)
-        found = self._pixels([image.astype("float32") for image in images])
-        return np.rint(np.clip(found, 0, 255)).astype("uint8")
+        pixels = self._pixels([image.astype("float32") for image in images])
+        return np.rint(np.clip(pixels, 0, 255)).astype("uint8")
 
 
 def _layers(layers, augmentation: Augmentation, size: tuple[int, int]) -> list:
-    found = []
+    chain = []
     if augmentation.crop == "random_resized":
-        found.append(layers.RandomCropAndResize(size, augmentation.scale, augmentation.ratio))
+        chain.append(layers.RandomCropAndResize(size, augmentation.scale, augmentation.ratio))
     elif augmentation.crop == "shift":
-        found.append(layers.RandomTranslation(1 / 8, 1 / 8, fill_mode="constant"))
+        chain.append(layers.RandomTranslation(1 / 8, 1 / 8, fill_mode="constant"))
     if augmentation.flip:
-        found.append(layers.RandomFlip("horizontal", rate=augmentation.flip))
+        chain.append(layers.RandomFlip("horizontal", rate=augmentation.flip))
     if augmentation.rand_augment is not None:
-        drawn = RandAugment.named(augmentation.rand_augment)
-        strength, std = drawn.magnitude / MAXIMUM, drawn.std / MAXIMUM
-        found.append(
-            layers.RandAugment((0, 255), drawn.operations, strength, std, drawn.probability)
-        )
+        rand_augment = RandAugment.named(augmentation.rand_augment)
+        strength, std = rand_augment.magnitude / MAXIMUM, rand_augment.std / MAXIMUM
+        operations, probability = rand_augment.operations, rand_augment.probability
+        chain.append(layers.RandAugment((0, 255), operations, strength, std, probability))
     if x := augmentation.color_jitter:
         # A factor f multiplies the saturation by f / (1 - f), here in 1 - x..1 + x.
         saturation = (1 - x) / (2 - x), (1 + x) / (2 + x)
-        found.append(layers.RandomColorJitter((0, 255), x, x, saturation, hue_factor=0.0))
-    return found
+        chain.append(layers.RandomColorJitter((0, 255), x, x, saturation, hue_factor=0.0))
+    return chain
 
 
 def _erasing(layers, probability: float) -> list:

@@ -1,8 +1,8 @@
-"""MixUp and CutMix: pairs of images of a batch are mixed, and their labels alike.
+"""MixUp and CutMix, which mix pairs of images of a batch and their labels.
 
 Zhang et al., 2018, and Yun et al., 2019, as timm's mode "batch", which DeiT and its successors use.
-Keras 3.15's layers draw a coefficient per image, pair images at random, and can't take turns.
-Label smoothing is left to the loss: it is linear in the label, and so commutes with mixing.
+Keras 3.15's layers draw a coefficient per image, pair images at random, and can't alternate.
+Label smoothing is part of the loss: it is linear in the label, and so commutes with mixing.
 """
 
 import math
@@ -21,8 +21,8 @@ class Mixing:
     r"""Mix each image of a batch with its counterpart in reverse order.
 
     With a coefficient $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ per batch or group, MixUp
-    returns $\lambda x + (1 - \lambda) x'$. CutMix replaces a box by that of $x'$, of the image's
-    aspect ratio and of the area $1 - \lambda$, around a uniform center, clipped at the border;
+    returns $\lambda x + (1 - \lambda) x'$. CutMix replaces a box by that of $x'$; it has the
+    image's aspect ratio, the area $1 - \lambda$ and a uniform center, and is clipped at the border;
     $\lambda$ becomes the remaining fraction of the area. The label is
     $\lambda y + (1 - \lambda) y'$.
 
@@ -31,8 +31,8 @@ class Mixing:
         cutmix: $\alpha$ of CutMix; 0 turns it off.
         mixing_probability: Probability that a batch is mixed.
         switch: Probability of CutMix in a mixed batch, if both are on.
-        group_size: Number of images that share a coefficient and a box; None for the whole
-            batch. DeiT drew one per device, of 64 images each: `group_size=64`.
+        group_size: Number of images that share a coefficient and a box; None for the whole batch.
+            DeiT drew one per device, for 64 images each: `group_size=64`.
 
     Raises:
         ValueError: if a value is out of range; the message names the field.
@@ -57,7 +57,7 @@ class Mixing:
 
     @classmethod
     def of(cls, value: "Mixing | Mapping[str, Any] | None") -> "Mixing | None":
-        """Return `value`, or a `Mixing` from a dictionary of its fields; None if it never mixes.
+        """Return `value`, or a `Mixing` from a dictionary of its fields; None if both are off.
 
         Raises:
             ValueError: if `value` is of another type, or a field is unknown.
@@ -76,7 +76,7 @@ class Mixing:
     def draw(
         self, size: tuple[int, int], random: np.random.Generator
     ) -> tuple[float, tuple[slice, slice] | None]:
-        """Return a coefficient and CutMix's box (rows, columns), or None, for images of `size`."""
+        """Return a coefficient, and CutMix's box (rows, columns) or None, for images of `size`."""
         if not self.on or random.random() >= self.mixing_probability:
             return 1.0, None
         cut = bool(self.cutmix) and (not self.mixup or random.random() < self.switch)
@@ -89,11 +89,11 @@ class Mixing:
             center, length = int(random.integers(side)), int(side * math.sqrt(1 - share))
             start = center - length // 2
             box.append(slice(max(start, 0), min(start + length, side)))
-        cut_area = math.prod(each.stop - each.start for each in box)
+        cut_area = math.prod(extent.stop - extent.start for extent in box)
         return 1 - cut_area / math.prod(size), tuple(box)
 
     def check_batch(self, size: int) -> None:
-        """Raise a ValueError if a batch of that size can't be split into groups."""
+        """Raise a ValueError if a batch of this size can't be split into groups."""
         if self.group_size is not None and size % self.group_size:
             raise ValueError(
                 f"`group_size` must divide the batch of {size} images. Received: {self.group_size}."
@@ -110,37 +110,37 @@ class Mixing:
         """Return the mixed images and labels.
 
         Args:
-            images: (n, height, width, channels), float32, or uint8, which is rounded; in place.
+            images: (n, height, width, channels), float32, or uint8 (rounded); changed in place.
             labels: float32 (n, ...), as from `soft_labels`, or a dictionary of such arrays.
             random: Source of the coefficients and the boxes.
-            share, shares: Which share of a batch the images are (`data.worker.share_of_batch`).
+            share, shares: The share of a batch that the images are (`data.worker.share_of_batch`).
         """
         count = len(images)
         pairs = (count + 1) // 2
         per_group = (self.group_size or count * shares) // 2 or 1
         groups = -(-count * shares // (2 * per_group))
-        drawn = [self.draw(images.shape[1:3], random) for _ in range(groups)]
-        named = labels if isinstance(labels, dict) else {"": labels}
-        named = {name: array.copy() for name, array in named.items()}
+        draws = [self.draw(images.shape[1:3], random) for _ in range(groups)]
+        mixed = labels if isinstance(labels, dict) else {"": labels}
+        mixed = {name: array.copy() for name, array in mixed.items()}
         for i in range(pairs):
-            # Pair i of the whole batch has the images i and n - 1 - i.
-            coefficient, box = drawn[min((share * pairs + i) // per_group, groups - 1)]
+            # Pair i of the whole batch is images i and n - 1 - i.
+            coefficient, box = draws[min((share * pairs + i) // per_group, groups - 1)]
             pair = [i, count - 1 - i]
             if box is not None:
                 rows, columns = box
                 images[pair, rows, columns] = images[pair[::-1], rows, columns]
             elif coefficient < 1:
-                images[pair] = _mixed(images[pair], coefficient)
-            for array in named.values():
-                array[pair] = _mixed(array[pair], coefficient)
-        return images, named if isinstance(labels, dict) else named[""]
+                images[pair] = _mix(images[pair], coefficient)
+            for array in mixed.values():
+                array[pair] = _mix(array[pair], coefficient)
+        return images, mixed if isinstance(labels, dict) else mixed[""]
 
 
-def _mixed(values: np.ndarray, coefficient: float) -> np.ndarray:
-    """Return coefficient · x + (1 - coefficient) · x', x' reversed: float32, or uint8, rounded."""
-    found = np.float32(coefficient) * values
-    found += np.float32(1 - coefficient) * values[::-1]
-    return np.rint(found, out=found).astype("uint8") if values.dtype == np.uint8 else found
+def _mix(values: np.ndarray, coefficient: float) -> np.ndarray:
+    """Return coefficient · x + (1 - coefficient) · x', x' reversed: float32, or rounded uint8."""
+    mixed = np.float32(coefficient) * values
+    mixed += np.float32(1 - coefficient) * values[::-1]
+    return np.rint(mixed, out=mixed).astype("uint8") if values.dtype == np.uint8 else mixed
 
 
 def check_mixable(labels: np.ndarray, classes: int | None) -> None:
@@ -149,7 +149,7 @@ def check_mixable(labels: np.ndarray, classes: int | None) -> None:
         if classes is None:
             raise ValueError(
                 "MixUp and CutMix mix the labels of two images, and the number of classes "
-                "of these integer labels is unknown. Give `classes`, or labels (n, classes)."
+                "of these integer labels is unknown. Pass `classes`, or labels (n, classes)."
             )
         if labels.max(initial=0) >= max(classes, 2):
             raise ValueError(

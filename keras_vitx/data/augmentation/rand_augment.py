@@ -12,60 +12,59 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from keras_vitx.data.augmentation.windows import drawn_filter
+from keras_vitx.data.augmentation.windows import draw_filter
 
 Fill = int | tuple[int, ...]
 BICUBIC = Image.Resampling.BICUBIC
-# The magnitude at which an operation is strongest.
-MAXIMUM = 10
+MAXIMUM = 10  # The magnitude of the strongest operations.
 NAME = re.compile(r"(m|mstd|n|p|inc)(\d+\.?\d*|\.\d+)")
 
 
-def _of_levels(changed: Callable[[int, float], int]) -> Callable:
-    """Return an operation that changes each level by itself."""
+def _pointwise(function: Callable[[int, float], int]) -> Callable:
+    """Return an operation that maps each level independently."""
     return lambda picture, x, fill: picture.point(
-        [changed(level, x) for level in range(256)] * len(picture.getbands())
+        [function(level, x) for level in range(256)] * len(picture.getbands())
     )
 
 
-def _enhanced(enhancer: Callable) -> Callable:
+def _enhance(enhancer: Callable) -> Callable:
     return lambda picture, x, fill: enhancer(picture).enhance(max(0.1, 1 + 0.9 * x))
 
 
 def _affine(coefficients: Callable) -> Callable:
-    """Return an operation with the coefficients of a picture and a strength."""
+    """Return an affine transform from a function of the picture and the strength."""
     return lambda picture, x, fill, resample=BICUBIC: picture.transform(
         picture.size, Image.Transform.AFFINE, coefficients(picture, x), resample, fillcolor=fill
     )
 
 
-# Functions of the picture, its strength x and the color of pixels beyond the image; those of
-# `MOVING`, which move pixels, have the filter as a fourth argument.
+# Functions of the picture, the strength x and the color of pixels beyond the image; those of
+# `GEOMETRIC` have the filter as a fourth argument.
 OPERATIONS: dict[str, Callable[..., Image.Image]] = {
     "AutoContrast": lambda picture, x, fill: ImageOps.autocontrast(picture),
     "Equalize": lambda picture, x, fill: ImageOps.equalize(picture),
     "Invert": lambda picture, x, fill: ImageOps.invert(picture),
     # `ImageOps.posterize` of Pillow 13 no longer takes 0 bits, a black image.
-    "Posterize": _of_levels(lambda level, x: level & -(2 ** (4 + int(4 * x)))),
+    "Posterize": _pointwise(lambda level, x: level & -(2 ** (4 + int(4 * x)))),
     "Solarize": lambda picture, x, fill: ImageOps.solarize(picture, 256 - int(256 * x)),
-    "SolarizeAdd": _of_levels(
+    "SolarizeAdd": _pointwise(
         lambda level, x: min(255, level + int(110 * x)) if level < 128 else level
     ),
     "Rotate": lambda picture, x, fill, resample=BICUBIC: picture.rotate(
         30 * x, resample, fillcolor=fill
     ),
-    "Color": _enhanced(ImageEnhance.Color),
-    "Contrast": _enhanced(ImageEnhance.Contrast),
-    "Brightness": _enhanced(ImageEnhance.Brightness),
-    "Sharpness": _enhanced(ImageEnhance.Sharpness),
+    "Color": _enhance(ImageEnhance.Color),
+    "Contrast": _enhance(ImageEnhance.Contrast),
+    "Brightness": _enhance(ImageEnhance.Brightness),
+    "Sharpness": _enhance(ImageEnhance.Sharpness),
     "ShearX": _affine(lambda picture, x: (1, 0.3 * x, 0, 0, 1, 0)),
     "ShearY": _affine(lambda picture, x: (1, 0, 0, 0.3 * x, 1, 0)),
     "TranslateX": _affine(lambda picture, x: (1, 0, 0.45 * x * picture.width, 0, 1, 0)),
     "TranslateY": _affine(lambda picture, x: (1, 0, 0, 0, 1, 0.45 * x * picture.height)),
 }
-MOVING = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
+GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 NAMES = tuple(OPERATIONS)
-# Operations of two directions: the sign of x is random.
+# Operations with two directions: the sign of x is random.
 SIGNED = NAMES[NAMES.index("Rotate") :]
 
 
@@ -84,37 +83,37 @@ class RandAugment:
 
     @classmethod
     def named(cls, name: str) -> "RandAugment":
-        """Read timm's notation, e.g. "m9-mstd0.5-inc1"; a ValueError if it has another form.
+        """Parse timm's notation, such as "m9-mstd0.5-inc1"; a ValueError for another form.
 
         m is the magnitude, mstd its standard deviation (default 0), n the number of operations, p
         their probability. inc1, the increasing operations, is required.
         """
-        parts = [NAME.fullmatch(part) for part in str(name).removeprefix("rand-").split("-")]
-        given = {part[1]: float(part[2]) for part in parts if part}
-        if len(given) < len(parts) or "m" not in given or given.get("inc") != 1:
+        fields = [NAME.fullmatch(field) for field in str(name).removeprefix("rand-").split("-")]
+        values = {field[1]: float(field[2]) for field in fields if field}
+        if len(values) < len(fields) or "m" not in values or values.get("inc") != 1:
             raise ValueError(
                 '`rand_augment` must be a name such as "m9-mstd0.5-inc1", of m (magnitude), mstd, '
                 f"n, p and inc1. Received: {name!r}."
             )
-        given = {"mstd": 0.0, "n": 2, "p": 0.5, **given}
+        values = {"mstd": 0.0, "n": 2, "p": 0.5, **values}
         for key, low, high in (("m", 0, MAXIMUM), ("n", 1, 100), ("p", 0, 1)):
-            if not low <= given[key] <= high:
+            if not low <= values[key] <= high:
                 raise ValueError(
                     f"`rand_augment` must have {key} in {low}..{high}. Received: {name!r}."
                 )
-        return cls(given["m"], given["mstd"], int(given["n"]), given["p"])
+        return cls(values["m"], values["mstd"], int(values["n"]), values["p"])
 
     def draw(self, random: np.random.Generator) -> list[tuple[str, float]]:
         """Return the operations to apply to an image, with their strengths x."""
-        drawn = []
+        operations = []
         for index in random.integers(len(NAMES), size=self.operations):
             if random.random() >= self.probability:
                 continue
             magnitude = self.magnitude + self.std * random.standard_normal()
             x = min(max(magnitude, 0.0), MAXIMUM) / MAXIMUM
             name = NAMES[index]
-            drawn.append((name, -x if name in SIGNED and random.random() < 0.5 else x))
-        return drawn
+            operations.append((name, -x if name in SIGNED and random.random() < 0.5 else x))
+        return operations
 
     def __call__(
         self,
@@ -123,15 +122,12 @@ class RandAugment:
         fill: Fill,
         interpolation: str = "bicubic",
     ) -> np.ndarray:
-        """Return the augmented image, uint8 (height, width, channels), of one or three channels.
-
-        Pixels from beyond the image have the level `fill`, in 0..255.
-        """
-        drawn = self.draw(random)
-        if not drawn:
+        """Augment a uint8 image (height, width, 1 or 3); pixels beyond it have the level `fill`."""
+        operations = self.draw(random)
+        if not operations:
             return image
         picture = Image.fromarray(image if image.shape[-1] == 3 else image[..., 0])
-        for name, x in drawn:
-            filters = [drawn_filter(interpolation, random)] if name in MOVING else []
+        for name, x in operations:
+            filters = [draw_filter(interpolation, random)] if name in GEOMETRIC else []
             picture = OPERATIONS[name](picture, x, fill, *filters)
         return np.asarray(picture).reshape(image.shape)

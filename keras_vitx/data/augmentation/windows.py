@@ -14,15 +14,15 @@ FILTERS = {
     "bilinear": (Image.Resampling.BILINEAR,),
     "random": (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC),
 }
-"""The filters of `Augmentation.train_interpolation`; of several, one is drawn at each use."""
+"""The filters of `Augmentation.train_interpolation`, one of which is drawn at each use."""
 
 
 class Window(NamedTuple):
     """The window of an image that a training image shows, for targets that follow it.
 
     `top`, `left`, `height` and `width` are fractions of the image before the crop: the original for
-    a random resized crop, else the image at the input size. The window may reach beyond it, and is
-    mirrored afterwards if `flip`.
+    a random resized crop, else the image at the input size. The window may extend beyond it, and is
+    mirrored if `flip`.
     """
 
     top: float = 0.0
@@ -32,7 +32,7 @@ class Window(NamedTuple):
     flip: bool = False
 
 
-def random_resized(
+def resized_crop(
     image: np.ndarray | Image.Image,
     size: tuple[int, int],
     random: np.random.Generator,
@@ -48,15 +48,15 @@ def random_resized(
     height, width = image.size[::-1] if pillow else image.shape[:2]
     top, left, rows, columns = random_box(height, width, random, scale, ratio)
     window = Window(top / height, left / width, rows / height, columns / width)
-    resample = drawn_filter(interpolation, random)
+    resample = draw_filter(interpolation, random)
     if pillow:
         box = image.crop((left, top, left + columns, top + rows))
         return np.asarray(box.resize(size[::-1], resample)), window
     return resize(image[top : top + rows, left : left + columns], size, resample), window
 
 
-def drawn_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
-    """Return the filter of that name in `FILTERS`; of several, a random one."""
+def draw_filter(interpolation: str, random: np.random.Generator) -> Image.Resampling:
+    """Return a random one of the filters of that name in `FILTERS`."""
     filters = FILTERS[interpolation]
     return filters[random.integers(len(filters))] if len(filters) > 1 else filters[0]
 
@@ -71,7 +71,7 @@ def random_box(
     """Return a random box (top, left, height, width) within an image, in pixels.
 
     The area, as a fraction of the image's, is uniform in `scale`, the aspect ratio (width over
-    height) log-uniform in `ratio`. If ten boxes exceed the image, the largest centered one is taken
+    height) log-uniform in `ratio`. If ten boxes exceed the image, the largest centered one is used
     (Szegedy et al., 2015, Section 6, as in torchvision and timm).
     """
     for _ in range(ATTEMPTS):
@@ -86,11 +86,8 @@ def random_box(
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def shifted(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
-    """Shift a uint8 image (height, width, channels) by up to an eighth in each direction.
-
-    Its border becomes black.
-    """
+def random_shift(image: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, Window]:
+    """Shift a uint8 image (height, width, channels) by up to an eighth, with a black border."""
     height, width = image.shape[:2]
     rows, columns = height // 8, width // 8
     padded = np.pad(image, [(rows, rows), (columns, columns), (0, 0)])

@@ -1,4 +1,4 @@
-"""Labelled sets of images of any supported kind."""
+"""Labeled sets of images from all supported sources."""
 
 import os
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from keras_vitx.data.sources.tfrecords import load_tfrecords, shards_of
 
 __all__ = ["Dataset", "Split", "load_dataset", "load_real"]
 
-KINDS = (
+SUPPORTED = (
     'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, a .csv file of '
     "files and labels, an .npz file, "
     'TFRecord shards ("data/*.tfrecord"), or arrays: (images, labels) or ((x_train, y_train), '
@@ -32,55 +32,53 @@ def load_dataset(
     data_dir: str | os.PathLike | None = None,
     splits: bool | None = None,
 ) -> Dataset:
-    """Load and check a labelled set of images.
+    """Load and validate a labeled set of images.
 
-    If the source has no validation images, some are held out from its training images. Test
-    images are never used for validation.
+    If the source has no validation images, some are held out from its training images. Test images
+    are never used for validation.
 
-    Images are uint8 and keep their original sizes. Files are decoded when they are used; loading
-    reads names and labels only. `keras-vitx list --damaged` finds damaged files.
+    Images are uint8 and keep their original sizes. Files are decoded on access; loading reads names
+    and labels only. `keras-vitx list --damaged` finds damaged files.
 
     Args:
         source: One of
-            "fashion_mnist", the sample shipped with the package: 5,000 training
-            images (28, 28, 1) and 1,000 test images of ten classes;
+            "fashion_mnist", the sample shipped with the package: 5,000 training images (28, 28, 1)
+            and 1,000 test images of ten classes;
             a path to a folder with one sub-folder per class, or with folders of splits that hold
-            such sub-folders: `train/` or `training/`; optionally `val/`, `valid/`,
-            `validation/`, `dev/` or `eval/`; and `test/` or `testing/`, in any case;
+            such sub-folders: `train/` or `training/`; optionally `val/`, `valid/`, `validation/`,
+            `dev/` or `eval/`; and `test/` or `testing/`, in any case;
             a path to a .csv file with the columns `file` and `label`, or one column per class;
-            "tfds:NAME", any dataset of tensorflow-datasets with one label per image,
-            downloaded if necessary;
-            a path to an .npz file with x_train and y_train, and optionally x_val
-            and y_val, x_test and y_test, and class_names;
+            "tfds:NAME", any dataset of tensorflow-datasets with one label per image, downloaded if
+            necessary;
+            a path to an .npz file with x_train and y_train, and optionally x_val and y_val, x_test
+            and y_test, and class_names;
             TFRecord shards, if TensorFlow is installed: a file, a pattern such as
-            "imagenet/*-of-*", or a folder of files with ".tfrecord" in their names, with
-            the features "image" and "label" or "image/encoded" and "image/class/label";
-            arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with
-            (x_test, y_test) as an optional third pair. Images are (n, height,
-            width) or (n, height, width, channels), uint8 or floats in 0..1.
-            Labels are integers (n,), one-hot, soft or multi-hot labels in 0..1
-            (n, classes), or floats as regression targets.
-        validation_split: Fraction of each class that is held out from the training images if the
-            source has no validation images; 0 means no validation. Or the names of the images to
-            hold out, as `Split.names` returns them and a run lists them.
-        strict: Whether an image file of a kind that Pillow can't read is an error. If not, it is
-            skipped, listed in `skipped`, and a warning is logged.
+            "imagenet/*-of-*", or a folder of files with ".tfrecord" in their names, with the
+            features "image" and "label" or "image/encoded" and "image/class/label";
+            arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with (x_test, y_test)
+            as an optional third pair. Images are (n, height, width) or (n, height, width,
+            channels), uint8 or floats in 0..1. Labels are integers (n,), one-hot, soft or multi-hot
+            labels in 0..1 (n, classes), or floats as regression targets.
+        validation_split: Fraction of each class to hold out from the training images if the source
+            has no validation images; 0 for no validation. Or the names of the images to hold out,
+            as in `Split.names` and in the list of a run.
+        strict: Whether an image file of a format that Pillow can't read is an error. If not, it is
+            listed in `skipped`, and a warning is logged.
         seed: Seed of the validation split.
         data_dir: The folder where tensorflow-datasets stores its files.
         splits: Whether the sub-folders of a folder are splits (True) or classes (False); None
-            decides by their names, and raises where they could be both.
+            decides by their names, and raises an error if they could be either.
 
     Raises:
-        ValueError: if the source is of no supported kind or layout, has fewer than two
-            classes, or has labels out of range.
+        ValueError: if the source is not supported, has fewer than two classes, or has labels out of
+            range.
         OSError: if a file can't be read.
         ImportError: if tensorflow-datasets or TensorFlow is required but not installed.
     """
     is_names = isinstance(validation_split, Iterable) and not isinstance(validation_split, str)
-    is_fraction = isinstance(validation_split, Real) and 0 <= validation_split < 1
-    if not is_names and not is_fraction:
+    if not is_names and not (isinstance(validation_split, Real) and 0 <= validation_split < 1):
         raise ValueError(
-            "`validation_split` must be a number from 0 to less than 1, or names of images. "
+            "`validation_split` must be a number in [0, 1), or names of images. "
             f"Received: {validation_split!r}."
         )
     dataset = _load(source, strict, data_dir, splits)
@@ -95,7 +93,7 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
         return load_arrays(tuple(source))
     if not isinstance(source, (str, os.PathLike)):
         raise ValueError(
-            f"`source` must be of a known kind. Received: {type(source).__name__}. {KINDS}"
+            f"`source` must be of a known kind. Received: {type(source).__name__}. {SUPPORTED}"
         )
     name, path = str(source), Path(source).expanduser()
     if name == "fashion_mnist":
@@ -108,5 +106,5 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
         return load_tfrecords(shards, name)
     if path.is_dir():
         return load_folder(path, strict, splits)
-    found = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
-    raise ValueError(f"`source` {name!r} {found}. {KINDS}")
+    reason = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
+    raise ValueError(f"`source` {name!r} {reason}. {SUPPORTED}")

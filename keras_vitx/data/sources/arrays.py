@@ -1,4 +1,4 @@
-"""Array sources: in memory, in an .npz file, or shipped with the package."""
+"""Sources that are arrays: in memory, in an .npz file, or shipped with the package."""
 
 import zipfile
 from pathlib import Path
@@ -16,14 +16,11 @@ KEYS = {
     "test": ("x_test", "y_test"),
 }
 MAX_RATIO, MAX_SMALL = 100, 1 << 28
-"""Times its size, or else bytes, that a compressed .npz file may expand to."""
+"""Maximum expansion of a compressed .npz file: times its size, or bytes if that is more."""
 
 
 def load_npz(path: Path, name: str) -> Dataset:
-    """Load an .npz file with the arrays that `load_dataset` lists.
-
-    One that expands to far more than its own size is an OSError.
-    """
+    """Load an .npz file of arrays, see `load_dataset`; an OSError if it expands excessively."""
     try:
         with zipfile.ZipFile(path) as archive:
             expanded = sum(member.file_size for member in archive.infolist())
@@ -35,13 +32,13 @@ def load_npz(path: Path, name: str) -> Dataset:
             arrays = dict(file)
     except (FileNotFoundError, PermissionError):
         raise
-    except Exception as error:  # zipfile and NumPy raise whatever a bad file provokes.
+    except Exception as error:  # zipfile and NumPy raise many types of errors on damaged files.
         raise OSError(f"{path} can't be read as an .npz file: {error!s:.200}") from error
     pairs = {split: keys for split, keys in KEYS.items() if not arrays.keys().isdisjoint(keys)}
     if "train" not in pairs or not all(arrays.keys() >= set(keys) for keys in pairs.values()):
         raise ValueError(
             "`source` must hold x_train and y_train, and optional pairs x_val, y_val and "
-            f"x_test, y_test in {path}, found {', '.join(sorted(arrays)) or 'nothing'}."
+            f"x_test, y_test in {path}. Received: {', '.join(sorted(arrays)) or 'nothing'}."
         )
     names = arrays.get("class_names")
     names = None if names is None else tuple(map(str, names))
@@ -50,7 +47,7 @@ def load_npz(path: Path, name: str) -> Dataset:
 
 def load_arrays(pair: tuple) -> Dataset:
     """Load (images, labels), or ((x_train, y_train), (x_val, y_val)[, (x_test, y_test)])."""
-    if len(pair) in (2, 3) and all(isinstance(each, tuple) and len(each) == 2 for each in pair):
+    if len(pair) in (2, 3) and all(isinstance(item, tuple) and len(item) == 2 for item in pair):
         return _dataset("arrays", dict(zip(KEYS, pair, strict=False)))
     if len(pair) == 2:
         return _dataset("arrays", {"train": pair})

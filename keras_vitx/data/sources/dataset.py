@@ -1,4 +1,4 @@
-"""Labelled sets of images, and their training, validation and test splits."""
+"""Labeled sets of images, and their training, validation and test splits."""
 
 import copy
 import io
@@ -15,26 +15,25 @@ from PIL import Image
 from keras_vitx.data.preprocessing import read_picture
 from keras_vitx.text import shortened
 
-# No dataset has more classes: a larger label is an error.
-MAX_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000  # Larger labels are an error.
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("val", "valid", "validation", "dev", "eval"),
     "test": ("test", "testing"),
 }
-"""The names that folders, files and columns have for each split, in lower case."""
+"""The names of each split in folders, files and columns, in lower case."""
 log = logging.getLogger(__name__)
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a folder or a shard of this name holds; None for another name."""
+    """Return the split that a folder or shard of this name holds; None if it is no split's."""
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
 class EncodedImages(Sequence):
-    """Images that are decoded to uint8 (height, width, 3) when used, by keys such as paths.
+    """Images by keys such as paths, decoded on access to uint8 (height, width, 3).
 
-    An array of indices gives the same kind of sequence.
+    Indexing by an array returns such a sequence.
     """
 
     def __init__(self, keys: Sequence[Any]):
@@ -46,17 +45,17 @@ class EncodedImages(Sequence):
     def __getitem__(self, index):
         if not isinstance(index, np.ndarray):
             return np.asarray(self.picture(index))
-        taken = copy.copy(self)
-        taken.keys = [self.keys[i] for i in index]
-        return taken
+        subset = copy.copy(self)
+        subset.keys = [self.keys[i] for i in index]
+        return subset
 
     def picture(self, index: int) -> Image.Image:
-        """Return an RGB picture, cheaper to crop than an array; an OSError names the image."""
+        """Return an RGB picture, which is cheaper to crop than an array; an OSError names it."""
         file = self.open(self.keys[index])
         try:
             return read_picture(file)
         except OSError as error:
-            if isinstance(file, Path):  # Its message names the file.
+            if isinstance(file, Path):  # The message names the file.
                 raise
             raise OSError(f"{self.id(index)}: {error}") from error
 
@@ -65,16 +64,16 @@ class EncodedImages(Sequence):
         raise NotImplementedError
 
     def id(self, index: int) -> Any:
-        """Return what names an image in messages."""
+        """Return the id of an image in messages."""
         return self.keys[index]
 
     def name(self, index: int) -> str:
-        """Return what names an image in a list of held-out images."""
+        """Return the name of an image in a list of held-out images."""
         return str(self.id(index))
 
 
 class ImageFiles(EncodedImages):
-    """Image files, in a list of held-out images relative to `root`, so that it may move."""
+    """Image files, listed relative to `root` in held-out images, so that the folder may move."""
 
     def __init__(self, paths: Iterable[Path], root: Path | None = None):
         super().__init__(list(paths))
@@ -82,7 +81,6 @@ class ImageFiles(EncodedImages):
 
     @property
     def paths(self) -> list[Path]:
-        """The files."""
         return self.keys
 
     def open(self, key: Path) -> Path:
@@ -100,15 +98,14 @@ class Split:
     `split[i]` is the pair of image i and its label.
 
     Attributes:
-        images: A sequence of uint8 arrays (height, width, channels): an array
-            (n, height, width, channels), or an object that decodes image i on access
-            to `images[i]`.
+        images: A sequence of uint8 arrays (height, width, channels): an array (n, height, width,
+            channels), or an object that decodes image i on access to `images[i]`.
         labels: One of
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
             float32 (n,) or (n, targets): regression targets.
-        ids: The id of each image of an array, (n,): its index in the source. None for
-            0, 1, 2, ..., and for images with a method `id` of their own.
+        ids: The id of each image of an array, (n,): its index in the source. None for 0, 1, 2,
+            ..., and for images with a method `id`.
     """
 
     images: Sequence[np.ndarray]
@@ -123,7 +120,6 @@ class Split:
 
     @property
     def size(self) -> int:
-        """The number of images."""
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> "Split":
@@ -132,36 +128,31 @@ class Split:
         return Split(self.images[indices], self.labels[indices], ids[indices])
 
     def id(self, index: int) -> Any:
-        """Return what names an image in messages: its path, or its index in the source."""
+        """Return the id of an image in messages: its path, or its index in the source."""
         if isinstance(self.images, EncodedImages):
             return self.images.id(index)
         return int(index if self.ids is None else self.ids[index])
 
     def names(self) -> list[str]:
-        """Return what names each image in a list of held-out images.
-
-        The path relative to the folder of the source, which may move; else the id.
-        """
+        """Return names for a list of held-out images: paths relative to the source, or ids."""
         name = getattr(self.images, "name", self.id)
         return [str(name(index)) for index in range(self.size)]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A labelled set of images, checked.
+    """A validated set of labeled images.
 
     Attributes:
         name: Name of the source, for messages.
         class_names: Label i means `class_names[i]`; None for regression targets.
         train: The training images.
-        validation: The images that select the best epoch: the validation split of the
-            source, or else images held out from its training split; None with
-            `validation_split=0`.
+        validation: The images that select the best epoch: the validation split of the source, or
+            images held out from its training split; None with `validation_split=0`.
         test: The test split of the source, which training never uses, or None.
-        skipped: Image files of a kind that Pillow can't read here, such as HEIC without
-            pillow-heif.
-        any_of: Whether labels (n, classes) hold several right classes per image, of which a
-            prediction needs to be one (ImageNet-ReaL).
+        skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
+        any_of: Whether a prediction is correct if it is any of the labels (n, classes) above 0
+            (ImageNet-ReaL).
     """
 
     name: str
@@ -179,38 +170,38 @@ def dataset_of(
     class_names: Sequence[str] | None = None,
     skipped: Sequence[Path] = (),
 ) -> Dataset:
-    """Return a dataset of the images and labels of each split; a ValueError if they are wrong.
+    """Return a dataset of the images and labels of each split; a ValueError if they are invalid.
 
-    Without class names, they are the integers up to the largest label.
+    Default class names are the integers up to the largest label.
     """
     if "train" not in splits:
         raise ValueError(f"`source` {name} has no training images, only {', '.join(splits)}.")
-    known = None if class_names is None else len(class_names)
+    classes = None if class_names is None else len(class_names)
     loaded = {}
     for split, (images, labels) in splits.items():
         if not len(images):
             raise ValueError(f"`source`: there are no images of the split {split} in {name}.")
-        labels = _checked(labels, len(images), known, f"Labels of the {split} split")
+        labels = _check_labels(labels, len(images), classes, f"Labels of the {split} split")
         loaded[split] = Split(images, labels)
     labels = [split.labels for split in loaded.values()]
-    if len({(each.dtype.kind, each.shape[1:]) for each in labels}) > 1:
-        forms = ", ".join(f"{each.dtype} {each.shape}" for each in labels)
+    if len({(array.dtype.kind, array.shape[1:]) for array in labels}) > 1:
+        forms = ", ".join(f"{array.dtype} {array.shape}" for array in labels)
         raise ValueError(f"Labels must have one form in all splits. Received: {forms}.")
     first = loaded["train"].labels
-    is_one = first.dtype.kind == "i" and (first == first[0]).all()
-    if is_one or known == 1:
-        found = f"every label is {first[0]}" if is_one else f"only {class_names[0]!r}"
-        raise ValueError(f"`source` {name} must have at least two classes. Received: {found}.")
+    all_equal = first.dtype.kind == "i" and (first == first[0]).all()
+    if all_equal or classes == 1:
+        only = f"every label is {first[0]}" if all_equal else f"only {class_names[0]!r}"
+        raise ValueError(f"`source` {name} must have at least two classes. Received: {only}.")
     if class_names is None and not is_regression(np.concatenate(labels)):
         count = first.shape[1] if first.ndim == 2 else 1 + max(map(np.max, labels))
         class_names = map(str, range(count))
     return Dataset(name, class_names and tuple(class_names), **loaded, skipped=tuple(skipped))
 
 
-def _checked(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
-    """Return `labels` in one of the forms of `Split.labels`; wrong ones are a ValueError.
+def _check_labels(labels: Any, count: int, classes: int | None, what: str) -> np.ndarray:
+    """Return `labels` in one of the forms of `Split.labels`; a ValueError if they are invalid.
 
-    They are integers (count,) or (count, 1), numbers (count, classes), or floats, for regression.
+    Valid are integers (count,) or (count, 1), numbers (count, classes), or floats for regression.
     Floats (count,) are classes if they are all 0 or 1, or if `classes` is known.
     """
 
@@ -234,7 +225,7 @@ def _checked(labels: Any, count: int, classes: int | None, what: str) -> np.ndar
         if classes not in (None, labels.shape[1]):
             raise error(f"(n, {classes}), one per class name", f"shape {labels.shape}")
         return labels.astype("float32")
-    # Floats such as ages are numbers even if all are whole.
+    # Floats are regression targets even if all are integral, such as ages.
     if classes is None and labels.dtype.kind == "f" and not np.isin(labels, (0, 1)).all():
         return labels.astype("float32")
     bound = (classes or MAX_CLASSES) - 1
@@ -257,66 +248,66 @@ def hold_out(
     """Split training images into (train, validation), by a fraction of each class or by names.
 
     A class of two or more images is in both splits, a single image stays in training. Labels
-    (n, classes) are stratified by their largest entry, regression targets not at all. A ValueError
-    if no class has two images, or no image has one of the names.
+    (n, classes) are stratified by their largest entry, regression targets not at all. Raises a
+    ValueError if no class has two images, or no image has one of the names.
     """
     if isinstance(validation_split, Real):
         if not validation_split:
             return split, None
-        held_out = _drawn(split.labels, validation_split, seed)
+        held_out = _is_drawn(split.labels, validation_split, seed)
     else:
-        held_out = _named(split.names(), set(map(str, validation_split)))
+        held_out = _is_named(split.names(), set(map(str, validation_split)))
     return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
 
 
-def _named(present: Sequence[str], names: set[str]) -> np.ndarray:
+def _is_named(all_names: Sequence[str], names: set[str]) -> np.ndarray:
     """Return whether each image has one of the names, (n,)."""
-    held_out = np.array([name in names for name in present])
+    held_out = np.array([name in names for name in all_names])
     if not held_out.any():
         raise ValueError(
             "`validation_split` must name images of the source. Received: "
-            f"{shortened(sorted(names))}; the source has {shortened(present)}."
+            f"{shortened(sorted(names))}; the source has {shortened(all_names)}."
         )
-    if missing := sorted(names - set(present)):
+    if missing := sorted(names - set(all_names)):
         text = "%d held-out images are no longer in the source: %s"
         log.warning(text, len(missing), shortened(missing))
     return held_out
 
 
-def _drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def _is_drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Return whether each image is drawn for validation, (n,)."""
     random = np.random.RandomState(seed)
     held_out = np.zeros(len(labels), bool)
-    lone = []
+    single = []
     for group, indices in _groups(labels).items():
-        share = min(max(round(len(indices) * fraction), 1), len(indices) - 1)
-        held_out[random.permutation(indices)[:share]] = True
-        if not share:
-            lone.append(str(group))
+        count = min(max(round(len(indices) * fraction), 1), len(indices) - 1)
+        held_out[random.permutation(indices)[:count]] = True
+        if not count:
+            single.append(str(group))
     if not held_out.any():
         raise ValueError(
             "`validation_split`: no class has two images, so there are none for validation. "
             "Pass validation_split=0 to train without validation."
         )
-    if lone:
+    if single:
         text = "Classes with a single image are used for training and missing from validation: %s."
-        log.warning(text, shortened(lone, 10))
+        log.warning(text, shortened(single, 10))
     return held_out
 
 
 def fraction_of(split: Split, fraction: float, seed: int) -> Split:
     """Return a random fraction of each class, at least one image, in the original order.
 
-    A larger fraction includes the images of a smaller one. Regression targets are one class.
+    A larger fraction contains the images of a smaller one. Regression targets are one class.
     """
     if fraction == 1:
         return split
     random = np.random.default_rng(seed)
-    kept = [
+    selected = [
         random.permutation(indices)[: max(round(len(indices) * fraction), 1)]
         for indices in _groups(split.labels).values()
     ]
-    return split.take(np.sort(np.concatenate(kept)))
+    return split.take(np.sort(np.concatenate(selected)))
 
 
 def _groups(labels: np.ndarray) -> dict[int, np.ndarray]:
@@ -324,4 +315,4 @@ def _groups(labels: np.ndarray) -> dict[int, np.ndarray]:
     if is_regression(labels):
         return {0: np.arange(len(labels))}
     classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
-    return {int(each): np.flatnonzero(classes == each) for each in np.unique(classes)}
+    return {int(label): np.flatnonzero(classes == label) for label in np.unique(classes)}

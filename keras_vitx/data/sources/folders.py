@@ -1,4 +1,4 @@
-"""Folder sources: image files in one sub-folder per class, and those of ImageNet-ReaL."""
+"""Sources that are folders: image files in one sub-folder per class, and ImageNet-ReaL."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ LAYOUT = (
     "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
     "folders train/, and optionally val/ and test/, that hold such sub-folders."
 )
-# Includes kinds that Pillow can't read, so that they are reported and not just ignored.
+# Includes formats that Pillow can't read, so that they are reported instead of ignored.
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp", ".tif"),
     *(".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".qoi", ".psd", ".jp2", ".j2k"),
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 
 def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
-    """Load a folder by the names of its files, none of which is read; see `load_dataset`."""
-    folders = _folders_of_splits(folder, splits)
+    """Load a folder from the names of its files, without reading them; see `load_dataset`."""
+    folders = _split_folders(folder, splits)
     train = folders["train"]
     names = [path.name for path in sub_folders(train)]
     if len(names) < 2:
@@ -42,7 +42,7 @@ def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
     skipped: list[Path] = []
     loaded = {}
     for split, path in folders.items():
-        if unknown := sorted({each.name for each in sub_folders(path)} - set(names)):
+        if unknown := sorted({child.name for child in sub_folders(path)} - set(names)):
             raise ValueError(
                 f"`source`: {path} has classes that {train} lacks: {', '.join(unknown)}."
             )
@@ -53,8 +53,8 @@ def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
         labels = np.repeat(np.arange(len(names)), [len(files) for files in by_class])
         loaded[split] = ImageFiles(itertools.chain(*by_class), folder), labels
     if skipped:
-        kinds = ", ".join(sorted({path.suffix.lower() for path in skipped}))
-        message = f"{len(skipped)} images are of a kind that Pillow can't read here ({kinds})"
+        suffixes = ", ".join(sorted({path.suffix.lower() for path in skipped}))
+        message = f"{len(skipped)} images are of formats that Pillow can't read here ({suffixes})"
         if strict:
             raise OSError(f"{message}, such as {skipped[0]}.")
         log.warning("%s, and are skipped, such as %s.", message, skipped[0])
@@ -68,47 +68,47 @@ def sub_folders(folder: Path) -> list[Path]:
     )
 
 
-def _folders_of_splits(folder: Path, splits: bool | None) -> dict[str, Path]:
-    """Return the folder of each split; if the sub-folders are classes, `folder` itself."""
-    found: dict[str, list[Path]] = {}
+def _split_folders(folder: Path, splits: bool | None) -> dict[str, Path]:
+    """Return the folder of each split, or `folder` itself if its sub-folders are classes."""
+    by_split: dict[str, list[Path]] = {}
     for path in sub_folders(folder):
-        found.setdefault(split_of(path.name) or "", []).append(path)
-    others = found.pop("", [])
-    of_splits = [path for paths in found.values() for path in paths]
-    if not found or splits is False:
+        by_split.setdefault(split_of(path.name) or "", []).append(path)
+    others = by_split.pop("", [])
+    if not by_split or splits is False:
         return {"train": folder}
     if splits is None:
+        split_folders = [path for paths in by_split.values() for path in paths]
         others = [path for path in others if next(_files(path), None) is not None]
         # The folder of a class holds images directly.
-        nested = any(map(sub_folders, of_splits))
+        nested = any(map(sub_folders, split_folders))
         if others and not nested:
-            return {"train": folder}  # such as the classes "test" and "cat"
-        if others or not nested or "train" not in found:
-            named = ", ".join(f"{path.name}/" for path in of_splits + others[:3])
-            reason = "" if "train" in found else " There is no train/."
+            return {"train": folder}  # Such as the classes "test" and "cat".
+        if others or not nested or "train" not in by_split:
+            names = ", ".join(f"{path.name}/" for path in split_folders + others[:3])
+            reason = "" if "train" in by_split else " There is no train/."
             raise ValueError(
-                f"`source`: {named} in {folder} could be splits or classes.{reason} Give "
+                f"`source`: {names} in {folder} could be splits or classes.{reason} Use "
                 "`kv.data.load_dataset(folder, splits=True)`, or splits=False for classes, or the "
                 f"path of the folder that holds the classes. {LAYOUT}"
             )
-    if "train" not in found:
+    if "train" not in by_split:
         raise ValueError(f"`source`: there is no train/ in {folder}. {LAYOUT}")
-    for paths in found.values():
+    for paths in by_split.values():
         if len(paths) > 1:
-            both = " or ".join(f"{path.name}/" for path in paths)
-            raise ValueError(f"`source` must have either {both} in {folder}. Received: both.")
-    return {split: paths[0] for split, paths in found.items()}
+            names = " or ".join(f"{path.name}/" for path in paths)
+            raise ValueError(f"`source` must have either {names} in {folder}. Received: both.")
+    return {split: paths[0] for split, paths in by_split.items()}
 
 
 @functools.cache
 def readable_suffixes() -> frozenset[str]:
     """Return the `IMAGE_SUFFIXES` that Pillow reads here."""
-    kinds = Image.registered_extensions()
-    return frozenset(suffix for suffix in IMAGE_SUFFIXES if kinds.get(suffix) in Image.OPEN)
+    formats = Image.registered_extensions()
+    return frozenset(suffix for suffix in IMAGE_SUFFIXES if formats.get(suffix) in Image.OPEN)
 
 
 def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
-    """Return the image files below a folder, sorted; unreadable kinds are added to `skipped`."""
+    """Return the image files below a folder, sorted; add unreadable formats to `skipped`."""
     readable, others = [], [] if skipped is None else skipped
     for path in _files(folder):
         (readable if path.suffix.lower() in readable_suffixes() else others).append(path)
@@ -116,7 +116,7 @@ def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files of a folder and its sub-folders that are images by their suffix."""
+    """Yield all files below a folder that are images by their suffix."""
     for root, _, names in os.walk(folder):
         for name in names:
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
@@ -140,18 +140,18 @@ def unreadable(paths: Sequence[Path]) -> dict[Path, OSError]:
 def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
     """Load ImageNet's validation images with the labels of ImageNet-ReaL (Beyer et al., 2020).
 
-    Images without a label are left out, as in the paper. `keras_vitx.evaluate` counts a
-    prediction as right if it is any of the labels.
+    Images without a label are left out, as in the paper. `keras_vitx.evaluate` counts a prediction
+    as correct if it is any of the labels.
 
     Args:
-        folder: The images, `ILSVRC2012_val_00000001.JPEG`, ..., with or without a sub-folder
-            per class.
-        labels: The published `real.json`: a list of the labels of each image, in the order of
-            their numbers.
+        folder: The images, `ILSVRC2012_val_00000001.JPEG`, ..., with or without a sub-folder per
+            class.
+        labels: The published `real.json`: a list of the labels of each image, in the order of their
+            numbers.
 
     Returns:
-        A dataset whose test split has float32 labels (n, 1000): rows with the same
-        probability for each right class.
+        A dataset whose test split has float32 labels (n, 1000): rows with the same probability for
+        each label.
 
     Raises:
         ValueError: if the file is not such a list, or has no entry for an image.
@@ -160,10 +160,10 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
     folder, path = Path(folder).expanduser(), Path(labels).expanduser()
     names = tuple(synset for synset, _ in imagenet_classes())
     try:
-        listed = json.loads(path.read_text())
+        entries = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"`labels`: {path} is not JSON: {error}.") from error
-    if not isinstance(listed, list) or not all(map(_is_entry, listed)):
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise ValueError(f"`labels` must be lists of integers in 0..999. Received: {path}.")
     files, rows = [], []
     for file in image_files(folder):
@@ -171,12 +171,12 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
         if number is None:
             continue
         index = int(number[1]) - 1
-        if not 0 <= index < len(listed):
-            raise ValueError(f"`labels`: {path} has {len(listed)} entries, none for {file.name}.")
-        if listed[index]:
-            right = np.isin(np.arange(len(names)), listed[index])
+        if not 0 <= index < len(entries):
+            raise ValueError(f"`labels`: {path} has {len(entries)} entries, none for {file.name}.")
+        if entries[index]:
+            is_label = np.isin(np.arange(len(names)), entries[index])
             files.append(file)
-            rows.append(np.float32(right / right.sum()))
+            rows.append(np.float32(is_label / is_label.sum()))
     if not files:
         raise ValueError(
             f"`folder` {folder} has no image with labels named ILSVRC2012_val_00000001.JPEG, ..."

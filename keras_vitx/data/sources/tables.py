@@ -12,20 +12,20 @@ from keras_vitx.text import shortened
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
 LABEL = ("label", "labels", "class", "target", "category", "tags")
 SPLIT = ("split", "subset", "partition", "set")
-SEVERAL = (";", "|")  # between the labels of one image
+SEPARATORS = (";", "|")  # Between the labels of an image.
 
 
 def load_table(path: Path) -> Dataset:
-    """Load a .csv file with a header, one row per image file, which must exist.
+    """Load a .csv file with a header and one row per image file, which must exist.
 
     Columns, by name in any case:
 
     - `file` (or `path`, `image`, ...): path of the image, relative to the table.
     - `label` (or `labels`, `class`, ...): the class by name, or several, separated by ";" or "|",
-      for multi-hot labels, where an empty label is no class. Numbers with a decimal point in each
+      for multi-hot labels, where an empty label is no class. Numbers with a decimal point in every
       row are regression targets.
-    - Without `label`, each other column is a class, and holds numbers in 0..1.
-    - `split` (or `subset`, ...): a name of `dataset.SPLITS`; "train" if there is no such column.
+    - Without `label`, each other column is a class and holds numbers in 0..1.
+    - `split` (or `subset`, ...): a name in `dataset.SPLITS`; "train" without such a column.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
@@ -56,29 +56,29 @@ def load_table(path: Path) -> Dataset:
                 "`source` must have a column `label`, or numbers in 0..1 in the columns "
                 f"{shortened(classes, 5)} of {path}."
             )
-    found: dict[str, list[int]] = {}
+    rows_of_split: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         name = split_of((row[split] or "train").strip()) if split else "train"
         if name is None:
             raise ValueError(
                 f"`source` {path} has the unknown split {row[split]!r}. Expected train, val, test."
             )
-        found.setdefault(name, []).append(i)
+        rows_of_split.setdefault(name, []).append(i)
     splits = {
         name: (ImageFiles([files[i] for i in indices], path.parent), labels[indices])
-        for name, indices in found.items()
+        for name, indices in rows_of_split.items()
     }
     return dataset_of(str(path), splits, names)
 
 
 def _labels(texts: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
-    """Return the class names and the labels; no names for numbers."""
+    """Return the class names, None for numbers, and the labels."""
     if all("." in text for text in texts):
         try:
             return None, np.array([float(text) for text in texts])
         except ValueError:
-            pass  # names with a point
-    separator = next((mark for mark in SEVERAL if any(mark in text for text in texts)), None)
+            pass  # Names with a period.
+    separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
     if separator is None:
         if "" in texts:
             raise ValueError(f"`source`: row {texts.index('') + 2} of the table has no label.")

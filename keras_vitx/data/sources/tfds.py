@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class TfdsImages(EncodedImages):
-    """Images of a split; their keys are indices of `examples`, whose `image` is encoded."""
+    """Images of a split by their indices in `examples`, whose `image` is encoded."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], split: str):
         super().__init__(range(len(examples)))
@@ -36,7 +36,7 @@ class TfdsImages(EncodedImages):
 def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     """Load a dataset of tensorflow-datasets, downloaded and prepared if necessary.
 
-    If possible, it is prepared as array_record, which is read without TensorFlow.
+    If possible, it is prepared as array_record, which does not need TensorFlow for reading.
     """
     builder = builder_of(name, data_dir, ("image", "label"))
     import tensorflow_datasets as tfds
@@ -62,11 +62,11 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
 
 
 def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence[str]) -> Any:
-    """Return a builder, downloaded and prepared; a ValueError if it lacks one of the features."""
+    """Return a prepared builder, downloaded if necessary; a ValueError if it lacks a feature."""
     try:
         import tensorflow_datasets as tfds
 
-        create = tfds.builder  # The library only logs a failed import of its own modules.
+        create = tfds.builder  # A failed import of its own modules is only logged.
     except (ImportError, AttributeError) as error:
         message = f'`source` "tfds:{name}" needs tensorflow-datasets, which can\'t be imported'
         raise ImportError(needs_extra(message, "data")) from error
@@ -79,11 +79,12 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence
         raise ValueError(
             f"`source`: tensorflow-datasets has no {name!r}. {nearest(name, known)}"
         ) from error
-    found = builder.info.features
-    if not isinstance(found, tfds.features.FeaturesDict) or not set(features) <= found.keys():
+    available = builder.info.features
+    is_dict = isinstance(available, tfds.features.FeaturesDict)
+    if not is_dict or not set(features) <= available.keys():
         raise ValueError(
             f'`source` "tfds:{name}" must have the features {" and ".join(features)}. '
-            f"Received: {found!r}."
+            f"Received: {available!r}."
         )
     if not builder.is_prepared():
         keep_tensorflow_off_the_gpu()
@@ -100,18 +101,18 @@ def _read(builder, split: str) -> tuple[TfdsImages, np.ndarray]:
     try:
         try:
             examples = builder.as_data_source(split=split, decoders=encoded)
-        except NotImplementedError:  # a format without random access
+        except NotImplementedError:  # A format without random access.
             keep_tensorflow_off_the_gpu()
             examples = list(tfds.as_numpy(builder.as_dataset(split=split, decoders=encoded)))
         labels = np.array([int(examples[i]["label"]) for i in range(len(examples))])
-    except Exception as error:  # each format raises its own types
+    except Exception as error:  # Each format raises its own types.
         raise OSError(f"{name} can't be read from {builder.data_dir}: {error}") from error
     return TfdsImages(examples, name), labels
 
 
 def keep_tensorflow_off_the_gpu() -> None:
     """Keep TensorFlow from reserving GPU memory when Keras runs on another backend."""
-    import keras  # slow, and not needed by the processes that make batches
+    import keras  # Slow, and not needed by worker processes.
 
     if keras.backend.backend() == "tensorflow":
         return

@@ -1,7 +1,7 @@
-"""Several devices and machines: the choice of the devices of a run.
+"""The devices of a run, on one or several machines.
 
 JAX (`keras.distribution`) and TensorFlow (`MirroredStrategy`) have one process per machine, PyTorch
-(`DistributedDataParallel`) one per device. Everywhere, `batch_size` counts the images of all.
+(`DistributedDataParallel`) one per device. `batch_size` always counts the images on all devices.
 """
 
 import atexit
@@ -18,20 +18,19 @@ import numpy as np
 
 Count = int | Literal["all"]
 
-# Columns of one product, rows of the next, so that a pair needs one sum over the devices
-# (Megatron-LM: Shoeybi et al., 2019, Section 3). XLA moves the parts of a fused `qkv`.
+# Columns of one product and rows of the next, so that a pair needs one sum over the devices
+# (Megatron-LM: Shoeybi et al., 2019, Section 3). XLA redistributes a fused `qkv`.
 COLUMNS = r"(?:.*/)?(?:q|k|v|qk|qkv|fc1)"
 ROWS = r"(?:.*/)?(?:attn/proj|fc2)"
 # Minimum size of a sharded variable; a smaller one is not worth a collective.
-SHARDED = 4096
+MIN_SHARDED = 4096
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices in use: `count` in all processes, and `replicas` copies of the model.
+    """The devices in use: `count` in all processes, with `replicas` copies of the model.
 
-    Each of the `processes` reads a part of every batch. Process 0 is the chief, which writes the
-    files.
+    Each of the `processes` reads its share of every batch. Process 0, the chief, writes the files.
     """
 
     count: int = 1
@@ -41,7 +40,7 @@ class Devices:
 
 
 def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = False) -> Devices:
-    """Use several devices from now on; call it before the model is made.
+    """Use several devices from now on; call it before creating the model.
 
     ```python
     kv.training.use_devices(8)
@@ -50,13 +49,13 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     ```
 
     Args:
-        devices: Number of devices, in all processes; `"all"` for all there are; 1 to return to one
-            device.
-        model_parallel: Number of devices between which each copy of the model is split (JAX only):
-            the projections to queries, keys and values and the first Dense of each MLP by columns,
-            the projections after them by rows. It divides `devices`.
-        shard_weights: Whether every device keeps a part of each weight and its optimizer states,
-            and gathers the weights of a block when it computes the block (JAX only).
+        devices: Number of devices in all processes; `"all"` for all available ones; 1 to return to
+            one device.
+        model_parallel: Number of devices over which each copy of the model is split (JAX only): the
+            projections to queries, keys and values and the first Dense of each MLP by columns, the
+            projections after them by rows. It divides `devices`.
+        shard_weights: Whether each weight and its optimizer states are split over the devices,
+            which gather the weights of a block to compute it (JAX only).
 
     Raises:
         ValueError: if there are not that many devices, or PyTorch was started as a single process.
@@ -64,8 +63,8 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     backend = keras.backend.backend()
     if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
         raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
-    splits = model_parallel != 1 or shard_weights
-    if (splits and backend != "jax") or (model_parallel != 1 and shard_weights):
+    is_split = model_parallel != 1 or shard_weights
+    if (is_split and backend != "jax") or (model_parallel != 1 and shard_weights):
         raise ValueError(
             "Under JAX, `model_parallel` must be 1 or `shard_weights` False; elsewhere, both. "
             f"Received: {model_parallel} and {shard_weights}, under {backend}."
@@ -80,13 +79,13 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
 
 
 def in_use() -> Devices:
-    """Return the devices in use, however they were chosen."""
+    """Return the devices in use."""
     backend = keras.backend.backend()
-    if backend == "jax" and (found := keras.distribution.distribution()) is not None:
+    if backend == "jax" and (engine := keras.distribution.distribution()) is not None:
         import jax
 
-        count, processes = found.device_mesh.devices.size, found.num_processes
-        return Devices(count, found.num_model_replicas, processes, jax.process_index())
+        count, processes = engine.device_mesh.devices.size, engine.num_processes
+        return Devices(count, engine.num_model_replicas, processes, jax.process_index())
     if backend == "tensorflow":
         import tensorflow as tf
 
@@ -108,7 +107,7 @@ def is_chief() -> bool:
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """Return a context for saving in one process: JAX makes variables in all processes together."""
+    """Return a context for saving in one process: JAX creates variables in all of them at once."""
     current = keras.distribution.distribution()
     if in_use().processes > 1:
         keras.distribution.set_distribution(None)
@@ -119,7 +118,7 @@ def single_process() -> Iterator[None]:
 
 
 def all_reduce_max(number: int) -> int:
-    """Return the highest of the numbers that the processes give; waits for all of them."""
+    """Return the maximum of a number over all processes, after waiting for all of them."""
     if in_use().processes == 1:
         return number
     if keras.backend.backend() == "jax":
@@ -143,39 +142,39 @@ def copies_of(variable: keras.Variable) -> list[Any]:
 
 
 def check_devices(devices: Count | None, model: keras.Model) -> None:
-    """Check the number of devices in use, and that the model was made for them and fits.
+    """Check the number of devices in use, and that the model was created for them and fits.
 
-    Under PyTorch, processes started by `torchrun` are connected here if they aren't yet.
+    Under PyTorch, this connects the processes of `torchrun` if they aren't connected yet.
     """
     backend = keras.backend.backend()
     if backend == "torch" and in_use().count == 1 and _torchrun():
         use_devices("all" if devices is None else devices)
-    here = made_for = in_use().count
-    if devices not in (None, "all", here):
+    count = model_devices = in_use().count
+    if devices not in (None, "all", count):
         torchrun = ", in processes started by torchrun" if backend == "torch" else ""
         raise ValueError(
-            f"`devices` must be the number in use, {here}. Received: {devices}. Call "
-            f"`keras_vitx.training.use_devices({devices})` before the model is made{torchrun}."
+            f"`devices` must be the number in use, {count}. Received: {devices}. Call "
+            f"`keras_vitx.training.use_devices({devices})` before creating the model{torchrun}."
         )
     if backend == "jax" and model.variables:
-        made_for = len(model.variables[0].value.sharding.device_set)
+        model_devices = len(model.variables[0].value.sharding.device_set)
     elif backend == "tensorflow":
-        made_for = model.distribute_strategy.num_replicas_in_sync
-    if made_for != here:
+        model_devices = model.distribute_strategy.num_replicas_in_sync
+    if model_devices != count:
         raise ValueError(
-            f"`model` must be made after the devices are chosen: it was made for {made_for}, "
-            f"{here} are in use."
+            f"`model` must be created for the {count} devices in use, after `use_devices`. "
+            f"Received: a model created for {model_devices}."
         )
     sharded = isinstance(keras.distribution.distribution(), ShardedWeights)
-    check_limits(model, here if sharded else 1)
+    check_limits(model, count if sharded else 1)
 
 
-def check_batch(images: int, here: Devices) -> None:
+def check_batch(images: int, devices: Devices) -> None:
     """Raise a ValueError unless a batch can be split evenly between the replicas."""
-    if images % here.replicas:
+    if images % devices.replicas:
         raise ValueError(
             f"`batch_size` must be divisible by the number of devices that share a batch, "
-            f"{here.replicas}. Received: a batch of {images} images."
+            f"{devices.replicas}. Received: a batch of {images} images."
         )
 
 
@@ -187,23 +186,23 @@ def check_limits(model: keras.Model, shares: int = 1) -> None:
     name, memory, lacking = device_of()
     precision = model.compute_dtype
     if precision in lacking:
-        fit = [one for one in ("mixed_bfloat16", "mixed_float16") if one[6:] not in lacking]
+        possible = [f"mixed_{x}" for x in ("bfloat16", "float16") if x not in lacking]
         raise ValueError(
-            f"`precision` must be one of {', '.join(map(repr, [*fit, 'float32']))} on {name}, "
+            f"`precision` must be one of {', '.join(map(repr, [*possible, 'float32']))} on {name}, "
             f"which has no {precision}. Received: a model of precision {precision!r}."
         )
     if memory is None:
         return
     # A trainable weight, its gradient and the two moments of AdamW.
-    trained, others = (
+    trainable, others = (
         sum(variable.value.nbytes for variable in variables)
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
-    needed = (4 * trained + others) / shares
-    if needed > memory:
+    required = (4 * trainable + others) / shares
+    if required > memory:
         raise ValueError(
             f"`model` must fit in the {memory / 1e9:.1f} GB of {name}. Received: weights, "
-            f"gradients and optimizer states of {needed / 1e9:.1f} GB per device. Under JAX, "
+            f"gradients and optimizer states of {required / 1e9:.1f} GB per device. Under JAX, "
             "`keras_vitx.training.use_devices(..., shard_weights=True)` splits them."
         )
 
@@ -233,12 +232,11 @@ def _use_jax(devices, model_parallel, shard_weights):
 
     if "KERAS_DISTRIBUTION_JOB_ADDRESSES" in os.environ and not jax.distributed.is_initialized():
         keras.distribution.initialize()
-    found = keras.distribution.list_devices()
-    count = _available(devices, found)
+    available = keras.distribution.list_devices()
+    count = _number(devices, available)
     if count % model_parallel or not 1 <= model_parallel <= count:
         raise ValueError(
-            f"`model_parallel` must divide the number of devices, {count}. "
-            f"Received: {model_parallel}."
+            f"`model_parallel` must divide the {count} devices. Received: {model_parallel}."
         )
     if count == 1:
         keras.distribution.set_distribution(None)
@@ -246,15 +244,15 @@ def _use_jax(devices, model_parallel, shard_weights):
     if model_parallel == 1:
         engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
         # `share_of` splits batches between processes, whatever their source.
-        distribution = engine(devices=found[:count], auto_shard_dataset=False)
+        distribution = engine(devices=available[:count], auto_shard_dataset=False)
     else:
         shape = (count // model_parallel, model_parallel)
-        mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), found[:count])
+        mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), available[:count])
         distribution = SplitModel(mesh)
     processes = distribution.num_processes
-    if processes > 1 and (count != len(found) or (count // processes) % model_parallel):
+    if processes > 1 and (count != len(available) or (count // processes) % model_parallel):
         raise ValueError(
-            f"With several processes, `devices` must be all {len(found)}, and `model_parallel` "
+            f"With several processes, `devices` must be all {len(available)}, and `model_parallel` "
             f"must divide those of a process. Received: {devices} and {model_parallel}."
         )
     keras.distribution.set_distribution(distribution)
@@ -265,19 +263,18 @@ def _use_tensorflow(devices):
 
     if "TF_CONFIG" in os.environ:
         raise ValueError(
-            "`TF_CONFIG` must be unset: under TensorFlow, the devices are those of one machine. "
-            "Use JAX or PyTorch on several."
+            "`TF_CONFIG` must be unset: TensorFlow uses one machine. Use JAX or PyTorch on several."
         )
     tf.distribute.experimental_set_strategy(None)
-    kinds = (tf.config.list_logical_devices(kind) for kind in ("GPU", "CPU"))
-    found = [device.name.removeprefix("/device:") for device in next(filter(None, kinds))]
-    if (count := _available(devices, found)) > 1:
-        tf.distribute.experimental_set_strategy(_mirrored(tuple(found[:count])))
+    logical = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    available = [device.name.removeprefix("/device:") for device in logical]
+    if (count := _number(devices, available)) > 1:
+        tf.distribute.experimental_set_strategy(_mirrored(tuple(available[:count])))
 
 
 @functools.cache
 def _mirrored(devices):
-    """Return one strategy per set of devices: two would mix up each other's sums."""
+    """Return the only strategy of these devices, as a second one would mix up the sums."""
     import tensorflow as tf
 
     return tf.distribute.MirroredStrategy(list(devices))
@@ -290,17 +287,15 @@ def _use_torch(devices):
     if not distributed.is_initialized() and not _torchrun():
         if devices not in (1, "all"):
             raise ValueError(
-                "`devices` above 1 needs one process per device under PyTorch: start the script by "
-                f"`torchrun --nproc-per-node {devices} SCRIPT`. Received: {devices}, in a single "
-                "process."
+                "`devices` above 1 needs one process per device under PyTorch: run `torchrun "
+                f"--nproc-per-node {devices} SCRIPT`. Received: {devices}, in a single process."
             )
         return
     if not distributed.is_initialized():
         gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
         if gpus and local >= gpus:
             raise ValueError(
-                f"`--nproc-per-node` of torchrun must be at most {gpus}, the number of GPUs. "
-                f"Received: {local + 1} or more."
+                f"`--nproc-per-node` must be at most {gpus} GPUs. Received: {local + 1} or more."
             )
         if gpus:  # Keras puts its tensors on the current GPU.
             torch.cuda.set_device(local)
@@ -308,33 +303,31 @@ def _use_torch(devices):
         atexit.register(distributed.destroy_process_group)
     count = distributed.get_world_size()
     if devices not in ("all", count):
-        raise ValueError(
-            f"`devices` must be the number of processes, {count}. Received: {devices}."
-        )
+        raise ValueError(f"`devices` must be {count}, one per process. Received: {devices}.")
 
 
-def _available(devices: Count, found: Sequence[str]) -> int:
-    """Return the number of devices to use, or raise if there are fewer."""
-    count = len(found) if devices == "all" else int(devices)
-    if count > len(found):
-        some = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+def _number(devices: Count, available: Sequence[str]) -> int:
+    """Return the number of devices to use; a ValueError if there are fewer."""
+    count = len(available) if devices == "all" else int(devices)
+    if count > len(available):
+        names = ", ".join(available[:4]) + (", ..." if len(available) > 4 else "")
         raise ValueError(
-            f"`devices` must be at most {len(found)}, as {keras.backend.backend()} has {some}. "
-            f"Received: {devices}."
+            f"`devices` must be at most {len(available)}, as {keras.backend.backend()} has "
+            f"{names}. Received: {devices}."
         )
     return count
 
 
 def _torchrun():
-    """Return whether `torchrun` started several processes, of which this is one."""
+    """Return whether this is one of several processes of `torchrun`."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "LOCAL_RANK" in os.environ
 
 
 class SplitModel(keras.distribution.ModelParallel):
     """The split of any family's model over the axes "batch" and "model" of a mesh.
 
-    It holds for the loop over depth, too, in which each variable has one more axis in front. A
-    variable that cannot be split evenly is copied.
+    This includes the loop over depth, in which variables have one more axis in front. Variables
+    that can't be split evenly are copied.
     """
 
     def __init__(self, mesh: keras.distribution.DeviceMesh):
@@ -348,7 +341,7 @@ class SplitModel(keras.distribution.ModelParallel):
         layout = super().get_variable_layout(variable)
         mesh, shape = self.device_mesh, variable.shape
         sizes = {None: 1, **dict(zip(mesh.axis_names, mesh.shape, strict=True))}
-        # Optimizer variables of another shape (the step, a scalar) may carry the path.
+        # Optimizer variables of another shape may have the same path.
         fits = len(layout.axes) == len(shape) and all(
             size % sizes[axis] == 0 for axis, size in zip(layout.axes, shape, strict=True)
         )
@@ -363,16 +356,16 @@ class ShardedWeights(keras.distribution.DataParallel):
     """
 
     def get_variable_layout(self, variable):
-        """Split the largest axis that the devices divide; copy small variables."""
+        """Split the largest axis that is divisible by the devices; copy small variables."""
         count = self.device_mesh.devices.size
         axes: list[str | None] = [None] * len(variable.shape)
         fits = [i for i, size in enumerate(variable.shape) if size % count == 0]
-        if fits and math.prod(variable.shape) >= SHARDED:
+        if fits and math.prod(variable.shape) >= MIN_SHARDED:
             axes[max(fits, key=lambda i: variable.shape[i])] = self.batch_dim_name
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
     def gathered(self, weight: Any) -> Any:
-        """Return a weight, whole on every device."""
+        """Return a weight that is complete on every device."""
         layout = keras.distribution.TensorLayout([None] * len(weight.shape), self.device_mesh)
         return keras.distribution.distribute_tensor(weight, layout)
 

@@ -1,8 +1,8 @@
-"""Training and evaluation on several devices, beyond what the engines do.
+"""Training and evaluation on several devices, beyond what the backends do.
 
 Under JAX, the compiled step computes the same function of the whole batch on any number of devices,
 so only `share_of` is needed, on several machines. PyTorch also needs DistributedDataParallel and
-metrics over all processes; PyTorch and TensorFlow, other random numbers for each replica.
+metrics over all processes; PyTorch and TensorFlow need different random numbers in each replica.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from keras_vitx.keras_internals import sublayers
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 from keras_vitx.training.wrapped import Wrapped
 
-# Between the seeds of two replicas. Not small: a seed and a counter are added up.
+# Between the seeds of two replicas. Large, because seed and counter are added.
 SEED_DISTANCE = 0x5851F42D
 SEED_STATE = "seed_generator_state"
 
@@ -24,56 +24,56 @@ SEED_STATE = "seed_generator_state"
 def share_of(batches: Any, pad: bool = False) -> Any:
     """Return the batches of this process, each a share of a whole batch.
 
-    With `pad`, for evaluation, a batch that the devices don't divide is filled with copies of its
+    With `pad`, for evaluation, a batch that the devices don't divide is padded with copies of its
     first image of weight 0.
     """
-    here = in_use()
-    # Mirrored strategies split batches on their own, of any size.
-    if here.replicas == 1 or batches is None or keras.backend.backend() == "tensorflow":
+    devices = in_use()
+    # Mirrored strategies split batches of any size themselves.
+    if devices.replicas == 1 or batches is None or keras.backend.backend() == "tensorflow":
         return batches
-    if isinstance(batches, Wrapped) and batches.by_image:
-        # A teacher is asked about the images of this process only.
-        return batches.around(share_of(batches.batches, pad))
-    return Share(batches, here, pad)
+    if isinstance(batches, Wrapped) and batches.per_image:
+        # For example, a teacher predicts only the images of this process.
+        return batches.with_batches(share_of(batches.batches, pad))
+    return Share(batches, devices, pad)
 
 
 class Share(Wrapped):
     """The rows of each batch that one process computes; see `share_of`."""
 
-    def __init__(self, batches: Any, here: Devices, pad: bool = False):
+    def __init__(self, batches: Any, devices: Devices, pad: bool = False):
         super().__init__(batches)
-        self.here, self.pad = here, pad
+        self.devices, self.pad = devices, pad
 
     def __getitem__(self, index: int) -> tuple:
-        here, batches = self.here, self.batches
-        # Under JAX, whose random numbers are those of the batch, its images keep their order.
+        devices, batches = self.devices, self.batches
+        # Under JAX, images keep their order, as random numbers are those of the whole batch.
         by_pairs = keras.backend.backend() == "torch"
         if by_pairs and isinstance(batches, TrainingBatches):
-            check_batch(batches.batch_size, here)
-            if batches.batch_size // here.processes % 2 == 0:  # Only these images are made.
-                return batches.get(index, here.process, here.processes)
-        batch = self.inside(index)
+            check_batch(batches.batch_size, devices)
+            if batches.batch_size // devices.processes % 2 == 0:  # Only these images are loaded.
+                return batches.get(index, devices.process, devices.processes)
+        batch = self.wrapped_batch(index)
         images = len(keras.tree.flatten(batch[0])[0])
-        missing = -images % here.replicas
+        missing = -images % devices.replicas
         if self.pad and missing:
             *values, weights = batch if len(batch) > 2 else (*batch, np.ones(images, "float32"))
             rows = [*range(images), *[0] * missing]
             values = keras.tree.map_structure(lambda array: array[rows], tuple(values))
             batch, images = (*values, np.pad(weights, (0, missing))), images + missing
-        check_batch(images, here)
-        size = images // here.processes
-        own: Any = slice(here.process * size, (here.process + 1) * size)
+        check_batch(images, devices)
+        size = images // devices.processes
+        rows: Any = slice(devices.process * size, (devices.process + 1) * size)
         if by_pairs:
-            own = share_of_batch(images, here.process, here.processes)
-        return keras.tree.map_structure(lambda array: array[own], batch)
+            rows = share_of_batch(images, devices.process, devices.processes)
+        return keras.tree.map_structure(lambda array: array[rows], batch)
 
 
 class Replicate(keras.callbacks.Callback):
-    """Make `fit` and `evaluate` of Keras compute the same on several devices as on one.
+    """Make Keras's `fit` and `evaluate` compute the same on several devices as on one.
 
-    It comes after callbacks that restore a state. Metrics must be sums or means over images, as
-    Keras's are. Under TensorFlow and PyTorch, BatchNormalization learns from the images of each
-    replica, and its moving statistics are averaged after each epoch.
+    It must come after callbacks that restore a state. Metrics must be sums or means over images, as
+    Keras's are. Under TensorFlow and PyTorch, BatchNormalization uses the images of each replica,
+    and its moving statistics are averaged after each epoch.
     """
 
     def __init__(self):
@@ -81,7 +81,7 @@ class Replicate(keras.callbacks.Callback):
         self.epoch = self.seed = 0
 
     def on_train_begin(self, logs=None):
-        self.begun = False
+        self.seeds_are_folded = False
         if _runs("torch"):
             self._begin_torch()
 
@@ -89,16 +89,16 @@ class Replicate(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        if not self.begun:
+        if not self.seeds_are_folded:
             self._fold_replicas_into_seeds()
-            self.begun = True
-        here = in_use()
-        if _runs("torch") and here.process:
+            self.seeds_are_folded = True
+        process = in_use().process
+        if _runs("torch") and process:
             import torch
 
-            # Dropout without a seed draws from PyTorch's own generator. Only the chief's is
-            # saved, so those of others are functions of the step.
-            numbers = np.random.SeedSequence((self.seed, self.epoch, batch, here.process))
+            # Dropout without a seed uses PyTorch's global generator. Only that of the chief is
+            # saved, so those of other processes are functions of the step.
+            numbers = np.random.SeedSequence((self.seed, self.epoch, batch, process))
             torch.manual_seed(int(numbers.generate_state(1)[0]))
 
     def on_epoch_end(self, epoch, logs=None):
@@ -120,12 +120,12 @@ class Replicate(keras.callbacks.Callback):
             self.model.test_function = None
 
     def _begin_torch(self):
-        """Let Keras's own `train_step` call the model by DistributedDataParallel."""
+        """Make Keras's `train_step` call the model through DistributedDataParallel."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
         self.seed = torch.initial_seed()
-        # It copies all variables from the chief, too. A static graph may have unused variables.
+        # This also copies all variables from the chief. A static graph may have unused variables.
         parallel = DistributedDataParallel(self.model, static_graph=True)
         calls = {"__call__": lambda _, *args, **kwargs: parallel(*args, **kwargs)}
         view = object.__new__(type("Parallel", (type(self.model),), calls))
@@ -137,7 +137,7 @@ class Replicate(keras.callbacks.Callback):
         variables = [variable for metric in self.model.metrics for variable in metric.variables]
 
         def one_step(data):
-            if in_use().process:  # The sums so far are those of the chief.
+            if in_use().process:  # The chief has the sums so far.
                 for variable in variables:
                     variable.assign(keras.ops.zeros_like(variable))
             step(data[0])
@@ -149,7 +149,7 @@ class Replicate(keras.callbacks.Callback):
         return one_step
 
     def _fold_replicas_into_seeds(self):
-        """Let each replica draw its own random numbers; those of the chief don't change."""
+        """Make the random numbers of each replica different; those of the chief don't change."""
         for seed in self.model.non_trainable_variables if _runs("torch", "tensorflow") else ():
             if seed.name == SEED_STATE:
                 copies = copies_of(seed)
@@ -158,28 +158,27 @@ class Replicate(keras.callbacks.Callback):
                     copy.assign([(start + index * SEED_DISTANCE) % 2**31, counter])
 
     def _average_statistics(self):
-        """Give all replicas the mean of their moving statistics."""
+        """Replace the moving statistics of all replicas by their mean."""
         if not _runs("torch", "tensorflow"):
             return
-        layers = sublayers(self.model)
-        norms = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+        norms = [x for x in sublayers(self.model) if isinstance(x, keras.layers.BatchNormalization)]
         variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
         if _runs("torch"):
             means = _sums([v.value.detach() / in_use().count for v in variables])
         else:
-            means = [np.mean([one.numpy() for one in copies_of(v)], 0) for v in variables]
+            means = [np.mean([copy.numpy() for copy in copies_of(v)], 0) for v in variables]
         for variable, mean in zip(variables, means, strict=True):
             for copy in copies_of(variable):
                 copy.assign(mean)
 
 
 def _runs(*backends):
-    """Return whether one of these backends runs on several replicas."""
+    """Return whether the backend is one of these and has several replicas."""
     return keras.backend.backend() in backends and in_use().replicas > 1
 
 
 def _sums(tensors):
-    """Return the sums over all processes (PyTorch), by one message."""
+    """Return the sums over all processes (PyTorch), in one message."""
     import torch
     from torch import distributed
 
@@ -187,5 +186,5 @@ def _sums(tensors):
         return []
     total = torch.cat([tensor.double().flatten() for tensor in tensors])
     distributed.all_reduce(total)
-    parts = torch.split(total, [tensor.numel() for tensor in tensors])
-    return [p.reshape(t.shape).to(t.dtype) for p, t in zip(parts, tensors, strict=True)]
+    sums = torch.split(total, [tensor.numel() for tensor in tensors])
+    return [s.reshape(t.shape).to(t.dtype) for s, t in zip(sums, tensors, strict=True)]

@@ -3,13 +3,13 @@
     keras-vitx train RefinedViT_S imagenet --with dense_head=true --recipe refiner_advanced
 
 `RefinedViT_S`, `RefinedViT_M` and `RefinedViT_L` reach 83.6, 84.6 and 84.9 (Refiner, Table 7;
-8 V100), made with `dense_head=True` and trained with labels per patch, which an NFNet-F6 made
-beforehand: see `kv.training.TokenLabels`. Without them, every patch has the label of its image.
+8 V100), created with `dense_head=True` and trained with labels per patch from an NFNet-F6 (see
+`kv.training.TokenLabels`). Without them, every patch has the label of its image.
 
 Differences between the paper's Table 8 and the released code, which is the default here: the
 table has a learning rate of `5e-3 * batch_size / 512` and `drop_path=0.1 * blocks / 12`, with
-which the sizes are built; the code has 0.2 for S and 0.25 for M and L. Both have MixUp and CutMix;
-in the code, MixToken comes beside them.
+which the sizes are built; the code has 0.2 for S and 0.25 for M and L. Both have MixUp and CutMix,
+to which the code adds MixToken.
 """
 
 from keras_vitx.training.recipes import refiner
