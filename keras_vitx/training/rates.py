@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, load_batches, steps_of
 from keras_vitx.training.compiling import compile_for
@@ -27,7 +28,7 @@ def find_learning_rate(
     seed: int = 0,
     **settings: Any,
 ) -> float:
-    """Return the learning rate at which the loss falls fastest; the model keeps its weights.
+    """Return the learning rate at which the loss falls fastest; the model is left as it was.
 
     The rate rises exponentially from `low` to `high` (Smith, 2017, Section 3.3), until a moving
     average of the loss is four times its minimum so far.
@@ -62,6 +63,10 @@ def find_learning_rate(
     train, weights = batches.train, model.get_weights()
     if isinstance(train, keras.utils.PyDataset):
         train = BatchRange(train, 0, steps)
+    if arguments := compile_arguments(model):
+        arguments["optimizer"] = optimizer = model.optimizer
+        copied = type(optimizer).from_config(optimizer.get_config())
+        model.compile(**{**arguments, "optimizer": copied})
     compile_for(model, recipe, steps_of(batches.train), lambda: labels_of(batches.train))
     schedule = keras.optimizers.schedules.ExponentialDecay(low, steps, high / low)
     optimizer_of(model).learning_rate = schedule
@@ -70,6 +75,8 @@ def find_learning_rate(
         model.fit(train, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[record])
     finally:
         model.set_weights(weights)
+        if arguments:
+            model.compile(**arguments)
     losses = np.array(record.smoothed)
     rates = low * (high / low) ** (np.arange(len(losses)) / steps)
     # The first averages are of few losses, so that a fall among them is noise.

@@ -24,6 +24,7 @@ from keras_vitx.training import Recipe, recipes
 
 pytestmark = pytest.mark.backend_free
 NAMED = ("left", "right")
+LOSS = "sparse_categorical_crossentropy"
 
 
 @pytest.fixture
@@ -172,5 +173,12 @@ def test_a_learning_rate_is_found(tmp_path):
     same_weights(model, before)
     assert path.stat().st_size > 1000
     assert np.isfinite(model.predict(ready(VALIDATION[0]), verbose=0)).all()
+    model.compile(keras.optimizers.SGD(0.125), LOSS, metrics=["accuracy"])
+    optimizer = model.optimizer
+    kv.training.find_learning_rate(model, TRAIN, batch_size=16, augmentation=None, steps=10)
+    assert model.optimizer is optimizer and float(array(optimizer.learning_rate)) == 0.125
+    assert int(array(optimizer.iterations)) == 0
+    model.fit(ready(VALIDATION[0]), VALIDATION[1], verbose=0)
+    assert model.optimizer is optimizer
     with pytest.raises(ValueError, match="`low`"):
         kv.training.find_learning_rate(model, TRAIN, low=1.0, high=0.1)
