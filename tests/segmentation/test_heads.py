@@ -177,7 +177,7 @@ def test_ignored_pixels():
         (lambda maps: UperNet(maps, 0), "`classes`"),
         (lambda maps: UperNet(maps, 5, scales=(1, 2)), "one factor per map, 4"),
         (lambda maps: UperNet(maps, 5, scales=(3, 1, 1, 1)), "powers of two"),
-        (lambda maps: UperNet(maps, 5, scales=(1, 1, 1, 1 / 8)), "at least one place"),
+        (lambda maps: UperNet(maps, 5, scales=(1, 1, 1, 1 / 8)), "at least one position"),
         (lambda maps: UperNet(maps, 5, dropout=1.0), "`dropout`"),
         (lambda maps: UperNet(maps, 5, class_names=["a"]), "one name per class, 5"),
         (lambda maps: LinearHead(FAMILIES["ViT"](), 5), "`backbone` must return feature maps"),
