@@ -142,7 +142,7 @@ def test_four_scales():
         ("ViT", {"size": 32}, "`size` must be"),
         ("ViT", {"scales": (3,)}, "powers of two"),
         ("ViT", {"blocks": [0, 1], "scales": (1,)}, "one factor per map, 2"),
-        ("ViT", {"scales": (1 / 8,)}, "at least one place of a map of 2 x 2"),
+        ("ViT", {"scales": (1 / 8,)}, "at least one position of a map of 2 x 2"),
         ("PiT", {"blocks": 0}, "width 16, the block 'transformers_0_blocks_0' has 8"),
         ("CaiT", {"blocks": "blocks_token_only_0"}, "no block 'blocks_token_only_0' of patches"),
         ("Mixer", {"size": (24, 24)}, "depends on it"),
