@@ -5,6 +5,7 @@
     python benchmarks/speed.py --all                # every peer, in training as well
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
     python benchmarks/speed.py --batch 128 --precision mixed_bfloat16   # on a GPU
+    python benchmarks/speed.py --write              # and the tables of README.md and docs/speed.md
 
 Every contender runs in its own process, one at a time, in turns; a large matrix product takes
 its turn as well. Each turn starts with one untimed step, because the previous contender has
@@ -34,11 +35,19 @@ from typing import IO
 
 from contenders import KERAS_HUB, PLAIN, TIMM, ZEROMODELS
 
+ROOT = Path(__file__).parents[1]
+TITLES = {"predict": "inference", "train": "training", "torch": "PyTorch", "jax": "JAX"}
+COLUMNS = ["peer"] + [
+    f"{mode}, {column}"
+    for mode in ("inference", "training")
+    for column in ("PyTorch", "PyTorch, kept memory", "JAX")
+]
 MODELS = (
     *("CaiT_XXS24", "CaiT_S24", "ConViT_Ti", "ConViT_S", "DeepViT_S", "RefinedViT_S"),
     *("CBViT_Ti", "CBViT_S", "ViT_Ti", "ViT_S"),
 )
 # Baseline for the cost of a modification: the plain network of similar width.
+PEERS = {"timm": "timm", "plain": "plain PyTorch"}
 PLAIN_VIT = {
     "CaiT_XXS24": "ViT_Ti",
     "CaiT_S24": "ViT_S",
@@ -65,7 +74,7 @@ WITHOUT_PRICE = ("RefinedViT_S",)
 
 def gmacs(model: str) -> float:
     """Return the GMACs per image, attention included."""
-    sizes = (Path(__file__).parents[1] / "docs" / "sizes.md").read_text()
+    sizes = (ROOT / "docs" / "sizes.md").read_text()
     return float(re.search(rf"^\| {model} (?:\|[^|]*){{4}}\| ([\d.]+) ", sizes, re.MULTILINE)[1])
 
 
@@ -289,14 +298,53 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def prices(rows: list[dict]) -> str:
-    """Return a table of each modified model's MACs/s divided by those of the plain ViT."""
-    lines = ["| model | baseline | mode | backend | MACs/s over baseline |", "|" + "---|" * 5]
+def summary(rows: list[dict], kept: bool = True) -> str:
+    """Return the speed-ups over timm or plain PyTorch; without `kept`, as in README.md."""
+    cells = {}
     for row in rows:
-        if row["price"]:
-            cells = (row["model"], PLAIN_VIT[row["model"]], row["mode"], row["backend"])
-            lines.append("| " + " | ".join(cells) + f" | {row['price']:.2f} |")
+        who, _, memory = row["who"].partition(", ")
+        if who in PEERS and memory in ("", "kept memory")[: 1 + kept]:
+            cells[row["model"], "peer"] = PEERS[who]
+            for backend in TITLES.keys() & row["speed-up"].keys() - ({"jax"} if memory else set()):
+                title = ", ".join(filter(None, (TITLES[row["mode"]], TITLES[backend], memory)))
+                cells[row["model"], title] = f"{row['speed-up'][backend]:.2f}"
+    return pivot(cells)
+
+
+def costs(rows: list[dict]) -> str:
+    """Return the MACs per second of modified models over those of the plain ViT."""
+    return pivot(
+        {
+            (
+                row["model"],
+                f"{TITLES[row['mode']]}, {TITLES[row['backend']]}",
+            ): f"{row['price']:.2f}"
+            for row in rows
+            if row["price"] and row["backend"] in TITLES
+        }
+    )
+
+
+def pivot(cells: dict[tuple[str, str], str]) -> str:
+    """Return cells by model and column as a Markdown table."""
+    columns = sorted({column for _, column in cells}, key=COLUMNS.index)
+    lines = [f"| model | {' | '.join(columns)} |", "|" + "---|" * (1 + len(columns))]
+    for model in dict.fromkeys(model for model, _ in cells):
+        lines.append(f"| {model} | {' | '.join(cells.get((model, c), '') for c in columns)} |")
     return "\n".join(lines)
+
+
+def write(rows: list[dict]) -> None:
+    """Replace the tables of README.md and docs/speed.md that have the same columns."""
+    docs = ROOT / "docs" / "speed.md"
+    short = summary(rows, kept=False)
+    for path, new in ((ROOT / "README.md", short), (docs, summary(rows)), (docs, costs(rows))):
+        text = path.read_text()
+        header = re.escape(new.partition("\n")[0])
+        text, count = re.subn(rf"^{header}\n(\|.*\n)+", lambda _: f"{new}\n", text, flags=re.M)  # noqa: B023
+        if count != 1:
+            raise SystemExit(f"{path} has no table with the columns of this run: {header}")
+        path.write_text(text)
 
 
 def plot(rows: list[dict], path: Path) -> None:
@@ -314,9 +362,9 @@ def plot(rows: list[dict], path: Path) -> None:
     for ax, panel in zip(axes.flat, panels, strict=False):
         mine = [row for row in rows if (row["model"], row["mode"]) == panel and row["speed-up"]]
         mine.reverse()
-        colours = ["C0" if row["who"].startswith("keras_vitx") else "0.7" for row in mine]
+        colors = ["C0" if row["who"].startswith("keras_vitx") else "0.7" for row in mine]
         names = [f"{row['who']} ({row['backend']})" for row in mine]
-        ax.barh(names, [row["images/s"] for row in mine], color=colours)
+        ax.barh(names, [row["images/s"] for row in mine], color=colors)
         ax.set_title(", ".join(panel), fontsize=9)
         ax.tick_params(labelsize=7 if len(mine) < 8 else 5)
         ax.set_xlabel("images/s", fontsize=7)
@@ -337,6 +385,7 @@ def main() -> None:
     parser.add_argument(
         "--all", action="store_true", help="every model, cost and peer, in training as well"
     )
+    parser.add_argument("--write", action="store_true", help="write the tables of README and docs")
     parser.add_argument("--csv", type=Path, help="CSV file for the rows")
     parser.add_argument("--plot", type=Path, help="image file for the plot")
     arguments = parser.parse_args()
@@ -354,7 +403,9 @@ def main() -> None:
         f"Batch {arguments.batch}, {arguments.precision}. {machine()}. "
         f"A large matrix product ran at {limit:.0f} GFLOP/s on {cores()} cores.\n"
     )
-    print(table(rows), "\n\n" + prices(rows), sep="")
+    print(table(rows), summary(rows), costs(rows), sep="\n\n")
+    if arguments.write:
+        write(rows)
     if arguments.csv:
         with arguments.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])

@@ -74,3 +74,17 @@ def test_the_table_says_what_the_registry_says(name):
 
 def numbers(cell):
     return tuple(map(int, re.findall(r"\d+", cell)))
+
+
+def test_the_speeds_are_those_of_the_documentation():
+    """`benchmarks/speed.py --write` writes both tables."""
+    readme, docs = map(speeds, (README, (ROOT / "docs" / "speed.md").read_text()))
+    assert len(readme) == 8
+    assert readme == [{title: row[title] for title in readme[0]} for row in docs]
+
+
+def speeds(page):
+    """Return the rows of the first table of speed-ups, by title."""
+    table = re.search(r"^\| model \| peer \|.*\n(?:\|.*\n)+", page, re.MULTILINE)[0]
+    titles, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
+    return [dict(zip(titles, row, strict=True)) for row in rows]
