@@ -131,7 +131,7 @@ CLAIMS = (
         "Features (Refiner, Figure 4, Table 2)",
         "Refined attention raises accuracy (ViT of 16 blocks: 78.9 %; with distributed local "
         "attention alone 80.3 %, Table 2; with the whole refiner 83.0 %, Tables 1 and 9), and "
-        "features change faster with depth: normalized CKA grows faster.",
+        "features, by normalized CKA, change faster with depth.",
         ("ViT", "Refined-ViT"),
         {
             "accuracy, %": accuracy,
