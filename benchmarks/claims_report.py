@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch python benchmarks/claims_report.py runs/claims runs/figures > runs/claims.md
 
-Each cell is the mean over seeds, with the values of the seeds in brackets; figures are drawn by
+Each cell is the mean over seeds, with the value of each seed in parentheses; figures are drawn by
 `keras_vitx.analysis`.
 """
 
@@ -79,14 +79,14 @@ class Claim:
 CONVIT, ATTACKED = ("ViT", "ConViT"), ("ViT", "CB-ViT")
 FEW = "Few images (ConViT, Table 2)"
 FEW_PAPER = (
-    "On ImageNet, ConViT_S against DeiT_S, with equally many images seen: 47.8 against 34.8 with "
-    "5 % of the images, 59.6 against 48.0 with 10 %, 73.7 against 66.1 with 30 %, 81.4 against "
-    "79.9 with all."
+    "ConViT_S against DeiT_S on ImageNet, with the same number of images seen: 47.8 against 34.8 "
+    "with 5 % of the images, 59.6 against 48.0 with 10 %, 73.7 against 66.1 with 30 %, 81.4 "
+    "against 79.9 with all."
 )
 CLAIMS = (
     Claim(
         "Similar blocks (DeepViT, Table 4)",
-        "Of 24 blocks, 11 are similar to the block before in a ViT (79.4 %), none in a DeepViT "
+        "In a ViT of 24 blocks, 11 are similar to the block before (79.4 %), in a DeepViT none "
         "(80.1 %).",
         ("ViT-24", "DeepViT-24"),
         {"accuracy, %": accuracy, "similar blocks": similar_blocks},
@@ -94,7 +94,7 @@ CLAIMS = (
     ),
     Claim(
         "Entropy (Context Broadcasting, Figure 5a)",
-        "Context Broadcasting raises the accuracy (ViT_S: 79.9 to 80.5 %, Table 6), and lowers the "
+        "Context Broadcasting raises accuracy (ViT_S: 79.9 to 80.5 %, Table 6) and lowers the "
         "entropy of attention, most in the deeper blocks (Figure 5a).",
         ATTACKED,
         {
@@ -106,7 +106,7 @@ CLAIMS = (
     ),
     Claim(
         "Robustness (Context Broadcasting, Table 8)",
-        "With Context Broadcasting, ViT_S gains accuracy on images whose center is occluded and "
+        "With Context Broadcasting, ViT_S gains accuracy on images with an occluded center and "
         "under FGSM. The text gives neither the share nor epsilon.",
         ATTACKED,
         {f"{s:.0%} occluded": under("occlude", s) for s in STRENGTHS["occlude"]}
@@ -129,9 +129,9 @@ CLAIMS = (
     ),
     Claim(
         "Features (Refiner, Figure 4, Table 2)",
-        "Refined attention raises the accuracy (ViT of 16 blocks: 78.9 %; with distributed local "
+        "Refined attention raises accuracy (ViT of 16 blocks: 78.9 %; with distributed local "
         "attention alone 80.3 %, Table 2; with the whole refiner 83.0 %, Tables 1 and 9), and "
-        "features change faster with depth: normalized CKA grows faster.",
+        "features, by normalized CKA, change faster with depth.",
         ("ViT", "Refined-ViT"),
         {
             "accuracy, %": accuracy,
