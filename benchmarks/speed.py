@@ -1,6 +1,6 @@
 """Compare the speed and memory of our models with those of their peers.
 
-    python benchmarks/speed.py                      # about 25 minutes on two cores
+    python benchmarks/speed.py                      # about 32 minutes on two cores
     python benchmarks/speed.py --quick              # a few rows, as a smoke test
     python benchmarks/speed.py --all                # every peer, in training as well
     python benchmarks/speed.py --models CaiT_S24 --modes train --backends torch jax
@@ -37,11 +37,6 @@ from contenders import KERAS_HUB, PLAIN, TIMM, ZEROMODELS
 
 ROOT = Path(__file__).parents[1]
 TITLES = {"predict": "inference", "train": "training", "torch": "PyTorch", "jax": "JAX"}
-COLUMNS = ["peer"] + [
-    f"{mode}, {column}"
-    for mode in ("inference", "training")
-    for column in ("PyTorch", "PyTorch, kept memory", "JAX")
-]
 MODELS = (
     *("CaiT_XXS24", "CaiT_S24", "ConViT_Ti", "ConViT_S", "DeepViT_S", "RefinedViT_S"),
     *("CBViT_Ti", "CBViT_S", "ViT_Ti", "ViT_S"),
@@ -303,31 +298,33 @@ def summary(rows: list[dict], kept: bool = True) -> str:
     cells = {}
     for row in rows:
         who, _, memory = row["who"].partition(", ")
-        if who in PEERS and memory in ("", "kept memory")[: 1 + kept]:
-            cells[row["model"], "peer"] = PEERS[who]
-            for backend in TITLES.keys() & row["speed-up"].keys() - ({"jax"} if memory else set()):
-                title = ", ".join(filter(None, (TITLES[row["mode"]], TITLES[backend], memory)))
-                cells[row["model"], title] = f"{row['speed-up'][backend]:.2f}"
+        if who not in PEERS or memory not in ("", "kept memory")[: 1 + kept]:
+            continue
+        cells[row["model"], "peer"] = PEERS[who]
+        for backend in ("torch",) if memory else ("torch", "jax"):
+            if backend in row["speed-up"]:
+                column = title(row["mode"], backend) + (memory and f", {memory}")
+                cells[row["model"], column] = f"{row['speed-up'][backend]:.2f}"
     return pivot(cells)
 
 
 def costs(rows: list[dict]) -> str:
     """Return the MACs per second of modified models over those of the plain ViT."""
-    return pivot(
-        {
-            (
-                row["model"],
-                f"{TITLES[row['mode']]}, {TITLES[row['backend']]}",
-            ): f"{row['price']:.2f}"
-            for row in rows
-            if row["price"] and row["backend"] in TITLES
-        }
-    )
+    cells = {}
+    for row in rows:
+        if row["price"] and row["backend"] in TITLES:
+            cells[row["model"], title(row["mode"], row["backend"])] = f"{row['price']:.2f}"
+    return pivot(cells)
+
+
+def title(mode: str, backend: str) -> str:
+    """Return the title of a column."""
+    return f"{TITLES[mode]}, {TITLES[backend]}"
 
 
 def pivot(cells: dict[tuple[str, str], str]) -> str:
-    """Return cells by model and column as a Markdown table."""
-    columns = sorted({column for _, column in cells}, key=COLUMNS.index)
+    """Return cells by model and column, in order of appearance, as a Markdown table."""
+    columns = list(dict.fromkeys(column for _, column in cells))
     lines = [f"| model | {' | '.join(columns)} |", "|" + "---|" * (1 + len(columns))]
     for model in dict.fromkeys(model for model, _ in cells):
         lines.append(f"| {model} | {' | '.join(cells.get((model, c), '') for c in columns)} |")
@@ -339,9 +336,9 @@ def write(rows: list[dict]) -> None:
     docs = ROOT / "docs" / "speed.md"
     short = summary(rows, kept=False)
     for path, new in ((ROOT / "README.md", short), (docs, summary(rows)), (docs, costs(rows))):
-        text = path.read_text()
-        header = re.escape(new.partition("\n")[0])
-        text, count = re.subn(rf"^{header}\n(\|.*\n)+", lambda _: f"{new}\n", text, flags=re.M)  # noqa: B023
+        header = new.partition("\n")[0]
+        pattern = rf"^{re.escape(header)}\n(\|.*\n)+"
+        text, count = re.subn(pattern, f"{new}\n", path.read_text(), flags=re.MULTILINE)
         if count != 1:
             raise SystemExit(f"{path} has no table with the columns of this run: {header}")
         path.write_text(text)
@@ -389,6 +386,9 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="CSV file for the rows")
     parser.add_argument("--plot", type=Path, help="image file for the plot")
     arguments = parser.parse_args()
+    selected = arguments.models or arguments.modes or arguments.backends or arguments.quick
+    if arguments.write and (selected or arguments.precision != "float32" or arguments.batch != 8):
+        parser.error("--write replaces whole tables, of every model and mode in float32, batch 8")
     usual = MODELS if arguments.all else [model for model in MODELS if model not in RARE]
     arguments.models = arguments.models or (QUICK if arguments.quick else usual)
     arguments.modes = arguments.modes or (("predict",) if arguments.quick else ("predict", "train"))
