@@ -13,10 +13,6 @@ from keras_vitx.layers import ops
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_kept_samples = ops.call, ops.kept_samples
 
-ONEDNN = None
-if torch.backends.mkldnn.is_available():
-    ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -57,19 +53,8 @@ def has_hooks(layer):
 
 
 def dense(layer, x, training=False):
-    """Add the bias in the product, where Keras makes a second pass. All devices.
-
-    On a CPU without gradients, oneDNN's product copies no bias, and applies the GELU while the
-    result is in the cache.
-    """
-    kernel, bias = _value(layer.kernel).T, _value(layer.bias)
-    has_onednn = ONEDNN is not None and x.device.type == "cpu" and not torch.is_grad_enabled()
-    if has_onednn and x.dtype in (torch.float32, torch.bfloat16) and not is_traced(x):
-        if layer.activation is gelu:
-            return ONEDNN(x, kernel, bias, "gelu", [], "none")
-        y = ONEDNN(x, kernel, bias, "none", [], "")
-    else:
-        y = functional.linear(x, kernel, bias)
+    """Add the bias in the product, where Keras makes a second pass. All devices."""
+    y = functional.linear(x, _value(layer.kernel).T, _value(layer.bias))
     return y if layer.activation is None else layer.activation(y)
 
 
@@ -82,18 +67,23 @@ def layer_norm(layer, x):
 
 
 def batch_norm(layer, x, training=False):
-    """Make one pass, where Keras makes four; the statistics are in float32. All devices."""
+    """Make one pass, where Keras makes four; statistics of half precision in float32. All devices."""
     learns = training and layer.trainable
     special = layer.renorm or layer.synchronized
-    if special or x.dtype is torch.float64 or (is_traced(x) and not learns):
+    if special or (is_traced(x) and not learns):
         return layer.call(x, training=training)
     x = x.movedim(layer.axis, 1)
-    gamma, beta = (_float32(part) for part in (layer.gamma, layer.beta))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    gamma, beta, moving_mean, moving_variance = (
+        None if part is None else _value(part).to(dtype)
+        for part in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
+    )
     if not learns:
-        mean, variance = (_float32(part) for part in (layer.moving_mean, layer.moving_variance))
-        y = functional.batch_norm(x, mean, variance, gamma, beta, False, 0, layer.epsilon)
+        y = functional.batch_norm(
+            x, moving_mean, moving_variance, gamma, beta, False, 0, layer.epsilon
+        )
         return y.movedim(1, layer.axis)
-    mean, variance = x.new_zeros(2, x.shape[1], dtype=torch.float32)
+    mean, variance = x.new_zeros(2, x.shape[1], dtype=dtype)
     # PyTorch's momentum is the weight of the new value: with 1, `mean` and `variance` become the
     # statistics of this batch.
     y = functional.batch_norm(x, mean, variance, gamma, beta, True, 1.0, layer.epsilon)
@@ -176,10 +166,13 @@ def softmax(logits, dtype=None):
 
 
 def fused_attention(query, key, value, mask=None, training=False):
-    """Run PyTorch's kernel without the copies that `keras.ops` makes. All devices."""
+    """Run PyTorch's kernel without the copies that `keras.ops` makes. All devices.
+
+    It has no second derivative: `keras.config.disable_flash_attention()` turns it off.
+    """
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-    if query.device.type == "cpu" and query.dtype is torch.bfloat16:
-        # The kernel takes 2 to 7 times as long.
+    is_slow = query.device.type == "cpu" and query.dtype is torch.bfloat16  # 2 to 7 times.
+    if is_slow or keras.config.is_flash_attention_enabled() is False:
         scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
         return torch.matmul(softmax(ops.mask_logits(scores, mask)), value).transpose(1, 2)
     y = functional.scaled_dot_product_attention(query, key, value, mask)
@@ -253,7 +246,3 @@ def is_traced(x):
 def _value(weight):
     """Return the tensor of a variable, in the precision of the layer that is called."""
     return weight.value if isinstance(weight, keras.Variable) else weight
-
-
-def _float32(weight):
-    return None if weight is None else _value(weight).float()
