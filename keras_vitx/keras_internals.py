@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+from keras.src.backend import AutocastScope
 from keras.src.utils import module_utils
 
 
@@ -44,6 +45,11 @@ def without_tensorflow() -> Iterator[None]:
         yield
     finally:
         lazy._available = known
+
+
+def autocast(dtype: str | None) -> contextlib.AbstractContextManager:
+    """Return a context in which variables are read in `dtype`, or, if None, as they are stored."""
+    return AutocastScope(dtype)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:

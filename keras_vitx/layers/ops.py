@@ -27,9 +27,22 @@ def logits(query, key):
     return keras.ops.matmul(query, keras.ops.transpose(key, (0, 2, 3, 1)))
 
 
+def at_least_float32(x):
+    """Return half precision as float32; float32 and float64 as they are."""
+    is_half = keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
+    return keras.ops.cast(x, "float32") if is_half else x
+
+
+def mean(x, axis=None, keepdims=False):
+    """Return the mean; outside TensorFlow, Keras takes that of float64 in float32."""
+    if axis is not None and keras.backend.standardize_dtype(x.dtype) == "float64":
+        return keras.ops.sum(x, axis, keepdims=keepdims) / x.shape[axis]
+    return keras.ops.mean(x, axis, keepdims=keepdims)
+
+
 def softmax(logits, dtype=None):
-    """Return the softmax over the last axis, in float32, as `dtype` or that of `logits`."""
-    y = keras.ops.softmax(keras.ops.cast(logits, "float32"))
+    """Return the softmax over the last axis, of half precision in float32; in `dtype` if given."""
+    y = keras.ops.softmax(at_least_float32(logits))
     return keras.ops.cast(y, dtype or logits.dtype)
 
 
@@ -128,6 +141,11 @@ def gains_from_scan():
     return False
 
 
+def program(function, *inputs):
+    """Return a description of `function` that equals another's only if both compute the same."""
+    return object()
+
+
 def save_products(step):
     """Return `step`, the body of a loop, with a policy of what its backward pass finds saved."""
     return step
@@ -141,7 +159,7 @@ KERNELS = {
     ),
     "jax": (
         *("call", "fused_attention", "convolve_maps", "depthwise_conv", "gelu"),
-        *("save", "gains_from_scan", "save_products"),
+        *("save", "gains_from_scan", "program", "save_products"),
     ),
 }
 """The operations that a backend has a kernel for; all others run in the form above."""

@@ -1,57 +1,66 @@
 """The loop over depth, which runs a list of layers.
 
-Under JAX, a training pass runs consecutive blocks that differ only in the values of their variables
-as one `keras.ops.scan` over the stacked variables. The step compiles and, on a CPU, runs several
-times faster: otherwise XLA's fusion re-evaluates the residual chain of all later blocks for every
-weight.
+Under JAX, a training pass runs consecutive blocks that are the same program, up to the values of
+their variables, as one `keras.ops.scan` over the stacked variables. The step compiles and, on a
+CPU, runs several times faster: otherwise XLA's fusion re-evaluates the residual chain of all later
+blocks for every weight.
 """
 
+import collections
 import contextlib
-import json
+import functools
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.keras_internals import autocast, sublayers
 from keras_vitx.layers import ops as layer_ops
-from keras_vitx.layers.base import arguments
+
+logger = logging.getLogger("keras_vitx")
 
 Layers = Sequence[keras.layers.Layer]
 
 
 def run(
-    layers: Layers, x: Any, training: bool, scan: bool, remat: bool, dtype: str | None = None
+    layers: Layers, x: Any, training: bool, scan: bool, remat: bool, dtype: str
 ) -> tuple[Any, list]:
     """Run `layers`, those of a functional model, in order on `x`; return the output and losses.
 
     The losses are those added in a stateless scope, which the caller adds to the model. `scan` runs
-    identical blocks as one loop where that gains (JAX), and `remat` recomputes all but the inputs
-    of layers; both apply in training only. Layers that compute in `dtype` are called without checks
-    where that is faster (PyTorch).
+    equal blocks as one loop where that gains (JAX), and `remat` recomputes all but the inputs of
+    layers; both apply in training only. `dtype` is that in which the model computes.
     """
     loops = training and scan and layer_ops.gains_from_scan()
     is_pure = training and (remat or _sharding() is not None)
-    signatures = [_signature(layer) for layer in layers] if loops else []
-    losses: list[Any] = []
-    start = 0
-    while start < len(layers):
-        units = _first_run(layers[start:], signatures[start:]) if loops else [[layers[start]]]
-        if len(units) == 1 and not is_pure:
-            x = layer_ops.call(layers[start], x, training, None if loops else dtype)
-        else:
-            x, states, added = (_once if len(units) == 1 else _scanned)(units, x, remat)
-            for unit, values in zip(units, states, strict=True):
-                for variable, value in zip(_variables(unit)[1], values, strict=True):
-                    variable.assign(value)
-            losses += added
-        start += sum(map(len, units))
+    if not loops and not is_pure:
+        # As in a layer of the model that calls them.
+        with autocast(dtype):
+            for layer in layers:
+                x = layer_ops.call(layer, x, training, dtype)
+        return x, []
+    with autocast(None):
+        programs = _programs(layers, ops.shape(keras.tree.flatten(x)[0])[0]) if loops else []
+        losses: list[Any] = []
+        start = 0
+        while start < len(layers):
+            units = _first_run(layers[start:], programs[start:]) if loops else [[layers[start]]]
+            if len(units) == 1 and not is_pure:
+                x = layer_ops.call(layers[start], x, training)
+            else:
+                x, states, added = (_once if len(units) == 1 else _scanned)(units, x, remat)
+                for unit, values in zip(units, states, strict=True):
+                    for variable, value in zip(_variables(unit)[1], values, strict=True):
+                        variable.assign(value)
+                losses += added
+            start += sum(map(len, units))
     return x, losses
 
 
-def _first_run(layers: Layers, signatures: Sequence[str]) -> list[Layers]:
-    """Return the run at the start of the list: identical repeat units of one or two layers.
+def _first_run(layers: Layers, programs: Sequence[int]) -> list[Layers]:
+    """Return the run at the start of the list: equal repeat units of one or two layers.
 
     Two where one block computes maps and the next reuses them. A layer whose output and input
     differ in shape, such as a class token, is a run of its own.
@@ -59,7 +68,7 @@ def _first_run(layers: Layers, signatures: Sequence[str]) -> list[Layers]:
     units = [layers[:1]]
     for period in (1, 2):
         count = 1
-        while signatures[count * period : (count + 1) * period] == signatures[:period]:
+        while programs[count * period : (count + 1) * period] == programs[:period]:
             count += 1
         if count > 1 and count * period > len(units) * len(units[0]):
             units = [layers[i * period : (i + 1) * period] for i in range(count)]
@@ -136,18 +145,23 @@ def _sharding():
 def _varying_numbers(units: list[Layers]) -> tuple[list, list]:
     """Return the attributes in which the units of a run differ, and their values per unit."""
     attributes, numbers = [], []
-    parts = ([part for layer in unit for part in sublayers(layer)] for unit in units)
-    for same in zip(*parts, strict=True):
-        for name in getattr(same[0], "varying", ()):
-            column = [getattr(layer, name) for layer in same]
-            if None not in column and len(set(column)) > 1:
-                attributes.append((same[0], name))
-                numbers.append(ops.convert_to_tensor(column, "float32"))
+    for same in zip(*map(_numbers, units), strict=True):
+        column = [getattr(layer, name) for layer, name in same]
+        if len(set(column)) > 1:
+            attributes.append(same[0])
+            numbers.append(ops.convert_to_tensor(column, "float32"))
     return attributes, numbers
 
 
+def _numbers(unit: Layers) -> list[tuple[keras.layers.Layer, str]]:
+    """Return the layers and attributes of the numbers that may differ; a 0 disables an operation."""
+    parts = (part for layer in unit for part in sublayers(layer))
+    pairs = ((part, name) for part in parts for name in getattr(part, "varying", ()))
+    return [(part, name) for part, name in pairs if getattr(part, name)]
+
+
 @contextlib.contextmanager
-def _set(attributes: list, numbers: list) -> Iterator[None]:
+def _set(attributes: list, numbers: Sequence[Any]) -> Iterator[None]:
     before = [getattr(layer, name) for layer, name in attributes]
     try:
         for (layer, name), number in zip(attributes, numbers, strict=True):
@@ -158,29 +172,64 @@ def _set(attributes: list, numbers: list) -> Iterator[None]:
             setattr(layer, name, number)
 
 
-def _signature(layer: keras.layers.Layer) -> str:
-    """Return a string that determines what `layer` computes, up to the values of its variables."""
-    parts = []
-    for part in sublayers(layer):
-        # Not `get_config`, which makes Keras import TensorFlow. Of a number in `varying`, it only
-        # counts whether it is zero, which disables an operation.
-        varying = getattr(part, "varying", ())
-        config = {name: getattr(part, name, object()) for name in arguments(type(part))}
-        config |= {name: bool(value) for name, value in config.items() if name in varying}
-        kind, dtype = type(part).__qualname__, part.dtype_policy.name
-        parts.append((kind, dtype, config, getattr(part, "quantization_mode", None)))
-    variables = [
-        (variable.shape, variable.dtype, variable.trainable)
-        for variable in layer.trainable_variables + layer.non_trainable_variables
+def _programs(layers: Layers, batch: int) -> list[int]:
+    """Return a number per layer, equal for two layers only if they are the same program.
+
+    A description of a layer (class, arguments) would miss closures, arrays, attributes and methods
+    that are not arguments: the layers are traced. Layers that share a variable are not equal: a
+    loop over stacked copies would update each copy.
+    """
+    owners = collections.Counter(id(one) for layer in layers for one in layer.variables)
+    signatures = [
+        _signature(layer) if all(owners[id(one)] == 1 for one in layer.variables) else index
+        for index, layer in enumerate(layers)
     ]
-    return json.dumps((parts, variables), default=_described)
+    counts = collections.Counter(signatures)
+    known: list[Any] = []  # Signature and program.
+    numbers = []
+    for layer, signature in zip(layers, signatures, strict=True):
+        program = (signature, counts[signature] > 1 and _program(layer, batch))
+        if program not in known:
+            known.append(program)
+        numbers.append(known.index(program))
+    for signature, count in counts.items():
+        # Two of many are usual: the first block is often without stochastic depth.
+        programs = [known[number][0] for number in set(numbers)].count(signature)
+        if programs > 2:
+            _log_programs(layers[signatures.index(signature)].name, count, programs)
+    return numbers
 
 
-def _described(value: Any) -> Any:
-    if isinstance(value, keras.layers.Layer):
-        return type(value).__qualname__
-    if isinstance(value, keras.initializers.Initializer):
-        return "initializer"
-    if isinstance(value, (keras.regularizers.Regularizer, keras.constraints.Constraint)):
-        return type(value).__qualname__, value.get_config()
-    return repr(value)
+@functools.cache
+def _log_programs(name: str, count: int, programs: int) -> None:
+    logger.warning(
+        "The %d blocks like %r are %d different programs: a constant, a closure, an attribute or "
+        "a method differs. Training runs different ones one by one, which compiles and, on a CPU, "
+        "runs more slowly under JAX.",
+        *(count, name, programs),
+    )
+
+
+def _signature(layer: keras.layers.Layer) -> tuple:
+    """Return what two layers of one loop have in common before they are traced."""
+    tensors = (keras.tree.flatten(each) for each in (layer.input, layer.output))
+    return type(layer), *(
+        tuple((tuple(one.shape), keras.backend.standardize_dtype(one.dtype)) for one in group)
+        for group in (*tensors, *_variables([layer]))
+    )
+
+
+def _program(layer: keras.layers.Layer, batch: int) -> Any:
+    """Return the program of a layer in training, as a function of all that a loop may vary."""
+    attributes, (trained, states) = _numbers([layer]), _variables([layer])
+
+    def function(values, numbers, x):
+        with _set(attributes, numbers):
+            return _pure([layer], values, x)
+
+    def of_batch(tensor):
+        return keras.KerasTensor((batch, *tensor.shape[1:]), tensor.dtype)
+
+    x = keras.tree.map_structure(of_batch, layer.input)
+    numbers = [keras.KerasTensor((), "float32") for _ in attributes]
+    return layer_ops.program(function, trained + states, numbers, x)

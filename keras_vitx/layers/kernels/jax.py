@@ -4,8 +4,10 @@ import functools
 
 import jax
 import keras
+import numpy as np
 from jax import ad_checkpoint
 from jax import numpy as jnp
+from jax.extend import core
 
 from keras_vitx.layers import ops
 
@@ -104,7 +106,7 @@ def fused_attention(query, key, value, mask=None, training=False):
         save(keras.ops.transpose(part, (0, 2, 1, 3))) for part in (query, key, value)
     )
     logits = keras.ops.matmul(query, keras.ops.transpose(key, (0, 1, 3, 2)))
-    logits = keras.ops.cast(ops.mask_logits(logits, mask), "float32")
+    logits = ops.at_least_float32(ops.mask_logits(logits, mask))
     if training:
         y = keras.ops.matmul(keras.ops.cast(_saved_softmax(logits), value.dtype), value)
     else:
@@ -121,6 +123,75 @@ def fused_attention(query, key, value, mask=None, training=False):
 def gains_from_scan():
     """A step of one block compiles several times faster than one of all blocks. All devices."""
     return True
+
+
+def program(function, *inputs):
+    """Return the traced program of `function`, with its constants, to compare. All devices.
+
+    `inputs` have shapes and dtypes. An operation's own gradient is no part of its jaxpr: where there
+    is one, the gradient is traced, too.
+    """
+    inputs = jax.tree.map(
+        lambda one: jax.ShapeDtypeStruct(tuple(one.shape), one.dtype),
+        inputs,
+        is_leaf=lambda one: hasattr(one, "shape"),
+    )
+    traced = jax.make_jaxpr(function)(*inputs)
+    if "custom_" in str(traced.jaxpr):
+        traced = jax.make_jaxpr(functools.partial(value_and_gradient, function))(*inputs)
+    return described(traced)
+
+
+def value_and_gradient(function, *inputs):
+    """Return the outputs of `function`, and the gradient of the floating ones by such inputs."""
+    leaves, structure = jax.tree.flatten(inputs)
+    is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+
+    def of_floats(floats):
+        floats = iter(floats)
+        values = [next(floats) if is_one else leaf for leaf, is_one in zip(leaves, is_float)]
+        outputs = jax.tree.leaves(function(*jax.tree.unflatten(structure, values)))
+        return [y for y in outputs if jnp.issubdtype(y.dtype, jnp.floating)], outputs
+
+    floats = [leaf for leaf, is_one in zip(leaves, is_float) if is_one]
+    y, pull, outputs = jax.vjp(of_floats, floats, has_aux=True)
+    return outputs, pull([jnp.ones_like(one) for one in y])
+
+
+def described(value, names=None):
+    """Return a traced program, or a part of it, as a tuple that equals an equal program's.
+
+    The tuple keeps the functions in it alive, so that no other one gets their address. Of an
+    operation with a gradient of its own, the functions are left out: `program` traces it.
+    """
+    if isinstance(value, core.ClosedJaxpr):
+        return described(value.jaxpr), described(value.consts)
+    if isinstance(value, core.Jaxpr):
+        names, steps = {}, []
+        inputs = described([*value.constvars, *value.invars], names)
+        for step in value.eqns:
+            params = step.params
+            if step.primitive.name.startswith("custom_"):
+                kinds = (core.ClosedJaxpr, core.Jaxpr, tuple, int)
+                params = {name: one for name, one in params.items() if isinstance(one, kinds)}
+            variables = described([step.invars, step.outvars], names)
+            steps.append((step.primitive, variables, described(params)))
+        return inputs, tuple(steps), described(value.outvars, names)
+    if isinstance(value, core.Literal):
+        return described(value.val), value.aval
+    if isinstance(value, core.Var):
+        return names.setdefault(value, len(names)), value.aval
+    if isinstance(value, dict):
+        return tuple((name, described(one, names)) for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(described(one, names) for one in value)
+    if isinstance(value, jax.core.Tracer):
+        return id(value)
+    if isinstance(value, (float, np.ndarray, np.generic, jax.Array)):
+        is_plain = not jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
+        content = np.asarray(value).tobytes() if is_plain else object()
+        return np.shape(value), jnp.result_type(value), content
+    return value
 
 
 def save_products(step):
@@ -147,7 +218,8 @@ def _attention_of_accelerators(query, key, value, mask, training):
     """
     # The maps, queries x keys, have more entries than the queries and the keys.
     has_large_maps = min(query.shape[1], key.shape[1]) > query.shape[3]
-    if mask is None and has_large_maps and jax.default_backend() == "gpu":
+    is_on = keras.config.is_flash_attention_enabled() is not False
+    if mask is None and has_large_maps and is_on and jax.default_backend() == "gpu":
         shapes = query.shape[1:], key.shape[1:]
         dtype = keras.backend.standardize_dtype(query.dtype)
         if runs_cudnn(*shapes, dtype, bool(training)):
@@ -169,7 +241,7 @@ def by_cudnn(query, key, value):
 @functools.cache
 def runs_cudnn(query, key, dtype, training):
     """Return whether cuDNN takes these shapes, without the batch; JAX checks while it traces."""
-    if keras.config.is_flash_attention_enabled() is False or dtype == "float32":
+    if dtype == "float32":
         return False
 
     def total(*inputs):
