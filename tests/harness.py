@@ -424,7 +424,7 @@ FAMILIES: dict[str, Callable[..., keras.Model]] = {
 def randomized(family, scale=0.5, **changes):
     """Return a tiny model of a family in which every variable affects the output."""
     model = FAMILIES[family](**changes)
-    for step in model.steps[1:]:
+    for step in model.layers[1:]:
         randomize(step, scale)
     return model
 
@@ -438,7 +438,7 @@ simpler or of the same operations as others.
 
 def blocks(model):
     """Return the blocks of a model, in order."""
-    return [step for step in model.steps if isinstance(step, Block)]
+    return [step for step in model.layers if isinstance(step, Block)]
 
 
 def golden(case, family, **arguments):

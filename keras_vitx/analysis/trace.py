@@ -124,7 +124,7 @@ def _walk(model, images, selection):
     grids = {tokens.name: tokens.grid for tokens in model.token_layout}
     indices = {block.name: index for index, block in enumerate(blocks_of(model))}
     x = ops.convert_to_tensor(images, dtype="float32")
-    for step in model.steps:
+    for step in model.layers:
         if not selection:
             return
         if step.name not in selection:
@@ -171,7 +171,7 @@ def embedding_maps(model: keras.Model, images: Any) -> Iterator[tuple[str, np.nd
     """
     check_model(model)
     images = check_images(model, images)
-    embedding, blocks = model.steps[0], [b for b in blocks_of(model) if _reads_tokens(b)]
+    embedding, blocks = model.layers[0], [b for b in blocks_of(model) if _reads_tokens(b)]
     if {block.norm1.gamma.shape[0] for block in blocks} - {embedding.output.shape[-1]}:
         raise ValueError(
             f"The tokens of {model.name!r} change their width: its patch embeddings do not fit "
@@ -256,7 +256,7 @@ def check_images(model: keras.Model, images: Any) -> Any:
 
 def blocks_of(model: keras.Model) -> list[Block]:
     """Return the blocks of a model, in order."""
-    return [step for step in model.steps if isinstance(step, Block)]
+    return [step for step in model.layers if isinstance(step, Block)]
 
 
 def as_array(tensor: Any) -> np.ndarray:

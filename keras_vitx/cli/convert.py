@@ -123,7 +123,7 @@ def _in_file(path: Path, network) -> tuple[tuple[int, ...], int | None, Grid | N
             grids = [square_grid(shape[1] - n) for n in range(3)] if len(shape) == 3 else []
             grid = shape[2:] if len(shape) == 4 else next(filter(None, grids), None)
 
-    stem, (*sides, channels) = network.steps[0], network.input_shape[1:]
+    stem, (*sides, channels) = network.layers[0], network.input_shape[1:]
     image = stem.weights[0].path
     kernel = shapes.get(image if native else checkpoint_name(image, network.family)[0], ())
     if len(kernel) == 4:

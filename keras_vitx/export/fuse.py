@@ -77,7 +77,7 @@ def fuse(model: keras.Model) -> keras.Model:
     values = Values({variable.path: variable for variable in model.weights})
     config = _without_lora(model.get_config())
     _merge_lora(model, values)
-    for layer, arguments in list(_pairs(model.steps, config["layers"])):
+    for layer, arguments in list(_pairs(model.layers, config["layers"])):
         _fold_norms(layer, arguments, values)
         if hasattr(layer, "inference_form"):
             form = layer.inference_form()
@@ -88,7 +88,7 @@ def fuse(model: keras.Model) -> keras.Model:
                 values[f"{layer.path}/{name}"] = _array(value)
         _fold_scales(layer, arguments, values)
         arguments.update({name: 0.0 for name in RATES if name in arguments})
-    for index, (layer, following) in enumerate(itertools.pairwise(model.steps)):
+    for index, (layer, following) in enumerate(itertools.pairwise(model.layers)):
         _fold_images(layer, config["layers"][index]["config"], following, values)
     name_of = keras.saving.get_registered_name
     classes = {name_of(type(layer)): type(layer) for layer in sublayers(model)}
@@ -107,7 +107,7 @@ def fuse_graph(graph: Graph) -> tuple[Graph, str | None]:
     if layer is not None:
         network, arguments = networks["serve"], layer.get_config()
         values = Values({variable.path: variable for variable in network.weights})
-        _fold_images(layer, arguments, network.steps[0], values)
+        _fold_images(layer, arguments, network.layers[0], values)
         for variable in network.weights:
             if values[variable.path] is not variable:
                 variable.assign(values[variable.path])

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -39,6 +39,15 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def at_least_float32(dtype: Any = None) -> str:
+    """Return the dtype policy of a layer that computes in float32 where others do in half precision.
+
+    `dtype` is the policy of the others; None is the global one. In float64, it is float64.
+    """
+    is_double = keras.dtype_policies.get(dtype).compute_dtype == "float64"
+    return "float64" if is_double else "float32"
+
+
 def check_one_of(name: str, value: Any, known: tuple) -> None:
     """Check an argument that chooses one of several forms."""
     if value not in known:
@@ -69,16 +78,25 @@ class Layer(keras.layers.Layer):
         varying: Names of numeric arguments that may differ between blocks of one loop over depth.
         adapted: Changes made to child `Dense` layers after construction (`quantize`,
             `enable_lora`), by name and nested like the children.
+        frozen: What `frozen_parts` recorded of the layer that this one was made from.
     """
 
     initialization = "normal"
     varying: tuple[str, ...] = ()
     adapted: dict[str, dict[str, Any]] = {}
+    frozen: dict[str, bool] = {}
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "build" in vars(cls):
+            cls.build = _freezing(cls.build)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal, unbuilt layer."""
         given = {name: getattr(self, name) for name in arguments(type(self))}
         config = super().get_config() | {name: serialize(value) for name, value in given.items()}
+        if frozen := frozen_parts(self):
+            config["frozen"] = frozen
         # Layers passed as arguments record their changes in their own configs.
         passed = set(map(id, keras.tree.flatten(list(given.values()))))
         own = (child for child in children(self) if id(child) not in passed)
@@ -91,8 +109,9 @@ class Layer(keras.layers.Layer):
         given = {
             name: keras.saving.deserialize_keras_object(value) for name, value in config.items()
         }
-        adapted = given.pop("adapted", {})
+        adapted, frozen = given.pop("adapted", {}), given.pop("frozen", {})
         layer = cls(**given)
+        layer.frozen = frozen
         layer.adapted = adapted
         for child in children(layer):
             if isinstance(child, Layer) and child.name in adapted:
@@ -125,13 +144,58 @@ class Layer(keras.layers.Layer):
             **initializers(self.initialization, input_shape[-1]),
             # A child without a dtype policy would have the global one when a model is loaded.
             "dtype": self.dtype_policy,
-            "trainable": self.trainable,
             **arguments,
             **self.adapted.get(name, {}),
         }
         layer = keras.layers.Dense(units, use_bias=use_bias, name=name, **arguments)
         layer.build(input_shape)
         return layer
+
+
+def frozen_parts(layer: keras.layers.Layer) -> dict[str, bool]:
+    """Return the layers inside that are frozen, or trained, unlike the layer that they are in.
+
+    The result has `trainable` by path, such as `"attn/qkv"`, outer layers first.
+    """
+    parts = _parts(layer)
+    return {path: one.trainable for path, (one, owner) in parts.items() if one.trainable != owner}
+
+
+def freeze_parts(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:
+    """Freeze or train a built layer, and the layers inside it as `frozen_parts` recorded."""
+    if not trainable:
+        layer.trainable = False
+    parts = _parts(layer)
+    for path, value in frozen.items():
+        if path in parts:
+            parts[path][0].trainable = value
+
+
+def _parts(layer: keras.layers.Layer) -> dict[str, tuple[keras.layers.Layer, bool]]:
+    """Return all layers inside by path, each with whether the layer that it is in is trained."""
+    parts: dict[str, tuple[keras.layers.Layer, bool]] = {}
+    outer, seen = [("", layer)], {id(layer)}
+    for prefix, owner in outer:
+        for child in children(owner):
+            path = prefix + child.name
+            while path in parts:
+                path += "+"  # Two layers of one name.
+            if id(child) not in seen:
+                seen.add(id(child))
+                parts[path] = child, owner.trainable
+                outer.append((f"{path}/", child))
+    return parts
+
+
+def _freezing(build: Callable[..., None]) -> Callable[..., None]:
+    """Let `build` freeze the layers that it makes, as the layer is, or was when it was saved."""
+
+    @functools.wraps(build)
+    def build_and_freeze(self, *args, **kwargs):
+        build(self, *args, **kwargs)
+        freeze_parts(self, self.trainable, self.frozen)
+
+    return build_and_freeze
 
 
 def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:

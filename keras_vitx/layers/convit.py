@@ -268,7 +268,7 @@ class GatedPositionalAttention(PositionalAttention):
 
 def renormalized(maps, mask):
     """Return non-negative maps over the allowed keys, with rows that sum to 1, or to 0 without."""
-    allowed = ops.zero_masked(ops.cast(maps, "float32"), mask)
+    allowed = ops.zero_masked(ops.at_least_float32(maps), mask)
     sums = ops.sum(allowed, axis=-1, keepdims=True)
     return ops.cast(allowed / ops.where(sums > 0, sums, ops.ones_like(sums)), maps.dtype)
 

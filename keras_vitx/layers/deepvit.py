@@ -6,7 +6,7 @@ import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import InferenceForm, check_one_of, register
+from keras_vitx.layers.base import InferenceForm, at_least_float32, check_one_of, register
 from keras_vitx.layers.block import Block
 from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, folded
 
@@ -15,8 +15,8 @@ from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, 
 class ReAttention(MapLayer):
     r"""New maps from all heads: $A' = s\,\mathrm{BN}(\Theta A + b)$.
 
-    DeepViT, Section 4.2, Equation 3; BN runs over the head axis. It computes in float32 in every
-    precision: the maps, with a spread of about 0.01, are lost in half precision beside $b$, which
+    DeepViT, Section 4.2, Equation 3; BN runs over the head axis. It computes in float32 also
+    where others do in half precision: the maps, with a spread of about 0.01, are lost in half precision beside $b$, which
     starts within $\pm 1/\sqrt{\text{heads}}$ and which BN subtracts again.
 
     Input and output: `(batch, heads, queries, keys)`.
@@ -28,7 +28,7 @@ class ReAttention(MapLayer):
     """
 
     def __init__(self, map_scale: float = 1.0, normalize: bool = True, **kwargs):
-        super().__init__(**{**kwargs, "dtype": "float32"})
+        super().__init__(**{**kwargs, "dtype": at_least_float32(kwargs.get("dtype"))})
         self.map_scale = map_scale
         self.normalize = normalize
 
@@ -206,7 +206,7 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
     if maps is others:
         return ops.ones((), "float32")
     axis = SIMILARITY_AXES[over]
-    maps, others = (ops.cast(part, "float32") for part in (maps, others))
+    maps, others = map(ops.at_least_float32, (maps, others))
     norms = (ops.maximum(ops.sum(part**2, axis), 1e-16) for part in (maps, others))
     scale, other_scale = map(ops.rsqrt, norms)
     return ops.mean(ops.sum(maps * others, axis) * scale * other_scale)

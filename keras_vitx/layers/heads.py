@@ -1,11 +1,11 @@
-"""Heads with several classifiers. They compute in float32 in every precision."""
+"""Heads with several classifiers. They compute in float32 where others do in half precision."""
 
 from collections.abc import Callable
 
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, at_least_float32, register
 
 
 class SeveralHeads(Layer):
@@ -27,21 +27,20 @@ class SeveralHeads(Layer):
         initialization: str = "normal",
         **kwargs,
     ):
-        super().__init__(**{**kwargs, "dtype": "float32"})
+        super().__init__(**{**kwargs, "dtype": at_least_float32(kwargs.get("dtype"))})
         self.classes = classes
         self.activation = activation
         self.initialization = initialization
-        self.act = keras.activations.get(activation)
 
     def build(self, input_shape):
         for name in self.names:
             setattr(self, name, self.dense(self.classes, name, (None, input_shape[-1])))
 
     def call(self, x, return_parts=False):
-        parts = self.parts(x)
+        parts, activation = self.parts(x), keras.activations.get(self.activation)
         if return_parts:
-            return {name: self.act(part) for name, part in parts.items()}
-        return self.act(self.prediction(parts))
+            return {name: activation(part) for name, part in parts.items()}
+        return activation(self.prediction(parts))
 
 
 @register

@@ -5,10 +5,11 @@ model constructor, and `variant` makes the constructors of its sizes. Both can b
 outside of this package: see CONTRIBUTING.md.
 """
 
+import contextlib
 import fnmatch
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,7 +214,8 @@ def _model(
     arguments["input_shape"] = shape
     net = Network(**{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()})
     # Listing the layers checks the arguments, before anything is downloaded.
-    layers = family.list_layers(net, **arguments)
+    with _dtype_policy(net.dtype):
+        layers = family.list_layers(net, **arguments)
     checkpoint = checkpoints.resolve(weights, **request)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
@@ -223,6 +225,7 @@ def _model(
         family=family.__name__,
         preprocessing=named.preprocessing.for_channels(shape[-1]),
         remat=net.remat,
+        dtype=net.dtype,
         input_tensor=tensor if is_input else None,
         name=net.name or named.__name__,
     )
@@ -231,6 +234,23 @@ def _model(
         return model
     inputs = sources[0] if len(sources) == 1 else sources
     return keras.Model(inputs, model(tensor), name=model.name)
+
+
+@contextlib.contextmanager
+def _dtype_policy(dtype: Any) -> Iterator[None]:
+    """Set the global dtype policy, which is that of new layers of this thread; None leaves it."""
+    try:
+        policy = keras.dtype_policies.get(dtype)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"`dtype` must be None or a dtype policy, such as 'mixed_bfloat16'. Received: {dtype!r}."
+        ) from error
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import register, serialize
+from keras_vitx.layers.base import at_least_float32, freeze_parts, frozen_parts, register, serialize
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.models.several_heads import TrainsHeads
@@ -33,7 +33,7 @@ class Tokens(NamedTuple):
 class ImageModel(keras.Model):
     """A functional model of images that is made again from the arguments in its config.
 
-    The arguments after `outputs` are those of `Chain`. A subclass has `steps`, its list of layers.
+    The arguments after `outputs` are those of `Chain`.
     """
 
     def __init__(
@@ -45,11 +45,13 @@ class ImageModel(keras.Model):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
+        dtype: Any = None,
         **kwargs,
     ):
         super().__init__(inputs=inputs, outputs=outputs, **kwargs)
-        # Each layer casts its own inputs and variables; the loop over depth needs the
-        # variables in their storage dtype.
+        if dtype is not None:
+            self.dtype_policy = dtype
+        # Each layer casts its own inputs and variables.
         self.autocast = False
         self.family = family
         self.preprocessing = preprocessing
@@ -80,11 +82,18 @@ class ImageModel(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
+        images = self.inputs[0]
         return {
             "name": self.name,
             "trainable": self.trainable,
-            "layers": serialize(self.steps),
-            "input_shape": self.input_shape[1:],
+            "frozen": frozen_parts(self),
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            "input_shape": images.shape[1:],
+            "images": {
+                "name": images.name,
+                "batch_size": images.shape[0],
+                "dtype": keras.backend.standardize_dtype(images.dtype),
+            },
             "family": self.family,
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
             "class_names": self.class_names and list(self.class_names),
@@ -97,7 +106,11 @@ class ImageModel(keras.Model):
         """Make a model from its config."""
         with keras.saving.custom_object_scope(custom_objects or {}):
             values = map(keras.saving.deserialize_keras_object, config.values())
-            return cls(**dict(zip(config, values, strict=True)))
+            arguments = dict(zip(config, values, strict=True))
+            frozen, trainable = arguments.pop("frozen", {}), arguments.pop("trainable", True)
+            model = cls(**arguments)
+        freeze_parts(model, trainable, frozen)
+        return model
 
 
 @register
@@ -130,6 +143,7 @@ class Chain(TrainsHeads, ImageModel):
         remat: Whether training keeps only the input of each layer and recomputes the
             rest in the backward pass, which saves memory at the cost of one more forward
             pass.
+        images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
         input_tensor: A `keras.Input` to use instead of a new one.
         dtype: Dtype policy of the model; the layers have their own.
         **kwargs: As in `keras.Model`, such as `name`.
@@ -144,22 +158,23 @@ class Chain(TrainsHeads, ImageModel):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
+        images: dict[str, Any] | None = None,
         input_tensor: Any = None,
-        dtype: Any = None,
         **kwargs,
     ):
-        images = keras.Input(input_shape, name="images") if input_tensor is None else input_tensor
-        x = images
+        if input_tensor is None:
+            dtype = at_least_float32(layers[0].dtype_policy) if layers else None
+            defaults = {"name": "images", "dtype": dtype}
+            input_tensor = keras.Input(input_shape, **defaults | (images or {}))
+        x = input_tensor
         for layer in layers:
             x = layer(x)
-        super().__init__(images, x, family, preprocessing, class_names, scan, remat, **kwargs)
-        if dtype is not None:
-            self.dtype_policy = dtype
+        super().__init__(input_tensor, x, family, preprocessing, class_names, scan, remat, **kwargs)
 
     @property
-    def steps(self) -> list[keras.layers.Layer]:
-        """The list of layers."""
-        return [layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer)]
+    def layers(self) -> list[keras.layers.Layer]:
+        """The list of layers, without the input layer."""
+        return [one for one in super().layers if not isinstance(one, keras.layers.InputLayer)]
 
     @property
     def token_layout(self) -> list[Tokens]:
@@ -175,7 +190,7 @@ class Chain(TrainsHeads, ImageModel):
         ```
         """
         layout, grid = [], None
-        for step in self.steps:
+        for step in self.layers:
             grid = grid_after(step, grid)
             outputs = keras.tree.flatten(step.output)
             if len(outputs[0].shape) != 3:
@@ -200,34 +215,43 @@ class Chain(TrainsHeads, ImageModel):
             ValueError: if the network does not fit that size, or has weights that depend on
                 it (Mixer's).
         """
-        shape = (*size, self.input_shape[-1])
-        config = self.get_config()
-        x, grid = keras.Input(shape), None
-        for index, described in enumerate(config["layers"]):
-            config["layers"][index] = _with_grid(described, grid)
-            layer = keras.saving.deserialize_keras_object(config["layers"][index])
-            x, grid = layer(x), grid_after(layer, grid)
-        resized = self.from_config({**config, "input_shape": shape})
-        for old, new in zip(self.steps, resized.steps, strict=True):
+        resized = self._at_size(size)
+        changed = _of_other_shape(self, resized)
+        if not changed and tuple(size) != self.input_shape[1:3]:
+            # Weights for as many patches in another grid fit, and yet depend on it.
+            changed = _of_other_shape(self, self._at_size((2 * size[0], size[1])))
+        for old, new in zip(self.layers, resized.layers, strict=True):
             for before, after in zip(old.weights, new.weights, strict=True):
                 values = ops.convert_to_numpy(before)
-                if values.shape != tuple(after.shape):
+                if before.path in changed:
                     if before.name != "embeddings" or not hasattr(old, "num_prefix_tokens"):
                         raise ValueError(
                             f"`size` can't be changed: the weight {before.path!r} depends on it. "
-                            f"Received a model for {values.shape}, and a size for {after.shape}."
+                            f"Received: size={tuple(size)}, and a model for "
+                            f"{self.input_shape[1:3]}."
                         )
                     values = resample(values, old.grid, new.grid, old.num_prefix_tokens)
                 after.assign(values)
         return resized
 
+    def _at_size(self, size: tuple[int, int]) -> "Chain":
+        """Return a new model of the same layers for images of another `(height, width)`."""
+        shape = (*size, self.input_shape[-1])
+        config = self.get_config()
+        x, grid = keras.Input(shape, dtype=self.inputs[0].dtype), None
+        for index, described in enumerate(config["layers"]):
+            config["layers"][index] = _with_grid(described, grid)
+            layer = keras.saving.deserialize_keras_object(config["layers"][index])
+            x, grid = layer(x), grid_after(layer, grid)
+        return self.from_config({**config, "input_shape": shape})
+
     def call(self, inputs, training=None, mask=None, return_parts=None):
         if training and self.in_step:
             return self.logits_in_step(inputs)
-        x, (*body, head) = self.as_images(inputs), self.steps
+        x, (*body, head) = self.as_images(inputs), self.layers
         if training and return_parts and isinstance(head, SeveralHeads):
             return head(self.run(body, x, training), return_parts=True)
-        return self.run(self.steps, x, training)
+        return self.run(self.layers, x, training)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the compile config, in a form that every backend can read."""
@@ -241,12 +265,18 @@ class Chain(TrainsHeads, ImageModel):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
-        return {**super().get_config(), "dtype": keras.dtype_policies.serialize(self.dtype_policy)}
+        return {**super().get_config(), "layers": serialize(self.layers)}
 
 
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
     """Return the rows and columns of the patches that `layer` returns, given those before it."""
     return getattr(layer, "new_grid", getattr(layer, "grid", grid))
+
+
+def _of_other_shape(model: Chain, other: Chain) -> set[str]:
+    """Return the paths of the weights that have another shape in a model of the same layers."""
+    pairs = zip(model.weights, other.weights, strict=True)
+    return {one.path for one, another in pairs if one.shape != another.shape}
 
 
 def _with_grid(described: Any, grid: Grid | None) -> Any:

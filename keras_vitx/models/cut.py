@@ -41,14 +41,14 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
             f"before. Received: {model.name!r}, which begins with something else."
         )
     steps = [
-        step for layer in line for step in (layer.steps if isinstance(layer, Chain) else [layer])
+        step for layer in line for step in (layer.layers if isinstance(layer, Chain) else [layer])
     ]
     is_whole = _ids(end) == _ids(outputs)
     arguments = {}
     if like is not None:
         names = ("family", "preprocessing", "scan", "remat")
         arguments = {name: getattr(like, name) for name in names}
-        if is_whole and steps[-1] is like.steps[-1]:
+        if is_whole and steps[-1] is like.layers[-1]:
             arguments["class_names"] = like.class_names
     name = model.name if is_whole else f"{model.name}_chain"
     chain = Chain(steps, model.input_shape[1:], name=name, **arguments)

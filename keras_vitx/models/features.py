@@ -70,7 +70,7 @@ def features(
     if size is not None:
         if not are_counts(size, 2):
             raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
-        size, stem = tuple(map(int, size)), chain.steps[0]
+        size, stem = tuple(map(int, size)), chain.layers[0]
         patch_grid(size, getattr(stem, "patch_size", 1), getattr(stem, "stride", None), "size")
         if size != chain.input_shape[1:3]:
             chain = chain.at_size(size)
@@ -78,9 +78,9 @@ def features(
     names = _block_names(chain, [-1 if blocks is None else blocks] if is_one else blocks)
     if scales is not None and len(names) == 1:
         names = names * len(scales)
-    steps = [step.name for step in chain.steps]
+    steps = [step.name for step in chain.layers]
     backbone = Features(
-        chain.steps[: 1 + max(map(steps.index, names))],
+        chain.layers[: 1 + max(map(steps.index, names))],
         names,
         chain.input_shape[1:],
         norm=_last_norm(chain, names) if norm else None,
@@ -112,6 +112,7 @@ class Features(ImageModel):
         norm: A norm of the tokens before they become a map, or None.
         scales: Factor of the sides of each map; None is 1.
         as_list: Whether the output is a list if there is one map.
+        images: Arguments of the `keras.Input`.
         **kwargs: As in `Chain`, such as `preprocessing`, `scan`, `remat` and `name`.
     """
 
@@ -123,6 +124,7 @@ class Features(ImageModel):
         norm: keras.layers.Layer | None = None,
         scales: Sequence[float] | None = None,
         as_list: bool = True,
+        images: dict[str, Any] | None = None,
         **kwargs,
     ):
         scales = (1,) * len(blocks) if scales is None else tuple(scales)
@@ -130,7 +132,7 @@ class Features(ImageModel):
             raise ValueError(
                 f"`scales` must have one factor per map, {len(blocks)}. Received: {scales}."
             )
-        images = x = keras.Input(tuple(input_shape), name="images")
+        inputs = x = keras.Input(tuple(input_shape), **{"name": "images", **(images or {})})
         tokens, grids, grid = {}, {}, None
         for layer in layers:
             x = layer(x)
@@ -142,14 +144,14 @@ class Features(ImageModel):
             line = line if norm is None else [norm, *line]
             maps.append(_through(line, tokens[block]))
             lines.append(tuple(layer.name for layer in line))
-        super().__init__(images, maps if as_list else maps[0], **kwargs)
+        super().__init__(inputs, maps if as_list else maps[0], **kwargs)
         self.blocks, self.scales, self.as_list = tuple(blocks), scales, as_list
         # By name, because the layers are those of the functional model already.
         self._names, self._lines = tuple(tokens), tuple(lines)
         self._norm = None if norm is None else norm.name
 
     @property
-    def steps(self) -> list[keras.layers.Layer]:
+    def trunk(self) -> list[keras.layers.Layer]:
         """The layers up to the last chosen block."""
         return [self.get_layer(name) for name in self._names]
 
@@ -161,7 +163,7 @@ class Features(ImageModel):
     def call(self, inputs, training=None, mask=None):
         training = bool(training) and self.trainable
         x, tokens, layers = self.as_images(inputs), {}, []
-        for step in self.steps:
+        for step in self.trunk:
             layers.append(step)
             if step.name in self.blocks:
                 x, layers = self.run(layers, x, training), []
@@ -176,6 +178,7 @@ class Features(ImageModel):
         """Return the config from which `from_config` makes an equal model with new weights."""
         return {
             **super().get_config(),
+            "layers": serialize(self.trunk),
             "blocks": list(self.blocks),
             "norm": self._norm and serialize(self.get_layer(self._norm)),
             "scales": list(self.scales),
@@ -206,7 +209,7 @@ def _block_names(chain, blocks):
     """Return the names of blocks that are given by index or name."""
     known = [
         step.name
-        for step in chain.steps
+        for step in chain.layers
         if isinstance(step, Block) and not isinstance(step, ClassBlock)
     ]
     if not known:
@@ -226,7 +229,7 @@ def _block_names(chain, blocks):
 
 def _last_norm(chain, names):
     """Return the last norm of a network, if it fits the width of each of the blocks."""
-    norms = [step for step in chain.steps if isinstance(step, keras.layers.LayerNormalization)]
+    norms = [step for step in chain.layers if isinstance(step, keras.layers.LayerNormalization)]
     if not norms:
         raise ValueError(f"The model {chain.name!r} has no last norm: give `norm=False`.")
     width = norms[-1].input.shape[-1]

@@ -17,6 +17,7 @@ from keras_vitx.layers import (
     SharedMapsBlock,
     TokenPooling,
 )
+from keras_vitx.layers.base import at_least_float32
 from keras_vitx.layers.deepvit import check_similarity
 from keras_vitx.layers.initializers import initializers
 from keras_vitx.models.checks import check_counts, patch_grid
@@ -97,6 +98,8 @@ class Network:
         residual_dtype: Precision in which the blocks sum their tokens: None, that of the
             policy; `"float32"`, as under PyTorch's autocast, also under a policy of half
             precision. docs/guides/memory.md has what both give.
+        dtype: Dtype policy of the model, such as `"mixed_bfloat16"`; None is the global one,
+            `keras.config.dtype_policy()`.
     """
 
     drop_path: float | Sequence[float] = 0.0
@@ -113,6 +116,7 @@ class Network:
     name: str | None = None
     remat: bool = False
     residual_dtype: str | None = None
+    dtype: Any = None
 
     def __post_init__(self):
         known = (None, *TokenPooling.poolings)
@@ -229,7 +233,7 @@ class Network:
     ) -> Layers:
         """Return the layers after the last norm: pooling, a classifier, both or none.
 
-        The classifier runs in float32 under every dtype policy.
+        The classifier runs in float32 also where the other layers run in half precision.
 
         Args:
             num_class_tokens: Number of leading tokens that are not patches. With two,
@@ -262,7 +266,9 @@ class Network:
         if self.include_top:
             starts = initializers(initialization, dim)
             layers.append(
-                keras.layers.Dense(classes, activation, dtype="float32", name="head", **starts)
+                keras.layers.Dense(
+                    classes, activation, dtype=at_least_float32(), name="head", **starts
+                )
             )
         return layers
 

@@ -65,7 +65,7 @@ class TrainsHeads:
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
         """Return the logits of each head by name; `inputs` may include MixToken's box."""
         images, box = _images_and_box(inputs)
-        x, (*body, head) = self.as_images(images), self.steps
+        x, (*body, head) = self.as_images(images), self.layers
         if box is not None:
             stem = next((i for i, layer in enumerate(body, 1) if hasattr(layer, "new_grid")), None)
             if stem is None:
@@ -95,7 +95,7 @@ class TrainsHeads:
         (`PerHead`). Others raise a ValueError.
         """
         labels, weights = self._by_name(y), self._by_name(sample_weight)
-        head, box, loss = self.steps[-1], _images_and_box(x)[1], self.loss
+        head, box, loss = self.layers[-1], _images_and_box(x)[1], self.loss
         outputs = y_pred if isinstance(y_pred, dict) else {"head": y_pred}
         if self.in_step:
             # For the rest of the step: the loss, the metrics and the optimizer.
@@ -155,7 +155,7 @@ class TrainsHeads:
         if isinstance(y_pred, dict):
             y_pred = y_pred["head"]
         if self.in_step:
-            y_pred = _activation_of(self.steps[-1])(y_pred)
+            y_pred = _activation_of(self.layers[-1])(y_pred)
         return super().compute_metrics(x, label, y_pred, self._by_name(sample_weight)["head"])
 
     def _by_name(self, values: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class TrainsHeads:
         if not isinstance(values, dict):
             return {"head": values}
         values = {name: value for name, value in values.items() if name != BOX}
-        names = getattr(self.steps[-1], "names", None)
+        names = getattr(self.layers[-1], "names", None)
         if "head" not in values or (names and not set(values) <= set(names)):
             raise ValueError(
                 "A dictionary of labels or sample weights must have 'head', and no names but "

@@ -153,7 +153,7 @@ def _label_name(student: keras.Model) -> str:
             "`student` must accept several labels per image: a `Chain`, as from "
             f"`keras_vitx.as_chain`. Received: {type(student).__name__} {student.name!r}."
         )
-    names = getattr(student.steps[-1], "names", ())
+    names = getattr(student.layers[-1], "names", ())
     if "aux_head" in names:
         raise ValueError(
             "`student` must have one classifier, or one each for the class and the "

@@ -123,7 +123,7 @@ def test_the_codes_way_of_nonlocality():
     model = randomized("ConViT")
     maps = dict(embedding_maps(model, IMAGES))
     # The first block's attention, without the norm and the positions before it.
-    patches = model.steps[0](IMAGES)
+    patches = model.layers[0](IMAGES)
     _, expected = model.get_layer("blocks_2").attention(patches, return_attention_scores=True)
     assert list(maps) == ["blocks_0", "blocks_1", "blocks_2"]
     close(maps["blocks_2"], array(expected))

@@ -18,7 +18,7 @@ IMAGES = numbers((2, 16, 16, 3))
 def passed(request):
     """A model, its trace, and the input and the output of each block in a plain pass."""
     model, x, ends = randomized(request.param), ops.convert_to_tensor(IMAGES), []
-    for step in model.steps:
+    for step in model.layers:
         before, x = x, step(x)
         if step in blocks(model):
             ends.append((step, before, x))
@@ -182,7 +182,7 @@ def test_wrong_arguments():
                 analysis(wrong, IMAGES)
     (one,) = trace(kv.as_chain(cut), IMAGES)
     assert one.name == "blocks_0"
-    stem = kv.as_chain(keras.Model(model.input, model.steps[0].output, name="stem"))
+    stem = kv.as_chain(keras.Model(model.input, model.layers[0].output, name="stem"))
     with pytest.raises(ValueError, match="'stem' has no blocks"):
         trace(stem, IMAGES)
 

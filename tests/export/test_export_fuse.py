@@ -205,16 +205,16 @@ def test_preprocessing_of_the_images(conv_stem):
     model = kv.as_chain(keras.Model(images, inner(ready(images))))
     pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 24, 3)).astype("uint8")
     fused = fused_equally(model, pixels)
-    assert fused.steps[0].normalize == ("mean" if conv_stem else False)
+    assert fused.layers[0].normalize == ("mean" if conv_stem else False)
     # Also where an export puts it before the network.
     graph, reason = fuse_graph(prepare(inner, FORMATS["onnx"], preprocessing=True))
-    assert reason is None and graph.preprocessing.normalize == fused.steps[0].normalize
+    assert reason is None and graph.preprocessing.normalize == fused.layers[0].normalize
 
 
 @pytest.mark.backend_free
 def test_lora_is_merged():
     model = FAMILIES["CaiT"](layer_scale=0.5)
-    for layer in (blocks(model)[0].attention.qkv, blocks(model)[0].mlp.fc2, model.steps[-1]):
+    for layer in (blocks(model)[0].attention.qkv, blocks(model)[0].mlp.fc2, model.layers[-1]):
         layer.enable_lora(2)
     model.get_layer("patch_embed").proj.enable_lora(2)
     plain = FAMILIES["CaiT"](layer_scale=0.5)
@@ -263,6 +263,6 @@ def test_errors():
     with pytest.raises(ValueError, match="`model` must be a model of keras_vitx"):
         kv.fuse(keras.Model(images, keras.layers.Flatten()(images)))
     model = FAMILIES["ViT"]()
-    model.steps[-1].quantize("int8")
+    model.layers[-1].quantize("int8")
     with pytest.raises(ValueError, match="must not have quantized layers"):
         kv.fuse(model)

@@ -71,7 +71,7 @@ def test_global_hooks_fire():
 def test_hooks_on_the_layers_of_a_model():
     model = FAMILIES["CaiT"]()
     fired = []
-    for step in model.steps:
+    for step in model.layers:
         step.register_forward_hook(lambda step, *_: fired.append(step.name))
     model(np.zeros((1, *model.input_shape[1:]), "float32"))
-    assert fired == [step.name for step in model.steps]
+    assert fired == [step.name for step in model.layers]

@@ -117,7 +117,7 @@ def test_a_family_from_outside(foreign, tmp_path):
     assert "heads: Number of heads.\n    drop_path: " in foreign.__doc__
     size = kv.create_model("Talker_8", drop_path=0.1, layers=3)
     assert size.preprocessing.crop_ratio == 0.75
-    assert [step.name for step in size.steps][:4] == [
+    assert [step.name for step in size.layers][:4] == [
         "patch_embed", "cls_token", "blocks_0", "blocks_1",
     ]  # fmt: skip
     assert kv.list_models("talk*") == ["Talker_8"]

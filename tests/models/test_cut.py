@@ -57,8 +57,8 @@ def test_a_line_of_layers_becomes_a_chain(family, cut):
     else:
         (chain,) = (part for part in after.layers if isinstance(part, kv.models.Chain))
     kept += family == "RefinedViT"
-    assert chain.steps[:kept] == model.steps[:kept]
-    assert len(chain.steps) == kept + added
+    assert chain.layers[:kept] == model.layers[:kept]
+    assert len(chain.layers) == kept + added
 
     close(array(after(IMAGES)), array(before(IMAGES)))
     variables = before.trainable_variables

@@ -26,7 +26,7 @@ def walk(model, images, wanted, norm):
     """The patches after each wanted block, by calling the layers one by one."""
     maps, x = {}, images
     grids = {tokens.name: tokens.grid for tokens in model.token_layout}
-    for step in model.steps:
+    for step in model.layers:
         x = step(x)
         if step.name in wanted:
             tokens = x[0] if isinstance(x, (list, tuple)) else x

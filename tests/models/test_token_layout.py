@@ -41,7 +41,7 @@ def test_layout(case, include_top):
     model = FAMILIES[case.split("/")[0]](include_top=include_top, **arguments)
     layout = model.token_layout
     assert layout[-1].name == "norm"
-    assert [tokens.name for tokens in layout] == [step.name for step in model.steps[: len(layout)]]
+    assert [tokens.name for tokens in layout] == [step.name for step in model.layers[: len(layout)]]
     assert [tokens.grid for tokens in layout] == grids
     assert [tokens.num_prefix_tokens for tokens in layout] == prefixes
     assert model.grid == grids[-1]

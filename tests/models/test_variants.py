@@ -80,10 +80,10 @@ def test_rates_and_layers_of_every_block(family):
 @pytest.mark.parametrize("family", ("CaiT", "ViT"))
 def test_distillation_token(family):
     model = checked(family, distillation_token=True, classifier_activation=None)
-    names = [step.name for step in model.steps]
+    names = [step.name for step in model.layers]
     # Each is prepended to all tokens, so the class token is the first.
     assert names.index("cls_token") == names.index("dist_token") + 1
-    assert isinstance(model.steps[-1], DistilledHead)
+    assert isinstance(model.layers[-1], DistilledHead)
     features = FAMILIES[family](distillation_token=True, include_top=False)
     assert features.output_shape == (None, 6, 8)
     pooled = FAMILIES[family](distillation_token=True, include_top=False, pooling="avg")
@@ -140,7 +140,7 @@ def test_context_broadcast(family):
 )
 def test_class_token_of_cait(arguments):
     model = checked("CaiT", depth=2, **arguments)
-    names = [layer.name for layer in model.steps]
+    names = [layer.name for layer in model.layers]
     if arguments.get("pooling"):
         assert "cls_token" not in names
     else:
@@ -188,7 +188,7 @@ def test_attention_of_each_block(family, arguments, expected):
     kinds = [[type(part).__name__ for part in (one, *one.on_weights)] for one in attentions]
     assert ["+".join(kind) for kind in kinds] == expected
     if family == "ConViT":
-        names = [step.name for step in model.steps]
+        names = [step.name for step in model.layers]
         assert names.index("cls_token") == 2 + arguments["local_depth"]
 
 

@@ -48,11 +48,11 @@ def test_other_names_permute_or_initialize_all_classifiers(head, caplog):
     assert "order" in caplog.text
 
     caplog.clear()
-    body = array(model.steps[1].weights[0].value)
+    body = array(model.layers[1].weights[0].value)
     assert not is_fresh(model)
     assert match_head(model, OTHERS) == "fresh"
     assert is_fresh(model) and model.class_names == OTHERS
-    np.testing.assert_array_equal(array(model.steps[1].weights[0].value), body)
+    np.testing.assert_array_equal(array(model.layers[1].weights[0].value), body)
     assert len(caplog.records) == 1
     assert 'head="keep"' in caplog.text and "dog" in caplog.text
 

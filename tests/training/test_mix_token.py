@@ -68,7 +68,7 @@ def exchange(patches, box):
 
 def outputs_of(model, images, box):
     """The outputs of all heads, with those of the patches exchanged back."""
-    stem, *rest, head = model.steps
+    stem, *rest, head = model.layers
     x = exchange(array(stem(images)), box)
     for layer in rest:
         x = array(layer(x))
@@ -214,7 +214,7 @@ def test_the_loop_over_depth():
     for how in ({}, {"scan": False}, {"remat": True}):
         keras.utils.set_random_seed(0)
         blocks = [Block(Attention(2), MLP(2), name=f"blocks_{i}") for i in range(3)]
-        stem, tokens, _, head = toy().steps
+        stem, tokens, _, head = toy().layers
         layers = [type(one).from_config(one.get_config()) for one in (stem, tokens, head)]
         model = Chain([*layers[:2], *blocks, layers[2]], (8, 12, 3), **how)
         weights = weights or model.get_weights()

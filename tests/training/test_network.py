@@ -108,7 +108,7 @@ def test_the_precision_of_a_built_model(family, policy):
     model = FAMILIES[family](classifier_activation=None)
     exact = array(model(IMAGES))
     set_precision(model, policy)
-    head, body = model.layers[-1], model.steps[:-1]
+    head, body = model.layers[-1], model.layers[:-1]
     assert {part.dtype_policy.name for part in sublayers(head)} == {"float32"}
     assert {part.dtype_policy.name for step in body for part in sublayers(step)} == {policy}
     assert all(variable.dtype == "float32" for variable in model.trainable_variables)

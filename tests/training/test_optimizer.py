@@ -165,9 +165,9 @@ def test_rates_fall_toward_the_images(family):
     for variable, factor in zip(model.trainable_variables, factors, strict=True):
         by_layer.setdefault(variable.path.partition("/")[0], set()).add(factor)
     assert all(len(factors) == 1 for factors in by_layer.values())
-    in_order = [by_layer[layer.name].pop() for layer in model.steps if layer.name in by_layer]
+    in_order = [by_layer[layer.name].pop() for layer in model.layers if layer.name in by_layer]
     assert in_order == sorted(in_order)
-    blocks = [layer for layer in model.steps if hasattr(layer, "drop_path")]
+    blocks = [layer for layer in model.layers if hasattr(layer, "drop_path")]
     assert in_order[0] == 0.5 ** (len(blocks) + 1)
     assert in_order[-1] == 1
     # The same, inside another model.

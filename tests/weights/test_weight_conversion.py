@@ -158,7 +158,7 @@ def test_families_are_told_apart(family):
     model = FAMILIES[family]()
     # Families without a mark, such as CBViT, have the variables of a ViT.
     looks = family if getattr(TABLES.get(family), "mark", None) else "ViT"
-    depth = sum(bool(re.search(r"blocks_\d+$", step.name)) for step in model.steps)
+    depth = sum(bool(re.search(r"blocks_\d+$", step.name)) for step in model.layers)
     (dim,) = model.get_layer("norm").gamma.shape
     in_keras = {variable.path: tuple(variable.shape) for variable in model.weights}
     in_torch = {name: array.shape for name, array in to_checkpoint(model).items()}
