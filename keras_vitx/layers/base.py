@@ -40,9 +40,9 @@ def arguments(cls: type[keras.layers.Layer]) -> tuple[str, ...]:
 
 
 def at_least_float32(dtype: Any = None) -> str:
-    """Return the dtype policy of a layer that computes in float32 where others do in half precision.
+    """Return float32, or float64 where the policy computes in it: for what half precision loses.
 
-    `dtype` is the policy of the others; None is the global one. In float64, it is float64.
+    `dtype` is the policy of the other layers; None is the global one.
     """
     is_double = keras.dtype_policies.get(dtype).compute_dtype == "float64"
     return "float64" if is_double else "float32"
@@ -95,7 +95,7 @@ class Layer(keras.layers.Layer):
         """Return the config from which `from_config` makes an equal, unbuilt layer."""
         given = {name: getattr(self, name) for name in arguments(type(self))}
         config = super().get_config() | {name: serialize(value) for name, value in given.items()}
-        if frozen := frozen_parts(self):
+        if frozen := frozen_parts(self) if self.built else self.frozen:
             config["frozen"] = frozen
         # Layers passed as arguments record their changes in their own configs.
         passed = set(map(id, keras.tree.flatten(list(given.values()))))
@@ -158,7 +158,11 @@ def frozen_parts(layer: keras.layers.Layer) -> dict[str, bool]:
     The result has `trainable` by path, such as `"attn/qkv"`, outer layers first.
     """
     parts = _parts(layer)
-    return {path: one.trainable for path, (one, owner) in parts.items() if one.trainable != owner}
+    return {
+        path: one.trainable
+        for path, (one, owner) in parts.items()
+        if one.trainable != owner and one.weights
+    }
 
 
 def freeze_parts(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:

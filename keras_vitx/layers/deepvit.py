@@ -15,8 +15,8 @@ from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, 
 class ReAttention(MapLayer):
     r"""New maps from all heads: $A' = s\,\mathrm{BN}(\Theta A + b)$.
 
-    DeepViT, Section 4.2, Equation 3; BN runs over the head axis. It computes in float32 also
-    where others do in half precision: the maps, with a spread of about 0.01, are lost in half precision beside $b$, which
+    DeepViT, Section 4.2, Equation 3; BN runs over the head axis. Under a policy of half precision
+    it computes in float32: the maps, with a spread of about 0.01, would be lost beside $b$, which
     starts within $\pm 1/\sqrt{\text{heads}}$ and which BN subtracts again.
 
     Input and output: `(batch, heads, queries, keys)`.

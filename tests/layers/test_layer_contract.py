@@ -166,3 +166,32 @@ def test_running_statistics_move_in_training_only(name):
         call(layer, x, training)
         for old, variable in zip(before, statistics, strict=True):
             assert (array(variable.value) != old).any() == training, variable.path
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch checks derivatives by differences")
+@every_layer
+def test_second_derivatives_in_float64(name):
+    """The first and the second derivative along a direction are those of finite differences."""
+    import torch
+
+    case = LAYERS[name]
+    if name.startswith("ImagePreprocessing"):
+        pytest.skip("it returns float32, as documented")
+    with precision("float64"):
+        layer = case.make()
+    x = case.inputs(lambda shape: torch.tensor(numbers((2, *shape)), dtype=torch.float64))
+    call(layer, x)
+    randomize(layer)
+
+    def moved(step):
+        values = keras.tree.map_structure(lambda part: part + step * torch.cos(3 * part), x)
+        return joined(call(layer, values))
+
+    step = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    keras.config.disable_flash_attention()
+    try:
+        assert moved(step).dtype is torch.float64
+        assert torch.autograd.gradcheck(moved, (step,))
+        assert torch.autograd.gradgradcheck(moved, (step,), atol=1e-4)
+    finally:
+        keras.config.enable_flash_attention()

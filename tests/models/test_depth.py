@@ -15,6 +15,7 @@ from keras_vitx.layers import (
     ClassToken,
     DropPath,
     HeadMixing,
+    MapLayer,
     TalkingHeadsAttention,
 )
 from keras_vitx.layers.base import Layer, register
@@ -243,6 +244,114 @@ MERGED = {
     "scale": (lambda: [attention(Attention(2), f"{s}", layer_scale=s) for s in (None, 0.1)], []),
     "initializer": (lambda: [attention(Attention(2), n, layer_scale=SCALE) for n in "ab"], [2]),
 }
+
+
+class Own(MapLayer):
+    """A map layer of a user, in which blocks differ as `_signature` can't see."""
+
+    def __init__(self, table=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.table = table
+        self.gain = 1.0
+
+    def build(self, shape):
+        self.constant = np.float32(self.gain)
+
+    def call(self, maps):
+        return maps * self.table * self.gain * self.constant
+
+
+def by_array(index):
+    table = np.ones((40, 40), "float32")
+    table[20, 20] += index
+    return Own(table[:5, :5] if index < 0 else table)
+
+
+def by_closure(index):
+    class Inner(MapLayer):
+        def call(self, maps):
+            return maps * (1.0 + index)
+
+    return Inner()
+
+
+def by_attribute(index):
+    layer = Own()
+    layer.gain = 1.0 + index
+    return layer
+
+
+def by_constant_of_build(index):
+    layer = by_attribute(index)
+    layer.build((None, 2, 40, 40))
+    layer.gain = 1.0
+    return layer
+
+
+def by_method(index):
+    layer = Own()
+    layer.call = lambda maps: maps * (1.0 + index)
+    return layer
+
+
+def by_compiled_constant(index):
+    table = np.ones((40, 40), "float32") + index
+    layer = Own()
+    layer.call = lambda maps: ops.cond(True, lambda: maps * table, lambda: maps)
+    return layer
+
+
+def by_gradient(index):
+    @ops.custom_gradient
+    def scaled(maps):
+        def gradient(*args, upstream=None):
+            return (args[0] if upstream is None else upstream) * (1.0 + index)
+
+        return maps, gradient
+
+    layer = Own()
+    layer.call = lambda maps: scaled(maps)
+    return layer
+
+
+OWN = (
+    *(by_array, by_closure, by_attribute, by_constant_of_build, by_method, by_compiled_constant),
+    by_gradient,
+)
+
+
+def of_own(make, indices):
+    layers = [Attention(2, on_weights=[make(index)]) for index in indices]
+    model = Chain([attention(one, f"blocks_{i}") for i, one in enumerate(layers)], (40, 6))
+    for index, variable in enumerate(model.weights):
+        variable.assign(numbers(variable.shape, index, 0.3))
+    return model
+
+
+@pytest.mark.parametrize("make", OWN)
+def test_blocks_that_differ_train_as_themselves(make):
+    model = of_own(make, range(4))
+    x = numbers((2, 40, 6))
+    close(*(array(model(x, training=training)) for training in (True, False)))
+    if BACKEND == "jax":
+        assert loops(model) == []
+        assert loops(of_own(make, (0, 0, 0, 1))) == [3]
+
+
+def test_a_regularizer_set_later_is_of_its_block():
+    model = of_own(by_attribute, (0, 0, 0))
+    model.layers[1].mlp.fc2.activity_regularizer = keras.regularizers.L2(0.5)
+    model(numbers((2, 40, 6)), training=True)
+    assert len(model.losses) == 1 and array(model.losses[0]) > 0
+    if BACKEND == "jax":
+        assert loops(model) == []
+
+
+@jax_only
+def test_blocks_that_share_a_variable_are_not_merged():
+    """A loop would update a copy per block of the statistics."""
+    norm = keras.layers.BatchNormalization(axis=1, name="norm")
+    assert loops(of_own(lambda index: norm, range(3))) == []
 
 
 @jax_only

@@ -128,8 +128,8 @@ def gains_from_scan():
 def program(function, *inputs):
     """Return the traced program of `function`, with its constants, to compare. All devices.
 
-    `inputs` have shapes and dtypes. An operation's own gradient is no part of its jaxpr: where there
-    is one, the gradient is traced, too.
+    `inputs` have shapes and dtypes. A gradient that an operation defines is no part of its jaxpr:
+    where there is one, the gradient is traced, too.
     """
     inputs = jax.tree.map(
         lambda one: jax.ShapeDtypeStruct(tuple(one.shape), one.dtype),
@@ -145,15 +145,15 @@ def program(function, *inputs):
 def value_and_gradient(function, *inputs):
     """Return the outputs of `function`, and the gradient of the floating ones by such inputs."""
     leaves, structure = jax.tree.flatten(inputs)
-    is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+    pairs = [(leaf, jnp.issubdtype(leaf.dtype, jnp.floating)) for leaf in leaves]
 
     def of_floats(floats):
         floats = iter(floats)
-        values = [next(floats) if is_one else leaf for leaf, is_one in zip(leaves, is_float)]
+        values = [next(floats) if is_one else leaf for leaf, is_one in pairs]
         outputs = jax.tree.leaves(function(*jax.tree.unflatten(structure, values)))
         return [y for y in outputs if jnp.issubdtype(y.dtype, jnp.floating)], outputs
 
-    floats = [leaf for leaf, is_one in zip(leaves, is_float) if is_one]
+    floats = [leaf for leaf, is_one in pairs if is_one]
     y, pull, outputs = jax.vjp(of_floats, floats, has_aux=True)
     return outputs, pull([jnp.ones_like(one) for one in y])
 

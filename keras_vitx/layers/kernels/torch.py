@@ -67,7 +67,7 @@ def layer_norm(layer, x):
 
 
 def batch_norm(layer, x, training=False):
-    """Make one pass, where Keras makes four; statistics of half precision in float32. All devices."""
+    """Make one pass, where Keras makes four; statistics in float32 or float64. All devices."""
     learns = training and layer.trainable
     special = layer.renorm or layer.synchronized
     if special or (is_traced(x) and not learns):
