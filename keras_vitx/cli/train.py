@@ -344,8 +344,4 @@ def _resume_options(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"`--resume` continues the run in {folder} as it was started: {'; '.join(differences)}."
         )
-    # Options of earlier versions.
-    options.setdefault("freeze_epochs", options.get("freeze"))
-    if options.get("patience") is not None:
-        options["change"] = [*(options["change"] or ()), f"patience={options['patience']}"]
     return {**options, "resume": folder} | {name: changes[name] for name in FREE if name in changes}

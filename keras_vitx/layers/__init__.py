@@ -35,6 +35,3 @@ from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding
 from keras_vitx.layers.tokens import PositionEmbedding as PositionEmbedding
 from keras_vitx.layers.tokens import TokenPooling as TokenPooling
-from keras_vitx.renamed import renamed_names as _renamed_names
-
-__getattr__ = _renamed_names(__name__, CarryingBlock="SharedMapsBlock")

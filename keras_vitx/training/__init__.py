@@ -3,7 +3,6 @@
 from keras_vitx import losses as losses
 from keras_vitx.losses import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.losses import SmoothedCrossentropy as SmoothedCrossentropy
-from keras_vitx.renamed import renamed_names as _renamed_names
 from keras_vitx.training.callbacks import KeepBest as KeepBest
 from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.callbacks import Validate as Validate
@@ -26,15 +25,3 @@ from keras_vitx.training.resume import resumable_fit as resumable_fit
 from keras_vitx.training.run import held_out as held_out
 from keras_vitx.training.targets import MixToken as MixToken
 from keras_vitx.training.token_labels import TokenLabels as TokenLabels
-
-__getattr__ = _renamed_names(
-    __name__,
-    Measured="Evaluator",
-    LayerwiseAdamW="optimizer.LayerwiseAdamW",
-    PerHead="losses.PerHead",
-    SoftDistillation="losses.SoftDistillation",
-    TeacherLabels="distillation.TeacherLabels",
-    WarmupCosine="optimizer.WarmupCosine",
-    set_drop_path="network.set_drop_path",
-    set_similarity="network.set_similarity",
-)

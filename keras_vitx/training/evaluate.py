@@ -12,7 +12,6 @@ import numpy as np
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.renamed import renamed_arguments
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
 from keras_vitx.training.devices import in_use
@@ -79,7 +78,6 @@ class Evaluator(keras.Model):
         return results
 
 
-@renamed_arguments(part="split")
 def evaluate(
     model: keras.Model,
     source: Any,

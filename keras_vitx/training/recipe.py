@@ -279,7 +279,7 @@ class Recipe:
         Raises:
             ValueError: if a setting is unknown or out of range.
         """
-        _check_known(settings, [*NAMES, *GROUPS])
+        _check_known(settings, ["name", "result", *GROUPS, *OFF])
         values = dict(settings)
         for group, names in GROUPS.items():
             fields = values.pop(group, {})

@@ -138,8 +138,6 @@ def test_processes_and_grain_make_the_same_batches(pets, train):
     for step, batch in enumerate(islice(plain.dataset(3), 4), start=3):
         equal(plain.finish(batch), made(plain, *divmod(step, len(plain))))
     equal(grain.MapDataset.source(plain.split)[7], plain.split[7])
-    with pytest.warns(DeprecationWarning, match="Examples"):
-        assert kv.data.Examples(plain.split) is plain.split
 
 
 @backend_free
