@@ -18,7 +18,6 @@ from keras_vitx.training.optimizer import AdamW as AdamW
 from keras_vitx.training.optimizer import Muon as Muon
 from keras_vitx.training.optimizer import make_optimizer as make_optimizer
 from keras_vitx.training.optimizer import make_schedule as make_schedule
-from keras_vitx.training.rates import find_learning_rate as find_learning_rate
 from keras_vitx.training.recipe import Recipe as Recipe
 from keras_vitx.training.recipes import list_recipes as list_recipes
 from keras_vitx.training.resume import resumable_fit as resumable_fit
