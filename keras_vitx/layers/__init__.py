@@ -2,7 +2,6 @@
 
 from keras_vitx.layers.attention import Attention as Attention
 from keras_vitx.layers.block import Block as Block
-from keras_vitx.layers.block import PostNormBlock as PostNormBlock
 from keras_vitx.layers.cait import ClassAttention as ClassAttention
 from keras_vitx.layers.cait import ClassBlock as ClassBlock
 from keras_vitx.layers.cait import TalkingHeadsAttention as TalkingHeadsAttention
