@@ -12,7 +12,6 @@ from typing import Any
 import keras
 from filelock import FileLock, Timeout
 
-from keras_vitx import backend
 from keras_vitx.data import Pipelines
 from keras_vitx.files import atomic_write
 from keras_vitx.training.callbacks import KeepBest
@@ -59,7 +58,6 @@ class Run(keras.callbacks.Callback):
             raise ValueError(f"`output`: the run in {self.folder} has no checkpoints to continue.")
 
     def __enter__(self):
-        self.memory_is_kept = backend.keep_memory()
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(self.folder / ".lock")
@@ -111,8 +109,6 @@ class Run(keras.callbacks.Callback):
                 with contextlib.suppress(OSError):  # Windows can't remove an open file.
                     (self.folder / ".lock").unlink()
                 self.lock.release()
-            if self.memory_is_kept:
-                backend.return_memory()
 
     def _handle(self, error):
         """Restore the best weights; log or raise which they are, and how to continue."""
