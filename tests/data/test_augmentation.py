@@ -121,12 +121,12 @@ def test_wrong_values_are_named(cls, value, message):
 
 
 def test_images_of_other_channels_are_named():
-    PRESETS["rand_augment"].check_channels(1)
-    PRESETS["crop_flip"].check_channels(4)
+    PRESETS["rand_augment"].check(1)
+    PRESETS["crop_flip"].check(4)
     with pytest.raises(ValueError, match=r"`rand_augment` must be off .* 1 or 3 .*Received: 4"):
-        PRESETS["rand_augment"].check_channels(4)
+        PRESETS["rand_augment"].check(4)
     with pytest.raises(ValueError, match=r"`rand_augment` must be off .*keras_cv.* Received: 1"):
-        PRESETS["keras_cv"].check_channels(1)
+        PRESETS["keras_cv"].check(1)
 
 
 # Mixing
@@ -236,6 +236,8 @@ def test_keras_cv_makes_the_same_batches_from_a_seed(pictures, make_model, monke
 
     images, _ = train(Augmentation(crop="shift", color_jitter=0.4, by="keras_cv"))[0]
     assert np.isfinite(images).all() and images.min() >= -2 and images.max() <= 2
+    erased, _ = train(Augmentation(crop=None, flip=0.0, erasing=1.0, by="keras_cv"))[0]
+    assert (np.abs(erased) > 2).any(), "normal noise"
     flipped = Augmentation(crop=None, flip=1.0, by="keras_cv")
     found, plain = (train(each)[0][0] for each in (flipped, None))
     np.testing.assert_allclose(found, plain[:, :, ::-1], atol=0.02)
