@@ -92,7 +92,7 @@ def test_a_preset_is_read_back_from_json(name):
 @pytest.mark.parametrize(
     "cls, value, message",
     [
-        (Augmentation, {"crop": "centre"}, r"`crop` must be one of .* Received: 'centre'"),
+        (Augmentation, {"crop": "center"}, r"`crop` must be one of .* Received: 'center'"),
         (Augmentation, {"scale": (0.5, 0.2)}, r"`scale` .* Received: \(0\.5, 0\.2\)"),
         (Augmentation, {"scale": (0.5, 1.2)}, "`scale` .* at most 1"),
         (Augmentation, {"ratio": 1.5}, r"`ratio` .* Received: 1\.5"),

@@ -246,7 +246,7 @@ def test_evaluation_images_and_those_without_augmentation(pets, make_model):
 
 @backend_free
 @pytest.mark.parametrize("augmentation", ["crop_flip", "random_resized_crop"])
-def test_grey_images_for_a_colour_model(make_model, train, augmentation):
+def test_gray_images_for_a_color_model(make_model, train, augmentation):
     model = make_model((32, 32), classes=10)
     images, _ = train("fashion_mnist", 100, model, augmentation=augmentation)[0]
     assert images.shape == (100, 32, 32, 3)

@@ -1,4 +1,4 @@
-"""Folders, tables, arrays and the sample of Fashion-MNIST as labelled sets of images."""
+"""Folders, tables, arrays and the sample of Fashion-MNIST as labeled sets of images."""
 
 import hashlib
 import logging
@@ -234,12 +234,12 @@ def test_tables(table):
     assert source.train.images[0].shape[-1] == 3
     source = table(
         "filename,tags,split",
-        "cat/0.jpg,soft;grey,train",
+        "cat/0.jpg,soft;gray,train",
         "cat/1.jpg,,train",
         "dog/0.jpg,loud,Val",
         "dog/1.jpg, loud ; soft,test",
     )
-    assert source.class_names == ("grey", "loud", "soft")
+    assert source.class_names == ("gray", "loud", "soft")
     assert source.train.labels.tolist() == [[1, 0, 1], [0, 0, 0]]
     assert source.validation.labels.tolist() == [[0, 1, 0]]
     assert source.test.labels.tolist() == [[0, 1, 1]]
@@ -271,8 +271,8 @@ def test_wrong_tables_are_named(table, lines, error, message):
 
 def test_pairs_are_the_splits_and_images_become_bytes(arrays, tmp_path):
     images, labels = arrays
-    grey = images[..., 0] / 255
-    source = load_dataset(((grey[:30], labels[:30, None]), (grey[30:], labels[30:])))
+    gray = images[..., 0] / 255
+    source = load_dataset(((gray[:30], labels[:30, None]), (gray[30:], labels[30:])))
     np.testing.assert_array_equal(source.train.images, images[:30, ..., :1])
     np.testing.assert_array_equal(source.train.labels, labels[:30])
     np.testing.assert_array_equal(source.validation.labels, labels[30:])

@@ -88,9 +88,9 @@ def test_tensorflow_datasets(tmp_path):
     example = {"image": image, "segmentation_mask": np.uint8(labels)[..., None]}
     built(tmp_path, features, train=[example], test=[example])
     source = seg.load_dataset("tfds:shapes", first_label=1, data_dir=tmp_path)
-    found, labelled = source.validation.pair(0, 3)
+    found, labeled = source.validation.pair(0, 3)
     np.testing.assert_array_equal(found, image)
-    np.testing.assert_array_equal(labelled, np.where(labels == 0, 255, labels.astype(int) - 1))
+    np.testing.assert_array_equal(labeled, np.where(labels == 0, 255, labels.astype(int) - 1))
 
 
 @pytest.mark.backend_free

@@ -60,7 +60,7 @@ class Batched(keras.utils.PyDataset):
         return self.images[part], self.labels[part]
 
 
-class Unlabelled(Batched):
+class Unlabeled(Batched):
     def __getitem__(self, index):
         return super().__getitem__(index)[0]
 

@@ -11,7 +11,7 @@ from test_fit import (
     SHORT,
     TRAIN,
     Batched,
-    Unlabelled,
+    Unlabeled,
     images_of,
     small,
 )
@@ -45,7 +45,7 @@ def test_wrong_arguments_say_the_next_step(named, tmp_path):
         (small(), (images, AGES), {}, "classes=1 and classifier_activation=None"),
         (small(activation="relu"), "no/such/folder", {}, "relu"),
         (small(), (images, np.ones((48, 2))), {}, "several labels"),
-        (small(), Unlabelled(*TRAIN), {}, "images, labels"),
+        (small(), Unlabeled(*TRAIN), {}, "images, labels"),
         (small(), (batch for batch in Batched(*TRAIN)), {}, "iterator.*Pass a `PyD"),
         (cut, TRAIN, {}, r"`model.preprocessing = whole.preprocessing`"),
         (features, TRAIN, {}, r"Put pooling and a `keras.layers.Dense\(classes\)` on top"),
