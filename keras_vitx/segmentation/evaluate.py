@@ -110,7 +110,7 @@ def metrics_of(counts: np.ndarray) -> dict[str, Any]:
     """Return the metrics of `evaluate` from the sum of the counts."""
     correct, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     if not true.any():
-        raise ValueError("The masks have no pixel that is not ignored.")
+        raise ValueError("Masks must have a pixel that is not ignored. Received: none.")
     with np.errstate(invalid="ignore"):
         iou = correct / (true + predicted - correct)
         recall = correct / true

@@ -110,8 +110,8 @@ def resumable_fit(
     folder = Path(folder)
     if checkpoints_in(folder) and not resume:
         raise ValueError(
-            f"`folder` holds the checkpoints of another training: {folder}. Pass `resume=True` to "
-            "continue it, or another folder."
+            "`folder` must be without checkpoints, from which `resume=True` would continue. "
+            f"Received: {folder}."
         )
     steps = steps_per_epoch or steps_of(batches)
     batch = keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))

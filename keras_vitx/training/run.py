@@ -51,11 +51,14 @@ class Run(keras.callbacks.Callback):
         existing = {name for name in files if (self.folder / name).exists()}
         if existing and not resume:
             raise ValueError(
-                f"`output` already holds a training run: {self.folder}. Pass another folder, or "
-                "`resume=True` to continue the run."
+                "`output` must be a folder without a run, which `resume=True` would continue. "
+                f"Received: {self.folder}."
             )
         if existing - {"run.json"} and CHECKPOINTS not in existing:
-            raise ValueError(f"`output`: the run in {self.folder} has no checkpoints to continue.")
+            raise ValueError(
+                "`output` must hold a run with checkpoints, or none, with `resume`. Received: "
+                f"{self.folder}, a run without."
+            )
 
     def __enter__(self):
         if self.writes:

@@ -171,7 +171,7 @@ def test_gray_becomes_color_and_color_gray(make_model, picture):
         (np.full((8, 8, 3), -0.5), "floats in 0..1"),
         (np.full((8, 8, 3), np.nan), "floats in 0..1"),
         (np.zeros((8, 8, 3), "int32"), "Received: int32"),
-        (np.zeros((3, 8, 8), "uint8"), "can't be converted to 3 channels"),
+        (np.zeros((3, 8, 8), "uint8"), "must be convertible to 3 channels"),
         ([], "Received: none"),
         (np.zeros((0, 8, 8, 3), "uint8"), "Received: none"),
         (np.zeros((8, 0, 3), "uint8"), "Received: shape"),
@@ -187,7 +187,7 @@ def test_wrong_images_are_named(make_model, images, message):
     "arguments, message",
     [
         ((np.zeros((9, 9, 3), "uint8"), (8, 8), 0.0), "crop_ratio"),
-        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 1.0, "bicubik"), "Did you mean 'bicubic'"),
+        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 1.0, "bicubik"), "bicubic, .* Received: 'bicubik'"),
         ((np.zeros((0, 8, 3), "uint8"), (4, 4)), "at least one pixel"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_test_folder_is_kept_apart(root):
 def test_folders_that_could_be_splits_or_classes(pets, root):
     folder = root(train="", valid="", test="")
     shutil.copytree(pets / "dog", folder / "more")
-    with pytest.raises(ValueError, match=r"more/ .* could be splits or classes.*splits=True"):
+    with pytest.raises(ValueError, match=r"could be splits or classes.* more/ .*splits=True"):
         load_dataset(folder)
     source = load_dataset(folder, splits=True)
     assert source.class_names == ("cat", "dog") and sizes(source) == [20, 20, 20]
@@ -203,8 +203,8 @@ def test_hidden_folders_and_files_are_no_classes(pets):
     [
         ([], "0 class folders .* one sub-folder per class"),
         (["cat/0.jpg"], "1 class folders .* one sub-folder per class"),
-        (["cat/0.jpg", "fish/bad.txt"], "no readable image in .*fish"),
-        (["train/cat/0.jpg", "train/dog/0.jpg", "val/wolf/0.jpg"], "lacks: wolf"),
+        (["cat/0.jpg", "fish/bad.txt"], "readable image .* none in .*fish"),
+        (["train/cat/0.jpg", "train/dog/0.jpg", "val/wolf/0.jpg"], "with wolf"),
     ],
 )
 def test_a_wrong_layout_is_named(tmp_path, files, message):
@@ -256,9 +256,9 @@ def test_tables(table):
         ("file,label", ValueError, "0 rows"),
         ("file,label cat/none.jpg,a", OSError, "1 files that do not exist"),
         ("file,label cat/0.jpg,a", ValueError, "at least two classes"),
-        ("file,label cat/0.jpg,a cat/1.jpg,", ValueError, "row 3 of the table has no label"),
-        ("file,label,split cat/0.jpg,a,later", ValueError, "unknown split 'later'"),
-        ("file,a,b cat/0.jpg,1,x", ValueError, "numbers in 0..1 in the columns a, b"),
+        ("file,label cat/0.jpg,a cat/1.jpg,", ValueError, "none in row 3"),
+        ("file,label,split cat/0.jpg,a,later", ValueError, "Received: 'later'"),
+        ("file,a,b cat/0.jpg,1,x", ValueError, "numbers in 0..1 .* with the columns a, b"),
     ],
 )
 def test_wrong_tables_are_named(table, lines, error, message):

@@ -124,7 +124,7 @@ def test_array_record_is_trained_on_without_tensorflow(tmp_path):
 
 
 def test_an_unknown_name_gives_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match=r"no 'cifar11'.*'cifar10"):
+    with pytest.raises(ValueError, match=r"Received: 'cifar11'.*'cifar10"):
         load_dataset("tfds:cifar11", data_dir=tmp_path)
 
 

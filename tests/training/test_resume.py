@@ -157,7 +157,7 @@ def test_another_run_is_not_resumed(stopped, tmp_path):
         with pytest.raises(ValueError, match=message):
             kv.fit(**settings)
     (tmp_path / "history.csv").touch()
-    with pytest.raises(ValueError, match="no checkpoints"):
+    with pytest.raises(ValueError, match="must hold a run with checkpoints"):
         run(tmp_path, resume=True)
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 

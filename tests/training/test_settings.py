@@ -50,7 +50,7 @@ def test_wrong_arguments_say_the_next_step(named, tmp_path):
         (cut, TRAIN, {}, r"`model.preprocessing = whole.preprocessing`"),
         (features, TRAIN, {}, r"Put pooling and a `keras.layers.Dense\(classes\)` on top"),
         (whole, tmp_path / "x.foo", {}, "is not a folder, an .npz or a .csv file. Expected"),
-        (whole, "x.foo", {}, "'x.foo' does not exist. Expected"),
+        (whole, "x.foo", {}, "'x.foo', which does not exist. Expected"),
         (whole, TRAIN, {"optimizer": "sgd"}, r"`optimizer` .* `model\.compile"),
         (whole, TRAIN, {"callbacks": [plateau]}, r"ReduceLROnPlateau.*model\.compile"),
         (whole, TRAIN, {"head": "best"}, "`head`.*'best'"),

@@ -110,7 +110,10 @@ class Augmentation:
         if isinstance(value, Mapping):
             return from_fields(cls, value)
         if value not in PRESETS:
-            raise ValueError(f"`augmentation` {value!r} is unknown. {nearest(value, PRESETS)}")
+            raise ValueError(
+                f"`augmentation` must be an `Augmentation`, its name or None. Received: {value!r}. "
+                f"{nearest(value, PRESETS)}"
+            )
         return PRESETS[value]
 
     def check(self, channels: int, has_targets: bool = False) -> None:
@@ -211,7 +214,10 @@ def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
     known = {field.name for field in dataclasses.fields(cls)}
     for name in values:
         if name not in known:
-            raise ValueError(f"{cls.__name__} has no {name!r}. {nearest(name, known)}")
+            raise ValueError(
+                f"Settings must be those of `{cls.__name__}`. Received: {name!r}. "
+                f"{nearest(name, known)}"
+            )
     return cls(**values)
 
 

@@ -244,7 +244,8 @@ def _use_tensorflow(devices):
 
     if "TF_CONFIG" in os.environ:
         raise ValueError(
-            "`TF_CONFIG` must be unset: TensorFlow uses one machine. Use JAX or PyTorch on several."
+            "`TF_CONFIG` must be unset, since TensorFlow uses one machine. Received: "
+            f"{os.environ['TF_CONFIG']:.60}. Use JAX or PyTorch on several."
         )
     tf.distribute.experimental_set_strategy(None)
     logical = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
@@ -268,8 +269,8 @@ def _use_torch(devices):
     if not distributed.is_initialized() and not _torchrun():
         if devices not in (1, "all"):
             raise ValueError(
-                "`devices` above 1 needs one process per device under PyTorch: run `torchrun "
-                f"--nproc-per-node {devices} SCRIPT`. Received: {devices}, in a single process."
+                "`devices` must be 1 or 'all' in a single process of PyTorch. Received: "
+                f"{devices}. Run `torchrun --nproc-per-node {devices} SCRIPT`."
             )
         return
     if not distributed.is_initialized():
