@@ -19,7 +19,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 .PHONY: demo docs test test-newest test-backend-free lint constraints clean $(BACKENDS:%=test-%)
 
 demo: .venv/demo
-	.venv/bin/keras-vitx demo --backend $(BACKEND)
+	KERAS_BACKEND=$(BACKEND) .venv/bin/python examples/demo.py
 
 # One process per backend, and one for the tests that need none (with PyTorch, which starts
 # fastest); as many processes in parallel as there are cores, one thread each: with models this

@@ -36,7 +36,7 @@ NETWORKS = {
     "CaiT-24": (kv.CaiT, {"depth": 24, "layer_scale": 1e-5}),
     "CaiT-24 without LayerScale": (kv.CaiT, {"depth": 24, "layer_scale": None}),
 }
-COLOURS = kv.Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+COLORS = kv.Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 """How images are prepared for all of them; the families have different defaults."""
 
 FRACTIONS = (0.05, 0.1, 0.3, 1.0)
@@ -102,7 +102,7 @@ def train(run: Run, images: Labeled, options: argparse.Namespace) -> keras.Model
     keras.utils.set_random_seed(run.seed)
     family, arguments = network(run, options)
     model = family(**arguments)
-    model.preprocessing = COLOURS
+    model.preprocessing = COLORS
     data = {"fraction": run.fraction, "validation_split": 0.0, "seed": run.seed}
     kv.fit(model, images, recipe(run, options), **data, verbose=0)
     return model

@@ -25,13 +25,14 @@ from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from keras_vitx.layers import MLP, Attention, PostNormBlock, RefinedAttention
+from keras_vitx.layers import MLP, Attention, RefinedAttention
 from keras_vitx.segmentation import WarmupPolynomial
 
 ATTENTION = {"plain": Attention, "refined": RefinedAttention}
 SMALL = {"dim": 256, "depth": 12, "num_heads": 4, "embedding_dim": 128}
 """The BERT-small of the paper, ELECTRA's: 14 M parameters (with 30,522 tokens 13.5 M)."""
 INPUTS = "ids", "segments", "mask"
+Norm = functools.partial(keras.layers.LayerNormalization, epsilon=1e-12)
 START = functools.partial(keras.initializers.RandomNormal, stddev=0.02)
 MINI = {"dim": 128, "depth": 4, "num_heads": 4, "embedding_dim": 64}
 LIBRARIES = ("torch", "tensorflow", "scipy", "sklearn")
@@ -60,15 +61,15 @@ def bert(attention, vocabulary, dim, depth, num_heads, embedding_dim, positions=
     for name, (part, count) in kinds.items():
         settings = {"embeddings_initializer": START(), "reverse_dtype": "float32", "name": name}
         x = x + keras.layers.ReversibleEmbedding(count, embedding_dim, **settings)(part)
-    x = keras.layers.LayerNormalization(epsilon=1e-12, name="norm")(x)
+    x = Norm(name="norm")(x)
     x = keras.layers.Dropout(dropout)(x)
     x = keras.layers.Dense(dim, kernel_initializer=START(), name="proj")(x)
     pairs = ops.cast(ops.expand_dims(mask, 1) * ops.expand_dims(mask, 2), "bool")
     for index in range(depth):
-        mlp = MLP(4.0, on_output=[keras.layers.Dropout(dropout, name="drop")])
-        layer = attention(num_heads, proj_dropout=dropout)
-        block = PostNormBlock(layer, mlp, epsilon=1e-12, name=f"blocks_{index}")
-        x = block(x, attention_mask=pairs)
+        layer = attention(num_heads, proj_dropout=dropout, name=f"attn_{index}")
+        mlp = MLP(4.0, on_output=[keras.layers.Dropout(dropout)], name=f"mlp_{index}")
+        x = Norm(name=f"norm1_{index}")(x + layer(x, attention_mask=pairs))
+        x = Norm(name=f"norm2_{index}")(x + mlp(x))
     return keras.Model(inputs, x)
 
 
@@ -79,7 +80,7 @@ def masked_language_model(network):
     x = ops.take_along_axis(network.output, ops.expand_dims(positions, -1), axis=1)
     width = embedding.output_dim
     x = keras.layers.Dense(width, "gelu", kernel_initializer=START(), name="transform")(x)
-    x = keras.layers.LayerNormalization(epsilon=1e-12, name="masked_norm")(x)
+    x = Norm(name="masked_norm")(x)
     return keras.Model([*network.inputs, positions], embedding(x, reverse=True))
 
 
@@ -280,9 +281,7 @@ def main(words=None):
         texts = [path.read_text(encoding="utf-8") for path in options.text]
     tokenizer = train_tokenizer(texts[0].splitlines(), options.vocabulary)
     task = glue(options.glue) if options.glue else libraries_task(corpus, LABELED)
-    print(
-        "| attention | weights | held-out loss | accuracy, % | task, % | without pre-training, % |"
-    )
+    print("| attention | weights | held-out loss | accuracy, % | task, % | not pre-trained, % |")
     print("|---|---|---|---|---|---|")
     for seed, (name, attention) in itertools.product(range(options.seeds), ATTENTION.items()):
         keras.utils.set_random_seed(seed)

@@ -161,10 +161,10 @@ def keep_memory() -> bool:
 
     By default, glibc returns blocks as large as attention maps to the system, which clears
     every page when the memory is allocated again (see `docs/speed.md` for the cost). The
-    setting applies to the whole process, which may then hold as much as at its peak. It is made
-    by `fit`, which returns the memory in the end, and by the commands `train`, `predict`
-    and `evaluate`, not by an import. It is not made if `KERAS_VITX_KEEP_MEMORY=0` or
-    if the user configures glibc, e.g. by `MALLOC_TRIM_THRESHOLD_`.
+    setting applies to the whole process, which may then hold as much as at its peak. The
+    commands `train`, `predict` and `evaluate` make it; `fit` and the import of the package do not.
+    It is not made if `KERAS_VITX_KEEP_MEMORY=0` or if the user configures glibc, e.g. by
+    `MALLOC_TRIM_THRESHOLD_`.
 
     Returns:
         Whether the setting was made: only with glibc, and without a GPU or TPU.
@@ -181,11 +181,6 @@ def keep_memory() -> bool:
     # than the maps of a batch; so it is not used.
     kept = library.mallopt(M_MMAP_MAX, 0)
     return bool(kept and library.mallopt(M_TRIM_THRESHOLD, 1 << 30))
-
-
-def return_memory() -> None:
-    """Return the memory that the C library, glibc, keeps to the system."""
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _in_keras_file() -> str | None:

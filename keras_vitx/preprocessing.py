@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from typing import Any
 
-from keras_vitx.renamed import renamed_names
 from keras_vitx.text import nearest
 
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
@@ -101,10 +100,6 @@ IMAGENET_DEFAULT = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 IMAGENET_INCEPTION = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Mean and deviation of 0.5, which map pixels to -1..1 (timm's `IMAGENET_INCEPTION_MEAN`)."""
-
-__getattr__ = renamed_names(
-    __name__, IMAGENET_COLOURS="IMAGENET_DEFAULT", HALVES="IMAGENET_INCEPTION"
-)
 
 
 @dataclass(frozen=True)

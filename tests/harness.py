@@ -42,7 +42,6 @@ from keras_vitx.layers import (
     PatchEmbedding,
     PositionalAttention,
     PositionEmbedding,
-    PostNormBlock,
     ReAttention,
     RefinedAttention,
     Refinement,
@@ -339,13 +338,6 @@ LAYERS = {
         TOKENS,
     ),
     "Block/mixing": LayerCase(lambda: Block(TokenMixing(6), MLP()), TOKENS),
-    "PostNormBlock": LayerCase(
-        lambda: PostNormBlock(
-            RefinedAttention(2), MLP(dropout=0.1), layer_scale=0.5, drop_path=0.2
-        ),
-        TOKENS,
-        random=True,
-    ),
     "SharedMapsBlock": LayerCase(
         lambda: SharedMapsBlock(
             SharedAttention(2, on_weights=[ResidualRefinement(map_scale=0.5)]),

@@ -30,7 +30,7 @@ def test_examples_are_short():
 @pytest.mark.backend_free
 @pytest.mark.parametrize(
     "path",
-    [p for p in EXAMPLES if p.stem not in ("predict_with_ray", "exported", *LONG)],
+    [p for p in EXAMPLES if p.stem not in ("predict_with_ray", "exported", "demo", *LONG)],
     ids=lambda path: path.stem,
 )
 def test_example(path, tmp_path, monkeypatch, capsys):

@@ -54,11 +54,8 @@ def _after_keras(name: str, command: Callable[..., None]) -> Callable[..., None]
             import keras  # noqa: F401 - on the backend of `--backend`
 
             # On any backend, Keras imports it to set a seed.
-            if name in ("demo", "export", "train") and importlib.util.find_spec("tensorflow"):
-                import tensorflow
-
-                if name == "demo":  # It may run without a GPU.
-                    tensorflow.config.list_physical_devices()
+            if name in ("export", "train") and importlib.util.find_spec("tensorflow"):
+                import tensorflow  # noqa: F401
         return command(*args, **kwargs)
 
     return run

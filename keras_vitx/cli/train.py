@@ -89,9 +89,6 @@ def main(
         metavar="POLICY",
         help="float32, mixed_bfloat16 or mixed_float16. Default: the model's.",
     ),
-    find_rate: Path | None = Option(
-        None, help="Do not train: print the best learning rate, and draw the losses here."
-    ),
     class_weight: str | None = Option(
         None, metavar="NAME=W,...", help="Weights of classes in the loss; others weigh 1."
     ),
@@ -141,6 +138,7 @@ def main(
 def _train(options: SimpleNamespace) -> None:
     import keras
 
+    kv.keep_memory()
     use_devices(options.devices)
     chief = kv.training.is_chief()
     if chief and options.resume is None:
@@ -166,11 +164,6 @@ def _train(options: SimpleNamespace) -> None:
             f"`--teacher` must be a trained model. Received: the size {options.teacher!r}."
         )
     teacher = None if options.teacher is None else open_model(options.teacher)
-    if options.find_rate is not None:
-        arguments = {"path": options.find_rate, "seed": options.seed}
-        rate = kv.training.find_learning_rate(network, dataset, recipe, **arguments)
-        say(f"The loss falls fastest at {rate:.2g}; see {options.find_rate}.")
-        return
     output = options.resume or options.output
     if chief:
         output = output or new_run(network.name)
@@ -344,8 +337,4 @@ def _resume_options(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"`--resume` continues the run in {folder} as it was started: {'; '.join(differences)}."
         )
-    # Options of earlier versions.
-    options.setdefault("freeze_epochs", options.get("freeze"))
-    if options.get("patience") is not None:
-        options["change"] = [*(options["change"] or ()), f"patience={options['patience']}"]
     return {**options, "resume": folder} | {name: changes[name] for name in FREE if name in changes}

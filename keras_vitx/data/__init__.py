@@ -12,17 +12,6 @@ from keras_vitx.data.preprocessing import batches_of_files
 from keras_vitx.data.preprocessing import decode_image as decode_image
 from keras_vitx.data.preprocessing import preprocess_input as preprocess_input
 from keras_vitx.data.sources import Dataset, Split, load_dataset, load_real
-from keras_vitx.renamed import renamed_names
-
-__getattr__ = renamed_names(
-    __name__, open_source="load_dataset", open_real="load_real", Source="Dataset", Examples="_same"
-)
-
-
-def _same(split: Split) -> Split:
-    """Return a split, which is itself a random-access data source for Grain."""
-    return split
-
 
 __all__ = [
     "Augmentation",

@@ -145,10 +145,7 @@ class ImageBatches(Batches):
         self.split, self.batch_size = make.split, make.batch_size
         self.unreadable: dict[Any, str] = {}
         make.budget = IN_MEMORY_BYTES // max(workers, 1)
-        if make.keras_cv is None:
-            make.as_uint8 = has_accelerator() or workers > 0
-        else:
-            self.threads = 1
+        make.as_uint8 = has_accelerator() or workers > 0
 
     def finish(self, batch: Batch) -> tuple:
         # Arrays from Grain's processes are of a subclass in shared memory.

@@ -187,7 +187,10 @@ def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np
     if isinstance(sampling, Mapping):
         frequencies = {str(name): frequency for name, frequency in sampling.items()}
         for name in frequencies.keys() - set(names):
-            raise ValueError(f"`sampling` has no class {name!r}. {nearest(name, names)}")
+            raise ValueError(
+                f"`sampling` must have class names as keys. Received: {name!r}. "
+                f"{nearest(name, names)}"
+            )
         weights = np.array([frequencies.get(name, 1.0) for name in names])[labels]
     elif by_class and sampling == "balanced":
         weights = 1 / np.bincount(labels)[labels]

@@ -12,7 +12,6 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-from keras_vitx.text import nearest
 
 LONG = 128
 """Images longer than this many crops are cut before resizing; others match timm's exactly."""
@@ -205,8 +204,8 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     if image.shape[-1] == 3 and channels == 1:
         return np.asarray(Image.fromarray(np.ascontiguousarray(image)).convert("L"))[..., None]
     raise ValueError(
-        f"`images`: an image of shape {image.shape} can't be converted to {channels} channels; "
-        "channels are the last axis."
+        f"`images` must be convertible to {channels} channels, on the last axis. Received: an "
+        f"image of shape {image.shape}."
     )
 
 
@@ -234,7 +233,7 @@ def resize_and_crop(
     filters = {resampling.name.lower(): resampling for resampling in Image.Resampling}
     if interpolation not in filters:
         raise ValueError(
-            f"`interpolation` {interpolation!r} is unknown. {nearest(interpolation, filters)}"
+            f"`interpolation` must be one of {', '.join(filters)}. Received: {interpolation!r}."
         )
     if not 0 < crop_ratio <= min(size):
         raise ValueError(

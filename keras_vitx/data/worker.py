@@ -43,15 +43,13 @@ class Maker:
     batch_size: int
     strict: bool = field(default=False, kw_only=True)
 
-    as_uint8, budget, keras_cv = False, 0, None
+    as_uint8, budget = False, 0
 
     def __post_init__(self):
         self.cache: dict[int, Any] = {}
 
     def __getstate__(self):
-        # Each process has its own cache, and its own layers of keras-cv.
-        state = {name: value for name, value in vars(self).items() if name != "keras_cv"}
-        return state | {"cache": {}}
+        return vars(self) | {"cache": {}}  # Each process has its own.
 
     def decode(self, position: int) -> Any:
         """Return an image after the evaluation transform, uint8, at the input size."""
@@ -142,10 +140,7 @@ class TrainingMaker(Maker):
         super().__post_init__()
         self.batch_size = min(self.batch_size, self.split.size)
         if self.augmentation is not None:
-            self.augmentation.check_channels(self.spec.channels)
-        # Created here, so that a missing package is an error at once.
-        if self.keras_cv is not None and self.targets is not None:
-            raise ValueError('`by` must be "pillow" with `targets`. Received: "keras_cv".')
+            self.augmentation.check(self.spec.channels, self.targets is not None)
         if self.mixing is not None:
             check_mixable(self.split.labels, self.classes)
             self.mixing.check_batch(self.batch_size)
@@ -157,15 +152,6 @@ class TrainingMaker(Maker):
     def __len__(self) -> int:
         return self.split.size // self.batch_size
 
-    @functools.cached_property
-    def keras_cv(self) -> Any:
-        """The layers of keras-cv, or None if they are not used."""
-        if self.augmentation is None or self.augmentation.by != "keras_cv":
-            return None
-        from keras_vitx.data.augmentation.keras_cv import KerasCV
-
-        return KerasCV(self.augmentation, self.spec.size)
-
     def decode(self, position: int) -> Any:
         """Return an image before augmentation, at the input size unless it will be cropped."""
         images, crop = self.split.images, self.augmentation and self.augmentation.crop
@@ -173,7 +159,7 @@ class TrainingMaker(Maker):
             return super().decode(position)
         if crop == "shift":
             return fit_to_model(images[position], self.spec, 1.0)
-        if hasattr(images, "picture") and self.spec.channels == 3 and self.keras_cv is None:
+        if hasattr(images, "picture") and self.spec.channels == 3:
             return images.picture(position)  # Cheaper to crop than an array.
         return with_channels(images[position], self.spec.channels)
 
@@ -211,8 +197,6 @@ class TrainingMaker(Maker):
             images, labels = self.mixing(images, labels, random, share, shares)
         if not self.as_uint8:
             images, boxes = self.normalize(images, boxes), None
-        if self.keras_cv is not None:
-            images = self.keras_cv.erase(images)
         return Batch(images, labels, boxes=boxes, errors=errors)
 
     def augment(
@@ -221,13 +205,9 @@ class TrainingMaker(Maker):
         """Return augmented uint8 images, their windows, and the boxes to erase."""
         augmentation, size, mean = self.augmentation, self.spec.size, self.spec.preprocessing.mean
         boxes, windows = None, [Window()] * len(images)
-        if self.keras_cv is not None:
-            images = self.keras_cv.pixels(images, int(seeds[0] % 2**31))
-        elif augmentation is not None:
+        if augmentation is not None:
             randoms = [np.random.default_rng(seed) for seed in seeds]
-            pairs = zip(images, randoms, strict=True)
-            pairs = [augmentation.pixels(image, size, random, mean) for image, random in pairs]
-            images, windows = zip(*pairs, strict=True)
+            images, windows = augmentation.batch(images, size, randoms, mean)
             if augmentation.erasing:
                 boxes = [draw_erasing(*size, augmentation.erasing, random) for random in randoms]
                 boxes = np.array(boxes, "int32")

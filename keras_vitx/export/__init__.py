@@ -12,10 +12,8 @@ from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import Predictor, predictor
 from keras_vitx.export.record import Exported
-from keras_vitx.renamed import renamed_names
 
 __all__ = ["Exported", "Predictor", "export", "fuse", "predictor", "verify"]
-__getattr__ = renamed_names(__name__, saved_model="export")
 
 
 class _CallableModule(types.ModuleType):

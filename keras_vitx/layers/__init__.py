@@ -2,7 +2,6 @@
 
 from keras_vitx.layers.attention import Attention as Attention
 from keras_vitx.layers.block import Block as Block
-from keras_vitx.layers.block import PostNormBlock as PostNormBlock
 from keras_vitx.layers.cait import ClassAttention as ClassAttention
 from keras_vitx.layers.cait import ClassBlock as ClassBlock
 from keras_vitx.layers.cait import TalkingHeadsAttention as TalkingHeadsAttention
@@ -35,6 +34,3 @@ from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding
 from keras_vitx.layers.tokens import PositionEmbedding as PositionEmbedding
 from keras_vitx.layers.tokens import TokenPooling as TokenPooling
-from keras_vitx.renamed import renamed_names as _renamed_names
-
-__getattr__ = _renamed_names(__name__, CarryingBlock="SharedMapsBlock")

@@ -200,31 +200,3 @@ class Block(Layer):
             return y
         shape = (batch, self.attention.emitted_heads, count, count)
         return y, keras.KerasTensor(shape, dtype=self.compute_dtype)
-
-
-@register
-class PostNormBlock(Block):
-    r"""A post-norm residual block, as in BERT (Devlin et al., 2019).
-
-    $$x \leftarrow \eta_1(x + d_1(\gamma_1 \odot \mathrm{attention}(x))), \qquad
-    x \leftarrow \eta_2(x + d_2(\gamma_2 \odot \mathrm{mlp}(x)))$$
-
-    Input and output: `(batch, tokens, dim)`. The arguments are those of `Block`.
-
-    Raises:
-        ValueError: if `residual_scale` is not 1.
-    """
-
-    def __init__(self, attention: keras.layers.Layer, mlp: keras.layers.Layer, **kwargs):
-        super().__init__(attention, mlp, **kwargs)
-        if self.residual_scale != 1:
-            raise ValueError(
-                "`residual_scale` must be 1 in a post-norm block. "
-                f"Received: residual_scale={self.residual_scale}."
-            )
-
-    def before(self, norm, x):
-        return x
-
-    def after(self, norm, x):
-        return self.run(norm, x)

@@ -169,11 +169,8 @@ class SharedMapsBlock(Block):
         similarity_of: str = "used",
         **kwargs,
     ):
-        # Names of earlier commits, in scripts and files.
-        receives_maps = kwargs.pop("takes_maps", receives_maps)
-        emits_maps = kwargs.pop("gives_maps", emits_maps)
         super().__init__(attention, mlp, **kwargs)
-        similarity_of = check_similarity(similarity_over, similarity_of)
+        check_similarity(similarity_over, similarity_of)
         self.receives_maps = receives_maps
         self.emits_maps = emits_maps
         self.similarity = similarity
@@ -192,9 +189,6 @@ class SharedMapsBlock(Block):
         return y, {**parts, "emitted": emitted}
 
 
-# Its name in files of earlier commits.
-keras.saving.get_custom_objects()["keras_vitx>CarryingBlock"] = SharedMapsBlock
-
 SIMILARITY_AXES = {"heads": 1, "queries": 2}
 
 
@@ -212,9 +206,7 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
     return ops.mean(ops.sum(maps * others, axis) * scale * other_scale)
 
 
-def check_similarity(over: str, of: str) -> str:
-    """Check over which axis maps are compared, and which; return the latter."""
+def check_similarity(over: str, of: str) -> None:
+    """Check over which axis maps are compared, and which."""
     check_one_of("similarity_over", over, tuple(SIMILARITY_AXES))
-    of = "emitted" if of == "carried" else of  # The name of earlier commits.
     check_one_of("similarity_of", of, ("used", "emitted"))
-    return of

@@ -13,6 +13,3 @@ from keras_vitx.models.features import features as features
 from keras_vitx.models.network import Layers as Layers
 from keras_vitx.models.network import Network as Network
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
-from keras_vitx.renamed import renamed_names as _renamed_names
-
-__getattr__ = _renamed_names(__name__, facts_of="model_input")

@@ -19,7 +19,6 @@ from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import sublayers, without_tensorflow
 from keras_vitx.models.build import create_model
 from keras_vitx.models.chain import Chain
-from keras_vitx.renamed import renamed_arguments
 from keras_vitx.weights import (
     check_archive,
     checkpoints_of,
@@ -52,7 +51,6 @@ _PLAIN = re.compile(
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
 
-@renamed_arguments(licence="license")
 @without_tensorflow()
 def save(
     model: Chain,

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 
 from keras_vitx.robustness import perturbations as p
-from keras_vitx.text import nearest
 from keras_vitx.training.evaluate import evaluate
 
 KINDS: dict[str, Callable[..., Any]] = {
@@ -58,7 +57,7 @@ def curve(
         ValueError: if an argument is unknown or out of range.
     """
     if kind not in KINDS:
-        raise ValueError(f"`kind` {kind!r} is unknown. {nearest(kind, KINDS)}")
+        raise ValueError(f"`kind` must be one of {', '.join(KINDS)}. Received: {kind!r}.")
     if not isinstance(runs, int) or not 1 <= runs <= len(T) + 1:
         raise ValueError(f"`runs` must be an integer in 1..{len(T) + 1}. Received: {runs!r}.")
     if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):

@@ -1,6 +1,5 @@
 """Semantic segmentation: heads on feature maps, masks, training and measures."""
 
-from keras_vitx.renamed import renamed_names
 from keras_vitx.segmentation.batches import EvaluationPairs as EvaluationPairs
 from keras_vitx.segmentation.batches import TrainingCrops as TrainingCrops
 from keras_vitx.segmentation.batches import pipelines
@@ -26,5 +25,3 @@ __all__ = [
     "predict",
     "save_mask",
 ]
-
-__getattr__ = renamed_names(__name__, open_source="load_dataset", MaskSource="MaskDataset")

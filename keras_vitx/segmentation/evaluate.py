@@ -11,7 +11,6 @@ from PIL import Image
 
 from keras_vitx.data.preprocessing import normalize, pixels_of, resize, with_channels
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.renamed import renamed_arguments
 from keras_vitx.segmentation.masks import IGNORED, load_dataset
 from keras_vitx.segmentation.model import check_segmenter
 
@@ -49,7 +48,6 @@ def predict(
     return _logits(model, [pixels_of(image)], [None], mode, stride, batch_size)[0]
 
 
-@renamed_arguments(part="split")
 def evaluate(
     model: keras.Model,
     source: Any,
@@ -112,7 +110,7 @@ def metrics_of(counts: np.ndarray) -> dict[str, Any]:
     """Return the metrics of `evaluate` from the sum of the counts."""
     correct, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     if not true.any():
-        raise ValueError("The masks have no pixel that is not ignored.")
+        raise ValueError("Masks must have a pixel that is not ignored. Received: none.")
     with np.errstate(invalid="ignore"):
         iou = correct / (true + predicted - correct)
         recall = correct / true

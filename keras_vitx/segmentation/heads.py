@@ -64,7 +64,9 @@ def UperNet(
     check_counts(channels=channels, **{} if auxiliary is None else {"auxiliary": auxiliary})
     check_counts(**{f"pool_sizes[{i}]": size for i, size in enumerate(pool_sizes)})
     if auxiliary is not None and len(inputs) < 2:
-        raise ValueError("`auxiliary` must be None for a backbone with one map.")
+        raise ValueError(
+            f"`auxiliary` must be None for a backbone with one map. Received: {auxiliary}."
+        )
     scales = (1,) * len(inputs) if scales is None else tuple(scales)
     if len(scales) != len(inputs):
         raise ValueError(

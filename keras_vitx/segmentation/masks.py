@@ -122,7 +122,9 @@ def load_dataset(
             raise ValueError(f"`source` must be a folder. Received: {str(source)!r}. {LAYOUT}")
         splits, names = _folder(folder, first_label), names or _names(folder)
     if "train" not in splits:
-        raise ValueError(f"`source` {source} has no training split. {LAYOUT}")
+        raise ValueError(
+            f"`source` must have a training split. Received: {source} without. {LAYOUT}"
+        )
     return MaskDataset(str(source), splits["train"], splits.get("validation"), names)
 
 
@@ -159,9 +161,12 @@ def _pairs(images, masks, first_label):
     files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
     paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
     if not paths:
-        raise ValueError(f"`source`: no masks in {masks}. {LAYOUT}")
+        raise ValueError(f"`source` must have masks. Received: none in {masks}. {LAYOUT}")
     if missing := paths.keys() - files.keys():
-        raise ValueError(f"`source`: the mask {paths[min(missing)]} has no image in {images}.")
+        raise ValueError(
+            f"`source` must have an image of every mask. Received: {paths[min(missing)]}, without "
+            f"one in {images}."
+        )
     pairs = [(files[name], path) for name, path in paths.items()]
 
     def read(index):

@@ -175,7 +175,7 @@ def steps_of(batches: Any) -> int:
         steps = None
     if steps in (None, sys.maxsize):  # The length of endless Grain datasets.
         raise ValueError(
-            f"`source`: for this {type(batches).__name__}, the number of batches is unknown or "
-            "endless. Set `steps_per_epoch`."
+            "`steps_per_epoch` must be set for batches whose number is unknown or endless. "
+            f"Received: None, with a {type(batches).__name__}."
         )
     return steps

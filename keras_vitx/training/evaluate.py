@@ -12,7 +12,6 @@ import numpy as np
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.renamed import renamed_arguments
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
 from keras_vitx.training.devices import in_use
@@ -79,7 +78,6 @@ class Evaluator(keras.Model):
         return results
 
 
-@renamed_arguments(part="split")
 def evaluate(
     model: keras.Model,
     source: Any,
@@ -168,19 +166,24 @@ def evaluate(
     if restrict:
         if order is None or outputs.kind == "sigmoid":
             raise ValueError(
-                "`restrict` needs one class per image, and class names of both model and source."
+                "`restrict` must be False without one class per image, and class names of both "
+                "model and source. Received: True."
             )
         order, names = order[: len(class_names)], names[: len(class_names)]
         task = replace(task, outputs=outputs._replace(classes=len(order)))
     if confusion and task.kind not in ("classes", "distributions", "binary"):
-        raise ValueError(f"`confusion` needs one class per image. Received: a {task.kind} task.")
+        raise ValueError(
+            f"`confusion` must be False without one class per image. Received: a {task.kind} task."
+        )
     if task.kind == "regression" and (scores or wrong is not None):
-        raise ValueError("`scores` and `wrong` need classes. Received: a regression task.")
+        raise ValueError(
+            "`scores` must be False and `wrong` None without classes. Received: a regression task."
+        )
     if perturb is not None:
         if not isinstance(batches, keras.utils.PyDataset) or in_use().replicas > 1:
             raise ValueError(
-                "`perturb` needs a source or a `keras.utils.PyDataset`, on one device. Received: "
-                f"{type(batches).__name__}."
+                "`source` must be a source or a `keras.utils.PyDataset` with `perturb`, on one "
+                f"device. Received: {type(batches).__name__}, on {in_use().count} devices."
             )
         batches = Perturbed(batches, perturb, order)
     metrics = task.metrics(top_5=True)

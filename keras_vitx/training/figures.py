@@ -47,20 +47,6 @@ def draw_images(
     return _save(figure, path)
 
 
-def draw_rates(
-    rates: Sequence[float], losses: Sequence[float], best: float, path: str | os.PathLike
-) -> Path:
-    """Plot the loss by learning rate, with a line at the best rate."""
-    figure = _figure(5, 3)
-    axis = figure.subplots()
-    axis.semilogx(rates, losses)
-    axis.axvline(best, linestyle="--", label=f"{best:.1g}")
-    axis.set_xlabel("learning rate")
-    axis.set_ylabel("loss")
-    axis.legend()
-    return _save(figure, path)
-
-
 def _figure(width, height):
     try:
         from matplotlib.figure import Figure

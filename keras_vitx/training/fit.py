@@ -138,8 +138,8 @@ def _check(
     """Check the arguments that don't depend on the data."""
     for name in settings.keys() & {"optimizer", "loss", "metrics"}:
         raise ValueError(
-            f"`{name}` is no longer an argument of `fit`. Call `model.compile(optimizer, loss, "
-            "metrics)` before `fit` instead."
+            f"`{name}` must be an argument of `model.compile`, called before `fit`. Received: "
+            f"{settings[name]!r:.60}."
         )
     if head not in ("match", "keep", "fresh"):
         raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")

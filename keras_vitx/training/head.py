@@ -110,8 +110,8 @@ def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
     layers = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
     if not layers:
         raise ValueError(
-            f"`head`: the model's last layer, {last.name!r} ({type(last).__name__}), is not a "
-            "classifier whose classes can be changed. Set head='keep'."
+            "`head` must be 'keep' for a model whose last layer is not a classifier. Received: a "
+            f"model that ends in {last.name!r} ({type(last).__name__})."
         )
     return layers
 

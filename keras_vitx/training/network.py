@@ -68,8 +68,9 @@ def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
     missing = [b.name for b in blocks[1 : depth + 1] if not getattr(b, "receives_maps", False)]
     if weight and missing:
         raise ValueError(
-            f"`similarity`: {missing[0]!r} of {model.name!r} receives no maps. Create the model "
-            f"with similarity={weight}, similarity_depth={depth}, or set similarity=None."
+            "`similarity` must be None for a model whose blocks receive no maps. Received: "
+            f"{weight}, for {missing[0]!r} of {model.name!r}. Create the model with "
+            f"similarity={weight}, similarity_depth={depth}."
         )
     for index, block in enumerate(blocks):
         if hasattr(block, "similarity"):

@@ -151,13 +151,6 @@ class AdamW(ClipsTogether, _AdamW):
             self.exclude_from_weight_decay([v for v in variables if not is_decayed(v)])
         super().build(variables)
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        # In files of earlier versions, both classes have this name.
-        if (factors := config.pop("rate_factors", None)) is not None:
-            return LayerwiseAdamW.from_config({**config, "rate_factors": factors}, custom_objects)
-        return super().from_config(config, custom_objects)
-
 
 class _RatePerVariable(ClipsTogether):
     """Weight decay of kernels only, and a factor per variable of its rate and so its decay."""

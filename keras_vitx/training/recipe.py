@@ -279,7 +279,7 @@ class Recipe:
         Raises:
             ValueError: if a setting is unknown or out of range.
         """
-        _check_known(settings, [*NAMES, *GROUPS])
+        _check_known(settings, ["name", "result", *GROUPS, *OFF])
         values = dict(settings)
         for group, names in GROUPS.items():
             fields = values.pop(group, {})
@@ -373,7 +373,9 @@ def _is_within(value: Real, interval: str) -> bool:
 def _check_known(names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"No setting of a recipe is named {name!r}. {nearest(name, known)}")
+            raise ValueError(
+                f"Settings must be those of a recipe. Received: {name!r}. {nearest(name, known)}"
+            )
 
 
 def _as_word(name: str, value: Any) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 from filelock import FileLock, Timeout
 
-from keras_vitx import backend
 from keras_vitx.data import Pipelines
 from keras_vitx.files import atomic_write
 from keras_vitx.training.callbacks import KeepBest
@@ -52,14 +51,16 @@ class Run(keras.callbacks.Callback):
         existing = {name for name in files if (self.folder / name).exists()}
         if existing and not resume:
             raise ValueError(
-                f"`output` already holds a training run: {self.folder}. Pass another folder, or "
-                "`resume=True` to continue the run."
+                "`output` must be a folder without a run, which `resume=True` would continue. "
+                f"Received: {self.folder}."
             )
         if existing - {"run.json"} and CHECKPOINTS not in existing:
-            raise ValueError(f"`output`: the run in {self.folder} has no checkpoints to continue.")
+            raise ValueError(
+                "`output` must hold a run with checkpoints, or none, with `resume`. Received: "
+                f"{self.folder}, a run without."
+            )
 
     def __enter__(self):
-        self.memory_is_kept = backend.keep_memory()
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(self.folder / ".lock")
@@ -111,8 +112,6 @@ class Run(keras.callbacks.Callback):
                 with contextlib.suppress(OSError):  # Windows can't remove an open file.
                     (self.folder / ".lock").unlink()
                 self.lock.release()
-            if self.memory_is_kept:
-                backend.return_memory()
 
     def _handle(self, error):
         """Restore the best weights; log or raise which they are, and how to continue."""

@@ -90,8 +90,9 @@ def token_labels_of(labels: Any, model: keras.Model, source: Any) -> TokenLabels
         return None
     if isinstance(source, Pipelines) or is_batches(source):
         raise ValueError(
-            "`token_labels` must be None for your own batches. Pass `targets=TokenLabels(...)` to "
-            "`data.pipelines`, or batches with labels {'head': ..., 'aux_head': ...}."
+            "`token_labels` must be None for your own batches. Received: a "
+            f"{type(labels).__name__}. Pass `targets=TokenLabels(...)` to `data.pipelines`, or "
+            "batches with labels {'head': ..., 'aux_head': ...}."
         )
     return labels if isinstance(labels, TokenLabels) else TokenLabels(labels, model)
 
@@ -124,6 +125,7 @@ def add_targets(
     if class_weight is not None and (token_labels or train is not batches.train):
         raise ValueError(
             "`class_weight` must be None with several labels per image, from a teacher, token "
-            "labels or MixToken. Pass batches (images, labels, weights) instead."
+            f"labels or MixToken. Received: {class_weight}. Pass batches (images, labels, weights) "
+            "instead."
         )
     return batches._replace(train=train)

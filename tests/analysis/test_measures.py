@@ -90,10 +90,10 @@ def test_distances(measure, unit):
 def test_attention_center():
     # ConViT's start: head h1 + 2 h2 looks at (h2 - 1/2, h1 - 1/2).
     weights = np.array([[-1, -1, 1, 1, 0], [-1, 1, -1, 1, 0], [-1, -1, -1, -1, 1]]) * 3.0
-    centre, distance = m.attention_center(weights)
-    close(centre[:4], np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]]) / 2)
+    center, distance = m.attention_center(weights)
+    close(center[:4], np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]]) / 2)
     close(distance[:4], np.full(4, 0.5**0.5))
-    assert np.isnan(centre[4]).all() and np.isnan(distance[4])
+    assert np.isnan(center[4]).all() and np.isnan(distance[4])
     # The logits are largest there.
     steps = np.linspace(-2, 2, 81)
     x, y = np.meshgrid(steps, steps)

@@ -15,7 +15,7 @@ from keras_vitx.cli import __main__ as command
 from keras_vitx.training import Recipe, recipes
 
 pytestmark = pytest.mark.backend_free
-VERBS = ["convert", "demo", "evaluate", "explore", "export", "list", "predict", "train"]
+VERBS = ["convert", "evaluate", "explore", "export", "list", "predict", "train"]
 
 
 def test_every_verb_and_option_has_a_help_text(run):

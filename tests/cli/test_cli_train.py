@@ -164,12 +164,3 @@ def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
     code, out, err = run(*evaluate, other, "--json")
     assert code == 0, err
     assert json.loads(out)["images"] == 25
-
-
-def test_a_learning_rate_is_found(run, tiny_file, photos, tmp_path):
-    code, out, err = run(
-        "train", tiny_file, photos, "--batch-size", 8, "--find-rate", "rates.png"
-    )  # fmt: skip
-    assert code == 0, err
-    assert "falls fastest at" in out
-    assert (tmp_path / "rates.png").exists() and not (tmp_path / "runs").exists()

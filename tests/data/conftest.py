@@ -79,7 +79,7 @@ def pets(tmp_path, picture, save):
     for label, name in enumerate(("cat", "dog")):
         for i in range(7):
             save(folder / name / f"{i}.jpg", picture(40 + i, 50, seed=10 * label + i))
-        save(folder / name / "grey.png", picture(33, 30, 1))
+        save(folder / name / "gray.png", picture(33, 30, 1))
         save(folder / name / "alpha.png", picture(30, 33, 4))
         save(folder / name / "deep" / "upper.PNG", picture(20, 20))
         (folder / name / "notes.txt").write_text("no image, and not taken for one")

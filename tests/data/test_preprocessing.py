@@ -125,7 +125,7 @@ def test_it_equals_timm(timm_transform, picture, image_size, size, crop_ratio, i
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
-def test_each_channel_is_resized_as_a_grey_image(picture, channels):
+def test_each_channel_is_resized_as_a_gray_image(picture, channels):
     image = picture(50, 40, channels)
     resized = resize_and_crop(image, (16, 16))
     for i in range(channels):
@@ -133,7 +133,7 @@ def test_each_channel_is_resized_as_a_grey_image(picture, channels):
         np.testing.assert_array_equal(resized[..., i], alone[..., 0])
 
 
-def test_values_are_normalised_by_channel(make_model):
+def test_values_are_normalized_by_channel(make_model):
     model = make_model((4, 4), mean=[0.0, 0.5, 1.0], std=[1.0, 0.5, 0.25])
     batch = preprocess_input(np.full((4, 4, 3), 255, "uint8"), model)
     assert batch.shape == (1, 4, 4, 3) and batch.dtype == np.float32
@@ -153,12 +153,12 @@ def test_every_kind_of_input_gives_the_same(make_model, picture, save, tmp_path)
     np.testing.assert_array_equal(mixed[:2], np.repeat(expected, 2, axis=0))
 
 
-def test_grey_becomes_colour_and_colour_grey(make_model, picture):
-    grey = picture(16, 16, 1)
-    batch = preprocess_input(grey[..., 0], make_model())
+def test_gray_becomes_color_and_color_gray(make_model, picture):
+    gray = picture(16, 16, 1)
+    batch = preprocess_input(gray[..., 0], make_model())
     assert batch.shape == (1, 16, 16, 3)
     np.testing.assert_array_equal(batch[..., 0], batch[..., 2])
-    for image in (grey, np.repeat(grey, 3, axis=-1)):
+    for image in (gray, np.repeat(gray, 3, axis=-1)):
         found = preprocess_input(image, make_model(channels=1))
         np.testing.assert_array_equal(found, batch[..., :1])
 
@@ -171,7 +171,7 @@ def test_grey_becomes_colour_and_colour_grey(make_model, picture):
         (np.full((8, 8, 3), -0.5), "floats in 0..1"),
         (np.full((8, 8, 3), np.nan), "floats in 0..1"),
         (np.zeros((8, 8, 3), "int32"), "Received: int32"),
-        (np.zeros((3, 8, 8), "uint8"), "can't be converted to 3 channels"),
+        (np.zeros((3, 8, 8), "uint8"), "must be convertible to 3 channels"),
         ([], "Received: none"),
         (np.zeros((0, 8, 8, 3), "uint8"), "Received: none"),
         (np.zeros((8, 0, 3), "uint8"), "Received: shape"),
@@ -187,7 +187,7 @@ def test_wrong_images_are_named(make_model, images, message):
     "arguments, message",
     [
         ((np.zeros((9, 9, 3), "uint8"), (8, 8), 0.0), "crop_ratio"),
-        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 1.0, "bicubik"), "Did you mean 'bicubic'"),
+        ((np.zeros((9, 9, 3), "uint8"), (8, 8), 1.0, "bicubik"), "bicubic, .* Received: 'bicubik'"),
         ((np.zeros((0, 8, 3), "uint8"), (4, 4)), "at least one pixel"),
     ],
 )
@@ -230,19 +230,19 @@ def test_a_long_image_shows_its_center(monkeypatch, sides, crop_ratio):
 # Files
 
 
-def test_files_are_upright_in_colour_or_grey_and_in_bytes(tmp_path, picture, save):
-    image, grey, alpha = picture(20, 30), picture(9, 8, 1), picture(9, 8, 4)
+def test_files_are_upright_in_color_or_gray_and_in_bytes(tmp_path, picture, save):
+    image, gray, alpha = picture(20, 30), picture(9, 8, 1), picture(9, 8, 4)
     exif = Image.Exif()
     exif[0x0112] = 6  # EXIF: rotate a quarter turn clockwise
-    path = save(tmp_path / "grey.png", grey)
+    path = save(tmp_path / "gray.png", gray)
     deep = tmp_path / "deep.png"
-    Image.fromarray(grey[..., 0].astype("uint16") * 257).save(deep)
+    Image.fromarray(gray[..., 0].astype("uint16") * 257).save(deep)
     for found, wanted in (
         (decode_image(save(tmp_path / "a.png", image, exif=exif)), np.rot90(image, -1)),
         (decode_image(save(tmp_path / "b.png", alpha)), alpha[..., :3]),
-        (decode_image(path), np.repeat(grey, 3, axis=-1)),
-        (decode_image(path, channels=1), grey),
-        (decode_image(deep, channels=1), grey),
+        (decode_image(path), np.repeat(gray, 3, axis=-1)),
+        (decode_image(path, channels=1), gray),
+        (decode_image(deep, channels=1), gray),
     ):
         np.testing.assert_array_equal(found, wanted)
     with pytest.raises(ValueError, match=r"`channels` must be 1 or 3\. Received: 4"):

@@ -73,8 +73,8 @@ def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
 
 
 def test_other_splits_and_features(tmp_path, caplog):
-    unlabelled = [{**example(i), "label": -1} for i in range(3)]
-    folder = built(tmp_path / "a", features(), train=map(example, range(30)), test=unlabelled)
+    unlabeled = [{**example(i), "label": -1} for i in range(3)]
+    folder = built(tmp_path / "a", features(), train=map(example, range(30)), test=unlabeled)
     source = load_dataset("tfds:shapes", data_dir=folder, validation_split=0.2)
     assert "split 'test' has no labels" in caplog.text and source.test is None
     assert np.bincount(source.train.labels).tolist() == [8] * 3
@@ -124,7 +124,7 @@ def test_array_record_is_trained_on_without_tensorflow(tmp_path):
 
 
 def test_an_unknown_name_gives_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match=r"no 'cifar11'.*'cifar10"):
+    with pytest.raises(ValueError, match=r"Received: 'cifar11'.*'cifar10"):
         load_dataset("tfds:cifar11", data_dir=tmp_path)
 
 

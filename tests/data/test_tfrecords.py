@@ -99,7 +99,7 @@ def test_labels_of_imagenet_start_at_one(write, records):
         ([example(b"", [1], ("pixels", "label"))], "Received: the features label, pixels"),
         ([example(b"", [1, 2])], "one image and one integer label"),
         ([example(b"", b"cat")], "one image and one integer label"),
-        ([], "there are no images of the split train in .*bad"),
+        ([], "bad.tfrecord, without train"),
     ],
 )
 def test_other_features_are_named(write, records, message):
@@ -120,7 +120,7 @@ def test_files_that_are_not_tfrecords_are_named(tmp_path, write, records):
         path.write_bytes(data)
         with pytest.raises(OSError, match=f"bad.tfrecord .*{message}"):
             load_dataset(path)
-    with pytest.raises(ValueError, match="has no training images, only test"):
+    with pytest.raises(ValueError, match=r"training images.* with test only"):
         load_dataset(write("a-test.tfrecord", records()))
     with pytest.raises(ValueError, match=r"does not exist\. Expected .*TFRecord shards"):
         load_dataset(f"{tmp_path}/none-*.tfrecord")

@@ -1,7 +1,7 @@
 """The collectives of a training step on eight virtual devices, as JSON.
 
     KERAS_BACKEND=jax XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-        python tests/devices/virtual_devices.py data|shards|parts FAMILY,...
+        python tests/devices/virtual_devices.py data|shards FAMILY,...
 
 The layers run as on a GPU or TPU, not as on a CPU.
 """
@@ -21,7 +21,7 @@ import keras_vitx as kv
 BATCH = 16
 KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
 WIDTHS = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s64": 8, "u8": 1}
-CHOICES = {"data": {}, "shards": {"shard_weights": True}, "parts": {"model_parallel": 2}}
+CHOICES = {"data": {}, "shards": {"shard_weights": True}}
 
 
 def step_of(model, batch=BATCH):

@@ -82,14 +82,16 @@ def load(network, state):
     copied(state, network.get_layer("norm"), f"{prefix}.LayerNorm")
     copied(state, network.get_layer("proj"), f"{prefix}_project")
     for index in range(12):
-        block, prefix = network.get_layer(f"blocks_{index}"), f"electra.encoder.layer.{index}"
+        prefix = f"electra.encoder.layer.{index}"
+        names = ("attn", "mlp", "norm1", "norm2")
+        attention, mlp, norm1, norm2 = (network.get_layer(f"{name}_{index}") for name in names)
         own = [f"{prefix}.attention.self.{part}" for part in ("query", "key", "value")]
-        copied(state, block.attention.qkv, *own)
-        copied(state, block.attention.proj, f"{prefix}.attention.output.dense")
-        copied(state, block.norm1, f"{prefix}.attention.output.LayerNorm")
-        copied(state, block.mlp.fc1, f"{prefix}.intermediate.dense")
-        copied(state, block.mlp.fc2, f"{prefix}.output.dense")
-        copied(state, block.norm2, f"{prefix}.output.LayerNorm")
+        copied(state, attention.qkv, *own)
+        copied(state, attention.proj, f"{prefix}.attention.output.dense")
+        copied(state, norm1, f"{prefix}.attention.output.LayerNorm")
+        copied(state, mlp.fc1, f"{prefix}.intermediate.dense")
+        copied(state, mlp.fc2, f"{prefix}.output.dense")
+        copied(state, norm2, f"{prefix}.output.LayerNorm")
 
 
 def test_parity_with_transformers(peer):

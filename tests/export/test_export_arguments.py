@@ -86,10 +86,3 @@ def test_a_missing_package_is_named(unused, tmp_path, monkeypatch):
         kv.export(unused, tmp_path / "m.onnx", "onnx", verbose=False)
     with pytest.raises(ImportError, match=r"'openvino' in int8 needs nncf.*\[nncf\]"):
         require(FORMATS["openvino"], "int8")
-
-
-def test_the_old_name_still_exports(unused, tmp_path):
-    with pytest.warns(DeprecationWarning, match="`saved_model` is now `export`"):
-        export = kv.export.saved_model
-    with pytest.raises(ValueError, match="`outputs` must be"):
-        export(unused, tmp_path / "m", outputs="classes")

@@ -427,10 +427,3 @@ def _(layer: kvl.Block, x, training=False):
     y = y + scales[1] * plain(layer.mlp, norm(s * y, layer.norm2, layer.epsilon)) / s
     y = np.concatenate([y, x[:, attended.shape[1] :]], axis=1)
     return (y, emitted) if layer.emits_maps else y
-
-
-@plain.register
-def _(layer: kvl.PostNormBlock, x, training=False):
-    scales = [1 if g is None else value(g.gamma) for g in (layer.ls1, layer.ls2)]
-    x = norm(x + scales[0] * attend(layer.attention, x, training)[0], layer.norm1)
-    return norm(x + scales[1] * plain(layer.mlp, x), layer.norm2)

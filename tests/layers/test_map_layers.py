@@ -1,15 +1,11 @@
 """What the formulas do not say of maps: precision, names, widths, sharing between blocks."""
 
-import json
-
-import keras
 import numpy as np
 import pytest
 from harness import array, close, gradients, numbers
 from keras import ops
 from plain import X, attend, built, norm, plain, softmax
 
-import keras_vitx.layers as kvl
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -85,24 +81,6 @@ def test_maps_of_a_block_that_shares_them():
     (_, shared), maps = block((X, SHARED), return_attention_scores=True)
     close(array(shared), SHARED)
     close(array(maps), attend(block.attention, (norm(X, block.norm1), SHARED))[1])
-
-
-def test_files_with_the_earlier_names_of_a_block_that_shares_maps():
-    arguments = {"receives_maps": False, "emits_maps": False, "similarity_of": "emitted"}
-    block = SharedMapsBlock(Attention(2), MLP(2), **arguments)
-    saved = json.dumps(keras.saving.serialize_keras_object(block))
-    for name, earlier in {
-        "SharedMapsBlock": "CarryingBlock",
-        "receives_maps": "takes_maps",
-        "emits_maps": "gives_maps",
-        "emitted": "carried",
-    }.items():
-        assert name in saved
-        saved = saved.replace(name, earlier)
-    loaded = keras.saving.deserialize_keras_object(json.loads(saved))
-    assert loaded.get_config() == block.get_config()
-    with pytest.warns(DeprecationWarning, match="SharedMapsBlock"):
-        assert kvl.CarryingBlock is type(loaded)
 
 
 def cosine(maps, others, over):

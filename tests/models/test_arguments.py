@@ -35,7 +35,7 @@ WRONG = [
         "input_shape",
         "(None, None, 3)",
     ),
-    ({"colour": "blue"}, "unexpected keyword argument", "'colour'"),
+    ({"color": "blue"}, "unexpected keyword argument", "'color'"),
     ({"residual_dtype": "half"}, "must be None or 'float32'", "'half'"),
     ({"input_tensor": numbers((1, 16, 16, 3))}, "input_tensor", "ndarray"),
 ]

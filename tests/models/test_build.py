@@ -62,7 +62,7 @@ def test_arguments_by_position():
     [
         (lambda: kv.ViT(8), r"ViT\(\): missing a required argument: 'depth'"),
         (lambda: kv.ViT(8, 1, 2, dim=9), r"ViT\(\): multiple values for argument 'dim'"),
-        (lambda: kv.ViT_Ti(colour=1), r"ViT\(\).*'colour'"),
+        (lambda: kv.ViT_Ti(color=1), r"ViT\(\).*'color'"),
         (lambda: kv.ViT_Ti(*range(9)), r"ViT_Ti\(\): too many positional arguments"),
     ],
 )

@@ -123,7 +123,7 @@ def test_four_scales():
     close(array(found[2]), array(plain[2]))
     pooled = array(plain[3]).reshape(1, 2, 2, 4, 2, 8).max((2, 4))
     close(array(found[3]), pooled)
-    # Bilinear, with half-pixel centres: inside, quarters of the four neighbours.
+    # Bilinear, with half-pixel centers: inside, quarters of the four neighbors.
     a = array(plain[1])
     weights = np.array([0.75, 0.25])
     inside = np.einsum("bijd,i,j->bd", a[:, :2, :2], weights, weights)

@@ -207,7 +207,7 @@ def test_labels_in_another_order(tmp_path):
         (lambda m: PGD(m, 0.1, steps=0), "`steps`"),
         (lambda m: FGSM(keras.Sequential([keras.Input((4,))]), 0.1), "input of shape"),
         (lambda m: FGSM(kv.CaiT(**SIZES, classifier_activation="sigmoid"), 0.1), "sigmoid"),
-        (lambda m: curve(m, None, "fsgm", [0]), "Did you mean 'fgsm'"),
+        (lambda m: curve(m, None, "fsgm", [0]), "fgsm, .* Received: 'fsgm'"),
         (lambda m: curve(m, None, "noise", [1], runs=11), "`runs`"),
         (lambda m: curve(m, None, "noise", 1), "`strengths` must be a list"),
         (lambda m: kv.evaluate(m, iter([]), perturb=lambda *_: _), "source"),

@@ -159,7 +159,7 @@ def test_ignored_pixels():
     ignored = np.random.default_rng(1).random(masks.shape) < 0.3
     masks[ignored] = 255
     logits = array(model(images)).astype("float64")
-    # 4 x 6 patches of 8 x 8 pixels: beyond the outer centres, bilinear resizing repeats.
+    # 4 x 6 patches of 8 x 8 pixels: beyond the outer centers, bilinear resizing repeats.
     np.testing.assert_allclose(logits[:, :4], logits[:, 3:4].repeat(4, 1), atol=1e-6)
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     right = np.take_along_axis(logs, np.where(ignored, 0, masks)[..., None], -1)[..., 0]

@@ -88,9 +88,9 @@ def test_tensorflow_datasets(tmp_path):
     example = {"image": image, "segmentation_mask": np.uint8(labels)[..., None]}
     built(tmp_path, features, train=[example], test=[example])
     source = seg.load_dataset("tfds:shapes", first_label=1, data_dir=tmp_path)
-    found, labelled = source.validation.pair(0, 3)
+    found, labeled = source.validation.pair(0, 3)
     np.testing.assert_array_equal(found, image)
-    np.testing.assert_array_equal(labelled, np.where(labels == 0, 255, labels.astype(int) - 1))
+    np.testing.assert_array_equal(labeled, np.where(labels == 0, 255, labels.astype(int) - 1))
 
 
 @pytest.mark.backend_free
@@ -155,7 +155,7 @@ def test_mean_intersection_over_union():
     np.testing.assert_allclose(found["iou"], [1 / 3, 2 / 3, 0, np.nan])
     assert abs(found["mean_iou"] - 1 / 3) < 1e-9
     assert (found["accuracy"], found["mean_accuracy"]) == (3 / 5, 0.5)
-    with pytest.raises(ValueError, match="no pixel"):
+    with pytest.raises(ValueError, match="must have a pixel"):
         metrics_of(np.zeros((2, 2), int))
 
 
@@ -234,7 +234,7 @@ def test_bad_files(tmp_path):
     for name, message in (
         ("sizes", r"size \(20, 30\)\. Received: \(19, 30\)"),
         ("labels", r"0\.png must be in 0\.\.2, or 255 .* Received: 3"),
-        ("lone", "has no image in"),
+        ("lone", "without one in"),
         ("color", "one number per pixel"),
         ("", r"must have one of the folders images, .*Received: 0"),
     ):

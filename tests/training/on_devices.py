@@ -2,7 +2,7 @@
 
     python on_devices.py FOLDER FAMILY DEVICES [DEVICES ...]
 
-DEVICES are a count, or COPIESxPARTS for model parallelism. The chief prints, as its last line,
+DEVICES are a count, or COUNT-sharded for sharded weights. The chief prints, as its last line,
 {devices: {"fitted": curve of `kv.fit`, "random": curve of a plain training with random numbers}}.
 """
 
@@ -49,7 +49,7 @@ def fitted(family, output):
         "val_loss": history.history["val_loss"],
         "test_loss": [history.test["loss"]],
         "weights": float(np.linalg.norm(norms)),
-        "split": sum(not value.sharding.is_fully_replicated for value in values),
+        "sharded": sum(not value.sharding.is_fully_replicated for value in values),
         "images": kv.evaluate(model, SOURCE, "test")["images"],
     }
 
@@ -95,14 +95,15 @@ class Distinct(keras.callbacks.Callback):
 def main(folder, family, *numbers):
     found = {}
     for number in numbers:
-        copies, _, parts = number.partition("x")
-        kv.training.use_devices(int(copies) * int(parts or 1), int(parts or 1))
+        count, _, sharded = number.partition("-")
+        kv.training.use_devices(int(count), shard_weights=bool(sharded))
         found[number] = {"fitted": fitted(family, f"{folder}/{number}"), "random": plain()}
     if kv.training.is_chief():
         print(json.dumps(found))
 
 
 if __name__ == "__main__":
+    kv.training.devices.MIN_SHARDED = 256  # The models are tiny.
     if BACKEND == "tensorflow":
         import tensorflow as tf
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from harness import array
 
-from keras_vitx import training
 from keras_vitx.training.callbacks import Clock, KeepBest, verbosity
 from keras_vitx.training.figures import draw_curves
 
@@ -134,9 +133,3 @@ def test_curves(tmp_path):
     drawn = draw_curves(rows, tmp_path / "curves.svg").read_text()
     assert drawn.count('id="axes_') == 2, "one of the loss, one of the learning rate"
     assert draw_curves([], tmp_path / "empty.png").stat().st_size
-
-
-@pytest.mark.backend_free
-def test_the_old_name_of_the_evaluator():
-    with pytest.warns(DeprecationWarning, match=r"is now .Evaluator."):
-        assert training.Measured is training.Evaluator

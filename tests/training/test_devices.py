@@ -9,19 +9,20 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, ROOT, blocks
-from harness import FAMILIES as FAMILY_MODELS
+from harness import BACKEND, ROOT
 from training.test_fit import small
 
 import keras_vitx as kv
 from keras_vitx.cli import train
 from keras_vitx.data.worker import share_of_batch
-from keras_vitx.training.devices import Devices, SplitModel
+from keras_vitx.training.devices import Devices
 from keras_vitx.training.devices.replicas import Share
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
-# Copies of the model, or copies x parts of each; PyTorch has a process per device.
-RUNS = {"jax": [["1", "4", "2x2"]], "tensorflow": [["1", "2"]], "torch": [["1"], ["2"]]}[BACKEND]
+# PyTorch has a process per device.
+RUNS = {"jax": [["1", "4", "4-sharded"]], "tensorflow": [["1", "2"]], "torch": [["1"], ["2"]]}[
+    BACKEND
+]
 # BatchNormalization, in DeepViT, learns from the images of each replica except under JAX.
 FITTED = "DeepViT" if BACKEND == "jax" else "ViT"
 
@@ -52,8 +53,8 @@ def test_the_curve_of_one_device(curves):
     """Without and with normalized maps; ViT has two heads."""
     one, *several = (curve["fitted"] for curve in curves[0].values())
     if BACKEND == "jax":
-        # Per block, the kernels and biases of qkv and fc1, and the kernels of proj and fc2.
-        assert [curve["split"] for curve in (one, *several)] == [0, 0, 2 * 6]
+        # The kernels of two blocks, of the patches and of the positions.
+        assert [curve["sharded"] for curve in (one, *several)] == [0, 0, 2 * 4 + 2]
     assert several and one["loss"][1] < one["loss"][0]
     # Adam turns rounding errors of gradients that are zero, of DeepViT's biases, into steps.
     tolerance = 5e-4 if FITTED == "DeepViT" else 1e-4
@@ -72,9 +73,8 @@ def test_one_process_writes_the_files(curves):
         assert files == {"best.keras", "history.csv", "run.json", "held_out.txt", "checkpoints"}
         # Before the first step, after each epoch.
         assert len(list((path / "checkpoints").iterdir())) == 3
-        copies, _, parts = path.name.partition("x")
         run = json.loads((path / "run.json").read_text())
-        assert run["devices"] == int(copies) * int(parts or 1)
+        assert run["devices"] == int(path.name.partition("-")[0])
 
 
 def test_plain_training_and_random_numbers(curves):
@@ -88,24 +88,6 @@ def test_plain_training_and_random_numbers(curves):
             assert other["seed"] == 2 and other["moving_mean"] == 1
 
 
-@pytest.mark.backend_free
-@pytest.mark.parametrize("family", FAMILY_MODELS)
-def test_the_layout_fits_every_family(family):
-    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)])
-    layout = SplitModel(mesh)
-    model = FAMILY_MODELS[family]()
-    axes = {v.path: layout.get_variable_layout(v).axes for v in model.variables}
-    split = {path for path, named in axes.items() if "model" in named}
-    for block in blocks(model):
-        names = ("mlp/fc1", "mlp/fc2") + (("attn/proj",) if hasattr(block, "attn") else ())
-        for name in names:
-            assert any(f"{block.name}/{name}/kernel" in path for path in split), (block.name, name)
-    assert not any("head" in path or "norm" in path for path in split)
-    uneven = keras.Variable(np.zeros((3, 5)), name="kernel")
-    uneven._path = "cait/blocks_0/mlp/fc1/kernel"
-    assert layout.get_variable_layout(uneven).axes == (None, None)
-
-
 def test_what_the_machine_does_not_have(monkeypatch):
     with pytest.raises(ValueError, match=r"`devices` .*Received: 4096"):
         kv.training.use_devices(4096)
@@ -114,9 +96,7 @@ def test_what_the_machine_does_not_have(monkeypatch):
     with pytest.raises(ValueError, match=r"`devices`.* in use, 1\. Received: 2.*use_devices\(2\)"):
         kv.fit(small(), "fashion_mnist", devices=2)
     if BACKEND != "jax":
-        with pytest.raises(ValueError, match=r"`model_parallel` must be 1 .*Received: 2 and False"):
-            kv.training.use_devices(2, model_parallel=2)
-        with pytest.raises(ValueError, match=r"`shard_weights` False; .*Received: 1 and True"):
+        with pytest.raises(ValueError, match=r"`shard_weights` must be False, .*Received: True"):
             kv.training.use_devices("all", shard_weights=True)
     assert kv.training.use_devices("all").count >= 1
     kv.training.use_devices(1)

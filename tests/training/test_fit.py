@@ -60,7 +60,7 @@ class Batched(keras.utils.PyDataset):
         return self.images[part], self.labels[part]
 
 
-class Unlabelled(Batched):
+class Unlabeled(Batched):
     def __getitem__(self, index):
         return super().__getitem__(index)[0]
 
@@ -124,7 +124,7 @@ def test_the_files_and_the_measures_of_a_run(run):
 
 def test_a_folder_that_holds_a_run_is_refused(run):
     before = {path: path.read_bytes() for path in run[2].rglob("*.*") if path.is_file()}
-    with pytest.raises(ValueError, match=f"already holds .*{run[2]}"):
+    with pytest.raises(ValueError, match=f"without a run.*{run[2]}"):
         kv.fit(small(), TRAIN, output=run[2], **SHORT)
     assert {path: path.read_bytes() for path in run[2].rglob("*.*") if path.is_file()} == before
 

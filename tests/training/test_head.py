@@ -137,7 +137,7 @@ def test_models_around_a_chain():
     assert classifiers(outer) == [inner.layers[-1]]
     inputs = keras.Input((16, 16, 3))
     ends_otherwise = keras.Model(inputs, keras.layers.Activation("softmax")(inner(inputs)))
-    with pytest.raises(ValueError, match="head='keep'"):
+    with pytest.raises(ValueError, match="`head` must be 'keep'"):
         match_head(ends_otherwise, NAMES, "fresh")
 
 

@@ -77,7 +77,7 @@ def test_similarity():
     assert similarities(model) == [0, 0.3, 0.3, 0]
     built = FAMILIES["RefinedViT"](**arguments | {"similarity": 0.6, "similarity_depth": 2})
     assert model.get_config() == built.get_config()
-    with pytest.raises(ValueError, match=r"`similarity`: 'blocks_1'.*similarity=0\.6"):
+    with pytest.raises(ValueError, match=r"`similarity` .*'blocks_1'.*similarity=0\.6"):
         set_similarity(FAMILIES["DeepViT"](), 0.6, 1)
     with pytest.raises(ValueError, match=r"`similarity_depth` must be .* 4. Received: 4"):
         set_similarity(model, 0.6, 4)

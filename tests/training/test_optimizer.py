@@ -6,7 +6,6 @@ from keras import ops
 
 from keras_vitx.training import Recipe
 from keras_vitx.training.optimizer import (
-    AdamW,
     LayerwiseAdamW,
     Muon,
     ema_weights,
@@ -199,15 +198,6 @@ def test_saved_and_loaded(tmp_path, changes, made):
     # Without an average, `averaged` changes nothing.
     with ema_weights(model), ema_weights(loaded):
         compare(loaded, [array(v.value) for v in model.trainable_variables])
-
-
-@pytest.mark.backend_free
-def test_the_config_of_earlier_versions():
-    config = AdamW(0.1, 0.2, beta_1=0.7).get_config()
-    plain = AdamW.from_config({**config, "rate_factors": None})
-    assert (type(plain), plain.weight_decay, plain.beta_1) == (AdamW, 0.2, 0.7)
-    layerwise = AdamW.from_config({**config, "rate_factors": [0.5, 1.0]})
-    assert (type(layerwise), layerwise.rate_factors) == (LayerwiseAdamW, (0.5, 1.0))
 
 
 @pytest.mark.backend_free

@@ -10,12 +10,9 @@ from test_fit import (
     AGES,
     SHORT,
     TRAIN,
-    VALIDATION,
     Batched,
-    Unlabelled,
+    Unlabeled,
     images_of,
-    ready,
-    same_weights,
     small,
 )
 
@@ -48,12 +45,12 @@ def test_wrong_arguments_say_the_next_step(named, tmp_path):
         (small(), (images, AGES), {}, "classes=1 and classifier_activation=None"),
         (small(activation="relu"), "no/such/folder", {}, "relu"),
         (small(), (images, np.ones((48, 2))), {}, "several labels"),
-        (small(), Unlabelled(*TRAIN), {}, "images, labels"),
+        (small(), Unlabeled(*TRAIN), {}, "images, labels"),
         (small(), (batch for batch in Batched(*TRAIN)), {}, "iterator.*Pass a `PyD"),
         (cut, TRAIN, {}, r"`model.preprocessing = whole.preprocessing`"),
         (features, TRAIN, {}, r"Put pooling and a `keras.layers.Dense\(classes\)` on top"),
         (whole, tmp_path / "x.foo", {}, "is not a folder, an .npz or a .csv file. Expected"),
-        (whole, "x.foo", {}, "'x.foo' does not exist. Expected"),
+        (whole, "x.foo", {}, "'x.foo', which does not exist. Expected"),
         (whole, TRAIN, {"optimizer": "sgd"}, r"`optimizer` .* `model\.compile"),
         (whole, TRAIN, {"callbacks": [plateau]}, r"ReduceLROnPlateau.*model\.compile"),
         (whole, TRAIN, {"head": "best"}, "`head`.*'best'"),
@@ -160,25 +157,3 @@ def test_early_stopping():
     source = TRAIN, (images, 1 - labels)  # It gets worse and worse.
     history = kv.fit(small(), source, **{**SHORT, "epochs": 20, "patience": 2}).history
     assert len(history["loss"]) < 20
-
-
-def test_a_learning_rate_is_found(tmp_path):
-    model = small()
-    before = model.get_weights()
-    path = tmp_path / "rates.png"
-    rate = kv.training.find_learning_rate(
-        model, TRAIN, batch_size=16, augmentation=None, steps=60, path=path
-    )
-    assert 1e-4 < rate < 1
-    same_weights(model, before)
-    assert path.stat().st_size > 1000
-    assert np.isfinite(model.predict(ready(VALIDATION[0]), verbose=0)).all()
-    model.compile(keras.optimizers.SGD(0.125), LOSS, metrics=["accuracy"])
-    optimizer = model.optimizer
-    kv.training.find_learning_rate(model, TRAIN, batch_size=16, augmentation=None, steps=10)
-    assert model.optimizer is optimizer and float(array(optimizer.learning_rate)) == 0.125
-    assert int(array(optimizer.iterations)) == 0
-    model.fit(ready(VALIDATION[0]), VALIDATION[1], verbose=0)
-    assert model.optimizer is optimizer
-    with pytest.raises(ValueError, match="`low`"):
-        kv.training.find_learning_rate(model, TRAIN, low=1.0, high=0.1)

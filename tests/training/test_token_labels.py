@@ -115,7 +115,7 @@ BY_COLOR = np.eye(CLASSES, dtype="float32")[BLOCKS]
 
 @pytest.mark.parametrize(("crop", "minimum"), (("random_resized", 0.9), ("shift", 0.75)))
 def test_the_labels_of_an_image_stay_with_it(crop, minimum):
-    """Every patch of a training image is labelled by its color."""
+    """Every patch of a training image is labeled by its color."""
     labels = TokenLabels(BY_COLOR, model_of())
     augmentation = Augmentation(crop, scale=(0.3, 1.0))
     batches = kv.data.pipelines(SOURCE, model_of(), 8, augmentation=augmentation, targets=labels)

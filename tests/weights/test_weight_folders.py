@@ -439,7 +439,7 @@ def test_from_the_hub(hub, folders, name, monkeypatch):
         ("vit_tiny_patch16_224.augreg_in21k", {"classes": 21843}, "head"),
     ],
 )
-def test_a_source_of_the_catalogue(hub, tmp_path, name, arguments, layer):
+def test_a_source_of_the_catalog(hub, tmp_path, name, arguments, layer):
     expected = kv.ViT_Ti(**arguments)
     (tmp_path / "theirs").mkdir()
     kv.weights.save_safetensors(expected, tmp_path / "theirs" / "model.safetensors")

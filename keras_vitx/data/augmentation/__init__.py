@@ -5,6 +5,7 @@ need batches of images of one size, and Keras 3.15 has no random resized crop.
 """
 
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from PIL import Image, ImageEnhance
 
 from keras_vitx.data.augmentation.rand_augment import RandAugment
 from keras_vitx.data.augmentation.windows import FILTERS, Window, random_shift, resized_crop
-from keras_vitx.text import nearest
+from keras_vitx.text import nearest, needs_extra
 
 CHOICES = {
     "crop": ("random_resized", "shift", None),
@@ -48,7 +49,7 @@ class Augmentation:
         repeats: Number of consecutive, independently augmented copies of each image in an epoch,
             whose length stays the same: it uses one in `repeats` images (repeated augmentation;
             Hoffer et al., 2020).
-        by: "pillow", this module; or "keras_cv", the layers of keras-cv.
+        by: "pillow", this module; or "keras_cv", the layers of keras-cv (but for `erasing`).
 
     Raises:
         ValueError: if a value is out of range; the message names the field.
@@ -109,11 +110,17 @@ class Augmentation:
         if isinstance(value, Mapping):
             return from_fields(cls, value)
         if value not in PRESETS:
-            raise ValueError(f"`augmentation` {value!r} is unknown. {nearest(value, PRESETS)}")
+            raise ValueError(
+                f"`augmentation` must be an `Augmentation`, its name or None. Received: {value!r}. "
+                f"{nearest(value, PRESETS)}"
+            )
         return PRESETS[value]
 
-    def check_channels(self, channels: int) -> None:
-        """Raise a ValueError if images with this number of channels can't be augmented."""
+    def check(self, channels: int, has_targets: bool = False) -> None:
+        """Raise an error if images of these channels, with `targets` or not, can't be augmented.
+
+        It is an ImportError if keras-cv is needed and not installed, else a ValueError.
+        """
         possible = (1, 3) if self.by == "pillow" else (3,)
         if channels not in possible and (self.rand_augment is not None or self.color_jitter):
             name = "rand_augment" if self.rand_augment is not None else "color_jitter"
@@ -121,6 +128,30 @@ class Augmentation:
                 f"`{name}` must be off for images without {' or '.join(map(str, possible))} "
                 f"channels, with by={self.by!r}. Received: {channels} channels."
             )
+        if self.by == "keras_cv":
+            if has_targets:
+                raise ValueError("`by` must be 'pillow' with `targets`. Received: 'keras_cv'.")
+            if not all(map(importlib.util.find_spec, ("keras_cv", "tensorflow"))):
+                raise ImportError(
+                    needs_extra('`augmentation` by="keras_cv" needs keras-cv', "keras-cv")
+                )
+
+    def batch(
+        self,
+        images: Sequence[Any],
+        size: tuple[int, int],
+        randoms: Sequence[np.random.Generator],
+        mean: Sequence[float],
+    ) -> tuple[Sequence[np.ndarray], Sequence[Window]]:
+        """Apply `pixels` to each image, with its own generator, or the layers of keras-cv."""
+        if self.by == "keras_cv":
+            from keras_vitx.data.augmentation.keras_cv import augment
+
+            seed = int(randoms[0].integers(2**31))
+            return augment(self, images, size, seed), [Window()] * len(images)
+        pairs = zip(images, randoms, strict=True)
+        pairs = [self.pixels(image, size, random, mean) for image, random in pairs]
+        return tuple(zip(*pairs, strict=True))
 
     def pixels(
         self,
@@ -183,7 +214,10 @@ def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
     known = {field.name for field in dataclasses.fields(cls)}
     for name in values:
         if name not in known:
-            raise ValueError(f"{cls.__name__} has no {name!r}. {nearest(name, known)}")
+            raise ValueError(
+                f"Settings must be those of `{cls.__name__}`. Received: {name!r}. "
+                f"{nearest(name, known)}"
+            )
     return cls(**values)
 
 

@@ -1,70 +1,66 @@
 """Augmentation with the layers of keras-cv 0.9, which run in TensorFlow on the CPU.
 
 It differs from that of the recipes: crops are not antialiased, RandAugment lacks Invert, Posterize,
-Rotate and Sharpness, brightness is added, and erased boxes are clipped at the border. keras-cv is
-no longer maintained.
+Rotate and Sharpness, and brightness is added. keras-cv is no longer maintained.
 """
 
-import math
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.augmentation import Augmentation
-from keras_vitx.data.augmentation.erasing import AREA
 from keras_vitx.data.augmentation.rand_augment import MAXIMUM, RandAugment
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
-from keras_vitx.text import needs_extra
+
+LOCK = threading.Lock()
 
 
-class KerasCV:
-    """The layers of keras-cv for an augmentation; an ImportError if it is not installed.
+def augment(
+    augmentation: Any, images: Sequence[Any], size: tuple[int, int], seed: int
+) -> np.ndarray:
+    """Apply the steps of an `Augmentation` before normalization to RGB images of any sizes.
 
-    Their random state, which is partly global in TensorFlow, is set for each batch, whose images
-    are augmented one after the other.
+    Returns uint8 (n, *size, 3).
     """
-
-    def __init__(self, augmentation: Augmentation, size: tuple[int, int]):
-        keep_tensorflow_off_the_gpu()
-        try:
-            import keras_cv
-            import tensorflow as tf
-        except ImportError as error:
-            raise ImportError(
-                needs_extra('`augmentation` by="keras_cv" needs keras-cv', "keras-cv")
-            ) from error
-        # Layers without a seed share the global generator.
-        self.set_seed, self.generator = tf.random.set_seed, tf.random.Generator.from_seed(0)
-        previous = tf.random.get_global_generator()
-        tf.random.set_global_generator(self.generator)
-        try:
-            layers = _layers(keras_cv.layers, augmentation, size)
-            erasing = _erasing(keras_cv.layers, augmentation.erasing)
-        finally:
-            tf.random.set_global_generator(previous)
-
-        def one_by_one(layers):
-            @tf.function(input_signature=[tf.TensorSpec((None, None, None))])
-            def run(image):
-                with tf.device("CPU:0"):
-                    for layer in layers:
-                        image = layer(image)
-                    return image
-
-            return lambda images: np.stack([run(image).numpy() for image in images])
-
-        self._pixels, self.erase = one_by_one(layers), one_by_one(erasing)
-
-    def pixels(self, images: Sequence[np.ndarray], seed: int) -> np.ndarray:
-        """Return augmented images, uint8 (n, *size, channels); `erase` takes them normalized."""
-        self.generator.reset_from_seed(seed)
-        # Slow, since TensorFlow then retraces its functions.
-        self.set_seed(seed)
-        pixels = self._pixels([image.astype("float32") for image in images])
-        return np.rint(np.clip(pixels, 0, 255)).astype("uint8")
+    with LOCK:  # TensorFlow's seed is that of the process.
+        run = _compiled(augmentation, size)
+        pixels = run([np.asarray(image, "float32") for image in images], seed)
+    return np.rint(np.clip(pixels, 0, 255)).astype("uint8")
 
 
-def _layers(layers, augmentation: Augmentation, size: tuple[int, int]) -> list:
+@functools.lru_cache(maxsize=4)
+def _compiled(augmentation: Any, size: tuple[int, int]) -> Callable[..., np.ndarray]:
+    """Return a function of images and a seed that augments the images one after the other."""
+    keep_tensorflow_off_the_gpu()
+    import keras_cv
+    import tensorflow as tf
+
+    # Layers without a seed share the global generator.
+    generator, previous = tf.random.Generator.from_seed(0), tf.random.get_global_generator()
+    tf.random.set_global_generator(generator)
+    try:
+        layers = _layers(keras_cv.layers, augmentation, size)
+    finally:
+        tf.random.set_global_generator(previous)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None))])
+    def one(image):
+        with tf.device("CPU:0"):
+            for layer in layers:
+                image = layer(image)
+            return image
+
+    def run(images, seed):
+        generator.reset_from_seed(seed)
+        tf.random.set_seed(seed)  # Slow, since TensorFlow then retraces its functions.
+        return np.stack([one(image).numpy() for image in images])
+
+    return run
+
+
+def _layers(layers: Any, augmentation: Any, size: tuple[int, int]) -> list:
     chain = []
     if augmentation.crop == "random_resized":
         chain.append(layers.RandomCropAndResize(size, augmentation.scale, augmentation.ratio))
@@ -82,12 +78,3 @@ def _layers(layers, augmentation: Augmentation, size: tuple[int, int]) -> list:
         saturation = (1 - x) / (2 - x), (1 + x) / (2 + x)
         chain.append(layers.RandomColorJitter((0, 255), x, x, saturation, hue_factor=0.0))
     return chain
-
-
-def _erasing(layers, probability: float) -> list:
-    if not probability:
-        return []
-    sides = tuple(math.sqrt(area) for area in AREA)
-    box = layers.RandomCutout(sides, sides, fill_mode="gaussian_noise")
-    # `RandomApply` does not work in graphs.
-    return [layers.RandomAugmentationPipeline([box], 1, rate=probability)]

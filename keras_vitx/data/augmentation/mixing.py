@@ -148,8 +148,7 @@ def check_mixable(labels: np.ndarray, classes: int | None) -> None:
     if labels.dtype.kind in "iub" and labels.ndim == 1:
         if classes is None:
             raise ValueError(
-                "MixUp and CutMix mix the labels of two images, and the number of classes "
-                "of these integer labels is unknown. Pass `classes`, or labels (n, classes)."
+                "`classes` must be the number of classes, to mix integer labels. Received: None."
             )
         if labels.max(initial=0) >= max(classes, 2):
             raise ValueError(

@@ -107,4 +107,6 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
     if path.is_dir():
         return load_folder(path, strict, splits)
     reason = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
-    raise ValueError(f"`source` {name!r} {reason}. {SUPPORTED}")
+    raise ValueError(
+        f"`source` must be of a known kind. Received: {name!r}, which {reason}. {SUPPORTED}"
+    )

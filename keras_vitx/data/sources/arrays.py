@@ -64,7 +64,7 @@ def _dataset(name: str, pairs: dict[str, tuple], class_names: Any = None) -> Dat
         try:
             images = np.asarray(images)
         except ValueError as error:
-            raise ValueError(f"{what} must have one size.") from error
+            raise ValueError(f"{what} must have one size. Received: several.") from error
         if images.ndim == 3:
             images = images[..., None]
         if images.ndim != 4 or not images.size:

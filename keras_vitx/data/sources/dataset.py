@@ -175,12 +175,16 @@ def dataset_of(
     Default class names are the integers up to the largest label.
     """
     if "train" not in splits:
-        raise ValueError(f"`source` {name} has no training images, only {', '.join(splits)}.")
+        raise ValueError(
+            f"`source` must have training images. Received: {name}, with {', '.join(splits)} only."
+        )
     classes = None if class_names is None else len(class_names)
     loaded = {}
     for split, (images, labels) in splits.items():
         if not len(images):
-            raise ValueError(f"`source`: there are no images of the split {split} in {name}.")
+            raise ValueError(
+                f"`source` must have images of every split. Received: {name}, without {split}."
+            )
         labels = _check_labels(labels, len(images), classes, f"Labels of the {split} split")
         loaded[split] = Split(images, labels)
     labels = [split.labels for split in loaded.values()]
@@ -286,8 +290,8 @@ def _is_drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
             single.append(str(group))
     if not held_out.any():
         raise ValueError(
-            "`validation_split`: no class has two images, so there are none for validation. "
-            "Pass validation_split=0 to train without validation."
+            "`validation_split` must be 0, for no validation, if no class has two images. "
+            f"Received: {fraction}."
         )
     if single:
         text = "Classes with a single image are used for training and missing from validation: %s."

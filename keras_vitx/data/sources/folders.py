@@ -38,18 +38,25 @@ def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
     train = folders["train"]
     names = [path.name for path in sub_folders(train)]
     if len(names) < 2:
-        raise ValueError(f"`source` has {len(names)} class folders in {train}. {LAYOUT}")
+        raise ValueError(
+            f"`source` must have at least two classes. Received: {len(names)} class folders in "
+            f"{train}. {LAYOUT}"
+        )
     skipped: list[Path] = []
     loaded = {}
     for split, path in folders.items():
         if unknown := sorted({child.name for child in sub_folders(path)} - set(names)):
             raise ValueError(
-                f"`source`: {path} has classes that {train} lacks: {', '.join(unknown)}."
+                f"`source` must have the classes of {train} in all splits. Received: {path} with "
+                f"{', '.join(unknown)}."
             )
         by_class = [image_files(path / name, skipped) for name in names]
         if split == "train" and [] in by_class:
             empty = train / names[by_class.index([])]
-            raise ValueError(f"`source` has no readable image in {empty}. {LAYOUT}")
+            raise ValueError(
+                f"`source` must have a readable image of every class. Received: none in {empty}. "
+                f"{LAYOUT}"
+            )
         labels = np.repeat(np.arange(len(names)), [len(files) for files in by_class])
         loaded[split] = ImageFiles(itertools.chain(*by_class), folder), labels
     if skipped:
@@ -87,12 +94,13 @@ def _split_folders(folder: Path, splits: bool | None) -> dict[str, Path]:
             names = ", ".join(f"{path.name}/" for path in split_folders + others[:3])
             reason = "" if "train" in by_split else " There is no train/."
             raise ValueError(
-                f"`source`: {names} in {folder} could be splits or classes.{reason} Use "
-                "`kv.data.load_dataset(folder, splits=True)`, or splits=False for classes, or the "
-                f"path of the folder that holds the classes. {LAYOUT}"
+                f"`splits` must be set where folders could be splits or classes. Received: None, "
+                f"for {names} in {folder}.{reason} Pass `splits=True`, "
+                "or splits=False for classes, or the path of the folder that holds the classes. "
+                f"{LAYOUT}"
             )
     if "train" not in by_split:
-        raise ValueError(f"`source`: there is no train/ in {folder}. {LAYOUT}")
+        raise ValueError(f"`source` must have a train/. Received: {folder} without. {LAYOUT}")
     for paths in by_split.values():
         if len(paths) > 1:
             names = " or ".join(f"{path.name}/" for path in paths)
@@ -162,7 +170,7 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
     try:
         entries = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"`labels`: {path} is not JSON: {error}.") from error
+        raise ValueError(f"`labels` must be JSON. Received: {path} ({error}).") from error
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise ValueError(f"`labels` must be lists of integers in 0..999. Received: {path}.")
     files, rows = [], []
@@ -172,14 +180,18 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
             continue
         index = int(number[1]) - 1
         if not 0 <= index < len(entries):
-            raise ValueError(f"`labels`: {path} has {len(entries)} entries, none for {file.name}.")
+            raise ValueError(
+                f"`labels` must have an entry for every image. Received: {path} with "
+                f"{len(entries)}, none for {file.name}."
+            )
         if entries[index]:
             is_label = np.isin(np.arange(len(names)), entries[index])
             files.append(file)
             rows.append(np.float32(is_label / is_label.sum()))
     if not files:
         raise ValueError(
-            f"`folder` {folder} has no image with labels named ILSVRC2012_val_00000001.JPEG, ..."
+            "`folder` must have images with labels, named ILSVRC2012_val_00000001.JPEG, ... "
+            f"Received: {folder} without."
         )
     split = Split(ImageFiles(files), np.stack(rows))
     return Dataset(str(folder), names, train=split, test=split, any_of=True)

@@ -53,15 +53,16 @@ def load_table(path: Path) -> Dataset:
             labels = np.array(np.nan)
         if not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError(
-                "`source` must have a column `label`, or numbers in 0..1 in the columns "
-                f"{shortened(classes, 5)} of {path}."
+                "`source` must have a column `label`, or numbers in 0..1 in its other columns. "
+                f"Received: {path} with the columns {shortened(classes, 5)}."
             )
     rows_of_split: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         name = split_of((row[split] or "train").strip()) if split else "train"
         if name is None:
             raise ValueError(
-                f"`source` {path} has the unknown split {row[split]!r}. Expected train, val, test."
+                f"`source` must have the splits train, val, test. Received: {row[split]!r} in "
+                f"{path}."
             )
         rows_of_split.setdefault(name, []).append(i)
     splits = {
@@ -81,7 +82,10 @@ def _labels(texts: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
     separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
     if separator is None:
         if "" in texts:
-            raise ValueError(f"`source`: row {texts.index('') + 2} of the table has no label.")
+            raise ValueError(
+                "`source` must have a label in every row of a table. Received: none in row "
+                f"{texts.index('') + 2}."
+            )
         names, labels = np.unique(texts, return_inverse=True)
         return names.tolist(), labels
     several = [[name.strip() for name in text.split(separator)] for text in texts]

@@ -77,7 +77,8 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence
     except tfds.core.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         raise ValueError(
-            f"`source`: tensorflow-datasets has no {name!r}. {nearest(name, known)}"
+            f"`source` must be a dataset of tensorflow-datasets after `tfds:`. Received: {name!r}. "
+            f"{nearest(name, known)}"
         ) from error
     available = builder.info.features
     is_dict = isinstance(available, tfds.features.FeaturesDict)

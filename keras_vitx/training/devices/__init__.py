@@ -18,10 +18,6 @@ import numpy as np
 
 Count = int | Literal["all"]
 
-# Columns of one product and rows of the next, so that a pair needs one sum over the devices
-# (Megatron-LM: Shoeybi et al., 2019, Section 3). XLA redistributes a fused `qkv`.
-COLUMNS = r"(?:.*/)?(?:q|k|v|qk|qkv|fc1)"
-ROWS = r"(?:.*/)?(?:attn/proj|fc2)"
 # Minimum size of a sharded variable; a smaller one is not worth a collective.
 MIN_SHARDED = 4096
 
@@ -39,7 +35,7 @@ class Devices:
     process: int = 0
 
 
-def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = False) -> Devices:
+def use_devices(devices: Count, shard_weights: bool = False) -> Devices:
     """Use several devices from now on; call it before creating the model.
 
     ```python
@@ -51,9 +47,6 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     Args:
         devices: Number of devices in all processes; `"all"` for all available ones; 1 to return to
             one device.
-        model_parallel: Number of devices over which each copy of the model is split (JAX only): the
-            projections to queries, keys and values and the first Dense of each MLP by columns, the
-            projections after them by rows. It divides `devices`.
         shard_weights: Whether each weight and its optimizer states are split over the devices,
             which gather the weights of a block to compute it (JAX only).
 
@@ -63,14 +56,13 @@ def use_devices(devices: Count, model_parallel: int = 1, shard_weights: bool = F
     backend = keras.backend.backend()
     if devices != "all" and not (isinstance(devices, (int, np.integer)) and devices >= 1):
         raise ValueError(f"`devices` must be 'all' or at least 1. Received: {devices!r}.")
-    is_split = model_parallel != 1 or shard_weights
-    if (is_split and backend != "jax") or (model_parallel != 1 and shard_weights):
+    if shard_weights and backend != "jax":
         raise ValueError(
-            "Under JAX, `model_parallel` must be 1 or `shard_weights` False; elsewhere, both. "
-            f"Received: {model_parallel} and {shard_weights}, under {backend}."
+            f"`shard_weights` must be False, except under JAX. Received: {shard_weights!r}, under "
+            f"{backend}."
         )
     if backend == "jax":
-        _use_jax(devices, model_parallel, shard_weights)
+        _use_jax(devices, shard_weights)
     elif backend == "tensorflow":
         _use_tensorflow(devices)
     else:
@@ -227,33 +219,22 @@ def device_of() -> tuple[str, int | None, tuple[str, ...]]:
     return "the device", None, ()
 
 
-def _use_jax(devices, model_parallel, shard_weights):
+def _use_jax(devices, shard_weights):
     import jax
 
     if "KERAS_DISTRIBUTION_JOB_ADDRESSES" in os.environ and not jax.distributed.is_initialized():
         keras.distribution.initialize()
     available = keras.distribution.list_devices()
     count = _number(devices, available)
-    if count % model_parallel or not 1 <= model_parallel <= count:
-        raise ValueError(
-            f"`model_parallel` must divide the {count} devices. Received: {model_parallel}."
-        )
     if count == 1:
         keras.distribution.set_distribution(None)
         return
-    if model_parallel == 1:
-        engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
-        # `share_of` splits batches between processes, whatever their source.
-        distribution = engine(devices=available[:count], auto_shard_dataset=False)
-    else:
-        shape = (count // model_parallel, model_parallel)
-        mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), available[:count])
-        distribution = SplitModel(mesh)
-    processes = distribution.num_processes
-    if processes > 1 and (count != len(available) or (count // processes) % model_parallel):
+    engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
+    # `share_of` splits batches between processes, whatever their source.
+    distribution = engine(devices=available[:count], auto_shard_dataset=False)
+    if distribution.num_processes > 1 and count != len(available):
         raise ValueError(
-            f"With several processes, `devices` must be all {len(available)}, and `model_parallel` "
-            f"must divide those of a process. Received: {devices} and {model_parallel}."
+            f"`devices` must be all {len(available)} with several processes. Received: {devices}."
         )
     keras.distribution.set_distribution(distribution)
 
@@ -263,7 +244,8 @@ def _use_tensorflow(devices):
 
     if "TF_CONFIG" in os.environ:
         raise ValueError(
-            "`TF_CONFIG` must be unset: TensorFlow uses one machine. Use JAX or PyTorch on several."
+            "`TF_CONFIG` must be unset, since TensorFlow uses one machine. Received: "
+            f"{os.environ['TF_CONFIG']:.60}. Use JAX or PyTorch on several."
         )
     tf.distribute.experimental_set_strategy(None)
     logical = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
@@ -287,8 +269,8 @@ def _use_torch(devices):
     if not distributed.is_initialized() and not _torchrun():
         if devices not in (1, "all"):
             raise ValueError(
-                "`devices` above 1 needs one process per device under PyTorch: run `torchrun "
-                f"--nproc-per-node {devices} SCRIPT`. Received: {devices}, in a single process."
+                "`devices` must be 1 or 'all' in a single process of PyTorch. Received: "
+                f"{devices}. Run `torchrun --nproc-per-node {devices} SCRIPT`."
             )
         return
     if not distributed.is_initialized():
@@ -321,31 +303,6 @@ def _number(devices: Count, available: Sequence[str]) -> int:
 def _torchrun():
     """Return whether this is one of several processes of `torchrun`."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and "LOCAL_RANK" in os.environ
-
-
-class SplitModel(keras.distribution.ModelParallel):
-    """The split of any family's model over the axes "batch" and "model" of a mesh.
-
-    This includes the loop over depth, in which variables have one more axis in front. Variables
-    that can't be split evenly are copied.
-    """
-
-    def __init__(self, mesh: keras.distribution.DeviceMesh):
-        layouts = keras.distribution.LayoutMap(mesh)
-        layouts[f"{COLUMNS}/kernel"] = (None, "model")
-        layouts[f"{COLUMNS}/bias"] = ("model",)
-        layouts[f"{ROWS}/kernel"] = ("model", None)
-        super().__init__(layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=False)
-
-    def get_variable_layout(self, variable):
-        layout = super().get_variable_layout(variable)
-        mesh, shape = self.device_mesh, variable.shape
-        sizes = {None: 1, **dict(zip(mesh.axis_names, mesh.shape, strict=True))}
-        # Optimizer variables of another shape may have the same path.
-        fits = len(layout.axes) == len(shape) and all(
-            size % sizes[axis] == 0 for axis, size in zip(layout.axes, shape, strict=True)
-        )
-        return layout if fits else keras.distribution.TensorLayout([None] * len(shape), mesh)
 
 
 class ShardedWeights(keras.distribution.DataParallel):

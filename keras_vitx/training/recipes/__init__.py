@@ -23,5 +23,8 @@ def get(recipe: str | os.PathLike | Recipe) -> Recipe:
     if isinstance(recipe, os.PathLike) or os.path.isdir(recipe):
         return Recipe.read(recipe)
     if recipe not in list_recipes():
-        raise ValueError(f"No recipe is named {recipe!r}. {nearest(recipe, list_recipes())}")
+        raise ValueError(
+            "`recipe` must be the name of a recipe, the folder of a run or a `Recipe`. Received: "
+            f"{recipe!r}. {nearest(recipe, list_recipes())}"
+        )
     return importlib.import_module(f"{__name__}.{recipe}").RECIPE
