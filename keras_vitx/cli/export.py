@@ -52,7 +52,7 @@ def main(
     image_size: list[str] | None = Option(
         None, help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"
     ),
-    fuse: bool = Option(True, help="Fold scales into weights first."),
+    fuse: bool = Option(True, help="Fold the norms of attention maps into weights first."),
     verify: bool = Option(True, help="Run the result in its own runtime and compare its outputs."),
     tolerance: float | None = Option(
         None, help="Largest accepted difference, relative to the largest output.", min=0
