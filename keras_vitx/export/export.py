@@ -111,8 +111,8 @@ def export(
         image_sizes: Other `(height, width)` of a SavedModel's images, each with its own
             signature, such as `serve_256x192`. Position embeddings are resampled; all other
             weights are stored once.
-        fuse: Whether to fold the normalizations of attention maps first, by `keras_vitx.fuse`. If that fails, the
-            model is exported unfused, and `Exported.not_fused` is the reason.
+        fuse: Whether to fold the normalizations of attention maps first, by `keras_vitx.fuse`. If
+            that fails, the model is exported unfused, and `Exported.not_fused` is the reason.
         verify: Whether to run the file in its own runtime and compare its outputs with the
             model's before it is moved into place; see `keras_vitx.export.verify`.
         images: Images for the comparison, in the format of the file's input. None means images
