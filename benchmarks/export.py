@@ -1,8 +1,7 @@
-"""Exported files: every cell of the table, precisions, and timm's own files.
+"""Exported files: every cell of the table, and timm's own files.
 
     python benchmarks/export.py table --tiny              # the table of docs/export.md
-    python benchmarks/export.py table --formats onnx --backends jax --models CaiT int8
-    python benchmarks/export.py precisions cifar10.npz CaiT_Mini=cifar10 [SIZE=WEIGHTS ...]
+    python benchmarks/export.py table --formats onnx --backends jax --models CaiT LoRA
     python benchmarks/export.py timm CaiT_S24 ConViT_S
 
 `table`: each cell is `keras_vitx.export(model, path, format)` with its defaults, and its entry the
@@ -10,11 +9,9 @@ largest difference from the model's outputs, relative to the largest output, or 
 there is none. Weights are random, at a scale where every one of them matters. Results are
 appended to `--results` cell by cell, so that a run that was stopped continues there.
 
-`precisions` exports each checkpoint to each runtime in each precision, and prints the size of
-the file, the latency of one image and the top-1 accuracy on the test images of the source.
-"int8-static" is calibrated on its training images. `timm` compares the latency of our ONNX
-files, in float32 and with random weights, with that of timm's own, in ONNX Runtime and OpenVINO,
-at 224 pixels. Latencies are medians over `--rounds`, each in a new process, the files in turns.
+`timm` compares the latency of our ONNX files, in float32 and with random weights, with that of
+timm's own, in ONNX Runtime and OpenVINO, at 224 pixels. Latencies are medians over `--rounds`,
+each in a new process, the files in turns.
 """
 
 import argparse
@@ -41,9 +38,8 @@ FAMILIES = {
     "distilled": ("ViT_Mini", {"distillation_token": True}),
     "dense head": ("RefinedViT_Mini", {"dense_head": True}),
     "LoRA": ("CaiT_Mini", {"class_depth": 1}),
-    "int8": ("ViT_Mini", {}),
 }
-"""Sizes and their changed arguments, by the name of the row; the last two are changed after."""
+"""Sizes and their changed arguments, by the name of the row; the last is changed after."""
 DEPTH = 2
 """Blocks of a model with `--tiny`."""
 
@@ -71,8 +67,6 @@ def make(name: str, tiny: bool):
         variable.assign(keras.ops.convert_to_numpy(variable) + np.abs(noise))
     if name == "LoRA":
         _add_lora(model)
-    if name == "int8":
-        model.quantize("int8")
     return model
 
 
@@ -157,46 +151,11 @@ def table(results: list[dict]) -> str:
     return "\n".join([*lines, "", *(f"({i}) {reason}" for i, reason in enumerate(reasons, 1))])
 
 
-RUNTIMES = ("onnx", "openvino", "litert")
-TIMM = {"CaiT_S24": "cait_s24_224", "ConViT_S": "convit_small"}
-BATCH = 100
-"""Images per call when the accuracy is measured."""
-
-
-def precisions(model, arguments) -> None:
-    """Print the table of one checkpoint."""
-    import keras_vitx as kv
-    from keras_vitx.export.convert import run_file
-    from keras_vitx.export.formats import FORMATS
-
-    test = kv.data.load_dataset(arguments.source, validation_split=0).test
-    count = arguments.count or test.size
-    images = kv.preprocess_input([test.images[index] for index in range(count)], model)
-    labels = test.labels[:count]
-    batches = {str(start): images[start : start + BATCH] for start in range(0, len(images), BATCH)}
-    print(f"{model.name}, {count} test images")
-    print("| runtime | precision | MB | one image, ms | accuracy, % |\n|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        rows = {}
-        for name in arguments.runtimes:
-            for precision in (None, *FORMATS[name].precisions):
-                if arguments.precisions and (precision or "float32") not in arguments.precisions:
-                    continue
-                path = Path(folder, f"{name}-{precision}{FORMATS[name].suffix}")
-                static = {"calibration": arguments.source} if precision == "int8-static" else {}
-                options = {"precision": precision, "verify": False, "verbose": False, **static}
-                exported = kv.export(model, path, name, **options)
-                outputs = run_file(path, FORMATS[name], batches)
-                (output,) = exported.outputs
-                found = np.concatenate([outputs[f"{start}.{output}"] for start in batches])
-                accuracy = 100 * np.mean(found.argmax(axis=-1) == labels)
-                rows[path] = (name, precision or "float32", exported.size / 1e6, accuracy)
-                print(f"... {path.name}: {accuracy:.2f} %", file=sys.stderr, flush=True)
-        files = [(path, row[0], images[:1]) for path, row in rows.items()]
-        latencies = in_turns(files, arguments.rounds)
-    for row, latency in zip(rows.values(), latencies, strict=True):
-        name, precision, size, accuracy = row
-        print(f"| {name} | {precision} | {size:.2f} | {latency:.2f} | {accuracy:.2f} |")
+TIMM = {
+    "CaiT_XXS24": "cait_xxs24_224",
+    "CaiT_S24": "cait_s24_224",
+    "ConViT_S": "convit_small",
+}
 
 
 def in_turns(files: list[tuple], rounds: int) -> list[float]:
@@ -257,24 +216,12 @@ def main() -> None:
     cells.add_argument("--models", nargs="+", default=names, choices=names)
     cells.add_argument("--results", type=Path, default=Path("export_table.jsonl"))
     cells.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    rounded = commands.add_parser("precisions")
-    rounded.add_argument("source", help="as of keras-vitx evaluate, with test images")
-    rounded.add_argument("checkpoints", nargs="+", help="SIZE=WEIGHTS")
-    rounded.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES)
-    rounded.add_argument("--precisions", nargs="+", help="default: all that a runtime has")
-    rounded.add_argument("--count", type=int, help="test images; default: all")
     peers = commands.add_parser("timm")
     peers.add_argument("sizes", nargs="+", choices=TIMM)
-    for command in (rounded, peers):
-        command.add_argument("--rounds", type=int, default=3, help="measurements of each latency")
+    peers.add_argument("--rounds", type=int, default=3, help="measurements of each latency")
     arguments = parser.parse_args()
     if arguments.command == "table":
         run_backend(arguments) if arguments.here else run_table(arguments)
-    for checkpoint in getattr(arguments, "checkpoints", ()):
-        import keras_vitx as kv
-
-        size, _, weights = checkpoint.partition("=")
-        precisions(kv.create_model(size, weights=weights or None), arguments)
     for size in getattr(arguments, "sizes", ()):
         against_timm(size, arguments.rounds)
 

@@ -146,9 +146,6 @@ LAYERS = {
         (6, 8),
         zero_gradients=("pos_proj/bias",),
     ),
-    "PositionalAttention/constant": LayerCase(
-        lambda: PositionalAttention(4, grid=(2, 3), constant_positions=True), (6, 8)
-    ),
     "GatedPositionalAttention": LayerCase(
         lambda: GatedPositionalAttention(4), (9, 8), zero_gradients=("pos_proj/bias",)
     ),
@@ -165,9 +162,6 @@ LAYERS = {
         ),
         (4, 12),
         zero_gradients=("pos_proj/bias",),
-    ),
-    "GatedPositionalAttention/constant": LayerCase(
-        lambda: GatedPositionalAttention(4, grid=(2, 3), constant_positions=True), (6, 8)
     ),
     "GatedPositionalAttention/frozen": LayerCase(
         lambda: GatedPositionalAttention(4, dropout=0.2, trainable=False), (9, 8), random=True
@@ -224,9 +218,6 @@ LAYERS = {
         lambda: Refinement(expansion=1, constraint="spatial", grid=(1, 4)), MAPS
     ),
     "ResidualRefinement": LayerCase(lambda: ResidualRefinement(), MAPS),
-    "ResidualRefinement/plain": LayerCase(
-        lambda: ResidualRefinement(map_scale=0.5, normalize=False), MAPS
-    ),
     "ResidualRefinement/scaled": LayerCase(
         lambda: ResidualRefinement(expansion=2, kernel_size=5, map_scale=0.5), MAPS
     ),
@@ -273,15 +264,9 @@ LAYERS = {
         lambda: PatchEmbedding(8, patch_size=4, stride=3), (13, 9, 3)
     ),
     "ConvStem": LayerCase(lambda: ConvStem(8), (16, 32, 3)),
-    "ConvStem/plain": LayerCase(lambda: ConvStem(8, normalize=False), (16, 32, 3)),
     "ConvStem/three": LayerCase(lambda: ConvStem(6, channels=[4, 5, 6], patch_size=4), (8, 12, 1)),
     "ImagePreprocessing": LayerCase(
         lambda: ImagePreprocessing((6, 8), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4], crop_ratio=0.9),
-        (9, 14, 3),
-        float32=True,
-    ),
-    "ImagePreprocessing/mean": LayerCase(
-        lambda: ImagePreprocessing((6, 8), [0.5] * 3, [0.5] * 3, normalize="mean"),
         (9, 14, 3),
         float32=True,
     ),

@@ -220,7 +220,7 @@ def class_attention(model: keras.Model, images: Any) -> dict[str, np.ndarray]:
 
 def check_model(model: Any, needs_maps: bool = False) -> None:
     """Raise a ValueError unless `model` is a `Chain` with blocks and, if needed, attention maps."""
-    if not (isinstance(model, keras.Model) and hasattr(model, "steps")):
+    if not (isinstance(model, keras.Model) and hasattr(model, "token_layout")):
         name = f" named {model.name!r}" if isinstance(model, keras.Model) else ""
         raise ValueError(
             f"`model` must be a model of keras_vitx, a Chain. Received: {type(model).__name__}"

@@ -38,10 +38,10 @@ def main(
         min=1,
     ),
     logits: bool = Option(False, "--logits", help="Return logits."),
-    precision: Literal["float16", "bfloat16", "int8", "int8-static", "int4"] | None = Option(
+    precision: Literal["float16", "bfloat16"] | None = Option(
         None,
         metavar="DTYPE",
-        help="Stored weights: float16, bfloat16, int8, int8-static or int4. Default: the model's.",
+        help="Stored weights: float16 or bfloat16. Default: the model's.",
     ),
     compute_dtype: Literal["float16", "bfloat16"] | None = Option(
         None, metavar="DTYPE", help="Products in float16 or bfloat16, for GPUs: ONNX, .pt2."
@@ -49,16 +49,10 @@ def main(
     channels_first: bool = Option(
         False, "--channels-first", help="Take images (batch, channels, height, width)."
     ),
-    calibration: str | None = Option(
-        None,
-        help="For int8-static: a folder of images like those that the model will see, or an "
-        ".npz with x_train.",
-        metavar="SOURCE",
-    ),
     image_size: list[str] | None = Option(
         None, help="Another size of a SavedModel. Repeatable.", metavar="HEIGHTxWIDTH"
     ),
-    fuse: bool = Option(True, help="Fold scales into weights first."),
+    fuse: bool = Option(True, help="Fold the norms of attention maps into weights first."),
     verify: bool = Option(True, help="Run the result in its own runtime and compare its outputs."),
     tolerance: float | None = Option(
         None, help="Largest accepted difference, relative to the largest output.", min=0
@@ -86,7 +80,6 @@ def main(
         "precision": precision,
         "compute_dtype": compute_dtype,
         "data_format": "channels_first" if channels_first else "channels_last",
-        "calibration": calibration,
         "fuse": fuse,
         "verify": verify,
         "tolerance": tolerance,

@@ -33,10 +33,6 @@ TOLERANCE_ROUNDED = 5e-2
 """The same in half precision, or if a layer is quantized: rounding activations to int8 or float8
 alone moves outputs by up to 2e-2."""
 
-TOLERANCE_INTEGER = 0.25
-"""The same for weights that the export stores in int8 or int4. It only detects a broken file; see
-`Exported.top1` for the quality of a rounded one."""
-
 
 def verify(
     path: str | os.PathLike,
@@ -60,9 +56,9 @@ def verify(
             least 2. None means eight images of the shipped Fashion-MNIST sample, in the size and
             the preprocessing of the model, or in two sizes if it takes any; in pixels of 0..255 for
             an integer input and for a model with `ImagePreprocessing` or `keras.layers.Rescaling`.
-        tolerance: Largest difference allowed. None means 5e-5; 5e-2 if a layer or the stored
-            weights have lower precision than float32, or a layer is quantized; and 0.25 for
-            weights stored in int8 or int4. A GPU that rounds products to TF32 needs a larger one.
+        tolerance: Largest difference allowed. None means 5e-5, and 5e-2 if a layer or the stored
+            weights have lower precision than float32, or a layer is quantized. A GPU that rounds
+            products to TF32 needs a larger one.
         trust: Whether you trust the file. SavedModel, torch.export and StableHLO files can do more
             than compute, and are only opened with `trust=True`.
 
@@ -117,8 +113,6 @@ def check_difference(difference: float, tolerance: float | None, graph: Graph, p
             for layer in sublayers(model)
         )
         tolerance = TOLERANCE_ROUNDED if is_rounded else TOLERANCE
-        if graph.precision and "int" in graph.precision:
-            tolerance = TOLERANCE_INTEGER
     if not difference <= tolerance:
         raise ValueError(
             f"The file at {str(path)!r} differs from model {model.name!r} by "

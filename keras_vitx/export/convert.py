@@ -23,7 +23,7 @@ from keras_vitx.export.formats import FORMATS
 from keras_vitx.export.formats.base import Format, Graph, file_arithmetic
 from keras_vitx.keras_internals import sublayers
 
-REQUEST, CALIBRATION = "request.json", "calibration.npy"
+REQUEST = "request.json"
 INPUTS, OUTPUTS = "inputs.npz", "outputs.npz"
 PACKAGES = {"keras", "keras_vitx", "builtins"}
 """Packages whose classes and functions every process can import."""
@@ -56,8 +56,6 @@ def convert(
             weights = lora_variables(model).items()
             arrays = {key: ops.convert_to_numpy(ops.cast(each, "float32")) for key, each in weights}
             np.savez(folder / f"{name}.npz", **arrays)
-        if graph.calibration is not None:
-            np.save(folder / CALIBRATION, graph.calibration)
         if batches is not None:
             np.savez(folder / INPUTS, **batches)
         run_python("-m", "keras_vitx.export.convert", folder, path, backend=format.backend)
@@ -169,10 +167,8 @@ def main(folder: str, path: str) -> None:
         arrays = np.load(folder / f"{name}.npz")
         for key, variable in lora_variables(model).items():
             variable.assign(arrays[key])
-    calibration = folder / CALIBRATION
-    images = np.load(calibration) if calibration.exists() else None
     format = FORMATS[request["format"]]
-    convert(Graph(models, calibration=images, **request["graph"]), format, Path(path))
+    convert(Graph(models, **request["graph"]), format, Path(path))
     if (folder / INPUTS).exists():
         runtimes.main(format.name, path, folder / INPUTS, folder / OUTPUTS)
 

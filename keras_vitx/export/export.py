@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from keras_vitx.export.convert import convert
 from keras_vitx.export.formats import format_named, format_of, require
 from keras_vitx.export.formats.base import INPUT
 from keras_vitx.export.fuse import fuse_graph
-from keras_vitx.export.prepare import calibration_images, check, prepare
+from keras_vitx.export.prepare import check, prepare
 from keras_vitx.export.record import (
     Exported,
     atomic_export,
@@ -28,9 +27,6 @@ from keras_vitx.export.record import (
 )
 from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.preprocessing import Preprocessing
-
-COMPARISON_IMAGES = 32
-"""Number of calibration images on which the file and the model are compared."""
 
 
 @contextlib.contextmanager
@@ -58,7 +54,6 @@ def export(
     precision: str | None = None,
     compute_dtype: str | None = None,
     data_format: str = "channels_last",
-    calibration: Any = None,
     image_sizes: Sequence[tuple[int, int]] = (),
     fuse: bool = True,
     verify: bool = True,
@@ -105,29 +100,23 @@ def export(
             is n; True means all classes. Implies `preprocessing=True`.
         precision: Precision of the stored weights. None keeps the model's.
             `"float16"` and `"bfloat16"` halve the file; the computation stays in float32.
-            `"int8"` (and `"int4"`) stores the weights of products in a quarter (an eighth);
-            ONNX Runtime and LiteRT also compute the products in int8, with ranges of the
-            activations measured at run time.
-            `"int8-static"` also fixes the ranges of activations, by `calibration`.
-            Not every format has every precision; the error message has the table.
+            OpenVINO and LiteRT have `"float16"` only. For int8, quantize the exported file by the
+            tools of its runtime.
         compute_dtype: `"float16"` or `"bfloat16"` for ONNX and torch files that compute in half
             precision, which is faster on GPUs, and store weights in it. The classifier, the
             softmax of attention and the statistics of normalizations stay in float32. If the
             runtime of this machine lacks such operations, pass `verify=False`.
         data_format: `"channels_first"` for a file that takes images
             `(batch, channels, height, width)`, which it transposes.
-        calibration: For `"int8-static"`, images like those that the model will see: a folder of
-            images, or another source of `keras_vitx.data.load_dataset`, of which 256 are
-            preprocessed; or an array in the format of the file's input.
         image_sizes: Other `(height, width)` of a SavedModel's images, each with its own
             signature, such as `serve_256x192`. Position embeddings are resampled; all other
             weights are stored once.
-        fuse: Whether to fold scales into weights first, by `keras_vitx.fuse`. If that fails, the
-            model is exported unfused, and `Exported.not_fused` is the reason.
+        fuse: Whether to fold the normalizations of attention maps first, by `keras_vitx.fuse`. If
+            that fails, the model is exported unfused, and `Exported.not_fused` is the reason.
         verify: Whether to run the file in its own runtime and compare its outputs with the
             model's before it is moved into place; see `keras_vitx.export.verify`.
         images: Images for the comparison, in the format of the file's input. None means images
-            of the shipped Fashion-MNIST sample, or 32 of `calibration`.
+            of the shipped Fashion-MNIST sample.
         tolerance: Largest difference allowed; None means the default of `verify`.
         overwrite: Whether to replace a file of the same format at `path`. Anything else is
             never replaced.
@@ -147,12 +136,6 @@ def export(
     check_tolerance(tolerance)
     are_names = not isinstance(imports, str) and all(isinstance(name, str) for name in imports)
     check(are_names, '`imports` must be module names such as ("my_module",).', imports)
-    check(
-        (calibration is not None) == (precision == "int8-static"),
-        "`calibration` must be images like those that the model will see for "
-        "precision='int8-static', and None for others.",
-        (precision, type(calibration)),
-    )
     if serving is not False:
         preprocessing, outputs = preprocessing or True, outputs or "probabilities"
     options = {
@@ -165,13 +148,8 @@ def export(
         "image_sizes": list(image_sizes),
     }
     graph = prepare(model, kind, **options)
-    require(kind, precision)
+    require(kind)
     check_destination(path, kind, overwrite)
-    if calibration is not None:
-        graph = replace(graph, calibration=calibration_images(graph, calibration))
-        if images is None and len(graph.calibration) > 1:
-            # The ranges are not meant for other images.
-            images = graph.calibration[:COMPARISON_IMAGES]
     batches = named_batches(graph, images) if verify else None
 
     seconds: dict[str, float] = {}

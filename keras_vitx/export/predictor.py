@@ -18,7 +18,7 @@ from keras_vitx.data.predictions import class_names
 from keras_vitx.data.preprocessing import normalize, pixels_of, with_channels
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import existing_format, format_of
-from keras_vitx.export.prepare import in_layout, input_dtype, pixels
+from keras_vitx.export.prepare import in_layout, input_dtype
 from keras_vitx.export.record import read_record
 from keras_vitx.layers import ImagePreprocessing
 from keras_vitx.preprocessing import ModelInput, Preprocessing
@@ -220,6 +220,11 @@ def _file_predictor(path: Path, batch_sizes: Sequence[int], trust: bool) -> Pred
         return run(in_layout(batch, data_format))["probabilities"]
 
     return Predictor(probabilities, spec, dtype, record["classes"], batch_sizes)
+
+
+def pixels(channels: int) -> Preprocessing:
+    """Return the `Preprocessing` that keeps pixels in 0..255."""
+    return Preprocessing(mean=[0] * channels, std=[1 / 255] * channels)
 
 
 def is_exported(path: str | os.PathLike) -> bool:

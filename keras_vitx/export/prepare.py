@@ -1,28 +1,20 @@
 """The options of an export, and the graph that they define."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx import data
 from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import class_names
-from keras_vitx.data.sources.folders import image_files
 from keras_vitx.export.formats import FORMATS, table
 from keras_vitx.export.formats.base import HALF_DTYPES, Format, Graph
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
-from keras_vitx.preprocessing import ModelInput, Preprocessing
 
 KINDS = ("probabilities", "logits")
-
-CALIBRATION_IMAGES = 256
-"""Number of images, evenly spaced, from a folder or a source."""
 
 
 def prepare(
@@ -50,8 +42,7 @@ def prepare(
     check(data_format in ("channels_last", "channels_first"), rule, data_format)
     check(
         precision is None or precision in format.precisions,
-        "`precision` must be None or one of the format's (a model quantized by "
-        f'`model.quantize("int8")` is written as it is):\n{table()}\n',
+        f"`precision` must be None or one of the format's:\n{table()}\n",
         (format.name, precision),
     )
     half = [each.name for each in FORMATS.values() if each.half_products]
@@ -69,12 +60,7 @@ def prepare(
         image_sizes,
     )
     check_model(model)
-    quantized = [layer.path for layer in sublayers(model) if layer.quantization_mode == "float8"]
-    check(
-        format.float8 or not quantized,
-        f"`model` must be in float32, half precision, int8 or int4 for the format {format.name!r}.",
-        f"{model.name}, with layers in float8: {quantized[:1]}",
-    )
+    check_quantization(model, format, compute_dtype)
     network = with_outputs(model, outputs)
     names = output_names(network)
     is_classifier = len(names) == 1 and names[0] in KINDS
@@ -118,6 +104,24 @@ def check_model(model: keras.Model) -> None:
     )
 
 
+def check_quantization(model: keras.Model, format: Format, compute_dtype: str | None) -> None:
+    """Check that the format's converter writes the layers that Keras has quantized, if any."""
+    modes = {each.quantization_mode for each in sublayers(model)} - {None}
+    writers = [name for name, each in FORMATS.items() if modes <= set(each.quantized)]
+    check(
+        format.name in writers,
+        f"`model` must not be quantized to {', '.join(sorted(modes))} for the format "
+        f"{format.name!r}, whose converter can't write it. Export it before `model.quantize`, and "
+        f"quantize the file by the tools of its runtime; or choose one of the formats {writers}.",
+        model.name,
+    )
+    check(
+        not (modes and compute_dtype),
+        f"`compute_dtype` must be None for a model quantized to {', '.join(sorted(modes))}.",
+        compute_dtype,
+    )
+
+
 def output_names(model: keras.Model) -> tuple[str, ...]:
     """Return the names of the outputs: the `_kind` of a single one, else keys or layer names."""
     outputs = getattr(model, "output", None)
@@ -142,7 +146,7 @@ def _kind(model):
 
 
 def _last(model):
-    steps = getattr(model, "steps", None) or getattr(model, "operations", None) or model.layers
+    steps = getattr(model, "operations", None) or model.layers
     return steps[-1]
 
 
@@ -158,7 +162,7 @@ def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
         head,
     )
     activation = "softmax" if outputs == "probabilities" else "linear"
-    if hasattr(model, "steps"):
+    if hasattr(model, "token_layout"):
         config = model.get_config()
         config["layers"][-1]["config"]["activation"] = activation
         result = copy = type(model).from_config(config)
@@ -171,33 +175,9 @@ def with_outputs(model: keras.Model, outputs: str | None) -> keras.Model:
     return result
 
 
-def calibration_images(graph: Graph, source: Any) -> np.ndarray:
-    """Return images for the file's input: an array itself, or 256 of a source, preprocessed."""
-    if not isinstance(source, (str, os.PathLike)):
-        return as_input(source, graph.model, "`calibration` must be a folder or an array")
-    folder = Path(source).expanduser()
-    images = image_files(folder) if folder.is_dir() else data.load_dataset(source).train.images
-    check(len(images) > 0, "`calibration` must have images.", str(source))
-    indices = np.unique(np.linspace(0, len(images) - 1, CALIBRATION_IMAGES).astype(int))
-    spec = ModelInput.of(graph.networks["serve"])
-    if graph.preprocessing is not None:
-        # Pixels, which the file preprocesses.
-        size = _uncropped(graph.preprocessing) if None in graph.size else graph.size
-        spec = ModelInput((None, *size, spec.channels), pixels(spec.channels))
-    batch = data.preprocess_input([images[index] for index in indices], spec)
-    if graph.preprocessing is not None:
-        batch = np.rint(batch).astype("uint8")
-    return in_layout(batch, graph.data_format)
-
-
 def _uncropped(layer):
     """Return the size of the images that `layer` crops without resizing."""
     return tuple(round(side / layer.crop_ratio) for side in layer.size)
-
-
-def pixels(channels: int) -> Preprocessing:
-    """Return the `Preprocessing` that keeps pixels in 0..255."""
-    return Preprocessing(mean=[0] * channels, std=[1 / 255] * channels)
 
 
 def in_layout(images: np.ndarray, data_format: str) -> np.ndarray:

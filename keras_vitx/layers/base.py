@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -52,18 +52,6 @@ def check_one_of(name: str, value: Any, known: tuple) -> None:
     """Check an argument that chooses one of several forms."""
     if value not in known:
         raise ValueError(f"`{name}` must be one of {known}. Received: {value!r}.")
-
-
-class InferenceForm(NamedTuple):
-    """The arguments and weights of a layer that differ in an equal form for inference.
-
-    `weights` has variables by names such as `"conv/bias"`; `dropped` names those, and the children,
-    that the form lacks.
-    """
-
-    arguments: dict[str, Any]
-    weights: dict[str, Any]
-    dropped: tuple[str, ...]
 
 
 class Layer(keras.layers.Layer):

@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import InferenceForm, check_one_of, register
+from keras_vitx.layers.base import check_one_of, register
 from keras_vitx.layers.initializers import normal
 
 
@@ -62,8 +62,6 @@ class PositionalAttention(Attention):
             heads beyond the largest square at random, as the public code does.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
-        constant_positions: Whether the positional terms of rows and columns are stored (`by_row`,
-            `by_column`) in place of $v$ and $b$: the form at inference, after `keras_vitx.fuse`.
         **kwargs: Further arguments of `Attention`.
     """
 
@@ -77,7 +75,6 @@ class PositionalAttention(Attention):
         conv_start: bool | str = True,
         locality_strength: float = 1.0,
         qkv_bias: bool = False,
-        constant_positions: bool = False,
         **kwargs,
     ):
         super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
@@ -93,7 +90,6 @@ class PositionalAttention(Attention):
         self.grid = None if grid is None else tuple(grid)
         self.conv_start = conv_start
         self.locality_strength = locality_strength
-        self.constant_positions = constant_positions
 
     def build_projections(self, input_shape):
         patches = input_shape[1]
@@ -107,11 +103,6 @@ class PositionalAttention(Attention):
         identity = {"kernel_initializer": "identity"} if self.conv_start else {}
         self.qk = self.dense(2 * self.width, "qk", input_shape, self.qkv_bias, **content)
         self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias, **identity)
-        if self.constant_positions:
-            for name, side in (("by_row", self.rows), ("by_column", self.columns)):
-                shape = (self.num_heads, side, side)
-                setattr(self, name, self.add_weight(name=name, shape=shape, initializer="zeros"))
-            return
         start = ConvolutionalStart(self.locality_strength)
         kernel = {"kernel_initializer": start} if self.conv_start else {}
         self.pos_proj = self.dense(self.num_heads, "pos_proj", (None, 3), **kernel)
@@ -132,15 +123,8 @@ class PositionalAttention(Attention):
 
         As $|\delta|^2$ is a sum over the axes, so are the logits of a pair of patches.
         """
-        if self.constant_positions:
-            return [ops.cast(part, self.compute_dtype) for part in (self.by_row, self.by_column)]
         offsets = (ops.cast(each, self.compute_dtype) for each in self.offsets())
         return [_heads_first(self.run(self.pos_proj, each)) for each in offsets]
-
-    def exact_positions(self):
-        """Return `positions` in float32, in every precision."""
-        kernel, bias = (ops.cast(w, "float32") for w in (self.pos_proj.kernel, self.pos_proj.bias))
-        return [_heads_first(ops.matmul(offsets, kernel) + bias) for offsets in self.offsets()]
 
     def offsets(self):
         """Return $r$ between all rows, (0, y, y²), and between all columns, (x, 0, x²)."""
@@ -155,13 +139,6 @@ class PositionalAttention(Attention):
         patches = self.rows * self.columns
         return ops.reshape(pairs, (self.num_heads, patches, patches))
 
-    def inference_form(self) -> InferenceForm:
-        """Return the form with constant positions."""
-        if self.constant_positions:
-            return InferenceForm({}, {}, ())
-        weights = dict(zip(("by_row", "by_column"), self.exact_positions(), strict=True))
-        return InferenceForm({"constant_positions": True}, weights, ("pos_proj",))
-
 
 @register
 class GatedPositionalAttention(PositionalAttention):
@@ -175,8 +152,7 @@ class GatedPositionalAttention(PositionalAttention):
     the content term is fused attention. The positional map $P$ is the same for all images, and the
     softmax of a sum over axes is a product over axes, $P_{(r,c),(r',c')} = R_{r,r'} C_{c,c'}$: so
     $P V$ is two products, of $R$ with the rows and of $C$ with the columns of the values of the
-    whole batch. With `constant_positions`, $\sigma(\lambda) R$, $C$ and $1 - \sigma(\lambda)$ are
-    stored. With an `attention_mask`, both softmaxes run over the allowed keys, and nothing is
+    whole batch. With an `attention_mask`, both softmaxes run over the allowed keys, and nothing is
     fused.
 
     Input and output: as of `PositionalAttention`, `(batch, patches, dim)`.
@@ -197,28 +173,23 @@ class GatedPositionalAttention(PositionalAttention):
         self.learn_gates = learn_gates
 
     def build(self, input_shape):
-        name, initial = "gating_param", keras.initializers.Constant(self.gate)
-        if self.constant_positions:
-            name, initial = "content_gate", "ones"
-        gate = self.add_weight(
-            name=name, shape=(self.num_heads,), initializer=initial, trainable=self.learn_gates
+        self.gating_param = self.add_weight(
+            name="gating_param",
+            shape=(self.num_heads,),
+            initializer=keras.initializers.Constant(self.gate),
+            trainable=self.learn_gates,
         )
-        setattr(self, name, gate)
         super().build(input_shape)
 
     def gates(self):
         r"""Return $\sigma(\lambda)$, the weight of the positional map per head, `(heads, 1, 1)`."""
-        gate = self.content_gate if self.constant_positions else self.gating_param
-        gate = ops.reshape(gate, (self.num_heads, 1, 1))
-        return 1 - gate if self.constant_positions else ops.sigmoid(gate)
+        return ops.sigmoid(ops.reshape(self.gating_param, (self.num_heads, 1, 1)))
 
     def gated_positions(self):
         r"""Return $1 - \sigma(\lambda)$, `(heads, 1, 1)`, $\sigma(\lambda) R$ and $C$."""
         gates = ops.cast(self.gates(), self.compute_dtype)
         by_row, by_column = self.positions()
-        if not self.constant_positions:
-            by_row, by_column = gates * ops.softmax(by_row), ops.softmax(by_column)
-        return 1 - gates, by_row, by_column
+        return 1 - gates, gates * ops.softmax(by_row), ops.softmax(by_column)
 
     def logits_of(self, query, key):
         # The content logits only: the positional logits have a softmax of their own.
@@ -251,19 +222,6 @@ class GatedPositionalAttention(PositionalAttention):
         values = ops.reshape(ops.matmul(by_row, merged), ops.shape(values))
         values = ops.matmul(by_column[:, None, None], values)
         return ops.reshape(ops.transpose(values, (2, 1, 3, 0, 4)), ops.shape(value))
-
-    def inference_form(self) -> InferenceForm:
-        """Return the form with constant positions and gates."""
-        if self.constant_positions:
-            return InferenceForm({}, {}, ())
-        gates = ops.sigmoid(ops.cast(self.gating_param, "float32"))
-        by_row, by_column = map(ops.softmax, self.exact_positions())
-        weights = {
-            "content_gate": 1 - gates,
-            "by_row": gates[:, None, None] * by_row,
-            "by_column": by_column,
-        }
-        return InferenceForm({"constant_positions": True}, weights, ("pos_proj", "gating_param"))
 
 
 def renormalized(maps, mask):

@@ -6,9 +6,9 @@ import keras
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import InferenceForm, at_least_float32, check_one_of, register
+from keras_vitx.layers.base import at_least_float32, check_one_of, register
 from keras_vitx.layers.block import Block
-from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1, folded
+from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1
 
 
 @register
@@ -48,11 +48,6 @@ class ReAttention(MapLayer):
         if self.normalize:
             maps = self.run(self.var_norm, maps, training)
         return maps if self.map_scale == 1 else self.map_scale * maps
-
-    def inference_form(self) -> InferenceForm:
-        """Return the form without BN and scale, which are folded into the mix."""
-        weights = folded(self.reatten_matrix, self.var_norm, self.map_scale)
-        return InferenceForm({"map_scale": 1.0, "normalize": False}, weights, ("var_norm",))
 
 
 def DeepAttention(

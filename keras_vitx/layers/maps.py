@@ -1,4 +1,4 @@
-"""Layers over attention maps `(batch, heads, queries, keys)`, and the folding of their norms."""
+"""Layers over attention maps `(batch, heads, queries, keys)`."""
 
 from typing import Any
 
@@ -90,42 +90,3 @@ def MapNormalization(**kwargs) -> keras.layers.BatchNormalization:
     Epsilon and momentum are PyTorch's defaults, as released.
     """
     return keras.layers.BatchNormalization(axis=1, momentum=0.9, epsilon=1e-5, **kwargs)
-
-
-def affine(norm: keras.layers.BatchNormalization | None) -> tuple[Any, Any]:
-    """Return the scale and the shift of a normalization at inference; of None, 1 and 0."""
-    if norm is None:
-        return ops.ones((1,)), ops.zeros((1,))
-    mean, variance = _float32(norm.moving_mean), _float32(norm.moving_variance)
-    scale = ops.rsqrt(variance + norm.epsilon)
-    if norm.gamma is not None:
-        scale = scale * _float32(norm.gamma)
-    shift = -mean * scale
-    return scale, shift if norm.beta is None else shift + _float32(norm.beta)
-
-
-def fold(
-    norm: keras.layers.BatchNormalization | None, kernel: Any, bias: Any = None
-) -> tuple[Any, Any]:
-    """Fold a built batch normalization at inference into the linear layer before it.
-
-    `kernel` is `(heads, ...)`, with one row per normalized head, and `bias` is `(heads,)`.
-    """
-    scale, shift = affine(norm)
-    kernel = _float32(ops.convert_to_tensor(kernel))
-    per_head = ops.reshape(scale, (-1, *[1] * (len(kernel.shape) - 1)))
-    if bias is not None:
-        shift = shift + scale * _float32(ops.convert_to_tensor(bias))
-    return kernel * per_head, shift
-
-
-def folded(
-    layer: keras.layers.Layer, norm: keras.layers.BatchNormalization | None, scale: Any = 1.0
-) -> dict[str, Any]:
-    """Return the weights of a child with the normalization and a scale after it folded in."""
-    kernel, bias = fold(norm, layer.kernel, layer.bias)
-    return {f"{layer.name}/kernel": kernel * scale, f"{layer.name}/bias": bias * scale}
-
-
-def _float32(value):
-    return ops.cast(value, "float32")

@@ -53,9 +53,6 @@ class ImagePreprocessing(Layer):
         std: Standard deviation per channel, for values in 0..1.
         crop_ratio: Side of the crop relative to the shorter side of the resized image.
         interpolation: "bicubic" or "bilinear".
-        normalize: Whether to apply `mean` and `std`. Without, the output is $x$, in 0..255;
-            `"mean"` is $x - 255\,\mathrm{mean}$. In a model of `keras_vitx.fuse`, the patch
-            embedding does the rest.
 
     Attributes:
         takes_pixels: Marks a layer of pixels in 0..255, with which `export.verify` then feeds it.
@@ -74,7 +71,6 @@ class ImagePreprocessing(Layer):
         std: Sequence[float],
         crop_ratio: float = 1.0,
         interpolation: str = "bicubic",
-        normalize: bool | str = True,
         **kwargs,
     ):
         super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
@@ -86,12 +82,10 @@ class ImagePreprocessing(Layer):
                 "`crop_ratio` must be at most the shorter side of `size`. "
                 f"Received: {crop_ratio!r}."
             )
-        check_one_of("normalize", normalize, (True, False, "mean"))
         check_one_of("interpolation", interpolation, tuple(KERNELS))
         self.size, self.mean, self.std = tuple(size), transform.mean, transform.std
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation
-        self.normalize = normalize
         self.image_size: tuple[int | None, int | None] = (None, None)
 
     @classmethod
@@ -134,9 +128,7 @@ class ImagePreprocessing(Layer):
         x = _to_levels(ops.einsum("bhwc,kvw->kbhvc", x, columns))
         x = _to_levels(ops.einsum("bhvc,kuh->kbuvc", x, rows))
         mean, std = (ops.convert_to_tensor(each, "float32") for each in (self.mean, self.std))
-        if self.normalize is True:
-            return (x / 255.0 - mean) / std
-        return x - 255.0 * mean if self.normalize else x
+        return (x / 255.0 - mean) / std
 
     def _matrices_for(self, *sides):
         """Return `_matrices` for images of these sides, which a traced graph may not know."""

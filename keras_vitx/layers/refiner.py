@@ -2,9 +2,9 @@
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
-from keras_vitx.layers.base import InferenceForm, build_all, check_one_of, register
+from keras_vitx.layers.base import build_all, check_one_of, register
 from keras_vitx.layers.initializers import uniform
-from keras_vitx.layers.maps import MapLayer, MapNormalization, affine, convolution_1x1, fold, folded
+from keras_vitx.layers.maps import MapLayer, MapNormalization, convolution_1x1
 
 
 @register
@@ -148,11 +148,7 @@ class ResidualRefinement(MapLayer):
     $$A' = s\,\mathrm{BN}(A + \mathrm{BN}(W_r\,\phi(w * \phi(W_e A)))), \qquad
     \phi = \mathrm{ReLU6} \circ \mathrm{BN},$$
     with $W_e$ to `expansion` times as many maps, $w *$ a convolution of each map, $W_r$ back, and
-    no biases, so that half precision keeps the maps. The paper's own form is `Refinement`. Without
-    BN,
-    $$A' = s\,(c \odot A + W_r\,\phi(w * \phi(W_e A + b_e) + b_w) + b_r), \qquad
-    \phi = \mathrm{ReLU6},$$
-    with biases and a weight $c$ per head (`skip`): the form at inference, after `keras_vitx.fuse`.
+    no biases, so that half precision keeps the maps. The paper's own form is `Refinement`.
 
     Input and output: `(batch, heads, queries, keys)`.
 
@@ -161,67 +157,33 @@ class ResidualRefinement(MapLayer):
             not pass it to its blocks: every released model has 3.
         kernel_size: Side of the convolution, odd.
         map_scale: $s$; in the released code $1/\sqrt d$, with $d$ the size of a head.
-        normalize: Whether to apply BN.
     """
 
-    def __init__(
-        self,
-        expansion: int = 3,
-        kernel_size: int = 3,
-        map_scale: float = 1.0,
-        normalize: bool = True,
-        **kwargs,
-    ):
+    def __init__(self, expansion: int = 3, kernel_size: int = 3, map_scale: float = 1.0, **kwargs):
         super().__init__(**kwargs)
         check_expansion(expansion)
         self.expansion = expansion
         self.kernel_size = kernel_size
         self.map_scale = map_scale
-        self.normalize = normalize
         dtype = self.dtype_policy
-        self.depth_sep_conv = LocalMapConvolution(
-            kernel_size, use_bias=not normalize, dtype=dtype, name="depth_sep_conv"
-        )
+        self.depth_sep_conv = LocalMapConvolution(kernel_size, dtype=dtype, name="depth_sep_conv")
         for name in ("bn1", "bn2", "bn3", "adapt_bn"):
-            setattr(self, name, MapNormalization(dtype=dtype, name=name) if normalize else None)
+            setattr(self, name, MapNormalization(dtype=dtype, name=name))
 
     def build(self, input_shape):
-        heads, has_bias, dtype = input_shape[1], not self.normalize, self.dtype_policy
+        heads, dtype = input_shape[1], self.dtype_policy
         wide = self.expansion * heads
-        self.conv_exp = convolution_1x1(heads, wide, has_bias, dtype=dtype, name="conv_exp")
-        self.conv_pro = convolution_1x1(wide, heads, has_bias, dtype=dtype, name="conv_pro")
+        self.conv_exp = convolution_1x1(heads, wide, False, dtype=dtype, name="conv_exp")
+        self.conv_pro = convolution_1x1(wide, heads, False, dtype=dtype, name="conv_pro")
         layers = [self.conv_exp, self.bn1, self.depth_sep_conv, self.bn2, self.conv_pro, self.bn3]
-        build_all([layer for layer in (*layers, self.adapt_bn) if layer is not None], input_shape)
-        if not self.normalize:
-            self.skip = self.add_weight(name="skip", shape=(heads,), initializer="ones")
+        build_all([*layers, self.adapt_bn], input_shape)
 
     def call(self, maps, training=False):
-        y = ops.relu6(self.norm(self.bn1, self.run(self.conv_exp, maps), training))
-        y = ops.relu6(self.norm(self.bn2, self.run(self.depth_sep_conv, y), training))
-        y = self.norm(self.bn3, self.run(self.conv_pro, y), training)
-        if self.normalize:
-            y = self.run(self.adapt_bn, maps + y, training)
-        else:
-            y = maps * ops.reshape(self.skip, (-1, 1, 1)) + y
+        y = ops.relu6(self.run_all([self.conv_exp, self.bn1], maps, training))
+        y = ops.relu6(self.run_all([self.depth_sep_conv, self.bn2], y, training))
+        y = self.run_all([self.conv_pro, self.bn3], y, training)
+        y = self.run(self.adapt_bn, maps + y, training)
         return y if self.map_scale == 1 else self.map_scale * y
-
-    def norm(self, norm, maps, training):
-        """Apply a BatchNormalization, or None in the form without."""
-        return maps if norm is None else self.run(norm, maps, training)
-
-    def inference_form(self) -> InferenceForm:
-        """Return the form without BN and scale, which are folded into the other weights."""
-        scale, shift = affine(self.adapt_bn)
-        kernel, bias = fold(self.bn3, self.conv_pro.kernel, self.conv_pro.bias)
-        weights = {
-            **folded(self.conv_exp, self.bn1),
-            **folded(self.depth_sep_conv, self.bn2),
-            "conv_pro/kernel": kernel * scale[:, None] * self.map_scale,
-            "conv_pro/bias": (bias * scale + shift) * self.map_scale,
-            "skip": (scale if self.normalize else self.skip) * self.map_scale,
-        }
-        dropped = ("bn1", "bn2", "bn3", "adapt_bn")
-        return InferenceForm({"map_scale": 1.0, "normalize": False}, weights, dropped)
 
 
 def RefinedAttention(

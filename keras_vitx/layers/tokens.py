@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import InferenceForm, Layer, check_one_of, register
+from keras_vitx.layers.base import Layer, check_one_of, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
-from keras_vitx.layers.maps import affine
 
 
 @register
@@ -64,8 +63,6 @@ class ConvStem(Layer):
         dim: Width of a token.
         channels: Channels of each convolution.
         patch_size: Side of a patch in pixels of the image, even. It divides the image's sides.
-        normalize: Whether BatchNormalization follows the convolutions. Without it, they have
-            biases: the form at inference, after `keras_vitx.fuse`.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class ConvStem(Layer):
         dim: int,
         channels: Sequence[int] = (64, 64),
         patch_size: int = 16,
-        normalize: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -85,45 +81,32 @@ class ConvStem(Layer):
         self.dim = dim
         self.channels = tuple(channels)
         self.patch_size = patch_size
-        self.normalize = normalize
 
     def build(self, input_shape):
         self.new_grid = _grid(input_shape, self.patch_size)
         self.convolutions, self.norms = [], []
-        shape, biased = tuple(input_shape), not self.normalize
+        shape = tuple(input_shape)
         for index, channels in enumerate(self.channels, start=1):
             # `call` pads the first: with a stride, Keras's "same" differs from the public code.
             side, form = (7, {"strides": 2}) if index == 1 else (3, {"padding": "same"})
             layer = _convolution(
-                self, f"conv{index}", channels, shape, side, **form, use_bias=biased
+                self, f"conv{index}", channels, shape, side, **form, use_bias=False
             )
             self.convolutions.append(layer)
             shape = (None, input_shape[1] // 2, input_shape[2] // 2, channels)
-            if self.normalize:
-                norm = keras.layers.BatchNormalization(
-                    momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
-                )
-                norm.build(shape)
-                self.norms.append(norm)
+            norm = keras.layers.BatchNormalization(
+                momentum=0.9, epsilon=1e-5, dtype=self.dtype_policy, name=f"bn{index}"
+            )
+            norm.build(shape)
+            self.norms.append(norm)
         half = self.patch_size // 2
         self.proj = _convolution(self, "proj", self.dim, shape, half, strides=half)
 
     def call(self, images, training=False):
         x = ops.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)))
-        for index, layer in enumerate(self.convolutions):
-            x = self.run(layer, x)
-            if self.normalize:
-                x = self.run(self.norms[index], x, training)
-            x = ops.relu(x)
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            x = ops.relu(self.run(norm, self.run(layer, x), training))
         return _flatten(self.run(self.proj, x))
-
-    def inference_form(self) -> InferenceForm:
-        """Return the form without BatchNormalization, which is folded into the convolutions."""
-        weights = {}
-        for layer, norm in zip(self.convolutions, self.norms, strict=False):
-            scale, shift = affine(norm)
-            weights |= {f"{layer.name}/kernel": layer.kernel * scale, f"{layer.name}/bias": shift}
-        return InferenceForm({"normalize": False}, weights, tuple(n.name for n in self.norms))
 
 
 @register

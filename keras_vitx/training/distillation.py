@@ -148,7 +148,7 @@ class TeacherLabels(Wrapped):
 
 def _label_name(student: keras.Model) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
-    if not hasattr(student, "steps"):
+    if not hasattr(student, "token_layout"):
         raise ValueError(
             "`student` must accept several labels per image: a `Chain`, as from "
             f"`keras_vitx.as_chain`. Received: {type(student).__name__} {student.name!r}."

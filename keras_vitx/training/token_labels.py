@@ -51,7 +51,7 @@ class TokenLabels:
         from_logits: bool = False,
         relabel_size: int | None = None,
     ):
-        steps = getattr(model, "steps", ())
+        steps = getattr(model, "layers", ())
         if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
             raise ValueError(
                 "`model` must have a dense head, a classifier of the patches (dense_head=True). "

@@ -199,11 +199,11 @@ def test_export_passes_its_options_on(run, tiny_file, monkeypatch):
     monkeypatch.setattr(type(kv.export), "__call__", staticmethod(export))
     code, out, err = run(
         "export", tiny_file, "model.onnx", "--preprocessing", "--pixels", "40x48", "--logits",
-        "--precision", "int8-static", "--calibration", "photos", "--no-fuse", "--no-verify",
+        "--precision", "bfloat16", "--no-fuse", "--no-verify",
     )  # fmt: skip
     assert code == 0, err
     options = {"format": "onnx", "preprocessing": (40, 48), "outputs": "logits", "fuse": False}
-    options |= {"precision": "int8-static", "calibration": "photos", "verify": False}
+    options |= {"precision": "bfloat16", "verify": False}
     assert options.items() <= given.items()
     assert "onnx: model.onnx, 1.0 MB" in out and "within 1.0e-06" in out
     code, out, _ = run("export", tiny_file, "model", "--image-size", "24x16", "--serving", 3)

@@ -8,7 +8,7 @@ import pytest
 from harness import FAMILIES
 
 import keras_vitx as kv
-from keras_vitx.export.formats import FORMATS, require
+from keras_vitx.export.formats import FORMATS
 
 pytestmark = pytest.mark.backend_free
 
@@ -25,8 +25,7 @@ WRONG = [
     ({"format": "torch", "image_sizes": [(8, 8)]}, "`image_sizes` must be"),
     ({"image_sizes": [8]}, "`image_sizes` must be"),
     ({"images": np.zeros((2, 8, 8, 3))}, "`images` must be"),
-    ({"format": "onnx", "precision": "int8-static"}, "`calibration` must be images"),
-    ({"format": "onnx", "precision": "int8", "calibration": "photos"}, "`calibration` must be"),
+    ({"format": "litert", "precision": "bfloat16"}, "`precision` must be"),
     ({"format": "openvino", "compute_dtype": "float16"}, "`compute_dtype` must be None, or"),
     ({"data_format": "NCHW"}, "`data_format` must be"),
     ({"serving": 0}, "`serving` must be True, False, or the number"),
@@ -80,9 +79,7 @@ def test_wrong_models(make, options, message, tmp_path):
 
 def test_a_missing_package_is_named(unused, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in ("onnxruntime", "nncf") else name
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else name
     )
     with pytest.raises(ImportError, match=r'needs onnxruntime.*pip install "\.\[onnx\]"'):
         kv.export(unused, tmp_path / "m.onnx", "onnx", verbose=False)
-    with pytest.raises(ImportError, match=r"'openvino' in int8 needs nncf.*\[nncf\]"):
-        require(FORMATS["openvino"], "int8")

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, randomize, randomized
+from harness import BACKEND, precision, randomize, randomized
 
 import keras_vitx as kv
 from keras_vitx.export.formats import FORMATS
@@ -41,22 +41,32 @@ def add_lora(model):
 
 
 @pytest.mark.parametrize(
-    "format, name, steps, largest",
+    "format, name, steps",
     [
-        # Keras rounds the activations as well, these files do not.
-        ("onnx", "dense head", "int8", 0.05),
-        ("onnx", "distilled", "int4", 2e-5),
-        ("onnx", "ViT", "int4, lora", 2e-5),
-        ("openvino", "ViT", "int8, lora", 0.05),
-        ("openvino", "distilled", "int4", 2e-5),
-        ("litert", "ViT", "lora, int8", 0.05),
+        ("onnx", "dense head", "int8"),
+        ("onnx", "ViT", "int8, lora"),
+        ("onnx", "ViT", "float8"),
+        ("openvino", "distilled", "int4"),
+        ("openvino", "ViT", "int4, lora"),
+        ("litert", "ViT", "lora, int4"),
+        ("saved_model", "ViT", "int8, lora"),
+        ("torch", "ViT", "int4"),
+        ("stablehlo", "distilled", "int8"),
     ],
 )
-def test_products_become_float32(format, name, steps, largest, tmp_path):
+def test_converters_of_the_backend(format, name, steps, tmp_path):
     if FORMATS[format].backend != BACKEND:
         pytest.skip(f"{FORMATS[format].backend} writes it")
     pytest.importorskip(FORMATS[format].needs[-1])
-    assert difference(name, steps, tmp_path, format) < largest
+    assert difference(name, steps, tmp_path, format) < 2e-5
+
+
+@pytest.mark.parametrize("format, mode", [("onnx", "int8"), ("litert", "int4")])
+def test_half_precision_becomes_float32(format, mode, tmp_path):
+    if FORMATS[format].backend != BACKEND:
+        pytest.skip(f"{FORMATS[format].backend} writes it")
+    with precision("mixed_bfloat16"):
+        assert difference("ViT", mode, tmp_path, format) < 0.05
 
 
 @pytest.mark.backend_free
@@ -66,8 +76,12 @@ def test_lora_reaches_another_backend_unrounded(tmp_path):
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("format", [name for name in FORMATS if not FORMATS[name].float8])
-def test_float8_is_refused(format, tmp_path):
-    with pytest.raises(ValueError, match=r"`model` must be in .* for .*'\. Received: .*float8"):
-        difference("ViT", "float8", tmp_path, format)
+@pytest.mark.parametrize(
+    "format, mode",
+    [("onnx", "int4"), ("openvino", "int8"), ("litert", "int8"), ("litert", "float8")],
+)
+def test_what_a_converter_lacks_is_refused(format, mode, tmp_path):
+    words = f"`model` must not be quantized to {mode} for the format '{format}'"
+    with pytest.raises(ValueError, match=words):
+        difference("ViT", mode, tmp_path, format)
     assert not list(tmp_path.iterdir())

@@ -156,15 +156,12 @@ def _(layer: kvl.Refinement, maps, training=False):
 @plain.register
 def _(layer: kvl.ResidualRefinement, maps, training=False):
     def relu6_of_norm(norm, x):
-        return np.clip(batch_norm(norm, x, training) if norm else x, 0, 6)
+        return np.clip(batch_norm(norm, x, training), 0, 6)
 
     y = relu6_of_norm(layer.bn1, mix(layer.conv_exp, maps))
     y = relu6_of_norm(layer.bn2, local(layer.depth_sep_conv, y))
     y = mix(layer.conv_pro, y)
-    if layer.normalize:
-        y = batch_norm(layer.adapt_bn, maps + batch_norm(layer.bn3, y, training), training)
-    else:
-        y = value(layer.skip)[:, None, None] * maps + y
+    y = batch_norm(layer.adapt_bn, maps + batch_norm(layer.bn3, y, training), training)
     return layer.map_scale * y
 
 
@@ -251,8 +248,7 @@ def _(layer: kvl.ConvStem, x, training=False):
     for index, part in enumerate(layer.convolutions):
         stride, padding = (2, 3) if index == 0 else (1, 1)
         x = convolution(x, value(part.kernel), stride, padding)
-        x = batch_norm(layer.norms[index], x, training) if layer.normalize else x + value(part.bias)
-        x = np.maximum(x, 0)
+        x = np.maximum(batch_norm(layer.norms[index], x, training), 0)
     return project(layer.proj, x, layer.patch_size // 2)
 
 
@@ -356,25 +352,12 @@ def own_maps(layer, maps, mask):
     maps = softmax(maps, mask)
     if not isinstance(layer, kvl.GatedPositionalAttention):
         return maps
-    if layer.constant_positions:
-        gates = 1 - value(layer.content_gate)[:, None, None]
-        # Stored are the gates times R, and C.
-        positional = positional_logits(layer, np.multiply)
-        if mask is not True:
-            positional = np.where(mask, positional, 0)
-            sums = positional.sum(-1, keepdims=True)
-            positional = gates * positional / np.where(sums > 0, sums, 1)
-        return (1 - gates) * maps + positional
     gates = sigmoid(value(layer.gating_param))[:, None, None]
     return (1 - gates) * maps + gates * softmax(positional_logits(layer)[None] + 0 * maps, mask)
 
 
-def positional_logits(layer, combine=np.add):
+def positional_logits(layer):
     """Return the logits of each pair of patches, `(heads, patches, patches)`."""
-    if layer.constant_positions:
-        by_row, by_column = value(layer.by_row), value(layer.by_column)
-        pairs = combine(by_row[:, :, None, :, None], by_column[:, None, :, None, :])
-        return pairs.reshape(layer.num_heads, *2 * (layer.rows * layer.columns,))
     return dense(layer.pos_proj, offsets((layer.rows, layer.columns))).transpose(2, 0, 1)
 
 

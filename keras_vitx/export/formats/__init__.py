@@ -41,15 +41,12 @@ def table() -> str:
     )
 
 
-def require(format: Format, precision: str | None = None) -> None:
+def require(format: Format) -> None:
     """Check that the packages of a format are installed, without importing them."""
-    needs = [(package, format.extra, "") for package in format.needs]
-    if format.quantizer and precision and "int" in precision:
-        needs.append((format.quantizer, format.quantizer, f" in {precision}"))
-    for package, extra, detail in needs:
+    for package in format.needs:
         if importlib.util.find_spec(package) is None:
-            message = f"The format {format.name!r}{detail} needs {package}, which is not installed"
-            raise ImportError(needs_extra(message, extra))
+            message = f"The format {format.name!r} needs {package}, which is not installed"
+            raise ImportError(needs_extra(message, format.extra))
 
 
 def existing_format(path: Path, trust: bool) -> Format:

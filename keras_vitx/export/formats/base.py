@@ -25,8 +25,8 @@ class Graph:
 
     `networks` are the network as "serve", and for other image sizes by their signatures;
     `preprocessing` is the layer that takes pixels, of `size`. `precision` is that of the stored
-    weights, `compute_dtype` half precision of the layers, `top` the number of classes that a
-    server's signature returns, and `calibration` images in the format of the file's input.
+    weights, `compute_dtype` half precision of the layers, and `top` the number of classes that a
+    server's signature returns.
     """
 
     networks: Mapping[str, keras.Model]
@@ -38,7 +38,6 @@ class Graph:
     compute_dtype: str | None = None
     classes: tuple[str, ...] = ()
     top: int = 0
-    calibration: np.ndarray | None = None
 
     @functools.cached_property
     def models(self) -> dict[str, keras.Model]:
@@ -82,12 +81,11 @@ class Format:
         needs: Packages that write it, and last the one that runs it; `extra` installs them.
         matches: Whether a path holds this format, by its first bytes or file names.
         risk: The harm that opening an untrusted file may do; empty if it can only compute.
-        float32: Whether half precision and int8 products of the model are written in float32.
+        float32: Whether half precision of the model is written in float32.
         any_size: Whether preprocessing inside the file takes images of any size.
         precisions: Precisions of stored weights, besides the model's.
         half_products: Whether products may be in half precision, by `compute_dtype`.
-        float8: Whether it takes models that are quantized to float8.
-        quantizer: The package that quantizes its files, if it is not in `needs`.
+        quantized: How the layers of a model may be quantized by `model.quantize`.
     """
 
     name: str
@@ -104,8 +102,7 @@ class Format:
     companion: str = ""
     precisions: tuple[str, ...] = ("float16", "bfloat16")
     half_products: bool = False
-    float8: bool = True
-    quantizer: str = ""
+    quantized: tuple[str, ...] = ("int8", "int4", "float8")
 
 
 def starts_with(*beginnings: bytes, at: int = 0) -> Callable[[Path], bool]:
@@ -141,70 +138,29 @@ def file_arithmetic(graph: Graph, format: Format) -> Iterator[None]:
     """Let layers compute in the dtypes of the file within the context.
 
     With `graph.compute_dtype`, all layers but the classifier compute in half precision. With
-    `format.float32`, mixed precision becomes float32, and so do products in int8 and int4.
+    `format.float32`, mixed precision becomes float32.
     """
-    policies, products = {}, []
+    policies = {}
     for model in graph.models.values():
         classifier = sublayers(_last(model))
         for layer in sublayers(model):
-            mode = layer.quantization_mode
-            if graph.compute_dtype and layer not in classifier:
-                policies[layer] = f"mixed_{graph.compute_dtype}"
-            if not format.float32 or graph.compute_dtype:
-                continue
-            if mode is None and layer.compute_dtype in HALF_DTYPES:
-                policies[layer] = "float32"
-            if mode in ("int8", "int4") and isinstance(layer, keras.layers.Dense):
-                products.append(layer)
+            if graph.compute_dtype:
+                if layer not in classifier:
+                    policies[layer] = f"mixed_{graph.compute_dtype}"
+            elif format.float32 and layer.compute_dtype in HALF_DTYPES:
+                # "int8_from_mixed_bfloat16" becomes "int8_from_float32".
+                quantized, separator, _ = layer.dtype_policy.name.rpartition("_from_")
+                policies[layer] = f"{quantized}{separator}float32"
     old_policies = {layer: layer.dtype_policy for layer in policies}
     try:
         for layer, policy in policies.items():
             layer.dtype_policy = policy
-        for layer in products:
-            # An instance attribute shadows the method.
-            layer.quantized_call = functools.partial(_product, layer, _kernel(layer))
         yield
     finally:
         for layer, policy in old_policies.items():
             layer.dtype_policy = policy
-        for layer in products:
-            vars(layer).pop("quantized_call", None)
 
 
 def _last(model: keras.Model) -> keras.layers.Layer:
-    last = (getattr(model, "steps", None) or model.layers)[-1]
+    last = model.layers[-1]
     return _last(last) if isinstance(last, keras.Model) else last
-
-
-def _kernel(layer):
-    """Return the kernel of a layer in int8, or unpacked from int4, `(groups, rows, columns)`."""
-    kernel = next(variable for variable in layer.weights if variable.name == "kernel")
-    if layer.quantization_mode == "int8":
-        return kernel
-    kernel = ops.convert_to_numpy(keras.quantizers.unpack_int4(kernel.value, layer.units, axis=-1))
-    if not hasattr(layer, "kernel_zero"):
-        return kernel
-    groups, rows = layer.kernel_zero.shape[0], np.sum(ops.convert_to_numpy(layer.g_idx) == 0)
-    return np.pad(kernel, ((0, groups * rows - len(kernel)), (0, 0))).reshape(groups, rows, -1)
-
-
-def _product(layer, kernel, inputs, training=None):
-    r"""Return $x W + b$ of a layer in int8 or int4, in float32.
-
-    $W$ is $K / s$, or $(K - z) s$ with the zero and the scale of each group of rows in int4. LoRA
-    adds $\frac{\alpha}{r} x A B$.
-    """
-    x, kernel, scale = (ops.cast(each, "float32") for each in (inputs, kernel, layer.kernel_scale))
-    if hasattr(layer, "kernel_zero"):
-        zero = ops.cast(layer.kernel_zero, "float32")
-        kernel = (kernel - zero[:, None]) * scale[:, None]
-        kernel = ops.reshape(kernel, (-1, layer.units))[: x.shape[-1]]
-    else:
-        kernel = kernel / scale
-    y = ops.matmul(x, kernel)
-    if layer.lora_enabled:
-        update = ops.matmul(ops.matmul(x, layer.lora_kernel_a), layer.lora_kernel_b)
-        y = y + layer.lora_alpha / layer.lora_rank * update
-    if layer.bias is not None:
-        y = y + ops.cast(layer.bias, "float32")
-    return ops.cast(layer.activation(y), layer.compute_dtype)

@@ -1,20 +1,14 @@
 """ONNX, by PyTorch's exporter."""
 
 import logging
-import tempfile
 import warnings
 from pathlib import Path
-
-import numpy as np
 
 from keras_vitx.export.formats.base import HALF_DTYPES, INPUT, Format, Graph, starts_with
 from keras_vitx.export.formats.torch import program_of
 
 OPSET = 20
 """The first with GELU."""
-
-PRODUCTS = ["MatMul", "Gemm", "Conv"]
-"""Operations that compute in int8, in fixed ranges; all others stay in float32."""
 
 
 def write(graph: Graph, path: Path) -> None:
@@ -35,8 +29,6 @@ def write(graph: Graph, path: Path) -> None:
     model = program.model_proto
     if graph.compute_dtype:
         _halve_norms(model, HALF_DTYPES[graph.compute_dtype])
-    if graph.precision in ("int8", "int8-static"):
-        model = _quantize(model, graph.calibration)
     onnx.checker.check_model(model)
     onnx.save(model, path)
 
@@ -95,30 +87,6 @@ def _halve_norms(model, dtype) -> None:
                 constants[name].CopyFrom(numpy_helper.from_array(values, name))
 
 
-def _quantize(model, calibration: np.ndarray | None):
-    """Return the model in int8, with ranges of activations from run time or from calibration."""
-    import onnx
-    from onnxruntime import quantization
-
-    class Images(quantization.CalibrationDataReader):
-        def __init__(self):
-            self.batches = ({INPUT: image[None]} for image in calibration)
-
-        def get_next(self):
-            return next(self.batches, None)
-
-    options = {"per_channel": True, "weight_type": quantization.QuantType.QInt8}
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder, "quantized.onnx"))
-        if calibration is None:
-            quantization.quantize_dynamic(model, path, op_types_to_quantize=["MatMul"], **options)
-        else:
-            quantization.quantize_static(
-                model, path, Images(), op_types_to_quantize=PRODUCTS, **options
-            )
-        return onnx.load(path)
-
-
 FORMAT = Format(
     name="onnx",
     title="ONNX data",
@@ -131,6 +99,7 @@ FORMAT = Format(
     matches=starts_with(b"\x08"),
     float32=True,
     any_size=True,
-    precisions=("float16", "bfloat16", "int8", "int8-static"),
     half_products=True,
+    # ONNX Runtime 1.27 refuses the operations that unpack int4.
+    quantized=("int8", "float8"),
 )
