@@ -322,7 +322,7 @@ def test_what_a_folder_holds_stays(tmp_path, monkeypatch):
         raise OSError("the disk is full")
 
     before = content()
-    monkeypatch.setattr("keras_vitx.models.saving.save_safetensors", fail)
+    monkeypatch.setattr("keras_vitx.weights.saving.save_safetensors", fail)
     with pytest.raises(OSError, match="the disk is full"):
         kv.save(FAMILIES["CaiT"](), folder, overwrite=True)
     assert content() == before
@@ -412,7 +412,7 @@ def hub(tmp_path, monkeypatch):
 @backend_free
 @pytest.mark.parametrize("name", ["CaiT", "int8"])
 def test_from_the_hub(hub, folders, name, monkeypatch):
-    from keras_vitx.models import saving
+    from keras_vitx.weights import saving
 
     branch = hub("someone/model", folders[name]) / "refs" / "main"
     download = saving.download

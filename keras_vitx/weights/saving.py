@@ -17,18 +17,10 @@ import numpy as np
 
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import sublayers, without_tensorflow
-from keras_vitx.models.build import create_model
-from keras_vitx.models.chain import Chain
 from keras_vitx.renamed import renamed_arguments
-from keras_vitx.weights import (
-    check_archive,
-    checkpoints_of,
-    convert,
-    has_checkpoint_names,
-    model_card,
-    save_safetensors,
-)
-from keras_vitx.weights.card import image_processor
+from keras_vitx.weights.card import image_processor, model_card
+from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
+from keras_vitx.weights.convert import convert, has_checkpoint_names
 from keras_vitx.weights.description import (
     CONFIG,
     KERAS_WEIGHTS,
@@ -39,7 +31,8 @@ from keras_vitx.weights.description import (
 )
 from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
 from keras_vitx.weights.load import warn_not_finite
-from keras_vitx.weights.reading import open_checked_h5, open_weights
+from keras_vitx.weights.reading import check_archive, open_checked_h5, open_weights
+from keras_vitx.weights.save import save_safetensors
 
 # What a config may name in Keras, by where it is defined. Of layers, the kinds that only compute:
 # others can run code from their config, or open files named in it.
@@ -55,7 +48,7 @@ CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 @renamed_arguments(licence="license")
 @without_tensorflow()
 def save(
-    model: Chain,
+    model: keras.Model,
     folder: str | os.PathLike,
     *,
     recipe: Any = None,
@@ -89,7 +82,7 @@ def save(
         ValueError: if an argument is invalid.
         OSError: if the folder is not empty or can't be written.
     """
-    if not isinstance(model, Chain):
+    if not _is_chain(model):
         raise ValueError(
             f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
         )
@@ -213,7 +206,8 @@ def _load_from_hub(address: Address, custom_objects: dict) -> keras.Model:
         if known.source == SCHEME + address.repository:
             tokens = {"distillation_token": True} if known.distillation_token else {}
             pinned = str(address._replace(file=known.file)) if address.revision else known.name
-            return create_model(known.constructor, weights=pinned, classes=known.classes, **tokens)
+            constructor = CONSTRUCTORS[known.constructor]
+            return constructor(weights=pinned, classes=known.classes, **tokens)
     path = download(address._replace(file=CONFIG))
     if path.parent.parent.name == "snapshots":
         # The same commit, should the branch move before the weights are downloaded.
@@ -244,7 +238,7 @@ def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
         ) from error
 
 
-def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
+def _from_config(config: dict[str, Any], custom_objects: dict) -> keras.Model:
     """Return the model of a config, with new weights."""
     try:
         refused = sorted(foreign_objects(config).keys() - custom_objects.keys())
@@ -254,14 +248,14 @@ def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
                 "If it is a class of yours, give it in `custom_objects`."
             )
         model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
-        if not isinstance(model, Chain):
+        if not _is_chain(model):
             raise ValueError(f"it describes a {type(model).__name__}, not a model of keras_vitx")
     except Exception as error:  # Keras raises whatever a bad config provokes.
         raise ValueError(f"{CONFIG} can't be used: {_reason(error)}") from error
     return model
 
 
-def _fill(model: Chain, name: str, weights: Path) -> None:
+def _fill(model: keras.Model, name: str, weights: Path) -> None:
     """Load every weight of the model from the file that is called `name` in its folder."""
     if name == SAFETENSORS:
         with open_weights(weights, model, name) as checkpoint:
@@ -314,6 +308,11 @@ def push(folder: str | os.PathLike, repository: str, *, private: bool = False) -
     return upload(folder, repository, [CONFIG, CARD, PREPROCESSOR, weights], private)
 
 
+def _is_chain(model: Any) -> bool:
+    # By its registered name, as the models import the weights.
+    return isinstance(model, keras.saving.get_registered_object("keras_vitx>Chain"))
+
+
 def _reason(error: Exception) -> str:
     # Keras puts the cause of an error after the whole config.
     text = str(error).rpartition("Exception encountered: ")[2].strip()
@@ -329,7 +328,8 @@ def _as_data(recipe: Any) -> Any:
     except (TypeError, ValueError):
         pass
     raise ValueError(
-        f"`recipe` must be a string, a Recipe, or a dictionary that JSON can hold. Received: {recipe!r}."
+        "`recipe` must be a string, a Recipe, or a dictionary that JSON can hold. "
+        f"Received: {recipe!r}."
     )
 
 
