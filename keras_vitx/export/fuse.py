@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.export.formats.base import Graph
-from keras_vitx.keras_internals import children, sublayers, without_tensorflow
+from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import (
     MLP,
     AccumulatingAttention,
@@ -46,7 +46,6 @@ LAST = {MLP: "fc2", **dict.fromkeys(ATTENTION, "proj")}
 """The last `Dense` of each layer that may be a branch of a block."""
 
 
-@without_tensorflow()
 def fuse(model: keras.Model) -> keras.Model:
     """Return an equal model for inference, with fewer operations.
 

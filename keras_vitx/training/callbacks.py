@@ -15,7 +15,6 @@ import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write
-from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
@@ -200,7 +199,7 @@ class KeepBest(keras.callbacks.Callback):
                 self.epoch, self.logs, self.values = epoch + 1, logs, values
                 if self.output is not None:
                     path = self.output / f"{self.result}.keras"
-                    with atomic_write(path) as temporary, single_process(), without_tensorflow():
+                    with atomic_write(path) as temporary, single_process():
                         self.model.save(temporary)
         if self.patience is not None and epoch + 1 - self.epoch >= self.patience:
             log.info("Training ends, as no epoch was better than epoch %d.", self.epoch)

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write, remove_stale
-from keras_vitx.keras_internals import sublayers, without_tensorflow
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.renamed import renamed_arguments
 from keras_vitx.weights.card import image_processor, model_card
 from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
@@ -46,7 +46,6 @@ CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
 
 @renamed_arguments(licence="license")
-@without_tensorflow()
 def save(
     model: keras.Model,
     folder: str | os.PathLike,

@@ -1,6 +1,7 @@
 """Models in folders, hub repositories and `.keras` files: `kv.save`, `kv.load`, `kv.push`."""
 
 import copy
+import importlib.util
 import json
 import re
 import shutil
@@ -619,3 +620,26 @@ def test_what_is_loaded_during_saves_is_of_one_version(tmp_path):
         saver.kill()
         saver.wait()
     assert seen == {("one 0", 1.0), ("two 0", 2.0)}
+
+
+IN_THREADS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import keras
+import keras_vitx as kv
+models = [
+    kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5) for _ in range(4)
+]
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda i: kv.save(models[i], f"{sys.argv[1]}/{i}"), range(4)))
+keras.layers.StringLookup(vocabulary=["a"])
+import tensorflow as tf
+drawn = [keras.utils.set_random_seed(1) or float(tf.random.uniform(())) for _ in range(2)]
+assert drawn[0] == drawn[1], drawn
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_saving_in_threads_changes_nothing_of_keras(tmp_path):
+    run_python(IN_THREADS, tmp_path)
+    assert len(list(tmp_path.glob("*/config.json"))) == 4
