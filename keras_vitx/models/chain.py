@@ -1,5 +1,7 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +13,10 @@ from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.models.several_heads import TrainsHeads
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.serialized import check_registered
 from keras_vitx.weights.positions import resample
 
+log = logging.getLogger(__name__)
 Grid = tuple[int, int]
 
 
@@ -77,6 +81,14 @@ class ImageModel(keras.Model):
             # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)
         return x
+
+    def save(self, filepath: str | os.PathLike, **arguments: Any) -> None:
+        """Save the model as Keras does, with a warning about classes that are not registered."""
+        try:
+            check_registered(self)
+        except ValueError as error:
+            log.warning("%s To load the file: `custom_objects`.", error)
+        super().save(filepath, **arguments)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""

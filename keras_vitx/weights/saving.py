@@ -18,6 +18,7 @@ import numpy as np
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.renamed import renamed_arguments
+from keras_vitx.serialized import check_registered, objects_in
 from keras_vitx.weights.card import image_processor, model_card
 from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
 from keras_vitx.weights.convert import convert, has_checkpoint_names
@@ -34,8 +35,9 @@ from keras_vitx.weights.load import warn_not_finite
 from keras_vitx.weights.reading import check_archive, open_checked_h5, open_weights
 from keras_vitx.weights.save import save_safetensors
 
-# What a config may name in Keras, by where it is defined. Of layers, the kinds that only compute:
-# others can run code from their config, or open files named in it.
+# The classes of Keras that a config may name, by their modules. Of layers, the kinds that only
+# compute: others can run code from their config, or open files named in it.
+_ACTIVATIONS = "keras.src.activations.activations"
 _PLAIN = re.compile(
     r"keras\.src\.(?:activations\.activations|constraints|dtype_policies|initializers|quantizers"
     r"|regularizers|layers\.(?:activations|attention|convolutional|merging|normalization|pooling"
@@ -78,7 +80,8 @@ def save(
             it are replaced; all others are kept.
 
     Raises:
-        ValueError: if an argument is invalid.
+        ValueError: if an argument is invalid, or a class or a function in the model is not
+            registered with Keras.
         OSError: if the folder is not empty or can't be written.
     """
     if not _is_chain(model):
@@ -109,6 +112,7 @@ def save(
             "overwrite=True to replace the model in it."
         )
 
+    check_registered(model)
     config = keras.saving.serialize_keras_object(model)
     # The layers build themselves, and the compile config is not saved.
     config = {key: config[key] for key in config if key not in ("build_config", "compile_config")}
@@ -222,17 +226,13 @@ def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
     try:
         return keras.saving.load_model(path, custom_objects, compile=False)
     except Exception as error:  # Keras raises whatever a bad config provokes.
-        unknown = [
-            name
-            for name, module in foreign_objects(config).items()
-            if name not in custom_objects
-            and keras.saving.get_registered_object(name) is None
-            and (module or "").partition(".")[0] != "keras"
-        ]
+        config.pop("compile_config", None)
+        missing = {name for name, found in objects_in(config) if found is None}
+        unknown = sorted(missing - custom_objects.keys())
         if not unknown:
             raise ValueError(f"Keras can't load it: {_reason(error)}") from error
         raise ValueError(
-            f"it uses {', '.join(sorted(unknown))}, unknown here. Import the module of yours that "
+            f"it uses {', '.join(unknown)}, unknown here. Import the module of yours that "
             "registers it with Keras, or give the class of yours in `custom_objects`."
         ) from error
 
@@ -332,51 +332,13 @@ def _as_data(recipe: Any) -> Any:
     )
 
 
-def foreign_objects(config: Any) -> dict[str, str | None]:
-    """Return the objects of a config from outside this package and plain Keras.
-
-    The result has their defining modules, according to the config, by registered name.
-    """
-    objects, nodes = {}, [config]
-    for node in nodes:
-        if isinstance(node, dict):
-            nodes.extend(node.values())
-            if "class_name" in node:
-                name, is_allowed = _resolve(node)
-                if not is_allowed:
-                    module = node.get("module")
-                    objects[str(name)] = module if isinstance(module, str) else None
-        elif isinstance(node, (list, tuple)):
-            nodes.extend(node)
-        elif isinstance(node, str) and ">" in node:
-            # Keras replaces a registered name by the object anywhere in a config.
-            registered = keras.saving.get_registered_object(node)
-            if registered is not None and not _is_ours(registered):
-                objects.setdefault(node, getattr(registered, "__module__", None))
-    return objects
+def foreign_objects(config: Any) -> dict[str, Any]:
+    """Return the objects of a config that `load` refuses, by name; None for those not found."""
+    return {name: found for name, found in objects_in(config) if not _is_allowed(found)}
 
 
-def _resolve(entry: dict) -> tuple[Any, bool]:
-    """Return the name that Keras resolves, registered or not, and whether it is allowed."""
-    name, module = entry["class_name"], entry.get("module")
-    registered = entry.get("registered_name", name)
-    if name == "function":
-        name = registered = entry.get("config")
-        module = "keras.activations" if module in ("builtins", "keras.activations") else None
-    if not isinstance(name, str) or not isinstance(registered, str | None):
-        return name, False
-    # Keras looks up registered objects first.
-    known = keras.saving.get_registered_object(registered)
-    if known is not None:
-        return registered or name, _is_ours(known)
-    package, _, module = (module if isinstance(module, str) else "").partition(".")
-    if package != "keras" or "." in module:
-        return registered or name, False
-    known = getattr(getattr(keras, module, None) if module else keras, name, None)
-    is_kind = isinstance(known, type) or (module == "activations" and callable(known))
-    is_plain = is_kind and _PLAIN.match(getattr(known, "__module__", "")) is not None
-    return registered or name, is_plain
-
-
-def _is_ours(known: Any) -> bool:
-    return getattr(known, "__module__", "").split(".")[0] == "keras_vitx"
+def _is_allowed(found: Any) -> bool:
+    """Return whether an object is of this package, or one of Keras that only computes."""
+    module = getattr(found, "__module__", None) or ""
+    is_plain_class = isinstance(found, type) and _PLAIN.match(module) is not None
+    return is_plain_class or module.partition(".")[0] == LIBRARY or module == _ACTIVATIONS

@@ -24,6 +24,7 @@ from keras_vitx.layers import (
     ContextBroadcasting,
     GatedPositionalAttention,
     HeadMixing,
+    MapLayer,
     ReAttention,
 )
 
@@ -338,6 +339,91 @@ def test_objects_of_your_own(tmp_path):
     loaded = kv.load(tmp_path / "model", custom_objects={"tests>Doubled": Doubled})
     close(outputs(loaded), outputs(model), 1e-6)
     assert 'custom_objects={"tests>Doubled": Doubled})' in card_of(tmp_path / "model").text
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Holding(MapLayer):
+    """A user-defined layer with any argument."""
+
+    def __init__(self, value, **kwargs):
+        super().__init__(**kwargs)
+        self.value = value
+
+    def call(self, maps):
+        return maps
+
+
+HELD = {
+    "booleans": np.tri(5, dtype=bool),
+    "half": np.arange(3, dtype="float16"),
+    "bfloat16": lambda: keras.ops.ones((2, 3), "bfloat16"),
+    "integers": np.arange(4, dtype="int64"),
+    "tensor": lambda: keras.ops.convert_to_tensor(numbers((2, 3))),
+    "not finite": np.array([np.nan, np.inf]),
+    "scalar": np.float32(0.5),
+    "nested": {"a": [np.ones(2), {"b": np.int64(3)}], "c": (1, 2), "d": "tests > none"},
+    "bytes": b"abc",
+    "slice": slice(1, None, 2),
+    "ellipsis": ...,
+}
+
+
+@pytest.mark.parametrize("value", HELD)
+def test_plain_data_as_an_argument_of_your_layer(tmp_path, value):
+    value = HELD[value]() if callable(HELD[value]) else HELD[value]
+    layer = Holding(value, name="mine")
+    model = FAMILIES["ViT"](attention=lambda i: Attention(2, on_weights=[layer]))
+    kv.save(model, tmp_path / "model")
+    loaded = kv.load(tmp_path / "model", custom_objects={"tests>Holding": Holding})
+    (found,) = loaded.get_layer("blocks_0").attention.on_weights
+    before, after = (keras.tree.flatten([one]) for one in (value, found.value))
+    assert len(before) == len(after)
+    for one, other in zip(before, after, strict=True):
+        if hasattr(one, "dtype"):
+            np.testing.assert_array_equal(array(one), array(other))
+            assert np.ndim(one) == 0 or one.dtype == other.dtype
+        else:
+            assert one == other
+
+
+class Unregistered(MapLayer):
+    """A layer that is not registered with Keras."""
+
+    def call(self, maps):
+        return maps
+
+
+def unregistered(x):
+    """Stand for a function of the user's."""
+    return x
+
+
+UNREGISTERED = {
+    "Unregistered": lambda: FAMILIES["ViT"](
+        attention=lambda i: Attention(2, on_weights=[Unregistered()])
+    ),
+    "unregistered": lambda: FAMILIES["ViT"](mlp=lambda i: MLP(2.0, activation=unregistered)),
+    "a lambda": lambda: FAMILIES["ViT"](mlp=lambda i: MLP(2.0, activation=lambda x: x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+@pytest.mark.parametrize("name", UNREGISTERED)
+def test_what_is_not_registered_is_noticed_when_it_is_saved(tmp_path, caplog, name):
+    model = UNREGISTERED[name]()
+    words = rf"`model` must be .*registered with Keras.*Received: {name}, not registered\. Decorate"
+    with pytest.raises(ValueError, match=words):
+        kv.save(model, tmp_path / "model")
+    before = outputs(model)
+    with pytest.raises(ValueError, match=words):
+        kv.fit(model, (IMAGES, np.zeros(2)), output=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(outputs(model), before)
+    model.save(tmp_path / "model.keras")
+    assert f"Received: {name}, not registered" in caplog.text
+    caplog.clear()
+    FAMILIES["ViT"]().save(tmp_path / "plain.keras")
+    assert not caplog.records
 
 
 DAMAGES = {
