@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vitx.layers.base import register, serialize
@@ -57,7 +58,7 @@ class ImageModel(keras.Model):
         self.autocast = False
         self.family = family
         self.preprocessing = preprocessing
-        self.class_names = None if class_names is None else tuple(class_names)
+        self.class_names = class_names
         self.scan = scan
         self.remat = remat
 
@@ -69,6 +70,20 @@ class ImageModel(keras.Model):
     @preprocessing.setter
     def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
         self._preprocessing = None if value is None else Preprocessing.of(value)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, in the order of the outputs; any sequence may be assigned."""
+        return self._class_names
+
+    @class_names.setter
+    def class_names(self, value: Sequence[str] | None):
+        if isinstance(value, str):
+            raise ValueError(f"`class_names` must be a sequence of names. Received: {value!r}.")
+        names = None if value is None else tuple(value)
+        self._class_names = names and tuple(
+            name.item() if isinstance(name, np.generic) else name for name in names
+        )
 
     def as_images(self, inputs: Any) -> Any:
         """Return the inputs of the model as one tensor of their dtype."""

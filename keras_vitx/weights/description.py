@@ -69,9 +69,6 @@ def from_config(config: Any) -> Description:
         config = config["config"]
         grids = [layer["config"].get("grid") for layer in config["layers"]]
         names = config.get("class_names")
-        if isinstance(names, list):
-            # Keras serializes NumPy numbers as dictionaries.
-            names = [name["config"]["value"] if isinstance(name, dict) else name for name in names]
         return _description(
             CONFIG,
             model=config.get("name"),

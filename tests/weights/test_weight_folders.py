@@ -386,6 +386,22 @@ def test_plain_data_as_an_argument_of_your_layer(tmp_path, value):
             assert one == other
 
 
+@pytest.mark.parametrize("kind", ["strings", "integers", "list"])
+def test_class_names_as_numpy_arrays(tmp_path, kind):
+    names = {"strings": np.array(NAMES), "integers": np.arange(5), "list": [*map(np.str_, NAMES)]}
+    model = FAMILIES["CaiT"]()
+    model.class_names = names[kind]
+    kv.save(model, tmp_path / "model")
+    model.save(tmp_path / "model.keras")
+    expected = tuple(range(5)) if kind == "integers" else NAMES
+    for path in (tmp_path / "model", tmp_path / "model.keras"):
+        assert kv.load(path).class_names == model.class_names == expected
+    loaded = FAMILIES["CaiT"](weights=tmp_path / "model")
+    assert loaded.class_names == tuple(map(str, expected))
+    with pytest.raises(ValueError, match=r"`class_names` must be a sequence.*Received: 'cat'"):
+        model.class_names = "cat"
+
+
 class Unregistered(MapLayer):
     """A layer that is not registered with Keras."""
 
