@@ -1,6 +1,5 @@
 """Measures of a model, averaged over any number of images."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -107,9 +106,6 @@ def measure(
 
 def check_measure(name: str) -> str:
     """Return the name of a measure; raise a ValueError if it is unknown."""
-    if name == "attention_centre":
-        warnings.warn("It is now `attention_center`.", DeprecationWarning, stacklevel=3)
-        return "attention_center"
     if name not in MEASURES:
         raise ValueError(f"There is no measure {name!r}. {nearest_names(name, MEASURES)}")
     return name

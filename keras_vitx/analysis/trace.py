@@ -3,7 +3,6 @@
 All of `keras_vitx.analysis` that needs a forward pass uses `trace`.
 """
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,12 +57,6 @@ class BlockTrace:
     def before(self) -> np.ndarray | None:
         """The maps before modification: those of the softmax, or else the shared ones."""
         return self.shared if self.softmax is None else self.softmax
-
-    @property
-    def carried(self) -> np.ndarray | None:
-        """The earlier name of `shared`."""
-        warnings.warn("`carried` is now `shared`.", DeprecationWarning, stacklevel=2)
-        return self.shared
 
     @property
     def attention_input(self) -> np.ndarray | None:

@@ -140,7 +140,7 @@ def _check(
     """Check the arguments that don't depend on the data."""
     for name in settings.keys() & {"optimizer", "loss", "metrics"}:
         raise ValueError(
-            f"`{name}` is no longer an argument of `fit`. Call `model.compile(optimizer, loss, "
+            f"`{name}` is not an argument of `fit`. Call `model.compile(optimizer, loss, "
             "metrics)` before `fit` instead."
         )
     if head not in ("match", "keep", "fresh"):

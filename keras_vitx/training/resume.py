@@ -22,7 +22,6 @@ from safetensors.numpy import save_file
 from keras_vitx.data import Pipelines
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training
-from keras_vitx.renamed import renamed_arguments
 from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
@@ -41,7 +40,6 @@ NOT_COMPARED = re.compile(
 )
 
 
-@renamed_arguments(facts="config")
 def resumable_fit(
     model: keras.Model,
     batches: Any,
@@ -155,8 +153,7 @@ def _state_to_continue(model, folder, config, epochs):
         return None
     finished = bool(state.get("finished"))
     is_extended = finished and epochs > state["epochs"]
-    # In files of earlier versions, the configuration is nested.
-    check_same(flatten(state["facts"]), config, EXTENDED if is_extended else ())
+    check_same(state["facts"], config, EXTENDED if is_extended else ())
     assign(model, state["arrays"])
     if state["backend"] != keras.backend.backend():
         text = "The training on %s continues on %s, but not bit for bit."

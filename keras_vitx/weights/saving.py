@@ -17,7 +17,6 @@ import numpy as np
 
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.renamed import renamed_arguments
 from keras_vitx.serialized import check_registered, objects_in
 from keras_vitx.weights.card import image_processor, model_card
 from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
@@ -47,7 +46,6 @@ _PLAIN = re.compile(
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
 
-@renamed_arguments(licence="license")
 def save(
     model: keras.Model,
     folder: str | os.PathLike,

@@ -101,8 +101,6 @@ def test_shared_maps():
     assert shared.softmax is None
     np.testing.assert_array_equal(shared.shared, first.maps)
     assert shared.before is shared.shared
-    with pytest.warns(DeprecationWarning, match="`shared`"):
-        assert shared.carried is shared.shared
     assert np.abs(shared.maps - shared.shared).max() > 1e-2
     # The third block adds the maps of the first, which the second passes on unrefined.
     np.testing.assert_array_equal(adding.shared, first.maps)

@@ -178,8 +178,8 @@ def test_a_replaced_photo_is_other_data(write_pictures, tmp_path):
 
 
 @pytest.mark.backend_free
-def test_the_nested_configuration_of_earlier_versions():
-    """Today's is flat; names that only one of both has are not compared."""
+def test_flat_configurations_are_compared_by_name():
+    """Names that only one of both has are not compared."""
     before = {"recipe": {"schedule": {"epochs": 2}, "old": 1}, "shapes": [[3, 4]], "names": ["a"]}
     now = {"recipe": {"schedule": {"epochs": 3}, "new": 2}, "shapes": [(3, 4)], "names": ["a"]}
     flat = flatten(now)
