@@ -190,13 +190,13 @@ class KeepBest(keras.callbacks.Callback):
         self.rows.append({"epoch": epoch + 1, **logs, **(self.clock.row if self.clock else {})})
         self._write_history()
         with ema_weights(self.model):
-            values = copied_values(self._variables())
             if not np.isfinite(logs.get("val_loss", 0.0)):
                 raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
-            if not all(np.isfinite(value).all() for value in values):
+            if not all(_is_finite(variable) for variable in self._variables()):
                 raise FloatingPointError(f"The weights after epoch {epoch + 1} are not finite.")
             if self._is_best(logs):
-                self.epoch, self.logs, self.values = epoch + 1, logs, values
+                self.epoch, self.logs = epoch + 1, logs
+                self.values = copied_values(self._variables())
                 if self.output is not None:
                     path = self.output / f"{self.result}.keras"
                     with atomic_write(path) as temporary, single_process():
@@ -256,6 +256,10 @@ def verbosity(verbose: str | int) -> int:
     if verbose != "auto":
         return int(verbose)
     return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+
+
+def _is_finite(variable):
+    return np.isfinite(keras.ops.convert_to_numpy(variable.value)).all()
 
 
 def _last_learning_rate(model):

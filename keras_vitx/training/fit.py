@@ -113,6 +113,9 @@ def fit(
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
         clock = Clock(len(labels))
         best = run.best = KeepBest(model, output, recipe.result, clock, recipe.patience)
+        config = {"recipe": recipe.to_dict(), "seed": seed}
+        if output is not None:
+            config["data"] = fingerprint(batches)
         first = [run, StopAtNonFinite(batches.train)]
         if batches.validation is not None:
             first += [Validate(lambda: evaluator.measures(batches.validation))]
@@ -125,7 +128,7 @@ def fit(
             keep=keep,
             resume=resume,
             callbacks=[*first, clock, best, *callbacks],
-            config={"recipe": recipe.to_dict(), "seed": seed, "data": fingerprint(batches)},
+            config=config,
             **options,
         )
         log.info(best.restore())
