@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.files import atomic_write, remove_stale
+from keras_vitx.files import atomic_write, locked, remove_stale
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.serialized import check_registered, objects_in
 from keras_vitx.weights.card import image_processor, model_card
@@ -26,6 +26,7 @@ from keras_vitx.weights.description import (
     KERAS_WEIGHTS,
     LIBRARY,
     SAFETENSORS,
+    is_model_folder,
     open_folder,
     read_config,
 )
@@ -133,24 +134,26 @@ def save(
     processor = model.preprocessing and image_processor(model.preprocessing, model.input_shape[1:3])
     if processor is not None:
         texts[PREPROCESSOR] = json.dumps(processor, indent=1) + "\n"
-    remove_stale(folder)
-    with atomic_write(folder) as temporary:
-        temporary.mkdir()
-        if folder.exists():
-            # A copy of the other files, so that a failure leaves the folder unchanged.
-            files = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
-            ignore = {os.fspath(folder): files}
-            shutil.copytree(
-                folder,
-                temporary,
-                symlinks=True,
-                ignore=lambda here, _: ignore.get(str(here), ()),
-                dirs_exist_ok=True,
-            )
-        for name, text in texts.items():
-            (temporary / name).write_text(text, "utf-8")
-        write = save_safetensors if weights == SAFETENSORS else keras.Model.save_weights
-        write(model, temporary / weights)
+    # Others that save here wait, so that none misses files that another has copied.
+    with locked(folder):
+        remove_stale(folder)
+        with atomic_write(folder) as temporary:
+            temporary.mkdir()
+            if folder.exists():
+                # A copy of the other files, so that a failure leaves the folder unchanged.
+                files = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
+                ignore = {os.fspath(folder): files}
+                shutil.copytree(
+                    folder,
+                    temporary,
+                    symlinks=True,
+                    ignore=lambda here, _: ignore.get(str(here), ()),
+                    dirs_exist_ok=True,
+                )
+            for name, text in texts.items():
+                (temporary / name).write_text(text, "utf-8")
+            write = save_safetensors if weights == SAFETENSORS else keras.Model.save_weights
+            write(model, temporary / weights)
 
 
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
@@ -181,7 +184,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     try:
         if source.startswith(SCHEME):
             model = _load_from_hub(parse(source), custom_objects)
-        elif path.is_dir():
+        elif is_model_folder(path) or path.is_dir():
             with open_folder(path) as (config, name, weights):
                 model = _from_config(config, custom_objects)
                 _fill(model, name, weights)

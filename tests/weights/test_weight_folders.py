@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from unittest import mock
 
@@ -328,6 +329,23 @@ def test_what_a_folder_holds_stays(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the disk is full"):
         kv.save(FAMILIES["CaiT"](), folder, overwrite=True)
     assert content() == before
+
+
+@backend_free
+def test_several_savers_of_one_folder_keep_what_else_it_holds(tmp_path):
+    folder, models = tmp_path / "model", [FAMILIES["Mixer"](classes=3 + i) for i in range(3)]
+    kv.save(models[0], folder)
+    (folder / "notes.txt").write_text("precious")
+
+    def save(model):
+        for _ in range(8):
+            kv.save(model, folder, overwrite=True)
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        list(pool.map(save, models))
+    assert (folder / "notes.txt").read_text() == "precious"
+    assert kv.load(folder).output_shape[-1] in (3, 4, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @backend_free
