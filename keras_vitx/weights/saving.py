@@ -63,9 +63,8 @@ def save(
     `preprocessor_config.json` (the preprocessing, as Transformers' image processors spell it),
     `README.md` (a model card) and `model.safetensors`, the weights with the names of PyTorch
     checkpoints. If a variable has no such name (LoRA, quantized layers, layers of other families
-    or custom layers), the weights are stored in `model.weights.h5` instead. The folder is written
-    atomically: a program that loads it meanwhile sees the old model or the new one. `push` uploads
-    it.
+    or custom layers), the weights are stored in `model.weights.h5` instead. A program that loads
+    the folder meanwhile gets the old model or the new one. `push` uploads it.
 
     Args:
         model: A model of this package.
