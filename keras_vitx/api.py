@@ -17,10 +17,10 @@ from keras_vitx.data import decode_predictions
 from keras_vitx.export.fuse import fuse
 from keras_vitx.export.predictor import predictor
 from keras_vitx.models import as_chain, create_model, features, list_models
-from keras_vitx.models.saving import load, push, save
 from keras_vitx.models.sizes import *  # noqa: F403 - every family and size
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.training import evaluate, fit
+from keras_vitx.weights.saving import load, push, save
 
 if _typing.TYPE_CHECKING:  # Editors do not see that the module can be called.
     from keras_vitx.export.export import export

@@ -1,17 +1,17 @@
 """Atomic writes of files and folders."""
 
 import contextlib
-import ctypes
+import errno
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows, where no folder is locked, nor removed if it is left.
-    fcntl = None
+from filelock import FileLock, Timeout
+
+LOCK = "lock"  # A file in a hidden folder.
 
 
 @contextlib.contextmanager
@@ -35,63 +35,69 @@ def temporary_beside(path: Path) -> Iterator[Path]:
         while True:
             folder = Path(tempfile.mkdtemp(prefix=f"{_hidden(path)}-", dir=path.parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            stack.enter_context(_locked(folder))
-            # Unless it was removed before it was locked.
-            if folder.exists():
+            # Unless `remove_stale` was faster.
+            with contextlib.suppress(Timeout, FileNotFoundError):
+                stack.enter_context(FileLock(folder / LOCK, blocking=False))
                 break
         yield folder / path.name
 
 
 def move(temporary: Path, path: Path) -> None:
-    """Put a file or a folder in the place of `path`, in one step.
+    """Put a file or a folder in the place of `path`.
 
-    If the system can't exchange folders, a kill in between leaves none; `remove_stale` restores it.
+    A folder can't be renamed to one that isn't empty, which is set aside first. A kill in between
+    leaves none; `remove_stale` restores it.
     """
-    if not path.is_dir() or path.is_symlink():
-        temporary.replace(path)
-    elif not _exchange(temporary, path):
-        # A folder can't be renamed to one that isn't empty.
-        old = _old(temporary)
-        path.rename(old)
-        try:
-            temporary.rename(path)
-        except OSError:
-            old.rename(path)
-            raise
+    old = _old(temporary)
+    try:
+        while True:
+            try:
+                temporary.replace(path)
+                return
+            except OSError as error:
+                is_windows = os.name == "nt" and temporary.is_dir() and path.is_dir()
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) and not is_windows:
+                    raise
+            # Another process may put its own here before the next turn.
+            shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(old)
+    finally:
+        _restore(old, path)
+
+
+def is_being_moved(path: Path) -> bool:
+    """Return whether a process has set the folder at `path` aside, to put another in its place."""
+    folders = path.parent.glob(f"{glob.escape(_hidden(path))}-*")
+    return any(_old(folder / path.name).exists() for folder in folders)
 
 
 def remove_stale(path: Path) -> None:
     """Remove what killed processes left of `path`, but not what others are writing."""
-    if not path.parent.is_dir():
-        return
-    for folder in path.parent.iterdir():
+    for folder in path.parent.glob(f"{glob.escape(_hidden(path))}-*"):
         if folder.name.rpartition("-")[0] != _hidden(path):
             continue
-        with _locked(folder) as is_free:
-            if is_free:
-                old = _old(folder / path.name)
-                if old.exists() and not os.path.lexists(path):
-                    old.rename(path)
-                shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # A `Timeout` if it is locked.
+            with FileLock(folder / LOCK, blocking=False):
+                _restore(_old(folder / path.name), path)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder, and yield whether no other process holds it. A lock ends with its process."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # It is gone, or the system opens no folders (Windows).
-        yield False
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_free = True
-    except OSError:
-        is_free = False
-    try:
-        yield is_free
-    finally:
-        os.close(handle)
+def locked(path: Path) -> Iterator[None]:
+    """Wait for other processes that hold the lock of `path`, and hold it."""
+    file = path.with_name(f".{path.name}.lock")
+    with FileLock(file):
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows can't remove an open file.
+                file.unlink()
+
+
+def _restore(old: Path, path: Path) -> None:
+    if old.exists() and not os.path.lexists(path):
+        old.rename(path)
 
 
 def _hidden(path: Path) -> str:
@@ -100,14 +106,6 @@ def _hidden(path: Path) -> str:
 
 def _old(temporary: Path) -> Path:
     return temporary.with_name(f"{temporary.name}.old")
-
-
-def _exchange(path: Path, other: Path) -> bool:
-    """Exchange two paths in one step, and return whether the system can (Linux)."""
-    rename = None if os.name == "nt" else getattr(ctypes.CDLL(None), "renameat2", None)
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    names = os.fsencode(path), os.fsencode(other)
-    return rename is not None and rename(here, names[0], here, names[1], exchange) == 0
 
 
 def check_writable(path: str | os.PathLike) -> None:

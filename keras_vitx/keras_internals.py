@@ -5,13 +5,10 @@ test per name, so that an incompatible Keras release fails there first.
 """
 
 import contextlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras.src.backend import AutocastScope
-from keras.src.utils import module_utils
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -32,19 +29,6 @@ def remat_mode(layer: keras.layers.Layer) -> Any:
 def logits_of(probabilities: Any) -> Any:
     """Return the logits that Keras keeps with a softmax or sigmoid, or None (always under JAX)."""
     return getattr(probabilities, "_keras_logits", None)
-
-
-@contextlib.contextmanager
-def without_tensorflow() -> Iterator[None]:
-    """Let Keras serialize without importing TensorFlow, 2 s, to know its types, unless it is."""
-    lazy = module_utils.tensorflow
-    known = lazy._available
-    if "tensorflow" not in sys.modules:
-        lazy._available = False
-    try:
-        yield
-    finally:
-        lazy._available = known
 
 
 def autocast(dtype: str | None) -> contextlib.AbstractContextManager:

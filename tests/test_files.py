@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from keras_vitx.files import atomic_write, remove_stale
+from keras_vitx.files import atomic_write, is_being_moved, remove_stale
 
 pytestmark = pytest.mark.backend_free
 
@@ -82,3 +84,81 @@ def test_the_folder_of_the_user(tmp_path, monkeypatch):
     with atomic_write("~/file.txt") as temporary:
         temporary.write_text("x")
     assert (tmp_path / "file.txt").exists()
+
+
+def folder_of(path, text):
+    """Write a folder with one file, in the place of another."""
+    with atomic_write(path) as temporary:
+        temporary.mkdir()
+        (temporary / "file").write_text(text)
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path):
+    for text in ("old", "new"):
+        folder_of(tmp_path / "folder", text)
+        assert (tmp_path / "folder" / "file").read_text() == text
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("stop", [OSError("full"), KeyboardInterrupt()])
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch, stop):
+    path, renamed = tmp_path / "folder", Path.rename
+    folder_of(path, "old")
+
+    def aside_and_stop(here, target):
+        renamed(here, target)
+        monkeypatch.undo()
+        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(stop))
+
+    monkeypatch.setattr(Path, "rename", aside_and_stop)
+    with pytest.raises(type(stop)):
+        folder_of(path, "new")
+    monkeypatch.undo()
+    assert (path / "file").read_text() == "old"
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_file_does_not_replace_a_folder(tmp_path):
+    folder_of(tmp_path / "folder", "mine")
+    with pytest.raises(OSError), atomic_write(tmp_path / "folder") as temporary:
+        temporary.write_text("x")
+    assert (tmp_path / "folder" / "file").read_text() == "mine"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from keras_vitx.files import atomic_write
+path, rename = Path(sys.argv[1]), Path.rename
+def aside(here, target):
+    rename(here, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = aside
+with atomic_write(path) as temporary:
+    temporary.mkdir()
+"""
+
+
+def test_a_folder_that_a_killed_process_set_aside_is_restored(tmp_path):
+    path = tmp_path / "folder"
+    folder_of(path, "old")
+    environment = {**os.environ, "KERAS_VITX_WORKER": "1"}
+    done = subprocess.run([sys.executable, "-c", KILLED, path], env=environment)
+    assert done.returncode == -signal.SIGKILL and is_being_moved(path) and not path.exists()
+    remove_stale(path)
+    assert (path / "file").read_text() == "old"
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_writers_of_one_folder(tmp_path):
+    """Each sees its own or a later one; none fails, and nothing is left."""
+    path, texts = tmp_path / "folder", [str(number) for number in range(4)]
+
+    def write(text):
+        for _ in range(50):
+            folder_of(path, text)
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(write, texts))
+    assert (path / "file").read_text() in texts
+    assert os.listdir(tmp_path) == ["folder"]

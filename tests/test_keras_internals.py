@@ -1,7 +1,6 @@
 """Contract tests of the private names of Keras that the package uses; it uses no others."""
 
 import ast
-import sys
 
 import keras
 import numpy as np
@@ -113,9 +112,3 @@ def test_a_seed_generator_of_a_built_layer_is_replaced():
 def test_a_sigmoid_keeps_its_logits():
     logits = keras.ops.convert_to_tensor([20.0])
     assert keras_internals.logits_of(keras.activations.sigmoid(logits)) is logits
-
-
-def test_keras_serializes_without_importing_tensorflow():
-    lazy = keras_internals.module_utils.tensorflow
-    with keras_internals.without_tensorflow():
-        assert lazy.available == ("tensorflow" in sys.modules)

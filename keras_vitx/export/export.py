@@ -25,7 +25,6 @@ from keras_vitx.export.record import (
     files_of,
     write_record,
 )
-from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.preprocessing import Preprocessing
 
 
@@ -41,7 +40,6 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-@without_tensorflow()
 @_without_garbage_collection()
 def export(
     model: keras.Model,

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.export.formats.base import Graph
-from keras_vitx.keras_internals import children, sublayers, without_tensorflow
+from keras_vitx.keras_internals import children, sublayers
 from keras_vitx.layers import HeadMixing, LocalMapConvolution, ReAttention, ResidualRefinement
 from keras_vitx.layers.base import build_all, register, serialize
 from keras_vitx.layers.maps import MapLayer, convolution_1x1
@@ -17,7 +17,6 @@ Arrays = dict[int, list[np.ndarray]]
 """The weights of layers that change, by their `id`, in the order of `weights`."""
 
 
-@without_tensorflow()
 def fuse(model: keras.Model) -> keras.Model:
     """Return an equal model for inference, with fewer operations.
 

@@ -21,6 +21,7 @@ from keras_vitx.models.checks import are_counts
 from keras_vitx.models.network import Layers, Network
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
+from keras_vitx.weights.catalog import CONSTRUCTORS
 from keras_vitx.weights.load import entry_of
 from keras_vitx.weights.names import Identity, Table, register
 
@@ -29,7 +30,7 @@ Constructor = Callable[..., keras.Model]
 FAMILIES: dict[str, Constructor] = {}
 """The constructor of every family, by name."""
 
-MODELS: dict[str, Constructor] = {}
+MODELS: dict[str, Constructor] = CONSTRUCTORS
 """The constructor of every size, by name.
 
 Each has the attributes `family`, its name, `preprocessing`, and `data`, its arguments.

@@ -1,9 +1,12 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vitx.layers.base import at_least_float32, freeze_parts, frozen_parts, register, serialize
@@ -11,8 +14,10 @@ from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.models.several_heads import TrainsHeads
 from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.serialized import check_registered
 from keras_vitx.weights.positions import resample
 
+log = logging.getLogger(__name__)
 Grid = tuple[int, int]
 
 
@@ -55,7 +60,7 @@ class ImageModel(keras.Model):
         self.autocast = False
         self.family = family
         self.preprocessing = preprocessing
-        self.class_names = None if class_names is None else tuple(class_names)
+        self.class_names = class_names
         self.scan = scan
         self.remat = remat
 
@@ -68,6 +73,20 @@ class ImageModel(keras.Model):
     def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
         self._preprocessing = None if value is None else Preprocessing.of(value)
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, in the order of the outputs; any sequence may be assigned."""
+        return self._class_names
+
+    @class_names.setter
+    def class_names(self, value: Sequence[str] | None):
+        if isinstance(value, str):
+            raise ValueError(f"`class_names` must be a sequence of names. Received: {value!r}.")
+        names = None if value is None else tuple(value)
+        self._class_names = names and tuple(
+            name.item() if isinstance(name, np.generic) else name for name in names
+        )
+
     def as_images(self, inputs: Any) -> Any:
         """Return the inputs of the model as one tensor of their dtype."""
         return ops.convert_to_tensor(keras.tree.flatten(inputs)[0], dtype=self.inputs[0].dtype)
@@ -79,6 +98,14 @@ class ImageModel(keras.Model):
             # `add_loss` of a functional model raises.
             keras.layers.Layer.add_loss(self, loss)
         return x
+
+    def save(self, filepath: str | os.PathLike, **arguments: Any) -> None:
+        """Save the model as Keras does, with a warning about classes that are not registered."""
+        try:
+            check_registered(self)
+        except ValueError as error:
+            log.warning("%s To load the file: `custom_objects`.", error)
+        super().save(filepath, **arguments)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""

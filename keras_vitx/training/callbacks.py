@@ -15,7 +15,6 @@ import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write
-from keras_vitx.keras_internals import without_tensorflow
 from keras_vitx.text import csv_cell
 from keras_vitx.training.devices import is_chief, single_process
 from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
@@ -191,16 +190,16 @@ class KeepBest(keras.callbacks.Callback):
         self.rows.append({"epoch": epoch + 1, **logs, **(self.clock.row if self.clock else {})})
         self._write_history()
         with ema_weights(self.model):
-            values = copied_values(self._variables())
             if not np.isfinite(logs.get("val_loss", 0.0)):
                 raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
-            if not all(np.isfinite(value).all() for value in values):
+            if not all(_is_finite(variable) for variable in self._variables()):
                 raise FloatingPointError(f"The weights after epoch {epoch + 1} are not finite.")
             if self._is_best(logs):
-                self.epoch, self.logs, self.values = epoch + 1, logs, values
+                self.epoch, self.logs = epoch + 1, logs
+                self.values = copied_values(self._variables())
                 if self.output is not None:
                     path = self.output / f"{self.result}.keras"
-                    with atomic_write(path) as temporary, single_process(), without_tensorflow():
+                    with atomic_write(path) as temporary, single_process():
                         self.model.save(temporary)
         if self.patience is not None and epoch + 1 - self.epoch >= self.patience:
             log.info("Training ends, as no epoch was better than epoch %d.", self.epoch)
@@ -257,6 +256,10 @@ def verbosity(verbose: str | int) -> int:
     if verbose != "auto":
         return int(verbose)
     return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+
+
+def _is_finite(variable):
+    return np.isfinite(keras.ops.convert_to_numpy(variable.value)).all()
 
 
 def _last_learning_rate(model):

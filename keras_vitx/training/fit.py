@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_vitx.classifier import outputs_of
+from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, load_batches, steps_of
 from keras_vitx.training.callbacks import Clock, KeepBest, StopAtNonFinite, Validate, verbosity
@@ -81,7 +82,8 @@ def fit(
         metrics on the test images by name, or None.
 
     Raises:
-        ValueError: if the data don't fit the model or the devices, or `output` can't be used.
+        ValueError: if the data don't fit the model or the devices, `output` can't be used, or the
+            files in it could not be read again, as a class is not registered with Keras.
         OSError: if the data can't be read, or a checkpoint can't be written.
         FloatingPointError: if the loss or the weights become NaN or infinite.
     """
@@ -111,6 +113,9 @@ def fit(
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
         clock = Clock(len(labels))
         best = run.best = KeepBest(model, output, recipe.result, clock, recipe.patience)
+        config = {"recipe": recipe.to_dict(), "seed": seed}
+        if output is not None:
+            config["data"] = fingerprint(batches)
         first = [run, StopAtNonFinite(batches.train)]
         if batches.validation is not None:
             first += [Validate(lambda: evaluator.measures(batches.validation))]
@@ -123,7 +128,7 @@ def fit(
             keep=keep,
             resume=resume,
             callbacks=[*first, clock, best, *callbacks],
-            config={"recipe": recipe.to_dict(), "seed": seed, "data": fingerprint(batches)},
+            config=config,
             **options,
         )
         log.info(best.restore())
@@ -145,5 +150,7 @@ def _check(
         raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
     if not compiled_by_user(model):
         outputs_of(model)
-    if output is None and saves:
+    if output is not None:
+        check_registered(model)
+    elif saves:
         raise ValueError("`output` must be a folder with `resume` or `save_every`. Received: None.")

@@ -52,7 +52,9 @@ class MixToken(Wrapped):
 
     def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
         super().__init__(batches)
-        grids = [step.new_grid for step in getattr(model, "layers", ()) if hasattr(step, "new_grid")]
+        grids = [
+            step.new_grid for step in getattr(model, "layers", ()) if hasattr(step, "new_grid")
+        ]
         if not grids:
             raise ValueError(
                 "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "

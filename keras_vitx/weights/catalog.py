@@ -1,8 +1,10 @@
 """The known checkpoints, as data."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, IMAGENET_INCEPTION, Preprocessing
 from keras_vitx.text import nearest
@@ -10,6 +12,9 @@ from keras_vitx.text import nearest
 IMAGENET = "imagenet"
 IMAGENET_21K = "imagenet-21k"
 CIFAR10 = "cifar10"
+
+CONSTRUCTORS: dict[str, Callable[..., Any]] = {}
+"""The constructor of every size, by name; `models.variant` registers them."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_vitx.files import is_being_moved
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.weights.positions import Grid
 
@@ -69,9 +70,6 @@ def from_config(config: Any) -> Description:
         config = config["config"]
         grids = [layer["config"].get("grid") for layer in config["layers"]]
         names = config.get("class_names")
-        if isinstance(names, list):
-            # Keras serializes NumPy numbers as dictionaries.
-            names = [name["config"]["value"] if isinstance(name, dict) else name for name in names]
         return _description(
             CONFIG,
             model=config.get("name"),
@@ -104,13 +102,24 @@ def _description(source: str, *, model, grid, class_names, preprocessing) -> Des
     return Description(model, grid, class_names, preprocessing)
 
 
+def is_model_folder(path: Path) -> bool:
+    """Return whether `path` is a folder with a `config.json`, also while `save` replaces it."""
+    for _ in range(ATTEMPTS):
+        if (path / CONFIG).is_file():
+            return True
+        if not is_being_moved(path):
+            break
+        time.sleep(PAUSE)
+    return (path / CONFIG).is_file()
+
+
 @contextlib.contextmanager
 def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
     """Yield the model's config, the name of the weights file, and a path to the open file.
 
-    `save` replaces a folder in one step; if that happens while the two files are opened, both are
-    opened again. Raises a ValueError if the config is damaged or was not written by `kv.save`,
-    and an OSError if a file can't be read.
+    If `save` replaces the folder while the two files are opened, both are opened again. Raises a
+    ValueError if the config is damaged or was not written by `kv.save`, and an OSError if a file
+    can't be read.
     """
     name = "its weights"
     with contextlib.ExitStack() as stack:

@@ -1,11 +1,12 @@
 """Files on the Hugging Face hub, and files that ship with the project."""
 
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from keras_vitx.weights.description import SAFETENSORS, FileError
 
@@ -34,15 +35,20 @@ def parse(address: str) -> Address:
 
     Raises a ValueError if it is malformed, or a part of it could point outside of the repository.
     """
-    match = re.fullmatch(rf"hf://({NAME}/{NAME})(?:@([^/@]+))?(?:/({PATH}))?/?", address)
-    revision = match and match[2] and unquote(match[2])
-    if not match or (revision and not re.fullmatch(PATH, revision)):
+    from huggingface_hub import parse_hf_uri
+
+    try:
+        uri = parse_hf_uri(address)
+        parts = (uri.path_in_repo or SAFETENSORS, uri.revision or "main")
+        if uri.type != "model" or not all(re.fullmatch(PATH, part) for part in parts):
+            raise ValueError("It is no file of a model, or leads out of the repository.")
+    except ValueError as error:
         raise ValueError(
             f'weights={address!r} must read "hf://owner/repo" or "hf://owner/repo/file", with '
             '"@revision" after the repository to pin a branch, tag or commit, and plain names '
             "between the slashes."
-        )
-    return Address(match[1], match[3] or SAFETENSORS, revision)
+        ) from error
+    return Address(uri.id, uri.path_in_repo or SAFETENSORS, uri.revision)
 
 
 def download(address: Address, sha256: str | None = None) -> Path:
@@ -119,7 +125,14 @@ def check_hash(path: Path, sha256: str | None) -> None:
 
 
 def hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal; it is computed again if the file changes."""
+    path = path.resolve()
+    stat = path.stat()
+    return _hash_of(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache
+def _hash_of(path: Path, *version: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
-from keras_vitx.weights.description import CONFIG, from_config, open_folder
+from keras_vitx.weights.description import CONFIG, from_config, is_model_folder, open_folder
 from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped_path
 from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import READERS, open_weights, suffix_of
@@ -105,8 +105,8 @@ def _download(address: Address, entry: Checkpoint | None) -> Path:
 
 def _local_file(text: str) -> LocalFile:
     path = Path(text).expanduser()
-    in_folder = path.is_dir()
-    if in_folder and not (path / CONFIG).is_file():
+    in_folder = is_model_folder(path)
+    if path.is_dir() and not in_folder:
         raise IsADirectoryError(
             f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
             "folder written by keras_vitx.save."

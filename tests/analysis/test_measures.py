@@ -1,5 +1,6 @@
 """Every measure against its equation, written out in loops, and against known values."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -62,10 +63,30 @@ def test_half_precision_is_summed_in_float32():
 
 
 @pytest.mark.parametrize("measure", (m.entropy, m.steepness))
-@pytest.mark.parametrize("wrong", (2 * MAPS, MAPS - 0.1 + 0.1 * 6 * IDENTITY, MAPS * np.nan))
+@pytest.mark.parametrize(
+    "wrong",
+    (
+        *(2 * MAPS, MAPS - 0.1 + 0.1 * 6 * IDENTITY, MAPS * np.nan),
+        *(0.985 * MAPS, 0.995 * MAPS, (0.985 * MAPS).astype("float16"), 1.004 * MAPS),
+    ),
+)
 def test_maps_that_are_not_probabilities(measure, wrong):
     with pytest.raises(ValueError, match=r"must be probabilities.*ReAttention.*BlockTrace.softmax"):
         measure(wrong)
+
+
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
+@pytest.mark.parametrize("tokens", (5, 197, 3001))
+@pytest.mark.parametrize("peak", (0.0, 0.3, 10.0))
+def test_a_softmax_in_any_precision_is_taken(dtype, tokens, peak):
+    """Also a gated sum of two, as ConViT's, in the precision that has them."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    logits = peak * RANDOM.normal(size=(2, 8, tokens))
+    content, positional = (np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).astype(dtype)
+    gate = dtype.type(0.3)
+    gated = (dtype.type(1) - gate) * content + gate * positional
+    for maps in (content, gated):
+        close(m.entropy(maps), m.entropy(maps.astype("float32")))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import tracemalloc
 
 import keras
 import numpy as np
@@ -62,6 +63,20 @@ def test_history_is_written_each_epoch(tmp_path):
         {"epoch": "1", "loss": "1.0", "val_loss": ""},
         {"epoch": "2", "loss": "2.0", "val_loss": "0.5"},
     ]
+
+
+def test_only_a_better_epoch_copies_the_weights():
+    layers = [keras.layers.Dense(256) for _ in range(8)]
+    keep = KeepBest(keras.Sequential([keras.Input((256,)), *layers]))
+    keep.on_epoch_end(0, {"val_loss": 1.0})
+    peaks = []
+    for epoch, loss in enumerate((2.0, 0.5), 1):
+        tracemalloc.start()
+        keep.on_epoch_end(epoch, {"val_loss": loss})
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    size = 4 * keep.model.count_params()
+    assert peaks[0] < size / 2 < size < peaks[1]
 
 
 @pytest.mark.parametrize("what", ["validation loss", "weights"])

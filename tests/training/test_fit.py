@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import keras
 import numpy as np
@@ -319,3 +320,13 @@ def test_mixed_images_and_a_fraction_of_them(tmp_path):
     record = run_of(tmp_path)
     assert (record["train_images"], record["validation_images"]) == (24, 14)
     assert record["recipe"]["mixing"]["cutmix"] == 1.0
+
+
+def test_data_are_hashed_only_for_the_files_of_a_run(tmp_path, monkeypatch):
+    hashed = []
+    # A function of the package shadows the module.
+    monkeypatch.setattr(sys.modules["keras_vitx.training.fit"], "fingerprint", hashed.append)
+    kv.fit(small(), TRAIN, **SHORT)
+    assert not hashed
+    kv.fit(small(), TRAIN, output=tmp_path / "run", **SHORT)
+    assert len(hashed) == 1

@@ -220,6 +220,11 @@ HOSTILE = [
     (entry("builtins", "function", "eval"), "eval"),
     (entry("os", "system", {"command": "true"}), "system"),
     (entry(None, "__lambda__", {"value": "x"}), "__lambda__"),
+    *(
+        (entry(None, "__numpy__", {"value": [0], "dtype": dtype}), "__numpy__")
+        for dtype in (f"S{GIANT}", f"({GIANT},)u1", "O", ["f4"])
+    ),
+    (entry("os", "__typespec__", [], spec_name="system", registered_name=None), "__typespec__"),
     (entry("keras_vitx.layers", "Attention", registered_name="os>system"), "os>system"),
     (entry(None, "Registered", registered_name="tests>Registered"), "tests>Registered"),
     (entry("tests", "function", "tests>Registered"), "tests>Registered"),

@@ -1,12 +1,14 @@
 """Models in folders, hub repositories and `.keras` files: `kv.save`, `kv.load`, `kv.push`."""
 
 import copy
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from unittest import mock
 
@@ -23,6 +25,7 @@ from keras_vitx.layers import (
     ContextBroadcasting,
     GatedPositionalAttention,
     HeadMixing,
+    MapLayer,
     ReAttention,
 )
 
@@ -322,10 +325,27 @@ def test_what_a_folder_holds_stays(tmp_path, monkeypatch):
         raise OSError("the disk is full")
 
     before = content()
-    monkeypatch.setattr("keras_vitx.models.saving.save_safetensors", fail)
+    monkeypatch.setattr("keras_vitx.weights.saving.save_safetensors", fail)
     with pytest.raises(OSError, match="the disk is full"):
         kv.save(FAMILIES["CaiT"](), folder, overwrite=True)
     assert content() == before
+
+
+@backend_free
+def test_several_savers_of_one_folder_keep_what_else_it_holds(tmp_path):
+    folder, models = tmp_path / "model", [FAMILIES["Mixer"](classes=3 + i) for i in range(3)]
+    kv.save(models[0], folder)
+    (folder / "notes.txt").write_text("precious")
+
+    def save(model):
+        for _ in range(8):
+            kv.save(model, folder, overwrite=True)
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        list(pool.map(save, models))
+    assert (folder / "notes.txt").read_text() == "precious"
+    assert kv.load(folder).output_shape[-1] in (3, 4, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @backend_free
@@ -337,6 +357,107 @@ def test_objects_of_your_own(tmp_path):
     loaded = kv.load(tmp_path / "model", custom_objects={"tests>Doubled": Doubled})
     close(outputs(loaded), outputs(model), 1e-6)
     assert 'custom_objects={"tests>Doubled": Doubled})' in card_of(tmp_path / "model").text
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Holding(MapLayer):
+    """A user-defined layer with any argument."""
+
+    def __init__(self, value, **kwargs):
+        super().__init__(**kwargs)
+        self.value = value
+
+    def call(self, maps):
+        return maps
+
+
+HELD = {
+    "booleans": np.tri(5, dtype=bool),
+    "half": np.arange(3, dtype="float16"),
+    "bfloat16": lambda: keras.ops.ones((2, 3), "bfloat16"),
+    "integers": np.arange(4, dtype="int64"),
+    "tensor": lambda: keras.ops.convert_to_tensor(numbers((2, 3))),
+    "not finite": np.array([np.nan, np.inf]),
+    "scalar": np.float32(0.5),
+    "nested": {"a": [np.ones(2), {"b": np.int64(3)}], "c": (1, 2), "d": "tests > none"},
+    "bytes": b"abc",
+    "slice": slice(1, None, 2),
+    "ellipsis": ...,
+}
+
+
+@pytest.mark.parametrize("value", HELD)
+def test_plain_data_as_an_argument_of_your_layer(tmp_path, value):
+    value = HELD[value]() if callable(HELD[value]) else HELD[value]
+    layer = Holding(value, name="mine")
+    model = FAMILIES["ViT"](attention=lambda i: Attention(2, on_weights=[layer]))
+    kv.save(model, tmp_path / "model")
+    loaded = kv.load(tmp_path / "model", custom_objects={"tests>Holding": Holding})
+    (found,) = loaded.get_layer("blocks_0").attention.on_weights
+    before, after = (keras.tree.flatten([one]) for one in (value, found.value))
+    assert len(before) == len(after)
+    for one, other in zip(before, after, strict=True):
+        if hasattr(one, "dtype"):
+            np.testing.assert_array_equal(array(one), array(other))
+            assert np.ndim(one) == 0 or one.dtype == other.dtype
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize("kind", ["strings", "integers", "list"])
+def test_class_names_as_numpy_arrays(tmp_path, kind):
+    names = {"strings": np.array(NAMES), "integers": np.arange(5), "list": [*map(np.str_, NAMES)]}
+    model = FAMILIES["CaiT"]()
+    model.class_names = names[kind]
+    kv.save(model, tmp_path / "model")
+    model.save(tmp_path / "model.keras")
+    expected = tuple(range(5)) if kind == "integers" else NAMES
+    for path in (tmp_path / "model", tmp_path / "model.keras"):
+        assert kv.load(path).class_names == model.class_names == expected
+    loaded = FAMILIES["CaiT"](weights=tmp_path / "model")
+    assert loaded.class_names == tuple(map(str, expected))
+    with pytest.raises(ValueError, match=r"`class_names` must be a sequence.*Received: 'cat'"):
+        model.class_names = "cat"
+
+
+class Unregistered(MapLayer):
+    """A layer that is not registered with Keras."""
+
+    def call(self, maps):
+        return maps
+
+
+def unregistered(x):
+    """Stand for a function of the user's."""
+    return x
+
+
+UNREGISTERED = {
+    "Unregistered": lambda: FAMILIES["ViT"](
+        attention=lambda i: Attention(2, on_weights=[Unregistered()])
+    ),
+    "unregistered": lambda: FAMILIES["ViT"](mlp=lambda i: MLP(2.0, activation=unregistered)),
+    "a lambda": lambda: FAMILIES["ViT"](mlp=lambda i: MLP(2.0, activation=lambda x: x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+@pytest.mark.parametrize("name", UNREGISTERED)
+def test_what_is_not_registered_is_noticed_when_it_is_saved(tmp_path, caplog, name):
+    model = UNREGISTERED[name]()
+    words = rf"`model` must be .*registered with Keras.*Received: {name}, not registered\. Decorate"
+    with pytest.raises(ValueError, match=words):
+        kv.save(model, tmp_path / "model")
+    before = outputs(model)
+    with pytest.raises(ValueError, match=words):
+        kv.fit(model, (IMAGES, np.zeros(2)), output=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(outputs(model), before)
+    model.save(tmp_path / "model.keras")
+    assert f"Received: {name}, not registered" in caplog.text
+    caplog.clear()
+    FAMILIES["ViT"]().save(tmp_path / "plain.keras")
+    assert not caplog.records
 
 
 DAMAGES = {
@@ -412,7 +533,7 @@ def hub(tmp_path, monkeypatch):
 @backend_free
 @pytest.mark.parametrize("name", ["CaiT", "int8"])
 def test_from_the_hub(hub, folders, name, monkeypatch):
-    from keras_vitx.models import saving
+    from keras_vitx.weights import saving
 
     branch = hub("someone/model", folders[name]) / "refs" / "main"
     download = saving.download
@@ -619,3 +740,26 @@ def test_what_is_loaded_during_saves_is_of_one_version(tmp_path):
         saver.kill()
         saver.wait()
     assert seen == {("one 0", 1.0), ("two 0", 2.0)}
+
+
+IN_THREADS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import keras
+import keras_vitx as kv
+models = [
+    kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), classes=5) for _ in range(4)
+]
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda i: kv.save(models[i], f"{sys.argv[1]}/{i}"), range(4)))
+keras.layers.StringLookup(vocabulary=["a"])
+import tensorflow as tf
+drawn = [keras.utils.set_random_seed(1) or float(tf.random.uniform(())) for _ in range(2)]
+assert drawn[0] == drawn[1], drawn
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_saving_in_threads_changes_nothing_of_keras(tmp_path):
+    run_python(IN_THREADS, tmp_path)
+    assert len(list(tmp_path.glob("*/config.json"))) == 4

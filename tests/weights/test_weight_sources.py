@@ -126,6 +126,21 @@ def test_the_hash_of_a_file_is_checked(cache, golden_file, told):
         hub.download(address, right if told else None)
 
 
+def test_a_file_is_hashed_again_only_if_it_changes(cache, golden_file, monkeypatch):
+    right, hashed = sha256(golden_file.read_bytes()), []
+    blob = cache("someone/cait", blob=right)
+    digest = hub.hashlib.file_digest
+    monkeypatch.setattr(
+        hub.hashlib, "file_digest", lambda *given: hashed.append(given) or digest(*given)
+    )
+    for _ in range(3):
+        hub.download(hub.parse("hf://someone/cait"))
+    assert len(hashed) == 1
+    damage(blob)
+    with pytest.raises(ValueError, match="damaged"):
+        hub.download(hub.parse("hf://someone/cait"))
+
+
 def test_a_truncated_file_in_the_cache_is_named(cache, unused):
     os.truncate(cache("someone/cait"), 1000)
     with pytest.raises(ValueError, match=r"models--someone--cait.*damaged"):
@@ -226,6 +241,7 @@ def test_addresses_are_read_and_written():
     address = hub.parse("hf://owner/repo@refs%2Fpr%2F1/sub/m.pth")
     assert address == ("owner/repo", "sub/m.pth", "refs/pr/1")
     assert hub.parse(str(address)) == address
+    assert hub.parse("hf://owner/repo@refs/pr/1/sub/m.pth") == address
     assert hub.parse("hf://owner/repo/") == ("owner/repo", "model.safetensors", None)
 
 
@@ -237,6 +253,7 @@ def test_addresses_are_read_and_written():
         *("hf://a/b//etc/passwd", "hf://a/b/c\\..\\d.pth", "hf://a/b/C:/d.pth"),
         *("hf://a/b/%2e%2e/c", "hf://a/b@../c.pth", "hf://a/b@..%2F..%2Fx", "hf://a/b@%2Fetc"),
         *("hf://a/b@x\0/c.pth", "hf://owner/repo/model.onnx"),
+        *("hf://datasets/a/b/c.pth", "hf://spaces/a/b/c.pth", "hf://buckets/a/b/c.pth"),
     ],
 )
 def test_addresses_that_are_none(cache, address):

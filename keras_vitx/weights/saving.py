@@ -15,33 +15,29 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.files import atomic_write, remove_stale
-from keras_vitx.keras_internals import sublayers, without_tensorflow
-from keras_vitx.models.build import create_model
-from keras_vitx.models.chain import Chain
-from keras_vitx.weights import (
-    check_archive,
-    checkpoints_of,
-    convert,
-    has_checkpoint_names,
-    model_card,
-    save_safetensors,
-)
-from keras_vitx.weights.card import image_processor
+from keras_vitx.files import atomic_write, locked, remove_stale
+from keras_vitx.keras_internals import sublayers
+from keras_vitx.serialized import check_registered, objects_in
+from keras_vitx.weights.card import image_processor, model_card
+from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
+from keras_vitx.weights.convert import convert, has_checkpoint_names
 from keras_vitx.weights.description import (
     CONFIG,
     KERAS_WEIGHTS,
     LIBRARY,
     SAFETENSORS,
+    is_model_folder,
     open_folder,
     read_config,
 )
 from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
 from keras_vitx.weights.load import warn_not_finite
-from keras_vitx.weights.reading import open_checked_h5, open_weights
+from keras_vitx.weights.reading import check_archive, open_checked_h5, open_weights
+from keras_vitx.weights.save import save_safetensors
 
-# What a config may name in Keras, by where it is defined. Of layers, the kinds that only compute:
-# others can run code from their config, or open files named in it.
+# The classes of Keras that a config may name, by their modules. Of layers, the kinds that only
+# compute: others can run code from their config, or open files named in it.
+_ACTIVATIONS = "keras.src.activations.activations"
 _PLAIN = re.compile(
     r"keras\.src\.(?:activations\.activations|constraints|dtype_policies|initializers|quantizers"
     r"|regularizers|layers\.(?:activations|attention|convolutional|merging|normalization|pooling"
@@ -51,9 +47,8 @@ _PLAIN = re.compile(
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
 
-@without_tensorflow()
 def save(
-    model: Chain,
+    model: keras.Model,
     folder: str | os.PathLike,
     *,
     recipe: Any = None,
@@ -68,9 +63,8 @@ def save(
     `preprocessor_config.json` (the preprocessing, as Transformers' image processors spell it),
     `README.md` (a model card) and `model.safetensors`, the weights with the names of PyTorch
     checkpoints. If a variable has no such name (LoRA, quantized layers, layers of other families
-    or custom layers), the weights are stored in `model.weights.h5` instead. The folder is written
-    atomically: a program that loads it meanwhile sees the old model or the new one. `push` uploads
-    it.
+    or custom layers), the weights are stored in `model.weights.h5` instead. A program that loads
+    the folder meanwhile gets the old model or the new one. `push` uploads it.
 
     Args:
         model: A model of this package.
@@ -84,10 +78,11 @@ def save(
             it are replaced; all others are kept.
 
     Raises:
-        ValueError: if an argument is invalid.
+        ValueError: if an argument is invalid, or a class or a function in the model is not
+            registered with Keras.
         OSError: if the folder is not empty or can't be written.
     """
-    if not isinstance(model, Chain):
+    if not _is_chain(model):
         raise ValueError(
             f"`model` must be a model of keras_vitx (a Chain). Received: {type(model).__name__}."
         )
@@ -115,6 +110,7 @@ def save(
             "overwrite=True to replace the model in it."
         )
 
+    check_registered(model)
     config = keras.saving.serialize_keras_object(model)
     # The layers build themselves, and the compile config is not saved.
     config = {key: config[key] for key in config if key not in ("build_config", "compile_config")}
@@ -137,24 +133,26 @@ def save(
     processor = model.preprocessing and image_processor(model.preprocessing, model.input_shape[1:3])
     if processor is not None:
         texts[PREPROCESSOR] = json.dumps(processor, indent=1) + "\n"
-    remove_stale(folder)
-    with atomic_write(folder) as temporary:
-        temporary.mkdir()
-        if folder.exists():
-            # A copy of the other files, so that a failure leaves the folder unchanged.
-            files = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
-            ignore = {os.fspath(folder): files}
-            shutil.copytree(
-                folder,
-                temporary,
-                symlinks=True,
-                ignore=lambda here, _: ignore.get(str(here), ()),
-                dirs_exist_ok=True,
-            )
-        for name, text in texts.items():
-            (temporary / name).write_text(text, "utf-8")
-        write = save_safetensors if weights == SAFETENSORS else keras.Model.save_weights
-        write(model, temporary / weights)
+    # Others that save here wait, so that none misses files that another has copied.
+    with locked(folder):
+        remove_stale(folder)
+        with atomic_write(folder) as temporary:
+            temporary.mkdir()
+            if folder.exists():
+                # A copy of the other files, so that a failure leaves the folder unchanged.
+                files = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
+                ignore = {os.fspath(folder): files}
+                shutil.copytree(
+                    folder,
+                    temporary,
+                    symlinks=True,
+                    ignore=lambda here, _: ignore.get(str(here), ()),
+                    dirs_exist_ok=True,
+                )
+            for name, text in texts.items():
+                (temporary / name).write_text(text, "utf-8")
+            write = save_safetensors if weights == SAFETENSORS else keras.Model.save_weights
+            write(model, temporary / weights)
 
 
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
@@ -185,7 +183,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     try:
         if source.startswith(SCHEME):
             model = _load_from_hub(parse(source), custom_objects)
-        elif path.is_dir():
+        elif is_model_folder(path) or path.is_dir():
             with open_folder(path) as (config, name, weights):
                 model = _from_config(config, custom_objects)
                 _fill(model, name, weights)
@@ -211,7 +209,8 @@ def _load_from_hub(address: Address, custom_objects: dict) -> keras.Model:
         if known.source == SCHEME + address.repository:
             tokens = {"distillation_token": True} if known.distillation_token else {}
             pinned = str(address._replace(file=known.file)) if address.revision else known.name
-            return create_model(known.constructor, weights=pinned, classes=known.classes, **tokens)
+            constructor = CONSTRUCTORS[known.constructor]
+            return constructor(weights=pinned, classes=known.classes, **tokens)
     path = download(address._replace(file=CONFIG))
     if path.parent.parent.name == "snapshots":
         # The same commit, should the branch move before the weights are downloaded.
@@ -227,22 +226,18 @@ def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
     try:
         return keras.saving.load_model(path, custom_objects, compile=False)
     except Exception as error:  # Keras raises whatever a bad config provokes.
-        unknown = [
-            name
-            for name, module in foreign_objects(config).items()
-            if name not in custom_objects
-            and keras.saving.get_registered_object(name) is None
-            and (module or "").partition(".")[0] != "keras"
-        ]
+        config.pop("compile_config", None)
+        missing = {name for name, found in objects_in(config) if found is None}
+        unknown = sorted(missing - custom_objects.keys())
         if not unknown:
             raise ValueError(f"Keras can't load it: {_reason(error)}") from error
         raise ValueError(
-            f"it uses {', '.join(sorted(unknown))}, unknown here. Import the module of yours that "
+            f"it uses {', '.join(unknown)}, unknown here. Import the module of yours that "
             "registers it with Keras, or give the class of yours in `custom_objects`."
         ) from error
 
 
-def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
+def _from_config(config: dict[str, Any], custom_objects: dict) -> keras.Model:
     """Return the model of a config, with new weights."""
     try:
         refused = sorted(foreign_objects(config).keys() - custom_objects.keys())
@@ -252,14 +247,14 @@ def _from_config(config: dict[str, Any], custom_objects: dict) -> Chain:
                 "If it is a class of yours, give it in `custom_objects`."
             )
         model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
-        if not isinstance(model, Chain):
+        if not _is_chain(model):
             raise ValueError(f"it describes a {type(model).__name__}, not a model of keras_vitx")
     except Exception as error:  # Keras raises whatever a bad config provokes.
         raise ValueError(f"{CONFIG} can't be used: {_reason(error)}") from error
     return model
 
 
-def _fill(model: Chain, name: str, weights: Path) -> None:
+def _fill(model: keras.Model, name: str, weights: Path) -> None:
     """Load every weight of the model from the file that is called `name` in its folder."""
     if name == SAFETENSORS:
         with open_weights(weights, model, name) as checkpoint:
@@ -312,6 +307,11 @@ def push(folder: str | os.PathLike, repository: str, *, private: bool = False) -
     return upload(folder, repository, [CONFIG, CARD, PREPROCESSOR, weights], private)
 
 
+def _is_chain(model: Any) -> bool:
+    # By its registered name, as the models import the weights.
+    return isinstance(model, keras.saving.get_registered_object("keras_vitx>Chain"))
+
+
 def _reason(error: Exception) -> str:
     # Keras puts the cause of an error after the whole config.
     text = str(error).rpartition("Exception encountered: ")[2].strip()
@@ -327,55 +327,18 @@ def _as_data(recipe: Any) -> Any:
     except (TypeError, ValueError):
         pass
     raise ValueError(
-        f"`recipe` must be a string, a Recipe, or a dictionary that JSON can hold. Received: {recipe!r}."
+        "`recipe` must be a string, a Recipe, or a dictionary that JSON can hold. "
+        f"Received: {recipe!r}."
     )
 
 
-def foreign_objects(config: Any) -> dict[str, str | None]:
-    """Return the objects of a config from outside this package and plain Keras.
-
-    The result has their defining modules, according to the config, by registered name.
-    """
-    objects, nodes = {}, [config]
-    for node in nodes:
-        if isinstance(node, dict):
-            nodes.extend(node.values())
-            if "class_name" in node:
-                name, is_allowed = _resolve(node)
-                if not is_allowed:
-                    module = node.get("module")
-                    objects[str(name)] = module if isinstance(module, str) else None
-        elif isinstance(node, (list, tuple)):
-            nodes.extend(node)
-        elif isinstance(node, str) and ">" in node:
-            # Keras replaces a registered name by the object anywhere in a config.
-            registered = keras.saving.get_registered_object(node)
-            if registered is not None and not _is_ours(registered):
-                objects.setdefault(node, getattr(registered, "__module__", None))
-    return objects
+def foreign_objects(config: Any) -> dict[str, Any]:
+    """Return the objects of a config that `load` refuses, by name; None for those not found."""
+    return {name: found for name, found in objects_in(config) if not _is_allowed(found)}
 
 
-def _resolve(entry: dict) -> tuple[Any, bool]:
-    """Return the name that Keras resolves, registered or not, and whether it is allowed."""
-    name, module = entry["class_name"], entry.get("module")
-    registered = entry.get("registered_name", name)
-    if name == "function":
-        name = registered = entry.get("config")
-        module = "keras.activations" if module in ("builtins", "keras.activations") else None
-    if not isinstance(name, str) or not isinstance(registered, str | None):
-        return name, False
-    # Keras looks up registered objects first.
-    known = keras.saving.get_registered_object(registered)
-    if known is not None:
-        return registered or name, _is_ours(known)
-    package, _, module = (module if isinstance(module, str) else "").partition(".")
-    if package != "keras" or "." in module:
-        return registered or name, False
-    known = getattr(getattr(keras, module, None) if module else keras, name, None)
-    is_kind = isinstance(known, type) or (module == "activations" and callable(known))
-    is_plain = is_kind and _PLAIN.match(getattr(known, "__module__", "")) is not None
-    return registered or name, is_plain
-
-
-def _is_ours(known: Any) -> bool:
-    return getattr(known, "__module__", "").split(".")[0] == "keras_vitx"
+def _is_allowed(found: Any) -> bool:
+    """Return whether an object is of this package, or one of Keras that only computes."""
+    module = getattr(found, "__module__", None) or ""
+    is_plain_class = isinstance(found, type) and _PLAIN.match(module) is not None
+    return is_plain_class or module.partition(".")[0] == LIBRARY or module == _ACTIVATIONS
