@@ -16,6 +16,7 @@ from keras_vitx.weights.names import (
     is_head,
     shape_in_checkpoint,
     to_keras,
+    weight_paths,
 )
 from keras_vitx.weights.positions import Grid, resample, square_grid
 from keras_vitx.weights.reading import StoredArray, WeightsFile
@@ -116,19 +117,19 @@ def has_checkpoint_names(model) -> bool:
 
 def _entries(model, native: bool) -> list[_Entry]:
     entries = []
-    for variable in model.weights:
+    for variable, path in zip(model.weights, weight_paths(model), strict=True):
         try:
-            name, layout = checkpoint_name(variable.path, model.family)
+            name, layout = checkpoint_name(path, model.family)
         except ValueError:
             if not native:
                 raise
             layout = "same"
         positions = grid = None
         if layout in ("positions", "map"):
-            positions = model.get_layer(variable.path.split("/")[0])
+            positions = model.get_layer(path.split("/")[0])
             grid = tuple(positions.grid)
         if native:
-            name, layout = variable.path, "positions" if positions else "same"
+            name, layout = path, "positions" if positions else "same"
         shape = shape_in_checkpoint(tuple(variable.shape), layout, grid)
         # The first layer is the convolution on the image.
         entries.append(_Entry(variable, name, layout, shape, positions, on_image=not entries))

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_vitx.keras_internals import children
+
 
 class Row(NamedTuple):
     """One rule of a rename table.
@@ -76,6 +78,27 @@ HEADS = ("head", "head_dist", "aux_head")
 
 # Kernel axes from PyTorch's order to Keras's, by rank.
 _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
+
+
+def weight_paths(model) -> list[str]:
+    """Return the path of each of `model.weights`: the names of the layers around it, and its own.
+
+    Unlike `variable.path`, it does not depend on where the model was made: in a name scope, or in
+    the `build` of another model.
+    """
+    paths: dict[int, str] = {}
+    visited = set()
+
+    def visit(layer, prefix: str) -> None:
+        visited.add(id(layer))
+        for child in children(layer):
+            if id(child) not in visited:
+                visit(child, f"{prefix}{child.name}/")
+        for variable in layer.weights:
+            paths.setdefault(id(variable), f"{prefix}{variable.name}")
+
+    visit(model, "")
+    return [paths[id(variable)] for variable in model.weights]
 
 
 def checkpoint_name(path: str, family: str) -> tuple[str, str]:

@@ -34,6 +34,7 @@ from keras_vitx.weights.description import (
     from_config,
     from_metadata,
 )
+from keras_vitx.weights.names import weight_paths
 
 # Prefixes that wrappers of PyTorch modules add to every name.
 PREFIXES = ("module.", "model.", "_orig_mod.")
@@ -206,8 +207,8 @@ def _state_dict(content: Any) -> dict[str, Any]:
 def _read_weights_h5(source: Path | io.BytesIO, model, stack: contextlib.ExitStack) -> WeightsFile:
     # Keras numbers the variables of a layer in order.
     order: dict[str, list[str]] = {}
-    for variable in model.weights:
-        order.setdefault(variable.path.rpartition("/")[0], []).append(variable.path)
+    for path in weight_paths(model):
+        order.setdefault(path.rpartition("/")[0], []).append(path)
     arrays = {}
     for layer, number, array in stack.enter_context(open_checked_h5(source)):
         paths = order.get(layer, [])

@@ -13,9 +13,17 @@ import pytest
 from harness import numbers
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny import SAVERS, weights_of
+from tiny import SAVERS, make_tiny, weights_of
 
-from keras_vitx.weights import load_weights, resample, resolve, save_safetensors, save_torch
+import keras_vitx as kv
+from keras_vitx.weights import (
+    load_weights,
+    resample,
+    resolve,
+    save_safetensors,
+    save_torch,
+    to_checkpoint,
+)
 
 pytestmark = pytest.mark.backend_free
 
@@ -283,6 +291,46 @@ def test_every_format_in_other_models(
         tiny(weights=path, depth=4)
     with pytest.raises(ValueError, match=r"18 not in the model: blocks[._]2"):
         tiny(weights=path, depth=2)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Outer(keras.Model):
+    """Makes a model of the zoo in its `build`."""
+
+    def build(self, input_shape):
+        self.inner = make_tiny()
+        self.inner.build(input_shape)
+
+    def call(self, images):
+        return self.inner(images)
+
+
+def scoped(make, where):
+    if where == "name_scope":
+        with keras.name_scope("outer"), keras.name_scope("inner"):
+            return make()
+    outer = Outer()
+    outer.build((None, 32, 32, 3))
+    return outer.inner
+
+
+@pytest.mark.parametrize("where", ["name_scope", "build"])
+@pytest.mark.parametrize("suffix", SAVERS)
+def test_names_do_not_depend_on_scopes(tiny, golden_model, tmp_path, suffix, where):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    path = tmp_path / f"m{suffix}"
+    SAVERS[suffix](golden_model, path)
+    inner = scoped(tiny, where)
+    assert inner.weights[0].path.startswith("outer")
+    load_weights(inner, path)
+    SAVERS[suffix](inner, path)
+    loaded = tiny(weights=path)
+    for one, other in zip(loaded.weights, golden_model.weights, strict=True):
+        np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
+    kv.save(inner, tmp_path / "folder")
+    assert (tmp_path / "folder" / "model.safetensors").exists()
+    assert to_checkpoint(kv.load(tmp_path / "folder")).keys() == to_checkpoint(golden_model).keys()
 
 
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
