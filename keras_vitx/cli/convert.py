@@ -101,8 +101,8 @@ def _in_file(path: Path, network) -> tuple[tuple[int, ...], int | None, Grid | N
 
     The network provides sides and channels that the arrays don't determine; others are None.
     """
+    from keras_vitx.positions import square_grid
     from keras_vitx.weights.names import checkpoint_name, is_head
-    from keras_vitx.weights.positions import square_grid
     from keras_vitx.weights.reading import open_weights
 
     try:

@@ -10,8 +10,8 @@ from keras_vitx.layers.base import register, serialize
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.models.several_heads import TrainsHeads
+from keras_vitx.positions import resample
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.weights.positions import resample
 
 Grid = tuple[int, int]
 

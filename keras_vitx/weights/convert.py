@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_vitx.positions import Grid, resample, square_grid
 from keras_vitx.weights.names import (
     IGNORED,
     Sizes,
@@ -18,7 +19,6 @@ from keras_vitx.weights.names import (
     to_keras,
     weight_paths,
 )
-from keras_vitx.weights.positions import Grid, resample, square_grid
 from keras_vitx.weights.reading import StoredArray, WeightsFile
 
 RGB = 3

@@ -9,8 +9,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.weights.positions import Grid
 
 LIBRARY = "keras_vitx"
 CONFIG = "config.json"
