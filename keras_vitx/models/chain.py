@@ -78,6 +78,21 @@ class ImageModel(keras.Model):
             keras.layers.Layer.add_loss(self, loss)
         return x
 
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Save the model as Keras does; a ValueError refuses its legacy format, which is not read.
+
+        Args:
+            filepath: Path of the file, which ends in `.keras`, or of a folder.
+            *args: As in `keras.Model.save`.
+            **kwargs: As in `keras.Model.save`.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                "`filepath` must end in .keras, or be given to `save_weights` and end in "
+                f".weights.h5. Received: {str(filepath)!r}, of Keras's legacy format."
+            )
+        super().save(filepath, *args, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         return {
