@@ -211,22 +211,31 @@ def _model(
         if entry is not None:
             shape = (entry.image_size, entry.image_size, shape[-1])
     arguments["input_shape"] = shape
-    net = Network(**{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()})
+    shared = {name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()}
     # Listing the layers checks the arguments, before anything is downloaded.
-    layers = family.list_layers(net, **arguments)
+    layers = family.list_layers(Network(**shared), **arguments)
     checkpoint = checkpoints.resolve(weights, **request)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
-    model = Chain(
-        layers,
-        shape,
-        family=family.__name__,
-        preprocessing=named.preprocessing.for_channels(shape[-1]),
-        remat=net.remat,
-        input_tensor=tensor if is_input else None,
-        name=net.name or named.__name__,
-    )
-    checkpoints.load(model, checkpoint, identities)
+
+    def build(layers: Layers) -> Chain:
+        return Chain(
+            layers,
+            shape,
+            family=family.__name__,
+            preprocessing=named.preprocessing.for_channels(shape[-1]),
+            remat=shared.get("remat", False),
+            input_tensor=tensor if is_input else None,
+            name=shared.get("name") or named.__name__,
+        )
+
+    def rebuild(classes: int) -> Chain:
+        return build(family.list_layers(Network(**shared | {"classes": classes}), **arguments))
+
+    # Without `classes`, the file determines them.
+    is_open = "classes" not in passed and "classes" not in overrides
+    model = build(layers)
+    model = checkpoints.load(model, checkpoint, identities, rebuild if is_open else None)
     if tensor is None or is_input:
         return model
     inputs = sources[0] if len(sources) == 1 else sources

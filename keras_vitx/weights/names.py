@@ -113,6 +113,11 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
     raise ValueError(f"No checkpoint has a name for the variable {path!r} of a {family} model.")
 
 
+def checkpoint_names(model) -> list[str]:
+    """Return the name of each of `model.weights` in a checkpoint; see `checkpoint_name`."""
+    return [checkpoint_name(path, model.family)[0] for path in weight_paths(model)]
+
+
 def is_head(name: str) -> bool:
     """Return whether a path or a checkpoint name belongs to a classifier."""
     return re.split(r"[./]", name)[0] in HEADS
