@@ -18,7 +18,7 @@ from keras_vitx.weights.names import (
     is_head,
     shape_in_checkpoint,
     to_keras,
-    weight_paths,
+    weights_of,
 )
 from keras_vitx.weights.reading import StoredArray, WeightsFile
 
@@ -125,17 +125,17 @@ def has_checkpoint_names(model) -> bool:
 
 def _entries(model, native: bool) -> list[_Entry]:
     entries = []
-    for variable, path in zip(model.weights, weight_paths(model), strict=True):
+    for variable, path, layer in weights_of(model):
         try:
             name, layout = checkpoint_name(path, model.family)
         except ValueError:
             if not native:
                 raise
             layout = "same"
-        positions = grid = None
-        if layout in ("positions", "map"):
-            positions = model.get_layer(path.split("/")[0])
-            grid = tuple(positions.grid)
+        if variable.name == "embeddings" and hasattr(layer, "num_prefix_tokens"):
+            layout = "positions" if layout == "same" else layout
+        is_position = layout in ("positions", "map")
+        positions, grid = (layer, tuple(layer.grid)) if is_position else (None, None)
         if native:
             name, layout = path, "positions" if positions else "same"
         shape = shape_in_checkpoint(tuple(variable.shape), layout, grid)

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from keras_vitx.text import needs_extra
 from keras_vitx.weights.description import Description, FileError, from_config, from_metadata
 from keras_vitx.weights.keras_files import open_checked_h5, read_archive, shards
-from keras_vitx.weights.names import checkpoint_names, is_head, weight_paths
+from keras_vitx.weights.names import checkpoint_names, is_head, renumber, weights_of
 
 # Where training scripts store the weights; the first is taken: averaged weights.
 PREFERRED = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -162,7 +162,7 @@ def _read_keras_weights(
 ) -> WeightsFile:
     # Keras numbers the variables of a layer in order.
     names, counts = {}, Counter()
-    for path in weight_paths(model):
+    for _, path, _ in weights_of(model):
         layer = path.rpartition("/")[0]
         names[f"{layer}/{counts[layer]}"] = path
         counts[layer] += 1
@@ -172,6 +172,8 @@ def _read_keras_weights(
         dtype = np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else array.dtype
         read = partial(lambda array, dtype: array[()].view(dtype), array, dtype)
         arrays[f"{layer}/{number}"] = StoredArray(array.shape, str(dtype), read)
+    renumbered = renumber(arrays, model)
+    arrays = {renumbered[name]: array for name, array in arrays.items()}
     arrays = {
         names.get(name, name): array
         for name, array in _select({"": arrays}, names, "/").items()

@@ -108,6 +108,23 @@ def test_files_hold_their_grid(tiny, tmp_path, caplog, suffix):
     assert not caplog.records
 
 
+def test_positions_without_a_name_are_resampled(tmp_path):
+    def make(sides):
+        layers = [
+            kv.layers.PatchEmbedding(8, 8),
+            kv.layers.PositionEmbedding((sides[0] // 8, sides[1] // 8)),
+        ]
+        return kv.models.Chain(layers, (*sides, 3))
+
+    make((8, 8))
+    model = make((16, 64))
+    model.save_weights(tmp_path / "m.weights.h5")
+    other = make((32, 32))
+    load_weights(other, tmp_path / "m.weights.h5")
+    found, old = (array(each.weights[-1].value) for each in (other, model))
+    np.testing.assert_array_equal(found, resample(old, (2, 8), (4, 4)))
+
+
 @pytest.mark.parametrize("suffix", [*SAVERS, ".ckpt", "folder"])
 def test_the_file_determines_the_classes(tiny, tmp_path, caplog, same_weights, suffix):
     size = kv.models.variant(

@@ -494,6 +494,41 @@ def test_names_do_not_depend_on_scopes(tiny, golden_model, tmp_path, suffix, whe
     assert to_checkpoint(kv.load(tmp_path / "folder")).keys() == to_checkpoint(golden_model).keys()
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Unnamed(keras.layers.Layer):
+    """A user's MLP, whose layers have the names that Keras gives them."""
+
+    def __init__(self, units=24, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.wide, self.narrow = keras.layers.Dense(units), keras.layers.Dense(units)
+
+    def build(self, shape):
+        self.wide.build(shape)
+        self.narrow.build(shape)
+
+    def call(self, x):
+        return self.narrow(self.wide(x))
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+@pytest.mark.parametrize("suffix", [*SAVERS, "folder"])
+def test_layers_without_names(tiny, tmp_path, suffix):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    changes = {"mlp": lambda index: Unnamed(), "depth": 2}
+    model, path = tiny(**changes), tmp_path / f"m{suffix}"
+    (kv.save if suffix == "folder" else SAVERS[suffix])(model, path)
+    loaded = [tiny(weights=path, **changes)]
+    if suffix in ("folder", ".keras"):
+        loaded.append(kv.load(path, {"tests>Unnamed": Unnamed}))
+    for each in loaded:
+        for one, other in zip(each.weights, model.weights, strict=True):
+            np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
+
+
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
 def test_keras_files_of_a_trained_model(tiny, same_weights, tmp_path, suffix):
     # Such files also contain optimizer and seed generator states. 2 x 8 and 4 x 4 patches are the
