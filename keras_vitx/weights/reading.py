@@ -6,36 +6,30 @@ file is opened, and the size of a file bounds the memory.
 
 import contextlib
 import io
-import pickletools
 import re
-import sys
-import zipfile
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from keras_vitx.text import needs_extra
-from keras_vitx.weights.description import Description, FileError, from_config, from_metadata
+from keras_vitx.weights.description import (
+    Description,
+    FileError,
+    cause_of,
+    from_config,
+    from_metadata,
+)
 from keras_vitx.weights.keras_files import open_checked_h5, read_archive, shards
 from keras_vitx.weights.names import checkpoint_names, is_head, renumber, weights_of
+from keras_vitx.weights.torch_files import check_tensor, read_tables, to_numpy
 
 # Where training scripts store the weights; the first is taken: averaged weights.
 PREFERRED = ("state_dict_ema", "model_ema", "state_dict", "model")
-
-# Modules of Python whose objects only hold data; those of its other modules may run code.
-DATA = {"_codecs", "argparse", "collections", "copyreg", "datetime", "decimal", "enum", "fractions"}
-DATA |= {"functools", "ipaddress", "numbers", "pathlib", "types", "typing", "uuid", "zoneinfo"}
-# What PyTorch makes itself.
-KNOWN = re.compile(r"torch\.((_utils|_tensor|serialization|storage|nn\.parameter)\.)?\w+")
-BUILTINS = "bool|bytes|complex|dict|float|frozenset|int|list|object|range|set|slice|str|tuple"
 
 
 class StoredArray(NamedTuple):
@@ -57,15 +51,6 @@ class WeightsFile(NamedTuple):
     description: Description | None = None
     native: bool = False
     square: bool = False
-
-
-def import_torch(task: str) -> ModuleType:
-    """Return PyTorch; raise an ImportError that says which task needs it."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(needs_extra(f"{task}, a PyTorch file, needs PyTorch", "torch")) from error
-    return torch
 
 
 def suffix_of(name: str) -> str | None:
@@ -102,15 +87,8 @@ def _as_value_error(suffix: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValueError(
-            f"The file is damaged or not a {suffix} file ({_cause(error)})."
+            f"The file is damaged or not a {suffix} file ({cause_of(error)})."
         ) from error
-
-
-def _cause(error: Exception) -> str:
-    """Return the type and the first line of an error, without what PyTorch adds to it."""
-    line = str(error).rpartition("WeightsUnpickler error: ")[2].lstrip().split("\n")[0]
-    line = re.sub(r"\x1b\[\d*m", "", line)[:200]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def _select(tables: Mapping[str, Mapping], wanted: Collection[str], separator: str) -> dict:
@@ -129,21 +107,21 @@ def _select(tables: Mapping[str, Mapping], wanted: Collection[str], separator: s
     most = max(found.values(), default=0)
     if 2 * most < len(wanted):
         return dict(max(tables.values(), key=len))
-    ranks: dict[int, list[tuple[str, str]]] = {}
-    for place in (place for place, count in found.items() if count == most):
-        first = "".join(place).partition(separator)[0]
-        rank = PREFERRED.index(first) if first in PREFERRED else len(PREFERRED)
-        ranks.setdefault(rank, []).append(place)
-    best = ranks[min(ranks)]
-    if len(best) > 1 and most == len(wanted):
-        places = ", ".join(sorted(f"{''.join(place)[-100:]}*" for place in best)[:5])
+    places = sorted((place for place, count in found.items() if count == most), key=_rank)
+    if most == len(wanted) and list(map(_rank, places[:2])).count(_rank(places[0])) > 1:
+        names = ", ".join(sorted(f"{''.join(place)[-100:]}*" for place in places)[:5])
         raise FileError(
-            f"The file must hold the weights once. Received: {places}. Save the ones you mean to a "
+            f"The file must hold the weights once. Received: {names}. Save the ones you mean to a "
             "file of their own."
         )
-    key, prefix = best[0]
+    key, prefix = places[0]
     names = {name: name[len(prefix) :] for name in tables[key] if name.startswith(prefix)}
     return {short: tables[key][name] for name, short in names.items()}
+
+
+def _rank(place: tuple[str, str]) -> int:
+    first = re.split("[./]", "".join(place))[0]
+    return PREFERRED.index(first) if first in PREFERRED else len(PREFERRED)
 
 
 def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
@@ -191,172 +169,12 @@ def _read_keras(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
 
 
 def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
-    torch = import_torch(f"Reading {path}")
-    others: list[str] = []
-    try:
-        is_zip, objects = _check_pickles(path)
-        others = sorted(
-            name
-            for name in objects
-            if name.partition(".")[0] not in sys.stdlib_module_names and not KNOWN.fullmatch(name)
-        )
-        # Training scripts store objects beside the weights. With mmap, arrays are read from the
-        # disk on demand.
-        with torch.serialization.safe_globals([(kind, name) for name, kind in objects.items()]):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except FileError:
-        raise
-    except Exception as error:  # The unpickler raises whatever a bad file provokes.
-        beside = f", which holds {', '.join(others)[:200]}" if others else ""
-        raise FileError(
-            f"The file is refused: it is damaged or not a PyTorch checkpoint{beside} "
-            f"({_cause(error)})."
-        ) from error
-    wanted = checkpoint_names(model)
-    selected = _select(_tables(content), wanted, ".")
     arrays, size = {}, path.stat().st_size
-    for name, value in selected.items():
-        if not isinstance(value, torch.Tensor) and name not in wanted:
-            continue
-        if (
-            not isinstance(value, torch.Tensor)
-            or (value.device.type, value.layout) != ("cpu", torch.strided)
-            or value.is_nested
-        ):
-            raise FileError(
-                f"The file is not a plain checkpoint (tensors by name): {name[:200]!r} is not a "
-                f"plain tensor, but a {type(value).__name__}."
-            )
-        nbytes = value.untyped_storage().nbytes()
-        # An expanded tensor repeats its storage; a damaged file declares more than it holds.
-        if not value.numel() * value.element_size() <= nbytes <= size:
-            raise FileError(
-                f"The file is refused: it claims that {name[:200]!r} is {tuple(value.shape)} "
-                f"and holds {nbytes} bytes of it in {size}."
-            )
-        # A copy: JAX would keep using the memory-mapped file.
-        read = partial(value.detach().to, dtype=torch.float32, copy=True)
-        dtype = str(value.dtype).removeprefix("torch.")
-        arrays[name] = StoredArray(tuple(value.shape), dtype, lambda read=read: read().numpy())
-    if not arrays:
-        kinds = ", ".join(others)[:200] or type(content).__name__
-        raise FileError(
-            f"The file is not a plain checkpoint (tensors by name): it holds {kinds}. Save the "
-            "`state_dict()` of the model."
-        )
+    for name, tensor in _select(read_tables(path), checkpoint_names(model), ".").items():
+        check_tensor(tensor, name, size)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        arrays[name] = StoredArray(tuple(tensor.shape), dtype, partial(to_numpy, tensor))
     return WeightsFile(arrays)
-
-
-class _LeftOut:
-    """Stands for an object beside the weights, which is not made."""
-
-    def __init__(self, *args):
-        pass
-
-    def __setstate__(self, state):
-        pass
-
-
-class _LeftOutDict:
-    """Stands for one that is filled like a dictionary; PyTorch fills only plain ones."""
-
-    def __new__(cls, *args):
-        return OrderedDict()
-
-
-class _LeftOutList:
-    """Stands for one that is filled like a list."""
-
-    def __new__(cls, *args):
-        return []
-
-
-def _check_pickles(path: Path) -> tuple[bool, dict[str, type]]:
-    """Check a PyTorch file before unpickling: return whether it is a zip, and its `_objects`."""
-    objects: dict[str, type] = {}
-    with path.open("rb") as file, contextlib.ExitStack() as stack:
-        is_zip = file.read(4) == b"PK\3\4"
-        file.seek(0)
-        # Before PyTorch 1.6: a number, the version, the machine, the content, the names of arrays.
-        pickles = [file] * 5
-        if is_zip:
-            archive = stack.enter_context(zipfile.ZipFile(file))
-            # PyTorch stores members uncompressed, so they can't expand.
-            for member in archive.infolist():
-                if member.compress_type or member.file_size != member.compress_size:
-                    raise ValueError(f"{member.filename[:200]!r} is compressed")
-            if bad := archive.testzip():
-                raise ValueError(f"the checksum of {bad[:200]!r} is wrong")
-            pickles = [archive.open(name) for name in archive.namelist() if name.endswith(".pkl")]
-        for content in pickles:
-            objects |= _objects(content)
-    return is_zip, objects
-
-
-def _objects(content: IO[bytes]) -> dict[str, type]:
-    """Return the objects that a pickle names, with what stands for them if they are left out."""
-    found: dict[str, type] = {}
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    for opcode, argument, _ in pickletools.genops(content):
-        used = list(opcode.stack_before)
-        if pickletools.markobject in used:
-            while stack.pop() is not pickletools.markobject:
-                pass
-            used = used[: used.index(pickletools.markobject)]
-        taken = [stack.pop() for _ in used][::-1]
-        kind, value = opcode.name, argument if isinstance(argument, str) else None
-        if kind in ("GLOBAL", "STACK_GLOBAL"):
-            value = _checked(*(argument.split(" ") if argument else taken))
-            found.setdefault(value, _LeftOut)
-        elif kind == "MARK":
-            value = pickletools.markobject
-        elif "GET" in kind:
-            value = memo[argument]
-        elif "PUT" in kind:
-            memo[argument] = stack[-1]
-        elif kind == "MEMOIZE":
-            value = memo[len(memo)] = taken[0]
-        elif taken and kind != "BINPERSID":
-            # The object that is made, or changed, is the first.
-            value = taken[0] if isinstance(taken[0], str) else None
-            if value in found and kind.startswith(("SETITEM", "APPEND")):
-                found[value] = _LeftOutDict if kind.startswith("SETITEM") else _LeftOutList
-        stack += [value] * len(opcode.stack_after)
-    return found
-
-
-def _checked(module: str, name: str) -> str:
-    """Return the full name of an object in a pickle, unless it may run code."""
-    # PyTorch writes the names of Python 2.
-    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-    package = module.partition(".")[0]
-    is_data = package in DATA or package not in sys.stdlib_module_names
-    if not (re.fullmatch(BUILTINS, name) if module == "builtins" else is_data):
-        raise FileError(
-            f"The file is refused: it holds {module[:200]}.{name[:200]}, which could run code. If "
-            "you trust it, load it with torch.load(..., weights_only=False), and save the "
-            "`state_dict()` alone."
-        )
-    return f"{module}.{name}"
-
-
-def _tables(content: Any) -> dict[str, dict[str, Any]]:
-    """Return the dictionaries of a checkpoint, at most four deep, by where they are."""
-    tables: dict[str, dict[str, Any]] = {}
-    queue: list[tuple[str, Any, tuple[int, ...]]] = [("", content, ())]
-    visited = set()
-    for key, value, parents in queue:
-        if id(value) in parents:
-            raise FileError("The file is not a plain checkpoint: a dictionary holds itself.")
-        if not isinstance(value, dict) or id(value) in visited:
-            continue
-        visited.add(id(value))
-        tables[key] = {name: one for name, one in value.items() if isinstance(name, str)}
-        if len(parents) < 4:
-            inside = (*parents, id(value))
-            queue += [(f"{key}{name[:100]}.", one, inside) for name, one in tables[key].items()]
-    return tables or {"": {}}
 
 
 READERS = {
