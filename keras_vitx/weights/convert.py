@@ -163,10 +163,7 @@ def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | No
     if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
         return None
     patches, own = shape[1] - entry.positions.num_prefix_tokens, tuple(entry.positions.grid)
-    stored = file.arrays.get(f"{entry.name.rpartition('/')[0]}/grid") if file.native else None
-    known = file.description and file.description.grid
-    if stored and stored.shape == (2,):
-        known = stored.read().tolist()
+    known = file.grid_of(entry.name.rpartition("/")[0])
     if known:
         rows, columns = known
         return (rows, columns) if rows * columns == patches else None

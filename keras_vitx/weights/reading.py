@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
+from keras_vitx.positions import Grid
 from keras_vitx.weights.description import (
     Description,
     FileError,
@@ -51,6 +52,13 @@ class WeightsFile(NamedTuple):
     description: Description | None = None
     native: bool = False
     square: bool = False
+
+    def grid_of(self, layer: str) -> Grid | None:
+        """Return the grid of the positions of a layer, or None if the file does not tell it."""
+        array = self.arrays.get(f"{layer}/grid") if self.native else None
+        if array is not None and array.shape == (2,) and "int" in array.dtype:
+            return tuple(array.read().tolist())
+        return self.description and self.description.grid
 
 
 def suffix_of(name: str) -> str | None:
