@@ -106,20 +106,22 @@ def _select(tables: Mapping[str, Mapping], wanted: Collection[str], separator: s
     that has most of them is returned, or the largest one.
     """
     wanted = {name for name in wanted if not is_head(name)}
-    longest, found = max(map(len, wanted), default=0), Counter()
+    longest = max(map(len, wanted), default=0)
+    found: Counter[tuple[str, str]] = Counter()
     for key, table in tables.items():
         for name in table:
-            starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == separator)]
-            names = ((name[:i], name[i:]) for i in starts if len(name) - i <= longest)
-            found.update((key, prefix) for prefix, rest in names if rest in wanted)
+            for i in range(max(len(name) - longest, 0), len(name)):
+                if (i == 0 or name[i - 1] == separator) and name[i:] in wanted:
+                    found[key, name[:i]] += 1
     most = max(found.values(), default=0)
     if 2 * most < len(wanted):
         return dict(max(tables.values(), key=len))
     places = sorted((place for place, count in found.items() if count == most), key=_rank)
-    if most == len(wanted) and list(map(_rank, places[:2])).count(_rank(places[0])) > 1:
-        names = ", ".join(sorted(f"{''.join(place)[-100:]}*" for place in places)[:5])
+    places = [place for place in places if _rank(place) == _rank(places[0])]
+    if most == len(wanted) and len(places) > 1:
+        copies = ", ".join(sorted(f"{''.join(place)[-100:]}*" for place in places)[:5])
         raise FileError(
-            f"The file must hold the weights once. Received: {names}. Save the ones you mean to a "
+            f"The file must hold the weights once. Received: {copies}. Save the ones you mean to a "
             "file of their own."
         )
     key, prefix = places[0]

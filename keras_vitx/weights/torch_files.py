@@ -137,6 +137,11 @@ def _check_pickles(path: Path) -> tuple[bool, dict[str, type]]:
         pickles = [file] * 5
         if is_zip:
             archive = stack.enter_context(zipfile.ZipFile(file))
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise FileError(
+                    "The file is a TorchScript program, not a plain checkpoint (tensors by name). "
+                    "Save its `state_dict()`."
+                )
             # PyTorch stores members uncompressed, so they can't expand.
             for member in archive.infolist():
                 if member.compress_type or member.file_size != member.compress_size:
@@ -162,8 +167,13 @@ def _objects(content: IO[bytes]) -> dict[str, type]:
             used = used[: used.index(pickletools.markobject)]
         taken = [stack.pop() for _ in used][::-1]
         kind, value = opcode.name, argument if isinstance(argument, str) else None
-        if kind in ("GLOBAL", "STACK_GLOBAL"):
-            value = _checked(*(argument.split(" ") if argument else taken))
+        if kind == "PROTO" and argument > 3:
+            raise FileError(
+                f"The file is refused: its pickle protocol is {argument}, and PyTorch reads 2 "
+                "without running code. Save it with the default protocol of torch.save."
+            )
+        if kind == "GLOBAL":
+            value = _checked(*argument.split(" "))
             found.setdefault(value, _LeftOut)
         elif kind == "MARK":
             value = pickletools.markobject
@@ -171,8 +181,6 @@ def _objects(content: IO[bytes]) -> dict[str, type]:
             value = memo[argument]
         elif "PUT" in kind:
             memo[argument] = stack[-1]
-        elif kind == "MEMOIZE":
-            value = memo[len(memo)] = taken[0]
         elif taken and kind != "BINPERSID":
             # The object that is made, or changed, is the first.
             value = taken[0] if isinstance(taken[0], str) else None

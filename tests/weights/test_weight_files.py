@@ -171,6 +171,16 @@ def test_torch_files_of_whole_modules(torch, unused, tmp_path, whole):
     assert "\x1b" not in str(caught.value)
 
 
+def test_torch_files_that_say_how_to_save_them(torch, unused, state, tmp_path):
+    path = tmp_path / "file.pth"
+    torch.save(state, path, pickle_protocol=4)
+    with pytest.raises(ValueError, match=r"pickle protocol is 4.*default protocol"):
+        load_weights(unused, path)
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(path)
+    with pytest.raises(ValueError, match=r"TorchScript.*state_dict"):
+        load_weights(unused, path)
+
+
 def quantized(kind, model, path):
     if kind == "keras":
         model.quantize("int8")
