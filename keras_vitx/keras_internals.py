@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 from keras.src.backend import AutocastScope
+from keras.src.utils import naming
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -19,6 +20,11 @@ def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 def children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Return the layers directly inside `layer`."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def automatic_name(layer: keras.layers.Layer) -> str:
+    """Return the name that Keras gives to layers of its class, before it numbers them."""
+    return naming.to_snake_case(type(layer).__name__)
 
 
 def remat_mode(layer: keras.layers.Layer) -> Any:

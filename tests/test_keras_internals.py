@@ -26,6 +26,11 @@ def test_layers_inside_a_layer():
     assert {"attn", "mlp", "norm1", "norm2"} <= names and "qkv" not in names
 
 
+def test_automatic_names_are_those_before_the_number():
+    for cls in (keras.layers.LayerNormalization, MLP):
+        assert cls().name.startswith(keras_internals.automatic_name(cls()))
+
+
 def test_remat_mode_is_set_by_a_scope():
     assert keras_internals.remat_mode(keras.layers.Dense(2)) is None
     with keras.RematScope("full"):

@@ -62,7 +62,8 @@ def main(
         network = kv.create_model(model, **arguments)
     kv.weights.load(network, source)
 
-    digest = kv.weights.hub.hash_of(source.path)
+    path = source.path / "model.weights.h5" if source.path.is_dir() else source.path
+    digest = kv.weights.hub.hash_of(path)
     if output.suffix == ".safetensors":
         origin = file if file.startswith("hf:") else source.path.name
         metadata = {"source": origin, "sha256": digest}
@@ -101,14 +102,15 @@ def _in_file(path: Path, network) -> tuple[tuple[int, ...], int | None, Grid | N
 
     The network provides sides and channels that the arrays don't determine; others are None.
     """
+    from keras_vitx.positions import square_grid
     from keras_vitx.weights.names import checkpoint_name, is_head
-    from keras_vitx.weights.positions import square_grid
     from keras_vitx.weights.reading import open_weights
 
     try:
         with open_weights(path, network) as file:
             shapes = {name: array.shape for name, array in file.arrays.items()}
-            native, description = file.native, file.description
+            native = file.native
+            grid = file.grid_of("pos_embed")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     heads = [shape for name, shape in shapes.items() if is_head(name) and shape]
@@ -116,7 +118,6 @@ def _in_file(path: Path, network) -> tuple[tuple[int, ...], int | None, Grid | N
     layers = {name: re.split(r"[./]", name) for name in shapes}
     distilled = any({"dist_token", "head_dist"} & set(path) for path in layers.values())
 
-    grid = description.grid if description else None
     for name, shape in shapes.items():
         if grid is None and layers[name][0] == "pos_embed":
             # Zero to two other tokens precede the patches.

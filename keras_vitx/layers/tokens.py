@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, check_one_of, register
 from keras_vitx.layers.initializers import initializers, normal, uniform
+from keras_vitx.positions import resample
 
 
 @register
@@ -188,7 +190,8 @@ class TokenDownsampling(Layer):
 class PositionEmbedding(Layer):
     """A learned vector per position, added to the token at that position.
 
-    Input and output: `(batch, prefix tokens + rows * columns, dim)`.
+    Input and output: `(batch, prefix tokens + rows * columns, dim)`. A `.keras` or `.weights.h5`
+    file stores the grid, and the vectors are resampled when they are loaded into another one.
 
     Args:
         grid: Rows and columns of patches.
@@ -207,6 +210,18 @@ class PositionEmbedding(Layer):
 
     def call(self, x):
         return x + self.embeddings
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store["grid"] = np.array(self.grid)
+
+    def load_own_variables(self, store):
+        if "grid" not in store:
+            return super().load_own_variables(store)
+        values, old = store["0"], tuple(map(int, store["grid"]))
+        if old != self.grid:
+            values = resample(values, old, self.grid, self.num_prefix_tokens)
+        self.embeddings.assign(values)
 
 
 @register

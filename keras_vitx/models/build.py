@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -213,24 +213,37 @@ def _model(
         if entry is not None:
             shape = (entry.image_size, entry.image_size, shape[-1])
     arguments["input_shape"] = shape
-    net = Network(**{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()})
+    network = Network(**{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()})
+
+    def list_layers(network: Network) -> Layers:
+        with _dtype_policy(network.dtype):
+            return family.list_layers(network, **arguments)
+
     # Listing the layers checks the arguments, before anything is downloaded.
-    with _dtype_policy(net.dtype):
-        layers = family.list_layers(net, **arguments)
+    layers = list_layers(network)
     checkpoint = checkpoints.resolve(weights, **request)
     sources = [] if tensor is None else keras.utils.get_source_inputs(tensor)
     is_input = len(sources) == 1 and sources[0] is tensor
-    model = Chain(
-        layers,
-        shape,
-        family=family.__name__,
-        preprocessing=named.preprocessing.for_channels(shape[-1]),
-        remat=net.remat,
-        dtype=net.dtype,
-        input_tensor=tensor if is_input else None,
-        name=net.name or named.__name__,
-    )
-    checkpoints.load(model, checkpoint, identities)
+
+    def build(layers: Layers) -> Chain:
+        return Chain(
+            layers,
+            shape,
+            family=family.__name__,
+            preprocessing=named.preprocessing.for_channels(shape[-1]),
+            remat=network.remat,
+            dtype=network.dtype,
+            input_tensor=tensor if is_input else None,
+            name=network.name or named.__name__,
+        )
+
+    def rebuild(classes: int) -> Chain:
+        return build(list_layers(replace(network, classes=classes)))
+
+    # Without `classes`, the file determines them.
+    is_open = "classes" not in passed and "classes" not in overrides
+    model = build(layers)
+    model = checkpoints.load(model, checkpoint, identities, rebuild if is_open else None)
     if tensor is None or is_input:
         return model
     inputs = sources[0] if len(sources) == 1 else sources

@@ -13,9 +13,9 @@ from keras_vitx.layers.base import at_least_float32, freeze_parts, frozen_parts,
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.models.several_heads import TrainsHeads
+from keras_vitx.positions import resample
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.serialized import check_registered
-from keras_vitx.weights.positions import resample
 
 log = logging.getLogger(__name__)
 Grid = tuple[int, int]
@@ -99,13 +99,26 @@ class ImageModel(keras.Model):
             keras.layers.Layer.add_loss(self, loss)
         return x
 
-    def save(self, filepath: str | os.PathLike, **arguments: Any) -> None:
-        """Save the model as Keras does, with a warning about classes that are not registered."""
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Save the model as Keras does, with a warning about classes that are not registered.
+
+        A ValueError refuses the legacy format, which can't be read.
+
+        Args:
+            filepath: Path of the file, which ends in `.keras`, or of a folder.
+            *args: As in `keras.Model.save`.
+            **kwargs: As in `keras.Model.save`.
+        """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                "`filepath` must end in .keras, or be given to `save_weights` and end in "
+                f".weights.h5. Received: {str(filepath)!r}, of Keras's legacy format."
+            )
         try:
             check_registered(self)
         except ValueError as error:
             log.warning("%s To load the file: `custom_objects`.", error)
-        super().save(filepath, **arguments)
+        super().save(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""

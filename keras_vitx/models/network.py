@@ -82,14 +82,14 @@ class Network:
             `(batch, dim)`.
         weights: None for random initialization; `"imagenet"`; the name of a catalog
             entry; `"hf://owner/repo"` or `"hf://owner/repo@revision"` (a branch, tag or
-            commit) on the Hugging Face hub; a folder written by `kv.save`; or the path of a
-            `.safetensors`, `.pth`, `.weights.h5` or `.keras` file.
+            commit) on the Hugging Face hub; a folder written by `kv.save` or Keras; or the path of
+            a `.safetensors`, `.pth`, `.ckpt`, `.weights.h5`, `.weights.json` or `.keras` file.
         input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
             of the patch size. None means that of the checkpoint, or else of the size.
         pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). Under
             a classifier, None means `"token"`, or `"avg"` if there is no class token.
-        classes: Number of classes. If it differs from the checkpoint's, all weights except
-            the classifier's are loaded.
+        classes: Number of classes. If it is not given, it is that of the checkpoint. If it differs
+            from the checkpoint's, all weights except the classifier's are loaded.
         classifier_activation: Activation of the classifier; None returns logits.
         input_tensor: A Keras tensor to use as the images.
         name: Name of the model.

@@ -1,5 +1,6 @@
 """Strict conversion between the arrays of a file and the variables of a model."""
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_vitx.positions import Grid, resample, square_grid
 from keras_vitx.weights.names import (
     IGNORED,
     Sizes,
@@ -16,14 +18,19 @@ from keras_vitx.weights.names import (
     is_head,
     shape_in_checkpoint,
     to_keras,
+    weights_of,
 )
-from keras_vitx.weights.positions import Grid, resample, square_grid
 from keras_vitx.weights.reading import StoredArray, WeightsFile
+
+logger = logging.getLogger("keras_vitx")
 
 RGB = 3
 
 # Floating-point types, as NumPy, PyTorch, Keras and safetensors spell them.
 FLOATING = re.compile("(bfloat|float|bf|f)(16|32|64)", re.IGNORECASE)
+
+# Types of quantized weights, likewise.
+QUANTIZED = re.compile("[iu]8|q?u?int[48]|q?u?int4x2|(f8|float8).*", re.IGNORECASE)
 
 # Variables that an argument of the model adds or removes.
 OPTIONS = {
@@ -61,7 +68,8 @@ def convert(file: WeightsFile, model, sizes: Sizes | None = None) -> Conversion:
     looks like.
     """
     entries = _entries(model, file.native)
-    arrays = {name: array for name, array in file.arrays.items() if not name.endswith(IGNORED)}
+    ignored = (*IGNORED, "/grid") if file.native else IGNORED
+    arrays = {name: array for name, array in file.arrays.items() if not name.endswith(ignored)}
 
     heads = [entry for entry in entries if is_head(entry.name)]
     classes = _classes(heads, arrays, file.native)
@@ -86,7 +94,8 @@ def convert(file: WeightsFile, model, sizes: Sizes | None = None) -> Conversion:
         else:
             matches.append((entry, array, grid))
     if missing or extra or wrong:
-        raise ValueError(_mismatch(missing, extra, wrong, len(entries), file, model, sizes))
+        message = _mismatch(missing, extra, wrong, entries, file, model, sizes)
+        raise ValueError(message)
     values = ((entry.variable, _read(entry, array, grid)) for entry, array, grid in matches)
     return Conversion(values, has_head, classes)
 
@@ -116,19 +125,19 @@ def has_checkpoint_names(model) -> bool:
 
 def _entries(model, native: bool) -> list[_Entry]:
     entries = []
-    for variable in model.weights:
+    for variable, path, layer in weights_of(model):
         try:
-            name, layout = checkpoint_name(variable.path, model.family)
+            name, layout = checkpoint_name(path, model.family)
         except ValueError:
             if not native:
                 raise
             layout = "same"
-        positions = grid = None
-        if layout in ("positions", "map"):
-            positions = model.get_layer(variable.path.split("/")[0])
-            grid = tuple(positions.grid)
+        if variable.name == "embeddings" and hasattr(layer, "num_prefix_tokens"):
+            layout = "positions" if layout == "same" else layout
+        is_position = layout in ("positions", "map")
+        positions, grid = (layer, tuple(layer.grid)) if is_position else (None, None)
         if native:
-            name, layout = variable.path, "positions" if positions else "same"
+            name, layout = path, "positions" if positions else "same"
         shape = shape_in_checkpoint(tuple(variable.shape), layout, grid)
         # The first layer is the convolution on the image.
         entries.append(_Entry(variable, name, layout, shape, positions, on_image=not entries))
@@ -153,13 +162,22 @@ def _grid(entry: _Entry, shape: tuple[int, ...], file: WeightsFile) -> Grid | No
         return shape[2:]
     if entry.layout != "positions" or len(shape) != 3 or shape[::2] != entry.shape[::2]:
         return None
-    patches = shape[1] - entry.positions.num_prefix_tokens
-    if file.description and file.description.grid:
-        rows, columns = file.description.grid
+    patches, own = shape[1] - entry.positions.num_prefix_tokens, tuple(entry.positions.grid)
+    known = file.grid_of(entry.name.rpartition("/")[0])
+    if known:
+        rows, columns = known
         return (rows, columns) if rows * columns == patches else None
-    # PyTorch files don't store their grid: assume a square one, else the model's.
-    same = tuple(entry.positions.grid) if shape == entry.shape else None
-    return (same or square_grid(patches)) if file.native else (square_grid(patches) or same)
+    square = square_grid(patches)
+    if shape != entry.shape or file.square:
+        return square
+    if square not in (None, own):
+        logger.warning(
+            "The file does not say whether its %d positions are %d x %d or %d x %d. They are read "
+            "as the former, which the model has. If they are square, build the model for square "
+            "images, and call `at_size`.",
+            *(patches, *own, *square),
+        )
+    return own
 
 
 def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
@@ -167,6 +185,21 @@ def _reads_rgb(entry: _Entry, shape: tuple[int, ...]) -> bool:
     axis = 1 if entry.layout == "kernel" else 2
     rgb = (*entry.shape[:axis], RGB, *entry.shape[axis + 1 :])
     return entry.on_image and shape == rgb
+
+
+def _other_images(entry: _Entry, shape: tuple[int, ...]) -> Iterator[str]:
+    """Tell in which images the convolution in a file differs from the model's, and how to adapt."""
+    if len(shape) == 4:
+        in_torch = entry.layout == "kernel"
+        (channels, *sides), (own_channels, *own_sides) = (
+            one[1:] if in_torch else (one[2], *one[:2]) for one in (shape, entry.shape)
+        )
+        if channels != own_channels:
+            counts = f"{channels} channels, the model's {own_channels}"
+            yield f"Its images have {counts} (input_shape)."
+        if sides != own_sides:
+            old, new = (" x ".join(map(str, pair)) for pair in (sides, own_sides))
+            yield f"Its patches have {old} pixels, the model's {new} (patch_size)."
 
 
 def _read(entry: _Entry, array: StoredArray, grid: Grid | None) -> np.ndarray:
@@ -195,12 +228,19 @@ def _for_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
     return np.take(kernel, np.arange(channels) % rgb, axis=-2) * np.float32(rgb / channels)
 
 
-def _mismatch(missing, extra, wrong, count: int, file: WeightsFile, model, sizes) -> str:
+def _mismatch(missing, extra, wrong, entries, file: WeightsFile, model, sizes) -> str:
     """Return the message of the error that lists all arrays that don't match."""
     summary = [f"The file doesn't fit the model {model.name!r}."]
+    arrays = file.arrays
+    quantized = {arrays[name].dtype for name in wrong if QUANTIZED.fullmatch(arrays[name].dtype)}
+    if quantized:
+        summary.append(
+            f"It is quantized ({', '.join(sorted(quantized))}): give the weights from before "
+            "quantization, or load the whole model with keras_vitx.load."
+        )
     if file.description and file.description.model != model.name:
         summary.append(f"It says it was saved from {file.description.model!r}.")
-    if len(missing) + len(wrong) > count / 2:
+    if len(missing) + len(wrong) > len(entries) / 2:
         identity = identify({name: array.shape for name, array in file.arrays.items()})
         known = sizes(identity.family) if identity and sizes else {}
         name = next((name for name, other in known.items() if other == identity), None)
@@ -211,8 +251,8 @@ def _mismatch(missing, extra, wrong, count: int, file: WeightsFile, model, sizes
         for names, value in ((extra, True), (missing, False)):
             if names and all(re.search(mark, name) for name in names):
                 summary.append(f"Build the model with {argument}={value}.")
-    if wrong and all(name.startswith("patch_embed") for name in wrong):
-        summary.append("It has other patches or channels (patch_size, input_shape).")
+    if entries[0].on_image and entries[0].name in wrong:
+        summary += _other_images(entries[0], arrays[entries[0].name].shape)
     lines = [" ".join(summary)]
     for names, problem in ((missing, "missing from the file"), (extra, "not in the model")):
         if names:

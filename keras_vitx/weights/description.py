@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from numbers import Integral
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vitx.files import is_being_moved
+from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
-from keras_vitx.weights.positions import Grid
 
 LIBRARY = "keras_vitx"
 CONFIG = "config.json"
@@ -25,6 +26,13 @@ PAUSE = 0.01  # seconds between them
 
 class FileError(ValueError):
     """A file is not accepted; the message says why."""
+
+
+def cause_of(error: Exception) -> str:
+    """Return the type and the first line of an error, without what PyTorch adds to it."""
+    line = str(error).rpartition("WeightsUnpickler error: ")[2].lstrip().split("\n")[0]
+    line = re.sub(r"\x1b\[\d*m", "", line)[:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 class Description(NamedTuple):

@@ -55,19 +55,22 @@ def download(address: Address, sha256: str | None = None) -> Path:
     """Return the local copy of a file on the hub, downloaded if it is not in the cache.
 
     It is checked against `sha256`, or a prefix of it, or else against the hash in its name in the
-    cache. Raises a ValueError if a hash is wrong, and an OSError if it can't be downloaded.
+    cache. A large file, which the cache names by its hash, is read for this only when it is
+    downloaded. Raises a ValueError if a hash is wrong, and an OSError if the file can't be
+    downloaded.
     """
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     repository, name, revision = address
     arguments = {"repo_id": repository, "filename": name, "revision": revision}
+    is_new = False
     try:
         try:
             path = Path(hf_hub_download(**arguments, local_files_only=True))
         except LocalEntryNotFoundError:
             _check_names(address)
-            path = Path(hf_hub_download(**arguments))
+            path, is_new = Path(hf_hub_download(**arguments)), True
     except (HFValidationError, FileError) as error:
         raise ValueError(f"weights='{address}': the hub's names can't be used. {error}") from error
     except Exception as error:  # Network libraries raise their own types.
@@ -80,14 +83,19 @@ def download(address: Address, sha256: str | None = None) -> Path:
             "machine's cache into this one's. "
             f"The cause: {_network_cause(error)}."
         ) from error
-    # The hub's cache names large files by their hash.
     blob = path.resolve()
+    known = blob.name if SHA256.fullmatch(blob.name) else None
+    if not is_new and known and known.startswith((sha256 or "").lower()):
+        return path
     try:
-        check_hash(path, sha256 or (blob.name if SHA256.fullmatch(blob.name) else None))
+        check_hash(path, sha256 or known)
     except ValueError as error:
-        raise ValueError(
-            f"weights='{address}': {error} Delete {blob} from the hub's cache to download it again."
-        ) from error
+        hint = f"Delete {blob} from the hub's cache to download it again."
+        if is_new:
+            path.unlink()
+            blob.unlink(missing_ok=True)
+            hint = "It is not kept in the hub's cache."
+        raise ValueError(f"weights='{address}': {error} {hint}") from error
     return path
 
 

@@ -1,12 +1,13 @@
 """Resolve the argument `weights=` to a file, and load it into a model."""
 
 import contextlib
+import functools
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
 from keras_vitx.weights.description import CONFIG, from_config, is_model_folder, open_folder
 from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped_path
+from keras_vitx.weights.keras_files import is_keras_folder
 from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import READERS, open_weights, suffix_of
 
@@ -105,11 +107,13 @@ def _download(address: Address, entry: Checkpoint | None) -> Path:
 
 def _local_file(text: str) -> LocalFile:
     path = Path(text).expanduser()
+    if is_keras_folder(path):
+        return LocalFile(text, path)
     in_folder = is_model_folder(path)
     if path.is_dir() and not in_folder:
         raise IsADirectoryError(
             f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
-            "folder written by keras_vitx.save."
+            "folder written by keras_vitx.save or Keras."
         )
     if not path.exists():
         raise FileNotFoundError(f"weights={text!r}: there is no such file.")
@@ -123,26 +127,43 @@ def _local_file(text: str) -> LocalFile:
         # The authors' file names end in the first digits of the hash.
         digest = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
         if digest and any((c.url or "").endswith(f"/{path.name}") for c in CHECKPOINTS):
-            check_hash(path, digest[1])
+            about = path.stat()
+            _check_once(path, digest[1], about.st_size, about.st_mtime_ns)
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error
     return LocalFile(text, path, in_folder=in_folder)
 
 
+@functools.lru_cache
+def _check_once(path: Path, digest: str, size: int, modified: int) -> None:
+    check_hash(path, digest)
+
+
 def _check_suffix(weights: str, file: str) -> None:
+    if suffix_of(file) is None and file.endswith((".h5", ".hdf5")):
+        raise ValueError(
+            f"weights={weights!r} is of Keras's legacy format, which is not read. Save the weights "
+            "by `model.save_weights` to a file that ends in .weights.h5."
+        )
     if suffix_of(file) is None:
         raise ValueError(f"weights={weights!r} should end in one of: {', '.join(READERS)}.")
 
 
-def load(model, source: LocalFile | None, sizes: Sizes | None = None) -> None:
-    """Load a weights file into a built model.
+def load(
+    model,
+    source: LocalFile | None,
+    sizes: Sizes | None = None,
+    rebuild: Callable[[int], Any] | None = None,
+) -> Any:
+    """Load a weights file into a built model, and return the model.
 
-    Either every variable is assigned, or a ValueError lists what doesn't fit. A classifier with
-    another number of classes keeps its weights, with a warning. The metadata of the file sets
+    Either every variable is assigned, or a ValueError lists what doesn't fit. If the classifier has
+    another number of classes, `rebuild` makes the model for that number; without it, the
+    classifier keeps its weights, with a warning. The metadata of the file sets
     `model.preprocessing` and, with the classifier, `model.class_names`.
     """
     if source is None:
-        return
+        return model
     not_finite, path, name = [], source.path, source.path.name
     try:
         with contextlib.ExitStack() as stack:
@@ -151,7 +172,12 @@ def load(model, source: LocalFile | None, sizes: Sizes | None = None) -> None:
             file = stack.enter_context(open_weights(path, model, name))
             if source.in_folder:
                 file = file._replace(description=from_config(config))
+            # All published checkpoints are of square images.
+            file = file._replace(square=source.checkpoint is not None)
             conversion = convert(file, model, sizes)
+            if rebuild and conversion.classes is not None and not conversion.head:
+                model = rebuild(conversion.classes)
+                conversion = convert(file, model, sizes)
             description = source.checkpoint or file.description
             names = description and conversion.head and description.class_names
             if names and len(names) != conversion.classes:
@@ -178,6 +204,7 @@ def load(model, source: LocalFile | None, sizes: Sizes | None = None) -> None:
             "%s: all weights loaded except the head's: the file's head has %d classes.",
             *(source.weights, conversion.classes),
         )
+    return model
 
 
 def warn_not_finite(paths: Sequence[str], source: str) -> None:
@@ -196,8 +223,8 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
         model: A built model of this package.
         weights: None, the name of a checkpoint, "hf://owner/repo" or "hf://owner/repo/file" (with
             "@revision" after the repository for a branch, tag or commit), the path of a file
-            (`.safetensors`, `.pth`, `.pt`, `.bin`, `.pth.tar`, `.weights.h5` or `.keras`), or a
-            folder that `kv.save` wrote.
+            (`.safetensors`; `.pth`, `.pt`, `.bin`, `.ckpt` or `.pth.tar`; `.weights.h5`,
+            `.weights.json` or `.keras`), or a folder that `kv.save` or Keras wrote.
 
     Raises:
         ValueError: if the name is unknown, or the file is damaged or doesn't fit the model.

@@ -4,10 +4,12 @@ A table has one rule per row; the first match wins.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from keras_vitx.keras_internals import automatic_name, children, sublayers
 
 
 class Row(NamedTuple):
@@ -78,6 +80,69 @@ HEADS = ("head", "head_dist", "aux_head")
 _TO_KERAS = {2: (1, 0), 4: (2, 3, 1, 0)}
 
 
+class Weight(NamedTuple):
+    """A variable of a model, its path in the model, and the layer that has it."""
+
+    variable: Any
+    path: str
+    layer: Any
+
+
+def weights_of(model) -> list[Weight]:
+    """Return `model.weights` with their paths: the names of the layers around each, and its own.
+
+    Unlike `variable.path`, they do not depend on where the model was made, in a name scope or in
+    the `build` of another model, nor on how many layers Keras named before; see `renumber`.
+    """
+    found: dict[int, tuple[str, Any]] = {}
+    visited = set()
+
+    def visit(layer, prefix: str) -> None:
+        visited.add(id(layer))
+        for child in children(layer):
+            if id(child) not in visited:
+                visit(child, f"{prefix}{child.name}/")
+        for variable in layer.weights:
+            found.setdefault(id(variable), (f"{prefix}{variable.name}", layer))
+
+    visit(model, "")
+    places = [found[id(variable)] for variable in model.weights]
+    paths = renumber([path for path, _ in places], model)
+    return [Weight(v, paths[p], one) for v, (p, one) in zip(model.weights, places, strict=True)]
+
+
+def renumber(paths: Iterable[str], model) -> dict[str, str]:
+    """Number the layers that Keras named anew within their parent; return the new paths by the old.
+
+    Keras numbers all layers of a class that have no name, e.g. "dense_7". Within their parent, they
+    are "dense", "dense_1" and so on, in the same order. `model` tells these names, except for the
+    last of a path, which is not a layer's.
+    """
+    layers = [layer for layer in sublayers(model) if layer.weights]
+    automatic = {name for layer in layers if _base(layer.name) == (name := automatic_name(layer))}
+    split = {path: path.split("/") for path in dict.fromkeys(paths)}
+    siblings: dict[tuple[str, ...], set[str]] = {}
+    for parts in split.values():
+        for depth, name in enumerate(parts[:-1]):
+            if _base(name) in automatic:
+                siblings.setdefault((*parts[:depth], _base(name)), set()).add(name)
+    new_names = {
+        (*place[:-1], name): f"{place[-1]}_{index}" if index else place[-1]
+        for place, names in siblings.items()
+        for index, name in enumerate(sorted(names, key=lambda name: (len(name), name)))
+    }
+    return {
+        path: "/".join(
+            new_names.get(tuple(parts[: depth + 1]), name) for depth, name in enumerate(parts)
+        )
+        for path, parts in split.items()
+    }
+
+
+def _base(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
+
+
 def checkpoint_name(path: str, family: str) -> tuple[str, str]:
     """Return a path's (name, layout) in a PyTorch checkpoint; raises a ValueError without one."""
     table = TABLES.get(family, Table())
@@ -88,6 +153,11 @@ def checkpoint_name(path: str, family: str) -> tuple[str, str]:
         if match := re.fullmatch(row.pattern, key):
             return match.expand(row.name).replace("/", "."), row.layout
     raise ValueError(f"No checkpoint has a name for the variable {path!r} of a {family} model.")
+
+
+def checkpoint_names(model) -> list[str]:
+    """Return the name of each of `model.weights` in a checkpoint; see `checkpoint_name`."""
+    return [checkpoint_name(weight.path, model.family)[0] for weight in weights_of(model)]
 
 
 def is_head(name: str) -> bool:

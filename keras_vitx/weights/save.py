@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from keras_vitx.files import atomic_write
 from keras_vitx.weights.convert import to_checkpoint
 from keras_vitx.weights.description import metadata_of
-from keras_vitx.weights.reading import import_torch
+from keras_vitx.weights.torch_files import import_torch
 
 
 def save_safetensors(

@@ -31,8 +31,9 @@ from keras_vitx.weights.description import (
     read_config,
 )
 from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
+from keras_vitx.weights.keras_files import is_keras_folder, open_checked_h5
 from keras_vitx.weights.load import warn_not_finite
-from keras_vitx.weights.reading import check_archive, open_checked_h5, open_weights
+from keras_vitx.weights.reading import check_archive, open_weights
 from keras_vitx.weights.save import save_safetensors
 
 # The classes of Keras that a config may name, by their modules. Of layers, the kinds that only
@@ -158,15 +159,16 @@ def save(
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
     """Load a model from a folder, a hub repository or a `.keras` file.
 
-    A folder or a repository may only use layers of this package and plain Keras layers, so
-    it can't run arbitrary code. A `.keras` file is checked for damage and for impossible
-    sizes, and then loaded by Keras in safe mode, uncompiled. The config and the weights are of
+    A folder of `save` or a repository may only use layers of this package and plain Keras layers, so
+    it can't run arbitrary code. A `.keras` file, or a folder that Keras wrote
+    (`zipped=False`), is checked for damage and for impossible sizes, and then loaded by Keras in
+    safe mode, uncompiled. The config and the weights are of
     one version, even if the folder or the branch is replaced meanwhile.
 
     Args:
         source: A folder written by `save`; "hf://owner/repo" or "hf://owner/repo@revision"
             (a branch, tag or commit), which is such a folder on the hub or the source of a
-            catalog checkpoint; or a `.keras` file.
+            catalog checkpoint; or what Keras's `model.save` wrote, a `.keras` file or a folder.
         custom_objects: Additional classes and functions that the model may use, by
             registered name, as in `keras.saving.load_model`.
 
@@ -183,12 +185,17 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     try:
         if source.startswith(SCHEME):
             model = _load_from_hub(parse(source), custom_objects)
+        elif is_keras_folder(path) or (path.suffix == ".keras" and not path.is_dir()):
+            model = _load_archive(path, custom_objects)
         elif is_model_folder(path) or path.is_dir():
             with open_folder(path) as (config, name, weights):
                 model = _from_config(config, custom_objects)
                 _fill(model, name, weights)
-        elif path.suffix == ".keras":
-            model = _load_archive(path, custom_objects)
+        elif path.suffix in (".h5", ".hdf5"):
+            raise ValueError(
+                "the file is of Keras's legacy format, which is not read. Save the model to a "
+                ".keras file, and give weights alone to `weights=`."
+            )
         else:
             raise NotADirectoryError(
                 f'{source!r} is not a folder. Give one, a .keras file, or "hf://owner/repo".'

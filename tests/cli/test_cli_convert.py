@@ -86,11 +86,17 @@ def test_classes_and_images_are_read_from_the_file(convert, tmp_path, suffix):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-def test_a_rectangle_is_read_from_our_own_files(convert, tmp_path):
+@pytest.mark.parametrize("form", [".safetensors", ".weights.h5", ""])
+def test_a_rectangle_is_read_from_our_own_files(convert, tmp_path, form):
     # 4 x 16 and 8 x 8 are the same number of patches.
     model = kv.CaiT_Mini(input_shape=(16, 64, 3))
-    kv.weights.save_safetensors(model, tmp_path / "wide.safetensors")
-    said = convert("wide.safetensors", "wide.keras")
+    if form == ".safetensors":
+        kv.weights.save_safetensors(model, tmp_path / "wide.safetensors")
+    elif form == ".weights.h5":
+        model.save_weights(tmp_path / "wide.weights.h5")
+    else:
+        model.save(tmp_path / "wide", zipped=False)
+    said = convert(f"wide{form}", "wide.keras")
     assert "16 x 64 x 3" in said and "as they were, 4 x 16" in said
 
 

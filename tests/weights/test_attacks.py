@@ -55,6 +55,10 @@ def write_torch(path, how):
     }.get(what, state)
     if what == "itself":
         state["model"] = state
+    elif what == "laughs":
+        content = {}
+        for _ in range(99):
+            content = {"a": content, "b": content}
     if kind == "pickle":
         path.write_bytes(pickle.dumps({"weight": [1.0]} if content is state else content))
         return
@@ -161,6 +165,7 @@ ATTACKS = [
     (".pth", "pickle", "refused"),
     (".pth", "zip bytearray", "bytearray"),
     (".pth", "zip itself", "not a plain checkpoint"),
+    (".pth", "zip laughs", "not a plain checkpoint"),
     (".pth", "zip expanded", "claims"),
     (".pth", "zip compressed", "is compressed"),
     (".pth", "old claims", ""),

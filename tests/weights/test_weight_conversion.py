@@ -2,14 +2,23 @@
 
 import re
 
+import keras
 import numpy as np
 import pytest
 from harness import FAMILIES, GOLDEN, array, close
 from safetensors.numpy import load_file, save_file
-from tiny import weights_of
+from tiny import SAVERS, weights_of
 
 import keras_vitx as kv
-from keras_vitx.weights import load_weights, resample, save_safetensors, to_checkpoint
+from keras_vitx.weights import (
+    find,
+    load,
+    load_weights,
+    resample,
+    save_torch,
+    to_checkpoint,
+)
+from keras_vitx.weights.load import LocalFile
 from keras_vitx.weights.names import TABLES, Identity, identify
 
 
@@ -58,7 +67,7 @@ def test_other_heads(
     tiny(weights=file_of(golden_tensors), include_top=False)
 
 
-def test_rectangular_positions(tiny, file_of, same_weights, tmp_path):
+def test_rectangular_positions(tiny, file_of, same_weights, tmp_path, caplog):
     # Without a word about the grid: 6 x 8 entries are not a square, so they must be on the
     # model's own grid.
     model = tiny(input_shape=(48, 64, 3))
@@ -66,14 +75,80 @@ def test_rectangular_positions(tiny, file_of, same_weights, tmp_path):
     same_weights(model, tiny(input_shape=(48, 64, 3), weights=path))
     with pytest.raises(ValueError, match="pos_embed"):
         tiny(input_shape=(64, 64, 3), weights=path)
-    # With it: 2 x 8 and 4 x 4 are the same number of entries.
+    # 2 x 8 and 4 x 4 are the same number of entries: the model's grid, and the log says so.
     model = tiny(input_shape=(16, 64, 3))
-    save_safetensors(model, tmp_path / "ours.safetensors")
-    found, old = (
-        weights_of(each)["pos_embed/embeddings"]
-        for each in (tiny(weights=tmp_path / "ours.safetensors"), model)
-    )
+    assert not caplog.records
+    same_weights(model, tiny(input_shape=(16, 64, 3), weights=file_of(model)))
+    (record,) = caplog.records
+    assert "16 positions are 2 x 8 or 4 x 4" in record.getMessage()
+    # Published checkpoints are of square images.
+    square = tiny(input_shape=(16, 64, 3))
+    load(square, LocalFile("x", file_of(model), find("cait_mini_cifar10", None)))
+    old = weights_of(model)["pos_embed/embeddings"]
+    resampled = resample(old, (4, 4), (2, 8))
+    np.testing.assert_array_equal(weights_of(square)["pos_embed/embeddings"], resampled)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".weights.h5", ".keras"])
+def test_files_hold_their_grid(tiny, tmp_path, caplog, suffix):
+    model, path = tiny(input_shape=(16, 64, 3)), tmp_path / f"m{suffix}"
+    SAVERS[suffix](model, path)
+    old = weights_of(model)["pos_embed/embeddings"]
+    for grid in ((4, 4), (2, 8), (8, 6)):
+        other = tiny(input_shape=(8 * grid[0], 8 * grid[1], 3))
+        load_weights(other, path)
+        found = [weights_of(other)["pos_embed/embeddings"]]
+        if suffix == ".weights.h5":
+            plain = tiny(input_shape=(8 * grid[0], 8 * grid[1], 3))
+            plain.load_weights(path)
+            found.append(weights_of(plain)["pos_embed/embeddings"])
+        for each in found:
+            np.testing.assert_array_equal(each, resample(old, (2, 8), grid))
+    assert not caplog.records
+
+
+def test_positions_without_a_name_are_resampled(tmp_path):
+    def make(sides):
+        layers = [
+            kv.layers.PatchEmbedding(8, 8),
+            kv.layers.PositionEmbedding((sides[0] // 8, sides[1] // 8)),
+        ]
+        return kv.models.Chain(layers, (*sides, 3))
+
+    make((8, 8))
+    model = make((16, 64))
+    model.save_weights(tmp_path / "m.weights.h5")
+    other = make((32, 32))
+    load_weights(other, tmp_path / "m.weights.h5")
+    found, old = (array(each.weights[-1].value) for each in (other, model))
     np.testing.assert_array_equal(found, resample(old, (2, 8), (4, 4)))
+
+
+@pytest.mark.parametrize("suffix", [*SAVERS, ".ckpt", "folder"])
+def test_the_file_determines_the_classes(tiny, tmp_path, caplog, same_weights, suffix):
+    size = kv.models.variant(
+        "Tiny_1000", kv.CaiT, (32, 32, 3), dim=24, depth=3, num_heads=4, patch_size=8
+    )
+    model, path = tiny(classes=7), tmp_path / f"m{suffix}"
+    if suffix in (".pth", ".ckpt"):
+        pytest.importorskip("torch")
+    if suffix == ".ckpt":
+        save_torch(model, tmp_path / "m.pth")
+        (tmp_path / "m.pth").rename(path)
+    else:
+        (kv.save if suffix == "folder" else SAVERS[suffix])(model, path)
+    images = keras.Input((32, 32, 3))
+    try:
+        for more in ({}, {"input_tensor": images}, {"pooling": "avg"}):
+            loaded = size(weights=path, **more)
+            assert loaded.output_shape == (None, 7) and not caplog.records
+            same_weights(loaded, model)
+        assert size(weights=path, classes=5).output_shape == (None, 5)
+        assert "head has 7 classes" in caplog.text
+        assert size(weights=path, include_top=False).output_shape[-1] == 24
+    finally:
+        del kv.models.build.MODELS["Tiny_1000"]
 
 
 @pytest.mark.backend_free
@@ -132,7 +207,7 @@ def test_all_that_does_not_fit_is_listed(tiny, golden_tensors, file_of, same_wei
     ("changes", "words"),
     [
         ({"dim": 12, "num_heads": 2}, "looks like a CaiT of 3 blocks, 24 wide"),
-        ({"patch_size": 4}, "other patches or channels"),
+        ({"patch_size": 4}, r"patches have 8 x 8 pixels, the model's 4 x 4 \(patch_size\)"),
         ({"class_depth": 0, "class_token_at": 0, "layer_scale": None}, "not in the model"),
     ],
 )
@@ -163,6 +238,15 @@ def test_families_are_told_apart(family):
     in_keras = {variable.path: tuple(variable.shape) for variable in model.weights}
     in_torch = {name: array.shape for name, array in to_checkpoint(model).items()}
     assert identify(in_keras) == identify(in_torch) == Identity(looks, depth, dim)
+
+
+@pytest.mark.parametrize("suffix", SAVERS)
+def test_other_channels_are_told(tiny, tmp_path, suffix):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    SAVERS[suffix](tiny(input_shape=(32, 32, 1)), tmp_path / f"m{suffix}")
+    with pytest.raises(ValueError, match=r"images have 1 channels, the model's 3 \(input_shape\)"):
+        tiny(weights=tmp_path / f"m{suffix}")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,16 @@
 
 import argparse
 import collections
+import datetime
+import decimal
+import enum
+import functools
 import json
+import pathlib
 import sys
+import types
 import zipfile
+from functools import partial
 
 import h5py
 import keras
@@ -13,9 +20,17 @@ import pytest
 from harness import numbers
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny import SAVERS, weights_of
+from tiny import SAVERS, make_tiny, weights_of
 
-from keras_vitx.weights import load_weights, resample, resolve, save_safetensors, save_torch
+import keras_vitx as kv
+from keras_vitx.weights import (
+    load_weights,
+    resample,
+    resolve,
+    save_safetensors,
+    save_torch,
+    to_checkpoint,
+)
 
 pytestmark = pytest.mark.backend_free
 
@@ -34,6 +49,20 @@ def prefixed(state, prefix):
     return {prefix + name: value for name, value in state.items()}
 
 
+class Phase(enum.Enum):
+    """A class of a user's script."""
+
+    TRAIN = "train"
+
+
+class Values(list):
+    """A list of a user's class."""
+
+
+class Settings(dict):
+    """A dictionary with attributes, as Lightning and yacs have."""
+
+
 def extras(torch):
     """What training scripts keep beside the weights."""
     weight = torch.nn.Parameter(torch.ones(3))
@@ -49,6 +78,18 @@ def extras(torch):
         "bytes": b"\0\xff",
         "rng": torch.get_rng_state(),
         "size": torch.Size([2, 3]),
+        "best": np.float64(0.8),
+        "flag": np.bool_(True),
+        "history": np.arange(3.0),
+        "path": pathlib.Path("runs/1"),
+        "windows": pathlib.PureWindowsPath("C:/runs"),
+        "date": [datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC), datetime.timedelta(1)],
+        "ordered": collections.OrderedDict(a=collections.defaultdict(list, b=[1])),
+        "phase": Phase.TRAIN,
+        "list": Values([1, 2]),
+        "settings": Settings(lr=1e-3, layer=functools.partial(dict, a=1)),
+        "simple": types.SimpleNamespace(a=decimal.Decimal("0.1")),
+        "kind": [int, complex(1, 2), slice(1), range(3), frozenset("a")],
     }
 
 
@@ -66,6 +107,24 @@ TORCH_FILES = {
         "model_ema": None,
     },
     "extras": lambda torch, s: {**extras(torch), "model": s},
+    "layers": lambda torch, s: {
+        "args": Settings(norm=functools.partial(torch.nn.LayerNorm, eps=1e-6), act=torch.nn.GELU),
+        "model": s,
+        "criterion": torch.nn.Linear(2, 2),
+    },
+    "net": lambda torch, s: prefixed(s, "net."),
+    "module.model": lambda torch, s: {"weights": prefixed(s, "module.model.")},
+    "averaged": lambda torch, s: {
+        "n_averaged": torch.tensor(3),
+        **prefixed(s, "module."),
+    },
+    "lightning": lambda torch, s: {
+        "state_dict": {**prefixed(s, "backbone."), "criterion.weight": torch.ones(10)},
+        "pytorch-lightning_version": "2.5",
+        "hyper_parameters": Settings(lr=1e-3),
+        "callbacks": {"best": {"best_model_score": torch.tensor(0.8)}},
+    },
+    "the same twice": lambda torch, s: {"student": s, "teacher": s},
     "parameters": lambda torch, s: {n: torch.nn.Parameter(value) for n, value in s.items()},
 }
 
@@ -73,8 +132,10 @@ TORCH_FILES = {
 @pytest.mark.parametrize(
     ("content", "suffix"),
     [
-        *((content, suffix) for content in TORCH_FILES for suffix in (".pth", ".old.pth")),
-        *(("plain", suffix) for suffix in (".pt", ".bin", ".pth.tar")),
+        *((content, ".pth") for content in TORCH_FILES),
+        # The old form keeps the source text of layers, which is refused.
+        *((content, ".old.pth") for content in TORCH_FILES if content != "layers"),
+        *(("plain", suffix) for suffix in (".pt", ".bin", ".pth.tar", ".ckpt")),
     ],
 )
 def test_torch_files(torch, state, tiny, golden_model, same_weights, tmp_path, content, suffix):
@@ -82,6 +143,124 @@ def test_torch_files(torch, state, tiny, golden_model, same_weights, tmp_path, c
     content = TORCH_FILES[content](torch, state)
     torch.save(content, path, _use_new_zipfile_serialization=suffix != ".old.pth")
     same_weights(tiny(weights=path), golden_model)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("nested", [True, False])
+def test_weights_that_a_file_holds_twice(torch, unused, state, tmp_path, suffix, nested):
+    from safetensors.torch import save_file
+
+    copies = {name: {n: v.clone() for n, v in state.items()} for name in ("teacher", "student")}
+    content = {f"{one}.{name}": v for one in copies for name, v in copies[one].items()}
+    path = tmp_path / f"m{suffix}"
+    if suffix == ".pth":
+        torch.save(copies if nested else content, path)
+    else:
+        save_file(content, path)
+    words = r"must hold the weights once\. Received: student\.\*, teacher\.\*\. Save the ones"
+    with pytest.raises(ValueError, match=words):
+        load_weights(unused, path)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_torch_files_of_whole_modules(torch, unused, tmp_path, whole):
+    module = torch.nn.Linear(2, 2)
+    torch.save(module if whole else {"model": module, "epoch": 3}, tmp_path / "file.pth")
+    with pytest.raises(ValueError, match=r"holds.*modules\.linear\.Linear.*state_dict") as caught:
+        load_weights(unused, tmp_path / "file.pth")
+    assert "\x1b" not in str(caught.value)
+
+
+def test_torch_files_that_say_how_to_save_them(torch, unused, state, tmp_path):
+    path = tmp_path / "file.pth"
+    torch.save(state, path, pickle_protocol=4)
+    with pytest.raises(ValueError, match=r"pickle protocol is 4.*default protocol"):
+        load_weights(unused, path)
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(path)
+    with pytest.raises(ValueError, match=r"TorchScript.*state_dict"):
+        load_weights(unused, path)
+
+
+def quantized(kind, model, path):
+    if kind == "keras":
+        model.quantize("int8")
+        model.save_weights(path)
+    elif kind == "torch":
+        import torch
+
+        state = {name: torch.tensor(array) for name, array in to_checkpoint(model).items()}
+        for name, value in state.items():
+            if value.ndim == 2:
+                state[name] = torch.quantize_per_tensor(value, 0.1, 0, torch.qint8)
+        torch.save(state, path)
+    else:
+        state = to_checkpoint(model)
+        for name, value in state.items():
+            state[name] = value.astype("int8") if value.ndim == 2 else value
+        save_file(state, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "dtype"),
+    [("keras", ".weights.h5", "int8"), ("torch", ".pth", "qint8"), ("", ".safetensors", "I8")],
+)
+def test_quantized_files_say_so(tiny, unused, tmp_path, kind, suffix, dtype):
+    if kind == "torch":
+        pytest.importorskip("torch")
+    quantized(kind, tiny(), tmp_path / f"m{suffix}")
+    with pytest.raises(ValueError, match=rf"It is quantized \({dtype}\)"):
+        load_weights(unused, tmp_path / f"m{suffix}")
+
+
+def test_keras_folders(tiny, golden_model, same_weights, tmp_path):
+    keras.saving.save_model(golden_model, tmp_path / "model", zipped=False)
+    same_weights(tiny(weights=tmp_path / "model"), golden_model)
+    same_weights(kv.load(tmp_path / "model"), golden_model)
+    images = keras.Input((32, 32, 3))
+    outer = keras.Model(images, keras.layers.Dense(2)(tiny()(images)))
+    outer.save(tmp_path / "outer", zipped=False)
+    loaded = kv.load(tmp_path / "outer")
+    for one, other in zip(loaded.weights, outer.weights, strict=True):
+        np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
+    (tmp_path / "model" / "model.weights.h5").unlink()
+    for load in (partial(load_weights, golden_model), kv.load):
+        with pytest.raises(ValueError, match=r"holds no model\.weights\.h5"):
+            load(tmp_path / "model")
+
+
+def test_a_model_inside_a_file(tiny, golden_model, same_weights, tmp_path):
+    images = keras.Input((32, 32, 3))
+    outer = keras.Model(images, keras.layers.Dense(2)(golden_model(images)))
+    outer.save_weights(tmp_path / "outer.weights.h5")
+    same_weights(tiny(weights=tmp_path / "outer.weights.h5"), golden_model)
+
+
+def test_sharded_weights(tiny, golden_model, same_weights, tmp_path):
+    path = tmp_path / "m.weights.json"
+    # Shards of 20 kB, which split layers.
+    golden_model.save_weights(path, max_shard_size=2e-5)
+    assert len(list(tmp_path.glob("*.weights.h5"))) > 5
+    same_weights(tiny(weights=path), golden_model)
+    index = json.loads(path.read_text())
+    for name, words in (("../m.weights.h5", "refused"), ("absent.weights.h5", "lacks 'absent")):
+        index["weight_map"]["/vars"] = ["m_00000.weights.h5", name]
+        path.write_text(json.dumps(index))
+        with pytest.raises(ValueError, match=rf"m\.weights\.json.*{words}"):
+            load_weights(golden_model, path)
+
+
+def test_the_legacy_format_is_refused(unused, tmp_path):
+    path = tmp_path / "m.h5"
+    checkpoint = keras.callbacks.ModelCheckpoint(path)
+    checkpoint.set_model(unused)
+    for save in (unused.save, lambda path: checkpoint.on_epoch_end(0, {})):
+        with pytest.raises(ValueError, match=r"`filepath` must end in \.keras.*m\.h5'.*legacy"):
+            save(path)
+    assert not path.exists()
+    path.write_bytes(b"x")
+    for load in (partial(load_weights, unused), kv.load):
+        with pytest.raises(ValueError, match=r"m\.h5.*legacy format"):
+            load(path)
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"weight": "text"}, {"epoch": 3}])
@@ -283,6 +462,81 @@ def test_every_format_in_other_models(
         tiny(weights=path, depth=4)
     with pytest.raises(ValueError, match=r"18 not in the model: blocks[._]2"):
         tiny(weights=path, depth=2)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Outer(keras.Model):
+    """Makes a model of the zoo in its `build`."""
+
+    def build(self, input_shape):
+        self.inner = make_tiny()
+        self.inner.build(input_shape)
+
+    def call(self, images):
+        return self.inner(images)
+
+
+def scoped(make, where):
+    if where == "name_scope":
+        with keras.name_scope("outer"), keras.name_scope("inner"):
+            return make()
+    outer = Outer()
+    outer.build((None, 32, 32, 3))
+    return outer.inner
+
+
+@pytest.mark.parametrize("where", ["name_scope", "build"])
+@pytest.mark.parametrize("suffix", SAVERS)
+def test_names_do_not_depend_on_scopes(tiny, golden_model, tmp_path, suffix, where):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    path = tmp_path / f"m{suffix}"
+    SAVERS[suffix](golden_model, path)
+    inner = scoped(tiny, where)
+    assert inner.weights[0].path.startswith("outer")
+    load_weights(inner, path)
+    SAVERS[suffix](inner, path)
+    loaded = tiny(weights=path)
+    for one, other in zip(loaded.weights, golden_model.weights, strict=True):
+        np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
+    kv.save(inner, tmp_path / "folder")
+    assert (tmp_path / "folder" / "model.safetensors").exists()
+    assert to_checkpoint(kv.load(tmp_path / "folder")).keys() == to_checkpoint(golden_model).keys()
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Unnamed(keras.layers.Layer):
+    """A user's MLP, whose layers have the names that Keras gives them."""
+
+    def __init__(self, units=24, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.wide, self.narrow = keras.layers.Dense(units), keras.layers.Dense(units)
+
+    def build(self, shape):
+        self.wide.build(shape)
+        self.narrow.build(shape)
+
+    def call(self, x):
+        return self.narrow(self.wide(x))
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+@pytest.mark.parametrize("suffix", [*SAVERS, "folder"])
+def test_layers_without_names(tiny, tmp_path, suffix):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    changes = {"mlp": lambda index: Unnamed(), "depth": 2}
+    model, path = tiny(**changes), tmp_path / f"m{suffix}"
+    (kv.save if suffix == "folder" else SAVERS[suffix])(model, path)
+    loaded = [tiny(weights=path, **changes)]
+    if suffix in ("folder", ".keras"):
+        loaded.append(kv.load(path, {"tests>Unnamed": Unnamed}))
+    for each in loaded:
+        for one, other in zip(each.weights, model.weights, strict=True):
+            np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
 
 
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])

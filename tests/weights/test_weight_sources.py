@@ -107,23 +107,29 @@ def test_a_checkpoint_is_loaded_at_its_revision(cache, caplog, monkeypatch, gold
     monkeypatch.setattr(load_module, "find", lambda *_: pinned)
     assert resolve("imagenet", "CaiT_S36").path.parent.name == COMMIT
     assert not caplog.records
-    damage(blob)
-    with pytest.raises(ValueError, match=f"damaged or another.*{digest}"):
+    # A file of another name is another file.
+    other = dataclasses.replace(pinned, sha256="0" * 64)
+    monkeypatch.setattr(load_module, "find", lambda *_: other)
+    with pytest.raises(ValueError, match=f"damaged or another.*{digest}.*0000"):
         resolve("imagenet", "CaiT_S36")
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_the_hash_of_a_file_is_checked(cache, golden_file, told):
-    # In the cache, large files are named by their hash.
+@pytest.mark.parametrize("named", [True, False])
+def test_the_hash_of_a_file_is_checked(cache, golden_file, monkeypatch, named):
+    # In the cache, large files are named by their hash, and are hashed when they are downloaded.
     right = sha256(golden_file.read_bytes())
-    blob = cache("someone/cait", blob="abc123" if told else right)
-    address = hub.parse("hf://someone/cait")
+    blob = cache("someone/cait", blob=right if named else "abc123")
+    address, hashed = hub.parse("hf://someone/cait"), []
+    hash_of = hub.hash_of
+    monkeypatch.setattr(hub, "hash_of", lambda path: hashed.append(path) or hash_of(path))
     for known in (right, right[:8], right.upper(), None):
         assert hub.download(address, known).resolve() == blob
-    found = damage(blob)
-    said = f"weights='hf://someone/cait/.*{found}.*{right}.*Delete {blob} "
-    with pytest.raises(ValueError, match=said):
-        hub.download(address, right if told else None)
+    assert len(hashed) == (0 if named else 3)
+    if not named:
+        found = damage(blob)
+        said = f"weights='hf://someone/cait/.*{found}.*{right}.*Delete {blob} "
+        with pytest.raises(ValueError, match=said):
+            hub.download(address, right)
 
 
 def test_a_file_is_hashed_again_only_if_it_changes(cache, golden_file, monkeypatch):
@@ -183,11 +189,21 @@ def online(tmp_path, monkeypatch, golden_file):
     server.server_close()
 
 
-def test_a_file_is_downloaded_once(online, golden_file):
+def test_a_file_is_downloaded_and_hashed_once(online, golden_file, monkeypatch):
+    hashed, hash_of = [], hub.hash_of
+    monkeypatch.setattr(hub, "hash_of", lambda path: hashed.append(path) or hash_of(path))
     path = resolve("hf://someone/cait").path
     assert path.read_bytes() == golden_file.read_bytes()
     online[1]["status"] = 500
     assert resolve("hf://someone/cait").path == path
+    assert hashed == [path]
+
+
+def test_a_download_with_another_hash_is_refused(online):
+    online[1]["ETag"] = f'"{"0" * 64}"'
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"damaged or another one.*not kept"):
+            resolve("hf://someone/cait")
 
 
 @pytest.mark.parametrize("status", [403, 404, 429, 500])

@@ -1,0 +1,208 @@
+"""PyTorch's files, checked before PyTorch reads them.
+
+They are read with `weights_only=True`: objects beside the tensors are left out, not made, and the
+size of a file bounds the memory.
+"""
+
+import contextlib
+import pickletools
+import re
+import sys
+import zipfile
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import OrderedDict
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+import numpy as np
+
+from keras_vitx.text import needs_extra
+from keras_vitx.weights.description import FileError, cause_of
+
+# Modules of Python whose objects only hold data; those of its other modules may run code.
+DATA = {"_codecs", "argparse", "collections", "copyreg", "datetime", "decimal", "enum", "fractions"}
+DATA |= {"functools", "ipaddress", "numbers", "pathlib", "types", "typing", "uuid", "zoneinfo"}
+# What PyTorch makes itself.
+KNOWN = re.compile(r"torch\.((_utils|_tensor|serialization|storage|nn\.parameter)\.)?\w+")
+BUILTINS = "bool|bytes|complex|dict|float|frozenset|int|list|object|range|set|slice|str|tuple"
+
+
+def import_torch(task: str) -> ModuleType:
+    """Return PyTorch; raise an ImportError that says which task needs it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(needs_extra(f"{task}, a PyTorch file, needs PyTorch", "torch")) from error
+    return torch
+
+
+def read_tables(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the tensors in the dictionaries of a PyTorch file, at most four deep, by place.
+
+    Training scripts store other objects beside them. Raises a FileError if the file is damaged, or
+    holds objects that may run code or no tensors, and an ImportError without PyTorch.
+    """
+    torch = import_torch(f"Reading {path}")
+    others = ""
+    try:
+        is_zip, objects = _check_pickles(path)
+        names = (name for name in sorted(objects) if not KNOWN.fullmatch(name))
+        others = ", ".join(name for name in names if _package(name) not in sys.stdlib_module_names)
+        # With mmap, arrays are read from the disk on demand.
+        with torch.serialization.safe_globals([(kind, name) for name, kind in objects.items()]):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except FileError:
+        raise
+    except Exception as error:  # The unpickler raises whatever a bad file provokes.
+        beside = f", which holds {others[:200]}" if others else ""
+        raise FileError(
+            f"The file is refused: it is damaged or not a PyTorch checkpoint{beside} "
+            f"({cause_of(error)})."
+        ) from error
+    tables: dict[str, dict[str, Any]] = {}
+    queue: list[tuple[str, Any, tuple[int, ...]]] = [("", content, ())]
+    visited = set()
+    for key, value, parents in queue:
+        if id(value) in parents:
+            raise FileError("The file is not a plain checkpoint: a dictionary holds itself.")
+        if isinstance(value, dict) and id(value) not in visited:
+            visited.add(id(value))
+            named = {name: one for name, one in value.items() if isinstance(name, str)}
+            tables[key] = {n: one for n, one in named.items() if isinstance(one, torch.Tensor)}
+            if len(parents) < 4:
+                inside = (*parents, id(value))
+                queue += [(f"{key}{name[:100]}.", one, inside) for name, one in named.items()]
+    if not any(tables.values()):
+        raise FileError(
+            "The file is not a plain checkpoint (tensors by name): it holds "
+            f"{others[:200] or type(content).__name__}. Save the `state_dict()` of the model."
+        )
+    return tables
+
+
+def check_tensor(tensor: Any, name: str, size: int) -> None:
+    """Raise a FileError unless a tensor is plain, and stored in a file of `size` bytes."""
+    import torch
+
+    if (tensor.device.type, tensor.layout) != ("cpu", torch.strided) or tensor.is_nested:
+        raise FileError(f"The file is not a plain checkpoint: {name[:200]!r} is no plain tensor.")
+    nbytes = tensor.untyped_storage().nbytes()
+    # An expanded tensor repeats its storage; a damaged file declares more than it holds.
+    if not tensor.numel() * tensor.element_size() <= nbytes <= size:
+        raise FileError(
+            f"The file is refused: it claims that {name[:200]!r} is {tuple(tensor.shape)} "
+            f"and holds {nbytes} bytes of it in {size}."
+        )
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """Return a copy of a tensor, float32: JAX would keep using the memory-mapped file."""
+    import torch
+
+    return tensor.detach().to(dtype=torch.float32, copy=True).numpy()
+
+
+class _LeftOut:
+    """Stands for an object beside the weights, which is not made."""
+
+    def __init__(self, *args):
+        pass
+
+    def __setstate__(self, state):
+        pass
+
+
+class _LeftOutDict:
+    """Stands for one that is filled like a dictionary; PyTorch fills only plain ones."""
+
+    def __new__(cls, *args):
+        return OrderedDict()
+
+
+class _LeftOutList:
+    """Stands for one that is filled like a list."""
+
+    def __new__(cls, *args):
+        return []
+
+
+def _check_pickles(path: Path) -> tuple[bool, dict[str, type]]:
+    """Check a PyTorch file before unpickling: return whether it is a zip, and its `_objects`."""
+    objects: dict[str, type] = {}
+    with path.open("rb") as file, contextlib.ExitStack() as stack:
+        is_zip = file.read(4) == b"PK\3\4"
+        file.seek(0)
+        # Before PyTorch 1.6: a number, the version, the machine, the content, the names of arrays.
+        pickles = [file] * 5
+        if is_zip:
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise FileError(
+                    "The file is a TorchScript program, not a plain checkpoint (tensors by name). "
+                    "Save its `state_dict()`."
+                )
+            # PyTorch stores members uncompressed, so they can't expand.
+            for member in archive.infolist():
+                if member.compress_type or member.file_size != member.compress_size:
+                    raise ValueError(f"{member.filename[:200]!r} is compressed")
+            if bad := archive.testzip():
+                raise ValueError(f"the checksum of {bad[:200]!r} is wrong")
+            pickles = [archive.open(name) for name in archive.namelist() if name.endswith(".pkl")]
+        for content in pickles:
+            objects |= _objects(content)
+    return is_zip, objects
+
+
+def _objects(content: IO[bytes]) -> dict[str, type]:
+    """Return the objects that a pickle names, with what stands for them if they are left out."""
+    found: dict[str, type] = {}
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    for opcode, argument, _ in pickletools.genops(content):
+        used = list(opcode.stack_before)
+        if pickletools.markobject in used:
+            while stack.pop() is not pickletools.markobject:
+                pass
+            used = used[: used.index(pickletools.markobject)]
+        taken = [stack.pop() for _ in used][::-1]
+        kind, value = opcode.name, argument if isinstance(argument, str) else None
+        if kind == "PROTO" and argument > 3:
+            raise FileError(
+                f"The file is refused: its pickle protocol is {argument}, and PyTorch reads 2 "
+                "without running code. Save it with the default protocol of torch.save."
+            )
+        if kind == "GLOBAL":
+            value = _checked(*argument.split(" "))
+            found.setdefault(value, _LeftOut)
+        elif kind == "MARK":
+            value = pickletools.markobject
+        elif "GET" in kind:
+            value = memo[argument]
+        elif "PUT" in kind:
+            memo[argument] = stack[-1]
+        elif taken and kind != "BINPERSID":
+            # The object that is made, or changed, is the first.
+            value = taken[0] if isinstance(taken[0], str) else None
+            if value in found and kind.startswith(("SETITEM", "APPEND")):
+                found[value] = _LeftOutDict if kind.startswith("SETITEM") else _LeftOutList
+        stack += [value] * len(opcode.stack_after)
+    return found
+
+
+def _checked(module: str, name: str) -> str:
+    """Return the full name of an object in a pickle, unless it may run code."""
+    # PyTorch writes the names of Python 2.
+    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+    is_data = _package(module) in DATA or _package(module) not in sys.stdlib_module_names
+    if not (re.fullmatch(BUILTINS, name) if module == "builtins" else is_data):
+        raise FileError(
+            f"The file is refused: it holds {module[:200]}.{name[:200]}, which could run code. If "
+            "you trust it, load it with torch.load(..., weights_only=False), and save the "
+            "`state_dict()` alone."
+        )
+    return f"{module}.{name}"
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
