@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
 from keras_vitx.keras_internals import children
 from keras_vitx.layers import ops
@@ -26,6 +27,20 @@ def serialize(value: Any) -> Any:
         # Keras would build it while loading, and its parent again under a different path.
         serialized.pop("build_config", None)
     return serialized
+
+
+def to_python(value: Any, max_ndim: int = 0) -> Any:
+    """Convert NumPy's numbers to Python's, which Keras asks for, in lists and dictionaries, too.
+
+    An array of at most `max_ndim` dimensions becomes a number or a list.
+    """
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim <= max_ndim:
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(to_python(item, max_ndim) for item in value)
+    if type(value) is dict:
+        return {key: to_python(item, max_ndim) for key, item in value.items()}
+    return value
 
 
 @functools.cache
@@ -57,7 +72,14 @@ class InferenceForm(NamedTuple):
     dropped: tuple[str, ...]
 
 
-class Layer(keras.layers.Layer):
+class LayerType(type):
+    """The type of the classes of layers: their arguments are Python's numbers, not NumPy's."""
+
+    def __call__(cls, *args, **kwargs):
+        return super().__call__(*to_python(args), **to_python(kwargs))
+
+
+class Layer(keras.layers.Layer, metaclass=LayerType):
     """A Keras layer whose config is derived from the signature of `__init__`.
 
     Every argument of `__init__`, and of the parents' where `**kwargs` passes them on, must be

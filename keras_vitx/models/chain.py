@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_vitx.layers.base import register, serialize
+from keras_vitx.layers.base import register, serialize, to_python
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.models.several_heads import TrainsHeads
@@ -53,7 +53,7 @@ class ImageModel(keras.Model):
         self.autocast = False
         self.family = family
         self.preprocessing = preprocessing
-        self.class_names = None if class_names is None else tuple(class_names)
+        self.class_names = class_names
         self.scan = scan
         self.remat = remat
 
@@ -65,6 +65,20 @@ class ImageModel(keras.Model):
     @preprocessing.setter
     def preprocessing(self, value: Preprocessing | dict[str, Any] | None):
         self._preprocessing = None if value is None else Preprocessing.of(value)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes; an assigned list or array is converted to a tuple."""
+        return self._class_names
+
+    @class_names.setter
+    def class_names(self, value: Sequence[str] | None):
+        if isinstance(value, str):
+            raise ValueError(
+                "`class_names` must be a list of names, in the order of the outputs. "
+                f"Received: {value!r}."
+            )
+        self._class_names = None if value is None else tuple(to_python(list(value)))
 
     def as_images(self, inputs: Any) -> Any:
         """Return the inputs of the model as one tensor of their dtype."""
@@ -200,7 +214,7 @@ class Chain(TrainsHeads, ImageModel):
             ValueError: if the network does not fit that size, or has weights that depend on
                 it (Mixer's).
         """
-        shape = (*size, self.input_shape[-1])
+        shape = (*map(int, size), self.input_shape[-1])
         config = self.get_config()
         x, grid = keras.Input(shape), None
         for index, described in enumerate(config["layers"]):
