@@ -82,6 +82,8 @@ WRONG = [
         "grid=(2, 3), num_prefix_tokens=1",
     ),
     (lambda: Block(Attention(2), MLP(), residual_scale=0), "residual_scale", "residual_scale=0"),
+    (lambda: Block(Attention, MLP()), "attention", "class"),
+    (lambda: Block(Attention(2), MLP), "mlp", "class"),
     (lambda: PostNormBlock(Attention(2), MLP(), residual_scale=0.5), "residual_scale", "=0.5"),
     (lambda: Block(Attention(2), MLP(), residual_dtype="float16"), "residual_dtype", "'float16'"),
     (lambda: MLP(0.1).build(TOKENS), "mlp_ratio", "mlp_ratio=0.1, hidden=None, width=8"),
