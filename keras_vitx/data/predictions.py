@@ -53,7 +53,7 @@ def class_names(model, count: int) -> tuple[str, ...]:
     """Return `count` class names: of the model or its last layer, of ImageNet, or "class 0", ..."""
     for layer in (model, model.layers[-1]):
         names = getattr(layer, "class_names", None)
-        if names and len(names) == count:
+        if names is not None and len(names) == count:
             return tuple(names)
     if count == 1000:
         return tuple(name for _, name in imagenet_classes())

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, build_all, register
+from keras_vitx.layers.base import Layer, build_all, check_layers, register
 
 # The steps between the projections that the fused attention replaces.
 STEPS = ("logits_of", "softmax_of", "weights_of", "maps_of", "run_over_maps", "aggregate")
@@ -53,8 +53,10 @@ class Attention(Layer):
         initialization: Initial weights of the projections, as in `keras_vitx.layers.initializers`.
 
     Raises:
-        ValueError: at build, when `num_heads` does not divide `dim`, or shared maps have another
-            shape; at the call, when `attention_mask` has another shape.
+        ValueError: if an `on_...` is no list of layers; at build, when `num_heads` does not divide
+            `dim`, shared maps have another shape, or one of these layers fails or changes the shape
+            of its input (but for the number of heads); at the call, when `attention_mask` has
+            another shape.
 
     Attributes:
         reads_maps: Whether the input is a pair of tokens and the maps of an earlier block.
@@ -89,10 +91,10 @@ class Attention(Layer):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.head_size = head_size
-        self.on_input = list(on_input)
-        self.on_logits = list(on_logits)
-        self.on_weights = list(on_weights)
-        self.on_output = list(on_output)
+        self.on_input = check_layers("on_input", on_input)
+        self.on_logits = check_layers("on_logits", on_logits)
+        self.on_weights = check_layers("on_weights", on_weights)
+        self.on_output = check_layers("on_output", on_output)
         self.qkv_bias = qkv_bias
         self.dropout = dropout
         self.proj_dropout = proj_dropout
@@ -190,10 +192,10 @@ class Attention(Layer):
                 "`num_heads` must divide the width of the tokens. "
                 f"Received: num_heads={self.num_heads}, width={dim}."
             )
-        over_maps = (*self.on_logits, *self.on_weights)
-        _, heads, queries, _ = build_all(over_maps, self.maps_shape(tokens))
-        for layer in (*self.on_input, *self.on_output):
-            layer.build(input_shape)
+        maps = build_all(self.on_logits, self.maps_shape(tokens), "on_logits")
+        _, heads, queries, _ = build_all(self.on_weights, maps, "on_weights")
+        build_all(self.on_input, input_shape, "on_input", free_axis=None)
+        build_all(self.on_output, (None, queries, dim), "on_output", free_axis=None)
         self.size = self.head_size or dim // self.num_heads
         self.width = self.num_heads * self.size
         self.value_width = heads * self.size

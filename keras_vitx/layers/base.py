@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vitx.keras_internals import children
 from keras_vitx.layers import ops
@@ -26,6 +27,20 @@ def serialize(value: Any) -> Any:
         # Keras would build it while loading, and its parent again under a different path.
         serialized.pop("build_config", None)
     return serialized
+
+
+def to_python(value: Any, max_ndim: int = 0) -> Any:
+    """Convert NumPy's numbers to Python's, which Keras asks for, in lists and dictionaries, too.
+
+    An array of at most `max_ndim` dimensions becomes a number or a list.
+    """
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim <= max_ndim:
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(to_python(item, max_ndim) for item in value)
+    if type(value) is dict:
+        return {key: to_python(item, max_ndim) for key, item in value.items()}
+    return value
 
 
 @functools.cache
@@ -54,7 +69,20 @@ def check_one_of(name: str, value: Any, known: tuple) -> None:
         raise ValueError(f"`{name}` must be one of {known}. Received: {value!r}.")
 
 
-class Layer(keras.layers.Layer):
+class LayerType(type):
+    """The type of the classes of layers: their arguments are Python's numbers, not NumPy's."""
+
+    def __call__(cls, *args, **kwargs):
+        return super().__call__(*to_python(args), **to_python(kwargs))
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        # Otherwise `help` and editors show that of `__call__`.
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()
+        return inspect.Signature(parameters)
+
+
+class Layer(keras.layers.Layer, metaclass=LayerType):
     """A Keras layer whose config is derived from the signature of `__init__`.
 
     Every argument of `__init__`, and of the parents' where `**kwargs` passes them on, must be
@@ -190,12 +218,71 @@ def _freezing(build: Callable[..., None]) -> Callable[..., None]:
     return build_and_freeze
 
 
-def build_all(layers: Sequence[keras.layers.Layer], shape: tuple) -> tuple:
-    """Build layers, each for the output of the one before; return the last output's shape."""
+def check_layers(argument: str, layers: Any) -> list[keras.layers.Layer]:
+    """Return an argument that is a list of layers, as a list."""
+    is_list = isinstance(layers, (list, tuple))
+    if not is_list or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError(f"`{argument}` must be a list of layers. Received: {layers!r}.")
+    return list(layers)
+
+
+def is_own(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer's class is one of this package."""
+    return type(layer).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def build_all(
+    layers: Sequence[keras.layers.Layer],
+    shape: tuple,
+    argument: str = "layers",
+    free_axis: int | None = 1,
+) -> tuple:
+    """Build layers, each for the output of the one before; return the last output's shape.
+
+    Raises a ValueError, which names `argument` and the layer, if a user's layer fails, or any layer
+    changes the shape, but for the size of `free_axis`.
+    """
     for layer in layers:
-        layer.build(shape)
-        shape = tuple(layer.compute_output_spec(keras.KerasTensor(shape)).shape)
+        received = f"Received: {type(layer).__name__} {layer.name!r}, which"
+        try:
+            layer.build(shape)
+            run = layer if is_own(layer) else _Traced(layer)
+            found = tuple(run.compute_output_spec(keras.KerasTensor(shape)).shape)
+        except Exception as error:
+            if is_own(layer):
+                raise
+            # Keras hides a layer's error behind ones about `call` and `compute_output_spec`.
+            while error.__suppress_context__ and error.__context__ and not error.__cause__:
+                error = error.__context__
+            raise ValueError(
+                f"`{argument}` must run on inputs of shape {shape}. "
+                f"{received} raised {type(error).__name__}: {error}."
+            ) from error
+        kept = list(shape)
+        if free_axis is not None and len(found) == len(kept):
+            kept[free_axis] = found[free_axis]
+        if found != tuple(kept):
+            but = "" if free_axis is None else f", but for axis {free_axis}"
+            raise ValueError(
+                f"`{argument}` must keep the shape of the input{but}. "
+                f"{received} returns {found} for {shape}."
+            )
+        shape = found
     return shape
+
+
+class _Traced(keras.Operation):
+    """A call of a layer, whose output shape is traced, whatever the layer states."""
+
+    def __init__(self, layer: keras.layers.Layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        y = self.layer(x)
+        if not hasattr(y, "shape"):
+            raise TypeError(f"`call` must return a tensor, not {type(y).__name__}")
+        return y
 
 
 def _changes(child: keras.layers.Layer) -> dict[str, Any]:

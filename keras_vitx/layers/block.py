@@ -3,7 +3,8 @@
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.attention import Attention
+from keras_vitx.layers.base import Layer, build_all, is_own, register
 from keras_vitx.layers.regularization import DropPath, LayerScale
 
 
@@ -36,7 +37,8 @@ class Block(Layer):
             $x + \gamma b$ rounds to $x$ while $\gamma$ is near its start.
 
     Raises:
-        ValueError: if `residual_scale` is not above 0, or `residual_dtype` is unknown; at the
+        ValueError: if `attention` or `mlp` is no layer, `residual_scale` is not above 0, or
+            `residual_dtype` is unknown; at build, naming the block, if a layer in it fails; at the
             call, if an attention that takes no `attention_mask` is given one.
     """
 
@@ -58,6 +60,9 @@ class Block(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        for argument, layer in (("attention", attention), ("mlp", mlp)):
+            if not isinstance(layer, keras.layers.Layer):
+                raise ValueError(f"`{argument}` must be a layer. Received: {layer!r}.")
         if residual_dtype not in (None, "float32"):
             raise ValueError(
                 f"`residual_dtype` must be None or 'float32'. Received: {residual_dtype!r}."
@@ -112,12 +117,24 @@ class Block(Layer):
 
     def build(self, input_shape):
         tokens = input_shape[0] if self.receives_maps else input_shape
-        self.attention.build(input_shape if self.reads_maps else tokens)
+        try:
+            self.build_branch("attention", input_shape if self.reads_maps else tokens)
+            self.build_branch("mlp", tokens)
+        except ValueError as error:
+            raise ValueError(f"{error} In block {self.name!r}.") from error
         # Keras only quantizes a model in which all layers are built.
-        parts = (self.norm1, self.ls1, self.drop_path1)
-        for part in (*parts, self.norm2, self.mlp, self.ls2, self.drop_path2):
+        norms, scales = (self.norm1, self.norm2), (self.ls1, self.ls2)
+        for part in (*norms, *scales, self.drop_path1, self.drop_path2):
             if part is not None:
                 part.build(tokens)
+
+    def build_branch(self, name, shape):
+        """Build the attention or the MLP, which has to keep the shape."""
+        layer = getattr(self, name)
+        if isinstance(layer, Attention) or is_own(layer):
+            layer.build(shape)
+        else:
+            build_all([layer], shape, name, free_axis=None)
 
     def call(
         self,

@@ -57,6 +57,9 @@ class ContextBroadcasting(Layer):
                 name="scaling", shape=(input_shape[-1],), initializer=start
             )
 
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
     def call(self, x):
         if self.context == "class_product":
             return ops.concatenate([x[:, :1], x[:, 1:] * x[:, :1]], axis=1)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 
 from keras_vitx.layers import ops
-from keras_vitx.layers.base import Layer, register
+from keras_vitx.layers.base import Layer, build_all, check_layers, register
 
 
 @register
@@ -42,9 +42,9 @@ class MLP(Layer):
         self.mlp_ratio = mlp_ratio
         self.activation = activation
         self.dropout = dropout
-        self.on_input = list(on_input)
-        self.on_hidden = list(on_hidden)
-        self.on_output = list(on_output)
+        self.on_input = check_layers("on_input", on_input)
+        self.on_hidden = check_layers("on_hidden", on_hidden)
+        self.on_output = check_layers("on_output", on_output)
         self.hidden = hidden
         self.initialization = initialization
         self.act = ops.gelu if activation == "gelu" else keras.activations.get(activation)
@@ -61,10 +61,9 @@ class MLP(Layer):
         inner = (*input_shape[:-1], hidden)
         self.fc1 = self.dense(hidden, "fc1", input_shape, activation=self.act)
         self.fc2 = self.dense(dim, "fc2", inner)
-        for layer in (*self.on_input, *self.on_output):
-            layer.build(input_shape)
-        for layer in self.on_hidden:
-            layer.build(inner)
+        build_all(self.on_input, input_shape, "on_input", free_axis=None)
+        build_all(self.on_hidden, inner, "on_hidden", free_axis=None)
+        build_all(self.on_output, input_shape, "on_output", free_axis=None)
 
     def call(self, x, training=False):
         drops = training and self.dropout

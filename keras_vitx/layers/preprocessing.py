@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -74,7 +75,7 @@ class ImagePreprocessing(Layer):
         **kwargs,
     ):
         super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
-        if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+        if len(size) != 2 or not all(isinstance(n, Integral) and n > 0 for n in size):
             raise ValueError(f"`size` must be a height and a width in pixels. Received: {size!r}.")
         transform = Preprocessing(mean, std, crop_ratio, interpolation)
         if crop_ratio > min(size):
@@ -83,7 +84,7 @@ class ImagePreprocessing(Layer):
                 f"Received: {crop_ratio!r}."
             )
         check_one_of("interpolation", interpolation, tuple(KERNELS))
-        self.size, self.mean, self.std = tuple(size), transform.mean, transform.std
+        self.size, self.mean, self.std = tuple(map(int, size)), transform.mean, transform.std
         self.crop_ratio = crop_ratio
         self.interpolation = interpolation
         self.image_size: tuple[int | None, int | None] = (None, None)

@@ -33,6 +33,9 @@ class LayerScale(Layer):
         shape = (1,) if self.scalar else (input_shape[-1],)
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer=start_from(self.init))
 
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
     def call(self, x):
         return x * self.gamma
 

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from keras_vitx import weights as checkpoints
+from keras_vitx.layers.base import to_python
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import are_counts
 from keras_vitx.models.network import Layers, Network
@@ -199,7 +200,7 @@ def _model(
     except TypeError as error:
         raise TypeError(f"{named.__name__}(): {error}") from None
     overrides = passed.pop("overrides", {})
-    arguments = {**named.data, "input_shape": None, **passed, **overrides}
+    arguments = to_python({**named.data, "input_shape": None, **passed, **overrides}, max_ndim=1)
     tensor, weights = arguments.get("input_tensor"), arguments.get("weights")
     shape = _image_shape(arguments["input_shape"], tensor)
     request = {

@@ -1,15 +1,20 @@
 """`Chain`, the model class of all families: an ordered list of layers."""
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
 
-from keras_vitx.layers.base import at_least_float32, freeze_parts, frozen_parts, register, serialize
+from keras_vitx.layers.base import (
+    at_least_float32,
+    freeze_parts,
+    frozen_parts,
+    register,
+    serialize,
+    to_python,
+)
 from keras_vitx.layers.heads import SeveralHeads
 from keras_vitx.models import depth
 from keras_vitx.models.several_heads import TrainsHeads
@@ -81,11 +86,11 @@ class ImageModel(keras.Model):
     @class_names.setter
     def class_names(self, value: Sequence[str] | None):
         if isinstance(value, str):
-            raise ValueError(f"`class_names` must be a sequence of names. Received: {value!r}.")
-        names = None if value is None else tuple(value)
-        self._class_names = names and tuple(
-            name.item() if isinstance(name, np.generic) else name for name in names
-        )
+            raise ValueError(
+                "`class_names` must be a list of names, in the order of the outputs. "
+                f"Received: {value!r}."
+            )
+        self._class_names = None if value is None else tuple(to_python(list(value)))
 
     def as_images(self, inputs: Any) -> Any:
         """Return the inputs of the model as one tensor of their dtype."""
@@ -276,7 +281,7 @@ class Chain(TrainsHeads, ImageModel):
 
     def _at_size(self, size: tuple[int, int]) -> "Chain":
         """Return a new model of the same layers for images of another `(height, width)`."""
-        shape = (*size, self.input_shape[-1])
+        shape = (*map(int, size), self.input_shape[-1])
         config = self.get_config()
         x, grid = keras.Input(shape, dtype=self.inputs[0].dtype), None
         for index, described in enumerate(config["layers"]):

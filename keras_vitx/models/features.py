@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_vitx.layers import Block, ClassBlock
-from keras_vitx.layers.base import register, serialize
+from keras_vitx.layers.base import register, serialize, to_python
 from keras_vitx.layers.tokens import PatchMap
 from keras_vitx.models.chain import Chain, ImageModel, grid_after
 from keras_vitx.models.checks import are_counts, patch_grid, scale_factor
@@ -61,6 +61,7 @@ def features(
             size, the norm does not fit the width of a block (PiT), or a scale is no power of
             two.
     """
+    blocks, scales, size = to_python((blocks, scales, size), max_ndim=1)
     chain = as_chain(model)
     if not isinstance(chain, Chain):
         raise ValueError(
@@ -70,7 +71,7 @@ def features(
     if size is not None:
         if not are_counts(size, 2):
             raise ValueError(f"`size` must be (height, width) in pixels. Received: {size!r}.")
-        size, stem = tuple(map(int, size)), chain.layers[0]
+        size, stem = tuple(size), chain.layers[0]
         patch_grid(size, getattr(stem, "patch_size", 1), getattr(stem, "stride", None), "size")
         if size != chain.input_shape[1:3]:
             chain = chain.at_size(size)

@@ -1,5 +1,6 @@
 """The arguments that all families share, and the parts of a network that depend on them."""
 
+import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,11 @@ class Network:
         if self.pooling not in known:
             raise ValueError(f"`pooling` must be one of {known}. Received: {self.pooling!r}.")
         check_counts(classes=self.classes)
+        if isinstance(self.classifier_activation, keras.layers.Layer):
+            raise ValueError(
+                "`classifier_activation` must be a name, such as 'softmax', or a function, "
+                f"not a layer. Received: {self.classifier_activation!r}."
+            )
         try:
             keras.activations.get(self.classifier_activation)
         except (ValueError, TypeError) as error:
@@ -275,10 +281,9 @@ class Network:
 
 def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
     """Call a factory for every block and check the layers that it returns."""
-    # A layer is callable, but not a factory.
-    is_factory = callable(factory) and not isinstance(factory, keras.layers.Layer)
     layers: Layers = []
     for index in range(depth):
+        is_factory = _takes_index(factory)
         layer = factory(index) if is_factory else factory
         if not is_factory or not isinstance(layer, keras.layers.Layer):
             raise ValueError(
@@ -292,3 +297,14 @@ def _layers_of_blocks(argument: str, factory: Factory, depth: int) -> Layers:
             )
         layers.append(layer)
     return layers
+
+
+def _takes_index(factory: Any) -> bool:
+    """Return whether a factory can be called with an index; a layer and its class can't."""
+    if not callable(factory) or isinstance(factory, (type, keras.layers.Layer)):
+        return False
+    try:
+        inspect.signature(factory).bind(0)
+    except TypeError:
+        return False
+    return True

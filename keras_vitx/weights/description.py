@@ -52,7 +52,7 @@ def metadata_of(model) -> dict[str, str]:
         "model": model.name,
         "family": getattr(model, "family", None),
         "grid": next((layer.grid for layer in model.layers if hasattr(layer, "grid")), None),
-        "class_names": names and [str(name) for name in names],
+        "class_names": None if names is None else [str(name) for name in names],
         "preprocessing": preprocessing and preprocessing.to_dict(),
     }
     # "format" marks the names and layouts as those of PyTorch.

@@ -159,11 +159,11 @@ def save(
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
     """Load a model from a folder, a hub repository or a `.keras` file.
 
-    A folder of `save` or a repository may only use layers of this package and plain Keras layers, so
-    it can't run arbitrary code. A `.keras` file, or a folder that Keras wrote
-    (`zipped=False`), is checked for damage and for impossible sizes, and then loaded by Keras in
-    safe mode, uncompiled. The config and the weights are of
-    one version, even if the folder or the branch is replaced meanwhile.
+    A folder of `save` or a repository may only use layers of this package and plain Keras layers,
+    so it can't run arbitrary code. A `.keras` file, or a folder that Keras wrote (`zipped=False`),
+    is checked for damage and for impossible sizes, and then loaded by Keras in safe mode,
+    uncompiled. The config and the weights are of one version, even if the folder or the branch is
+    replaced meanwhile.
 
     Args:
         source: A folder written by `save`; "hf://owner/repo" or "hf://owner/repo@revision"

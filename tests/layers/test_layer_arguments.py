@@ -1,7 +1,8 @@
 """Invalid arguments: one ValueError that names the argument and the value received."""
 
+import numpy as np
 import pytest
-from harness import numbers
+from harness import LAYERS, numbers
 
 from keras_vitx.layers import (
     MLP,
@@ -25,6 +26,7 @@ from keras_vitx.layers import (
     TokenPooling,
     UniformHeads,
 )
+from keras_vitx.layers.base import arguments
 from keras_vitx.layers.tokens import TokenDownsampling
 
 pytestmark = pytest.mark.backend_free
@@ -79,6 +81,8 @@ WRONG = [
         "grid=(2, 3), num_prefix_tokens=1",
     ),
     (lambda: Block(Attention(2), MLP(), residual_scale=0), "residual_scale", "residual_scale=0"),
+    (lambda: Block(Attention, MLP()), "attention", "class"),
+    (lambda: Block(Attention(2), MLP), "mlp", "class"),
     (lambda: Block(Attention(2), MLP(), residual_dtype="float16"), "residual_dtype", "'float16'"),
     (lambda: MLP(0.1).build(TOKENS), "mlp_ratio", "mlp_ratio=0.1, hidden=None, width=8"),
     (lambda: MLP(initialization="ones").build(TOKENS), "initialization", "'ones'"),
@@ -112,3 +116,25 @@ def test_shared_maps_of_another_size_at_the_call():
     for make in (SharedAttention, AccumulatingAttention):
         with pytest.raises(ValueError, match=r"Received: maps of shape \(2, 2, 4, 4\)"):
             make(2)((numbers((2, 5, 8)), numbers((2, 2, 4, 4))))
+
+
+def in_numpy(value):
+    """Return numbers as NumPy's, and lists of numbers as arrays."""
+    if isinstance(value, (tuple, list)):
+        return (
+            np.array(value) if value and all(isinstance(v, (int, float)) for v in value) else value
+        )
+    return np.array(value)[()] if isinstance(value, (bool, int, float)) else value
+
+
+@pytest.mark.parametrize("convert", [in_numpy, lambda value: np.asarray(in_numpy(value))])
+@pytest.mark.parametrize("name", LAYERS)
+def test_numpy_numbers(name, convert):
+    case = LAYERS[name]
+    layer = case.make()
+    given = {argument: getattr(layer, argument) for argument in arguments(type(layer))}
+    numeric = {key: value for key, value in given.items() if in_numpy(value) is not value}
+    twin = type(layer)(**given | {key: convert(value) for key, value in numeric.items()})
+    twin(case.inputs(lambda shape: numbers((2, *shape))))
+    config = {key: layer.get_config()[key] for key in arguments(type(layer))}
+    assert {key: twin.get_config()[key] for key in config} == config

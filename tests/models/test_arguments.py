@@ -18,6 +18,7 @@ WRONG = [
     ({"classes": True}, "classes", "True"),
     ({"pooling": "foo"}, "pooling", "'foo'"),
     ({"classifier_activation": "foo"}, "classifier_activation", "'foo'"),
+    ({"classifier_activation": keras.layers.Softmax()}, "'softmax'.*not a layer", "<Softmax "),
     ({"weights": "foo"}, "weights", "'foo'"),
     ({"patch_size": 0}, "patch_size", "0"),
     ({"drop_path": 1.0}, "rate", "1.0"),
@@ -75,6 +76,72 @@ def test_wrong_factory(family, part):
     refused(family, {part: "Attention"}, f"`{part}`.*{how}", "'Attention' for block 0")
     refused(family, {part: lambda index: None}, f"`{part}`.*{how}", "None for block 0")
     refused(family, {part: lambda index: layer}, f"`{part}`.*new layer", "again for block")
+
+
+@pytest.mark.parametrize(
+    "factory", [lambda: Attention(2), lambda index, dim: Attention(2), Attention, TokenMixing]
+)
+def test_factory_without_index(factory):
+    how = "`attention` must be a function that takes the index of a block"
+    refused("ViT", {"attention": factory}, how, "for block 0")
+
+
+class Mine(keras.layers.Layer):
+    """A user's layer, with the `call` that a test gives it."""
+
+    def __init__(self, function):
+        super().__init__(name="mine")
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+class MineOverMaps(Mine, kv.layers.MapLayer):
+    """One that states its output shape, rightly or not."""
+
+
+def fails(x):
+    raise KeyError("no such head")
+
+
+IN_BLOCKS = {
+    "on_logits": lambda layers: {"attention": lambda index: Attention(2, on_logits=layers)},
+    "on_weights": lambda layers: {"attention": lambda index: Attention(2, on_weights=layers)},
+    "on_input": lambda layers: {"attention": lambda index: Attention(2, on_input=layers)},
+    "on_output": lambda layers: {"mlp": lambda index: kv.layers.MLP(on_output=layers)},
+    "on_hidden": lambda layers: {"mlp": lambda index: kv.layers.MLP(on_hidden=layers)},
+    "attention": lambda layers: {"attention": lambda index: layers[0]},
+    "mlp": lambda layers: {"mlp": lambda index: layers[0]},
+}
+
+
+@pytest.mark.parametrize("argument", IN_BLOCKS)
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda x: x[..., 1:], r"keep the shape.*which returns \(None, "),
+        (lambda x: x[:, 0], r"keep the shape.*which returns \(None, "),
+        (lambda x: None, "run on.*which raised TypeError: .* a tensor, not NoneType"),
+        (lambda x: (x, x), "run on.*which raised TypeError: .* a tensor, not tuple"),
+        (fails, "run on.*which raised KeyError: 'no such head'"),
+    ],
+)
+def test_faulty_layer_in_a_block(argument, function, what):
+    arguments = IN_BLOCKS[argument]
+    is_over_maps = argument in ("on_logits", "on_weights")
+    for layer in (Mine, MineOverMaps)[: 1 + is_over_maps]:
+        with pytest.raises(ValueError, match=f"^`{argument}` must {what}") as error:
+            FAMILIES["ViT"](**arguments([layer(function)]), depth=1)
+        assert f"Received: {layer.__name__} '" in str(error.value)
+        assert str(error.value).endswith("In block 'blocks_0'.")
+
+
+@pytest.mark.parametrize("argument", [name for name in IN_BLOCKS if name.startswith("on_")])
+@pytest.mark.parametrize("layers", [[Mine], [abs], Mine(abs), "relu", None])
+def test_argument_that_is_no_list_of_layers(argument, layers):
+    with pytest.raises(ValueError, match=f"`{argument}` must be a list of layers. Received: "):
+        FAMILIES["ViT"](**IN_BLOCKS[argument](layers))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -172,6 +172,15 @@ def test_images_that_are_not_square(family):
     assert np.abs(other - y).max() > 0
 
 
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="its convolution of no images has a wrong shape"
+)
+@families_here
+def test_no_images(family):
+    model = FAMILIES[family]()
+    assert model(np.zeros((0, *model.input_shape[1:]), "float32")).shape == (0, 5)
+
+
 @once
 @every_family
 def test_input_tensor(family):

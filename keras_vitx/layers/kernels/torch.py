@@ -197,7 +197,7 @@ def mix_heads(kernel, maps, bias=None):
         mixed = torch.baddbmm(bias if heads_last else bias[:, None], *pair)
     mixed = mixed.mT if heads_last else mixed
     mixed = mixed if expands else mixed.contiguous()
-    return mixed.reshape(batch, -1, queries, keys)
+    return mixed.reshape(batch, kernel.shape[1], queries, keys)
 
 
 def pad(x, widths):
