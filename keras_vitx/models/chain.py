@@ -219,7 +219,7 @@ class Chain(TrainsHeads, ImageModel):
     @property
     def layers(self) -> list[keras.layers.Layer]:
         """The list of layers, without the input layer."""
-        return [one for one in super().layers if not isinstance(one, keras.layers.InputLayer)]
+        return [one for one in self.operations if not isinstance(one, keras.layers.InputLayer)]
 
     @property
     def token_layout(self) -> list[Tokens]:
