@@ -16,7 +16,8 @@ BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-newest test-backend-free lint constraints clean $(BACKENDS:%=test-%)
+.PHONY: demo docs test test-backend-free test-older test-oldest test-newest lint constraints clean \
+	$(BACKENDS:%=test-%) $(BACKENDS:%=test-avx2-%) $(BACKENDS:%=test-sse4-%)
 
 demo: .venv/demo
 	.venv/bin/keras-vitx demo --backend $(BACKEND)
@@ -26,7 +27,7 @@ demo: .venv/demo
 # small, more threads would only contend. A backend that collects no tests fails.
 test: .venv/test
 	@$(MAKE) --no-print-directory --keep-going --jobs=$$(nproc) --output-sync=target \
-	test-backend-free $(BACKENDS:%=test-%)
+	test-backend-free $(BACKENDS:%=test-%) $(OLDER)
 
 # Parity is tested as users' code is compiled; tests/conftest.py has the flags of the others.
 GOLDEN = tests/models/test_golden.py
@@ -40,6 +41,29 @@ $(BACKENDS:%=test-%): test-%: .venv/test
 test-backend-free: .venv/test
 	@echo "== backend-free"
 	@KERAS_BACKEND=torch $(PYTEST) -m backend_free tests
+
+# Most processors have no AVX-512, some no AVX. PyTorch's operators and those of oneDNN hold code for
+# each kind of processor; XLA compiles for one, and TensorFlow takes oneDNN on newer ones only. The
+# variables only lower what the processor has.
+AVX2 = ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default TF_ENABLE_ONEDNN_OPTS=0 \
+	XLA_FLAGS=--xla_cpu_max_isa=AVX2
+SSE4 = ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default TF_ENABLE_ONEDNN_OPTS=0 \
+	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2
+# The kernels, and what runs in half precision but in a fresh process, which says nothing more.
+OLDER_TESTS = -m "not backend_free" -k "(kernels or float16 or half_precision) and not fresh" \
+	tests/layers/test_kernels.py tests/layers/test_layer_contract.py \
+	tests/models/test_model_contract.py tests/devices/test_half_precision.py
+OLDER = $(BACKENDS:%=test-avx2-%) $(filter test-sse4-torch,$(BACKENDS:%=test-sse4-%))
+
+test-older: $(OLDER)
+
+$(BACKENDS:%=test-avx2-%): test-avx2-%: .venv/test
+	@echo "== $*, without AVX-512"
+	@$(AVX2) KERAS_BACKEND=$* $(PYTEST) $(OLDER_TESTS)
+
+$(BACKENDS:%=test-sse4-%): test-sse4-%: .venv/test
+	@echo "== $*, without AVX"
+	@$(SSE4) KERAS_BACKEND=$* $(PYTEST) $(OLDER_TESTS)
 
 # Tests what the package relies on against the latest Keras and backends.
 test-newest:

@@ -14,12 +14,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Compiling without optimization takes a third of the time, and without the emitters of fusions
 # in MLIR a third of that; models here run a few times each. With XLA_FLAGS="" in the environment,
-# code is compiled as users have it.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_use_fusion_emitters=false",
-)
+# code is compiled as users have it; other flags there are added.
+if os.environ.get("XLA_FLAGS") != "":
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        f" --xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}"
+    )
 
 import keras
 import numpy as np
