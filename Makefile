@@ -1,7 +1,7 @@
 # `make demo` and `make test` install their dependencies into .venv, then run.
 
 PYTHON ?= python3
-# The versions tested by CI. `make test-newest` uses the latest releases instead.
+# The versions tested by CI. `make test-oldest` and `make test-newest` use others.
 CONSTRAINTS ?= .ci/constraints.txt
 # Plain `torch` may download gigabytes of CUDA libraries; this release has a CPU build on the index.
 TORCH ?= torch==2.13.0
@@ -65,14 +65,24 @@ $(BACKENDS:%=test-sse4-%): test-sse4-%: .venv/test
 	@echo "== $*, without AVX"
 	@$(SSE4) KERAS_BACKEND=$* $(PYTEST) $(OLDER_TESTS)
 
-# Tests what the package relies on against the latest Keras and backends.
-test-newest:
-	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install -q "$(TORCH)"
-	.venv-newest/bin/python -m pip install -q --upgrade --upgrade-strategy eager -e ".[test]" "$(TORCH)"
+# What the package needs of others, with the oldest versions that pyproject.toml allows and with the
+# newest. The newest may need a newer Python, for which the index may have no CPU build of PyTorch:
+# `make test-newest PYTHON=python3.13 BACKENDS="jax tensorflow"`. PyTorch is $(TORCH) in both.
+VERSION_TESTS = tests/test_keras_internals.py tests/layers tests/models/test_build.py \
+	tests/models/test_chain.py tests/models/test_golden.py tests/training/test_fit.py \
+	tests/training/test_optimizer.py tests/weights/test_weight_files.py
+comma = ,
+EXTRAS = $(subst $() ,$(comma),$(strip $(BACKENDS) plots metrics tensorboard))
+
+test-oldest test-newest: test-%:
+	$(PYTHON) -m venv --clear .venv-$*
+	.venv-$*/bin/python -m pip install -q --upgrade pip $(if $(filter torch,$(BACKENDS)),"$(TORCH)")
+	.ci/oldest > .venv-$*/oldest.txt
+	.venv-$*/bin/python -m pip install -q $(if $(filter oldest,$*),-c .venv-$*/oldest.txt) \
+	-e ".[$(EXTRAS)]" pytest
 	@for backend in $(BACKENDS); do echo "== $$backend"; \
-	OMP_NUM_THREADS=1 KERAS_BACKEND=$$backend .venv-newest/bin/python -m pytest -q \
-	tests/test_keras_internals.py tests/layers tests/models/test_golden.py || exit 1; done
+	OMP_NUM_THREADS=1 KERAS_BACKEND=$$backend .venv-$*/bin/python -m pytest -q \
+	$(VERSION_TESTS) || exit 1; done
 
 # The documentation, in site/. It has an environment of its own; figures are drawn with PyTorch.
 docs: .venv-docs/installed build/npm
@@ -117,4 +127,4 @@ constraints: .venv/test
 	> .ci/constraints.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-docs build site
+	rm -rf .venv .venv-oldest .venv-newest .venv-docs build site
