@@ -5,6 +5,7 @@ import sys
 import tempfile
 import types
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 # JAX compiles each operation per shape; the cache serves subprocesses and the next run.
@@ -19,9 +20,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if os.environ.get("XLA_FLAGS") != "":
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     # XLA stops at a flag that it does not know, as JAX 0.12's this one.
-    if os.environ.get("KERAS_BACKEND") != "jax" or tuple(
-        map(int, version("jaxlib").split(".")[:2])
-    ) < (0, 11):
+    jaxlib = version("jaxlib") if find_spec("jaxlib") else "0"
+    if tuple(map(int, jaxlib.split(".")[:2])) < (0, 11):
         flags += " --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
 
