@@ -211,12 +211,12 @@ class LayerwiseAdamW(_RatePerVariable, keras.optimizers.AdamW):
     """`AdamW` with a learning rate per variable, for the `layer_decay` of a recipe."""
 
 
-@keras.saving.register_keras_serializable(package="keras_vitx")
 def has_muon() -> bool:
     """Return whether Keras's Muon decays and scales its updates as `Muon` says."""
     return "adam_weight_decay" in inspect.signature(keras.optimizers.Muon).parameters
 
 
+@keras.saving.register_keras_serializable(package="keras_vitx")
 class Muon(_RatePerVariable, keras.optimizers.Muon):
     r"""Keras's Muon for the blocks' matrices and AdamW for the rest, with decay as in `AdamW`.
 
