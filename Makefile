@@ -1,7 +1,7 @@
 # `make demo` and `make test` install their dependencies into .venv, then run.
 
 PYTHON ?= python3
-# The versions tested by CI. `make test-newest` uses the latest releases instead.
+# The versions tested by CI. `make test-oldest` and `make test-newest` use others.
 CONSTRAINTS ?= .ci/constraints.txt
 # Plain `torch` may download gigabytes of CUDA libraries; this release has a CPU build on the index.
 TORCH ?= torch==2.13.0
@@ -16,7 +16,8 @@ BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-newest test-backend-free lint constraints clean $(BACKENDS:%=test-%)
+.PHONY: demo docs test test-backend-free test-older test-oldest test-newest lint constraints clean \
+	$(BACKENDS:%=test-%) $(BACKENDS:%=test-avx2-%) $(BACKENDS:%=test-sse4-%)
 
 demo: .venv/demo
 	KERAS_BACKEND=$(BACKEND) .venv/bin/python examples/demo.py
@@ -26,7 +27,7 @@ demo: .venv/demo
 # small, more threads would only contend. A backend that collects no tests fails.
 test: .venv/test
 	@$(MAKE) --no-print-directory --keep-going --jobs=$$(nproc) --output-sync=target \
-	test-backend-free $(BACKENDS:%=test-%)
+	test-backend-free $(BACKENDS:%=test-%) $(OLDER)
 
 # Parity is tested as users' code is compiled; tests/conftest.py has the flags of the others.
 GOLDEN = tests/models/test_golden.py
@@ -41,14 +42,47 @@ test-backend-free: .venv/test
 	@echo "== backend-free"
 	@KERAS_BACKEND=torch $(PYTEST) -m backend_free tests
 
-# Tests what the package relies on against the latest Keras and backends.
-test-newest:
-	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install -q "$(TORCH)"
-	.venv-newest/bin/python -m pip install -q --upgrade --upgrade-strategy eager -e ".[test]" "$(TORCH)"
+# Most processors have no AVX-512, some no AVX. PyTorch's operators and those of oneDNN hold code for
+# each kind of processor; XLA compiles for one, and TensorFlow takes oneDNN on newer ones only. The
+# variables only lower what the processor has.
+AVX2 = ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default TF_ENABLE_ONEDNN_OPTS=0 \
+	XLA_FLAGS=--xla_cpu_max_isa=AVX2
+SSE4 = ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default TF_ENABLE_ONEDNN_OPTS=0 \
+	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2
+# The kernels, and what runs in half precision but in a fresh process, which says nothing more.
+OLDER_TESTS = -m "not backend_free" -k "(kernels or float16 or half_precision) and not fresh" \
+	tests/layers/test_kernels.py tests/layers/test_layer_contract.py \
+	tests/models/test_model_contract.py tests/devices/test_half_precision.py
+OLDER = $(BACKENDS:%=test-avx2-%) $(filter test-sse4-torch,$(BACKENDS:%=test-sse4-%))
+
+test-older: $(OLDER)
+
+$(BACKENDS:%=test-avx2-%): test-avx2-%: .venv/test
+	@echo "== $*, without AVX-512"
+	@$(AVX2) KERAS_BACKEND=$* $(PYTEST) $(OLDER_TESTS)
+
+$(BACKENDS:%=test-sse4-%): test-sse4-%: .venv/test
+	@echo "== $*, without AVX"
+	@$(SSE4) KERAS_BACKEND=$* $(PYTEST) $(OLDER_TESTS)
+
+# What the package needs of others, with the oldest versions that pyproject.toml allows and with the
+# newest. The newest may need a newer Python, for which the index may have no CPU build of PyTorch:
+# `make test-newest PYTHON=python3.13 BACKENDS="jax tensorflow"`. PyTorch is $(TORCH) in both.
+VERSION_TESTS = tests/test_keras_internals.py tests/layers tests/models/test_build.py \
+	tests/models/test_chain.py tests/models/test_golden.py tests/training/test_fit.py \
+	tests/training/test_optimizer.py tests/weights/test_weight_files.py
+comma = ,
+EXTRAS = $(subst $() ,$(comma),$(strip $(BACKENDS) plots metrics tensorboard))
+
+test-oldest test-newest: test-%:
+	$(PYTHON) -m venv --clear .venv-$*
+	.venv-$*/bin/python -m pip install -q --upgrade pip $(if $(filter torch,$(BACKENDS)),"$(TORCH)")
+	.ci/oldest > .venv-$*/oldest.txt
+	.venv-$*/bin/python -m pip install -q $(if $(filter oldest,$*),-c .venv-$*/oldest.txt) \
+	-e ".[$(EXTRAS)]" pytest
 	@for backend in $(BACKENDS); do echo "== $$backend"; \
-	OMP_NUM_THREADS=1 KERAS_BACKEND=$$backend .venv-newest/bin/python -m pytest -q \
-	tests/test_keras_internals.py tests/layers tests/models/test_golden.py || exit 1; done
+	OMP_NUM_THREADS=1 KERAS_BACKEND=$$backend .venv-$*/bin/python -m pytest -q \
+	$(VERSION_TESTS) || exit 1; done
 
 # The documentation, in site/. It has an environment of its own; figures are drawn with PyTorch.
 docs: .venv-docs/installed build/npm
@@ -93,4 +127,4 @@ constraints: .venv/test
 	> .ci/constraints.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-docs build site
+	rm -rf .venv .venv-oldest .venv-newest .venv-docs build site

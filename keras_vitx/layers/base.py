@@ -295,7 +295,10 @@ def _changes(child: keras.layers.Layer) -> dict[str, Any]:
     if child.lora_rank:
         changes = {"lora_rank": child.lora_rank, "lora_alpha": child.lora_alpha}
     if child.quantization_mode is not None:
-        quantized = {"dtype": child.dtype_policy, "quantization_config": child.quantization_config}
+        quantized = {"dtype": child.dtype_policy}
+        # Keras has it from 3.13 on.
+        if hasattr(child, "quantization_config"):
+            quantized["quantization_config"] = child.quantization_config
         changes |= {
             name: keras.saving.serialize_keras_object(one) for name, one in quantized.items()
         }

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -203,6 +204,11 @@ class LayerwiseAdamW(_RatePerVariable, keras.optimizers.AdamW):
     """`AdamW` with a learning rate per variable, for the `layer_decay` of a recipe."""
 
 
+def has_muon() -> bool:
+    """Return whether Keras's Muon decays and scales its updates as `Muon` says."""
+    return "adam_weight_decay" in inspect.signature(keras.optimizers.Muon).parameters
+
+
 @keras.saving.register_keras_serializable(package="keras_vitx")
 class Muon(_RatePerVariable, keras.optimizers.Muon):
     r"""Keras's Muon for the blocks' matrices and AdamW for the rest, with decay as in `AdamW`.
@@ -230,6 +236,7 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
 
     Raises:
         ValueError: when built with another number of variables.
+        ImportError: if Keras is older than 3.13, whose Muon has another update.
     """
 
     def __init__(
@@ -240,6 +247,9 @@ class Muon(_RatePerVariable, keras.optimizers.Muon):
         matrices: Sequence[int] | None = None,
         **kwargs: Any,
     ):
+        if not has_muon():
+            text = '`algorithm="muon"` needs Keras 3.13 or later. Received: Keras %s.'
+            raise ImportError(text % keras.__version__)
         kwargs["adam_weight_decay"] = weight_decay
         super().__init__(learning_rate, weight_decay, rate_factors, **kwargs)
         self.matrices = None if matrices is None else tuple(matrices)

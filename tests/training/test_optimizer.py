@@ -9,6 +9,7 @@ from keras_vitx.training.optimizer import (
     LayerwiseAdamW,
     Muon,
     ema_weights,
+    has_muon,
     make_optimizer,
     rate_factors,
 )
@@ -19,6 +20,17 @@ MIXES = {"proj_l", "proj_w", "reatten_matrix", "conv_exp", "conv_pro", "fc"}
 PROJECTIONS = {"qkv", "q", "k", "qk", "v", "proj", "pos_proj", "fc1", "fc2"}
 
 
+needs_muon = pytest.mark.skipif(not has_muon(), reason="Keras's Muon before 3.13 is another")
+
+
+@pytest.mark.backend_free
+@pytest.mark.skipif(has_muon(), reason="as needs_muon")
+def test_muon_of_an_older_keras():
+    with pytest.raises(ImportError, match=r"needs Keras 3\.13 or later\. Received: Keras 3"):
+        Muon()
+
+
+@needs_muon
 @pytest.mark.backend_free
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_decayed_and_what_muon_takes(family):
@@ -115,8 +127,11 @@ BASE = Recipe("mine").but(
         {"layer_decay": 0.5},
         {"layer_decay": 0.5, "clip_norm": 0.5, "ema": 0.7, "accumulate_steps": 2},
         {"ema": 0.7},
-        {"algorithm": "muon"},
-        {"algorithm": "muon", "layer_decay": 0.5, "ema": 0.7, "accumulate_steps": 2},
+        pytest.param({"algorithm": "muon"}, marks=needs_muon),
+        pytest.param(
+            {"algorithm": "muon", "layer_decay": 0.5, "ema": 0.7, "accumulate_steps": 2},
+            marks=needs_muon,
+        ),
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )
@@ -180,7 +195,7 @@ def test_rates_fall_toward_the_images(family):
     [
         ({}, type(keras.optimizers.AdamW())),  # Under PyTorch, it updates all variables at once.
         ({"layer_decay": 0.5, "ema": 0.7}, LayerwiseAdamW),
-        ({"layer_decay": 0.5, "ema": 0.7, "algorithm": "muon"}, Muon),
+        pytest.param({"layer_decay": 0.5, "ema": 0.7, "algorithm": "muon"}, Muon, marks=needs_muon),
     ],
 )
 def test_saved_and_loaded(tmp_path, changes, made):
@@ -204,7 +219,7 @@ def test_saved_and_loaded(tmp_path, changes, made):
 def test_what_does_not_fit(caplog):
     with pytest.raises(ValueError, match=r"`accumulate_steps` must divide batch_size=64.*3"):
         make_optimizer(two_layers(), Recipe("mine", accumulate_steps=3), 10)
-    for made in (LayerwiseAdamW, Muon):
+    for made in (LayerwiseAdamW, Muon)[: 1 + has_muon()]:
         with pytest.raises(ValueError, match=r"`rate_factors` must have one factor per .* 4.* 2"):
             made(rate_factors=(1.0, 0.5)).build(two_layers().trainable_variables)
     recipe = Recipe("mine", epochs=10, ema=0.99)

@@ -69,7 +69,8 @@ def layer_norm(layer, x):
 def batch_norm(layer, x, training=False):
     """Make one pass, where Keras makes four; statistics in float32 or float64. All devices."""
     learns = training and layer.trainable
-    special = layer.renorm or layer.synchronized
+    # Keras has `renorm` from 3.14 on.
+    special = getattr(layer, "renorm", False) or layer.synchronized
     if special or (is_traced(x) and not learns):
         return layer.call(x, training=training)
     x = x.movedim(layer.axis, 1)
