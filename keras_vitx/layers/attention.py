@@ -21,7 +21,8 @@ class Attention(Layer):
     where $d$ is the size of a head, $l$ are the layers of `on_logits` and $w$ those of
     `on_weights`, in order. The softmax is computed in float32 in every precision. Layers of
     `on_weights` may change the number of maps; there is one value head per final map. With neither
-    list, no dropout and no maps requested, the backend's fused attention runs instead.
+    list, no dropout and no maps requested, the backend's fused attention runs instead, unless
+    `keras.config.disable_flash_attention()` turns it off (it may have no second derivative).
 
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
     pair of it and the maps that multiplied the values, `(batch, heads, tokens, tokens)`; with

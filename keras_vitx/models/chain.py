@@ -222,6 +222,11 @@ class Chain(TrainsHeads, ImageModel):
         return [one for one in self.operations if not isinstance(one, keras.layers.InputLayer)]
 
     @property
+    def steps(self) -> list[keras.layers.Layer]:
+        """The same as `layers`, a name that is about to go."""
+        return self.layers
+
+    @property
     def token_layout(self) -> list[Tokens]:
         """The token layout after each layer that returns tokens.
 
