@@ -65,7 +65,10 @@ class DistilledHead(SeveralHeads):
     loss_weights = {"head": 0.5, "head_dist": 0.5}
 
     def parts(self, x):
-        return {"head": self.head(x[:, 0]), "head_dist": self.head_dist(x[:, 1])}
+        return {
+            "head": self.run(self.head, x[:, 0]),
+            "head_dist": self.run(self.head_dist, x[:, 1]),
+        }
 
     def prediction(self, parts):
         return (parts["head"] + parts["head_dist"]) / 2
@@ -93,7 +96,7 @@ class DenseHead(SeveralHeads):
     loss_weights = {"head": 1.0, "aux_head": 0.5}
 
     def parts(self, x):
-        return {"head": self.head(x[:, 0]), "aux_head": self.aux_head(x[:, 1:])}
+        return {"head": self.run(self.head, x[:, 0]), "aux_head": self.run(self.aux_head, x[:, 1:])}
 
     def prediction(self, parts):
         return parts["head"] + ops.max(parts["aux_head"], axis=1) / 2

@@ -72,12 +72,13 @@ class TrainsHeads:
                 raise ValueError("MixToken exchanges patches: the model has no patch embedding.")
             x, body = exchange(self.run(body[:stem], x, True), box), body[stem:]
         x = self.run(body, x, True)
-        if isinstance(head, SeveralHeads):
-            return head.parts(ops.cast(x, head.compute_dtype))
-        if kind_of(activation := getattr(head, "activation", None)) in (None, "logits"):
+        activation, is_several = getattr(head, "activation", None), isinstance(head, SeveralHeads)
+        if not is_several and kind_of(activation) in (None, "logits"):
             return {"head": self.run([head], x, True)}
         head.activation = keras.activations.linear
         try:
+            if is_several:
+                return head(x, return_parts=True)
             return {"head": self.run([head], x, True)}
         finally:
             head.activation = activation

@@ -416,7 +416,7 @@ def test_class_names_as_numpy_arrays(tmp_path, kind):
         assert kv.load(path).class_names == model.class_names == expected
     loaded = FAMILIES["CaiT"](weights=tmp_path / "model")
     assert loaded.class_names == tuple(map(str, expected))
-    with pytest.raises(ValueError, match=r"`class_names` must be a sequence.*Received: 'cat'"):
+    with pytest.raises(ValueError, match=r"`class_names` must be a list.*Received: 'cat'"):
         model.class_names = "cat"
 
 
