@@ -10,7 +10,7 @@ import keras
 from keras_vitx.keras_internals import sublayers
 
 # What Keras reads as data, without calling anything that a config names.
-DATA = ("__numpy__", "__tensor__", "__bytes__", "__slice__", "__ellipsis__")
+DATA = ("__numpy__", "__tensor__", "__keras_tensor__", "__bytes__", "__slice__", "__ellipsis__")
 
 
 def objects_in(config: Any) -> Iterator[tuple[str, Any]]:

@@ -205,16 +205,18 @@ class Chain(TrainsHeads, ImageModel):
         remat: bool = False,
         images: dict[str, Any] | None = None,
         input_tensor: Any = None,
+        dtype: Any = None,
         **kwargs,
     ):
         if input_tensor is None:
-            dtype = at_least_float32(layers[0].dtype_policy) if layers else None
-            defaults = {"name": "images", "dtype": dtype}
+            precision = at_least_float32(layers[0].dtype_policy) if layers else None
+            defaults = {"name": "images", "dtype": precision}
             input_tensor = keras.Input(input_shape, **defaults | (images or {}))
         x = input_tensor
         for layer in layers:
             x = layer(x)
-        super().__init__(input_tensor, x, family, preprocessing, class_names, scan, remat, **kwargs)
+        about = (family, preprocessing, class_names, scan, remat)
+        super().__init__(input_tensor, x, *about, dtype=dtype, **kwargs)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:

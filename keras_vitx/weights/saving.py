@@ -1,6 +1,5 @@
 """Saving and loading whole models: folders, hub repositories and `.keras` files."""
 
-import dataclasses
 import importlib.metadata
 import json
 import numbers
@@ -326,8 +325,8 @@ def _reason(error: Exception) -> str:
 
 
 def _as_data(recipe: Any) -> Any:
-    if dataclasses.is_dataclass(recipe):
-        recipe = dataclasses.asdict(recipe)
+    if hasattr(recipe, "to_dict"):
+        recipe = recipe.to_dict()
     try:
         if recipe is None or isinstance(recipe, (str, dict)):
             return json.loads(json.dumps(recipe))

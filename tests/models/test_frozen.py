@@ -60,7 +60,9 @@ def trained(model):
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "Mixer"])
 def test_frozen_in_a_copy(family, how, tmp_path):
-    for freeze in FREEZE if family in ("CaiT", "DeepViT") else FREEZE[:1]:
+    ways = FREEZE if family in ("CaiT", "DeepViT") else FREEZE[:1]
+    # Keras clones the layers, and makes a new model around them.
+    for freeze in ways[:2] if how == "clone" else ways:
         model = FAMILIES[family](name="mine")
         count = len(trained(model))
         freeze(model)
