@@ -54,7 +54,7 @@ class DropPath(Layer):
             Keras's `Dropout` does; with one, every draw waits for the device.
     """
 
-    varying = ("rate", "seed")
+    varying = ("rate",)
 
     def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
