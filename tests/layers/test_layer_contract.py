@@ -26,6 +26,7 @@ from keras import ops
 from plain import made
 
 from keras_vitx import layers
+from keras_vitx.keras_internals import children
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
@@ -57,6 +58,29 @@ def test_config(name):
     twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert type(twin) is type(layer)
     assert twin.get_config() == config
+
+
+@pytest.mark.backend_free
+@every_layer
+def test_what_is_frozen_stays_frozen(name):
+    """The layer as a whole, each layer directly inside it, and all but one of these."""
+
+    def flags(layer):
+        return [variable.trainable for variable in layer.weights]
+
+    inside = [part for part in children(made(name)[0]) if part.weights]
+    for index in (None, *range(len(inside))):
+        layer, _ = made(name)
+        parts = [part for part in children(layer) if part.weights]
+        layer.trainable = index is not None and len(parts) != 2
+        if index is not None:
+            parts[index].trainable = not layer.trainable
+        twin = type(layer).from_config(layer.get_config())
+        twin(LAYERS[name].inputs(keras.Input))
+        assert flags(twin) == flags(layer)
+        assert [part.trainable for part in children(twin) if part.weights] == [
+            part.trainable for part in parts
+        ]
 
 
 @pytest.fixture(scope="module")

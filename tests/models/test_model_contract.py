@@ -278,3 +278,27 @@ def test_a_residual_dtype_of_the_policy_changes_nothing():
     model, same = FAMILIES["CaiT"](), FAMILIES["CaiT"](residual_dtype="float32")
     same.set_weights(model.get_weights())
     np.testing.assert_array_equal(array(model(IMAGES)), array(same(IMAGES)))
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch checks derivatives by differences")
+@every_family
+def test_second_derivatives_in_float64(family):
+    import torch
+
+    model = FAMILIES[family](dtype="float64", drop_path=0.0)
+    randomize(model, 0.2)
+    images = torch.tensor(IMAGES[:1], dtype=torch.float64)
+
+    def moved(step):
+        return model(images + step * torch.cos(3 * images), training=False)
+
+    step = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    keras.config.disable_flash_attention()
+    try:
+        assert moved(step).dtype is torch.float64
+        assert torch.autograd.gradcheck(moved, (step,))
+        assert torch.autograd.gradgradcheck(moved, (step,), atol=1e-4)
+        _, change = torch.func.jvp(moved, (step.detach(),), (torch.ones_like(step),))
+        assert torch.isfinite(change).all() and change.abs().max() > 0
+    finally:
+        keras.config.enable_flash_attention()
