@@ -149,7 +149,8 @@ def test_shapes_and_gradients(name):
     close(value, expected, 1e-5, name)
     largest = max(np.abs(gradient).max() for gradient in wanted)
     for one, other in zip(found, wanted, strict=True):
-        assert np.abs(one - other).max() <= 1e-5 * largest
+        # XLA sums in another order on processors with AMX.
+        assert np.abs(one - other).max() <= 1e-4 * largest
 
 
 @every_layer
