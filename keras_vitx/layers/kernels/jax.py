@@ -187,7 +187,7 @@ def described(value, names=None):
         return tuple(described(one, names) for one in value)
     if isinstance(value, jax.core.Tracer):
         return id(value)
-    if isinstance(value, (float, np.ndarray, np.generic, jax.Array)):
+    if isinstance(value, float) or hasattr(value, "__array__"):
         is_plain = not jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
         content = np.asarray(value).tobytes() if is_plain else object()
         return np.shape(value), jnp.result_type(value), content
