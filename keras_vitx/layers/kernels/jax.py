@@ -164,10 +164,10 @@ def described(value, names=None):
     The tuple keeps the functions in it alive, so that no other one gets their address. Of an
     operation with a gradient of its own, the functions are left out: `program` traces it.
     """
-    if isinstance(value, core.ClosedJaxpr):
-        return described(value.jaxpr), described(value.consts)
-    if isinstance(value, core.Jaxpr):
-        names, steps = {}, []
+    if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)):
+        # From JAX 0.12 on, both are one class.
+        constants = described(list(getattr(value, "consts", ())))
+        value, names, steps = getattr(value, "jaxpr", value), {}, []
         inputs = described([*value.constvars, *value.invars], names)
         for step in value.eqns:
             params = step.params
@@ -176,7 +176,7 @@ def described(value, names=None):
                 params = {name: one for name, one in params.items() if isinstance(one, kinds)}
             variables = described([step.invars, step.outvars], names)
             steps.append((step.primitive, variables, described(params)))
-        return inputs, tuple(steps), described(value.outvars, names)
+        return constants, inputs, tuple(steps), described(value.outvars, names)
     if isinstance(value, core.Literal):
         return described(value.val), value.aval
     if isinstance(value, core.Var):
