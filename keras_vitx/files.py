@@ -97,7 +97,12 @@ def locked(path: Path) -> Iterator[None]:
 
 def _restore(old: Path, path: Path) -> None:
     if old.exists() and not os.path.lexists(path):
-        old.rename(path)
+        try:
+            old.rename(path)
+        except OSError as error:
+            # Another process has put its own there meanwhile.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
 
 def _hidden(path: Path) -> str:
