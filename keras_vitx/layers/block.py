@@ -149,7 +149,7 @@ class Block(Layer):
             x, shared = x
             # With a residual dtype, Keras casts them, too.
             shared = ops.cast(shared, self.compute_dtype)
-        normalized = self.before(self.norm1, x)
+        normalized = self.run(self.norm1, x)
         returns_maps = return_attention_scores or return_parts
         attended, parts = self.attend(normalized, shared, training, attention_mask, returns_maps)
         emitted = parts.pop("emitted", None)
@@ -180,19 +180,11 @@ class Block(Layer):
     def add_branches(self, x, attended, training):
         """Add both branches to `x`, given the output of the attention; return them, too."""
         attention_branch = self.scaled(self.ls1, attended)
-        x = self.after(self.norm1, self.added(x, attention_branch, self.drop_path1, training))
-        y = self.run(self.mlp, self.before(self.norm2, x), training)
+        x = self.added(x, attention_branch, self.drop_path1, training)
+        y = self.run(self.mlp, self.run(self.norm2, x), training)
         mlp_branch = self.scaled(self.ls2, y)
-        x = self.after(self.norm2, self.added(x, mlp_branch, self.drop_path2, training))
+        x = self.added(x, mlp_branch, self.drop_path2, training)
         return x, {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
-
-    def before(self, norm, x):
-        """Return what a branch reads."""
-        return self.run(norm, x)
-
-    def after(self, norm, x):
-        """Return the sum with a branch."""
-        return x
 
     def scaled(self, scale, branch):
         r"""Return $\gamma \odot b / s$, with $\gamma$ a LayerScale or None."""
