@@ -52,28 +52,28 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25, help="limit of the whole run")
     parser.add_argument("--toy", action="store_true", help="toy sizes, for a CPU")
     parser.add_argument("--section", choices=(*SECTIONS, "reference"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--directory", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.section:
         globals()[options.section](options)
         return
     end, failed = time.monotonic() + 60 * options.minutes, []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for section in options.sections:
             error = ""
             if section == "correctness":
                 on_cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
-                error = run("reference", folder, options, end, on_cpu)
-            if error := error or run(section, folder, options, end):
+                error = run("reference", directory, options, end, on_cpu)
+            if error := error or run(section, directory, options, end):
                 failed.append(section)
                 record(options.output, {"section": section, "error": error})
     if failed:
         raise SystemExit(f"These sections failed: {', '.join(failed)}.")
 
 
-def run(section, folder, options, end, environment=None):
+def run(section, directory, options, end, environment=None):
     """Run a section in its own process; return the end of its error, if it fails."""
-    command = [sys.executable, __file__, "--section", section, "--folder", folder]
+    command = [sys.executable, __file__, "--section", section, "--directory", directory]
     command += ["--toy"] * options.toy
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -222,7 +222,7 @@ def reference(options):
         weights = model.get_weights()
         logits, changes = logits_and_changes(model)
         arrays = {f"weights{i:04}": weight for i, weight in enumerate(weights)}
-        path = Path(options.folder, f"{name}.npz")
+        path = Path(options.directory, f"{name}.npz")
         np.savez(path, logits=logits, changes=changes, **arrays)
 
 
@@ -233,7 +233,7 @@ def correctness(options):
     import keras_vitx as kv
 
     for name in TOYS if options.toy else FAMILIES:
-        saved = np.load(Path(options.folder, f"{name}.npz"))
+        saved = np.load(Path(options.directory, f"{name}.npz"))
         for precision in PRECISIONS:
             keras.config.set_dtype_policy(precision)
             model = kv.create_model(name, drop_path=0.0, classifier_activation=None)

@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch python benchmarks/claims.py cifar10.npz runs/claims
 
-Trains and measures every run whose result is not yet in the folder. To use several cores, start
+Trains and measures every run whose result is not yet in the directory. To use several cores, start
 it several times. `benchmarks/claims_report.py` prints tables of the results and draws figures.
 """
 
@@ -61,9 +61,9 @@ class Run:
     fraction: float
     seed: int
 
-    def path(self, folder: Path, suffix: str) -> Path:
+    def path(self, directory: Path, suffix: str) -> Path:
         name = f"{self.network}-{self.fraction:g}-{self.seed}".replace(" ", "-")
-        return folder / (name + suffix)
+        return directory / (name + suffix)
 
 
 def runs(seeds: int) -> list[Run]:
@@ -75,7 +75,7 @@ def runs(seeds: int) -> list[Run]:
 
 def recipe(run: Run, options: argparse.Namespace) -> kv.training.Recipe:
     """Return a light form of `small_images`, in which all fractions see equally many images."""
-    light = kv.training.recipes.get("small_images").but(
+    light = kv.training.recipes.get("small_images").replace(
         algorithm="adamw",  # as in the papers
         rand_augment=None,
         erasing=0.0,
@@ -85,7 +85,7 @@ def recipe(run: Run, options: argparse.Namespace) -> kv.training.Recipe:
         result="last",
     )
     epochs = 1 if options.smoke else round(options.epochs / run.fraction)
-    return light.but(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=2e-3)
+    return light.replace(epochs=epochs, warmup_epochs=0.1 * epochs, learning_rate=2e-3)
 
 
 def network(run: Run, options: argparse.Namespace) -> tuple[Callable, dict[str, Any]]:
@@ -130,18 +130,18 @@ def measure(run: Run, model: keras.Model, test: Labeled) -> dict[str, Any]:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options.directory.mkdir(parents=True, exist_ok=True)
     with np.load(options.source) as arrays:
         data = [(arrays[f"x_{part}"], arrays[f"y_{part}"].ravel()) for part in ("train", "test")]
     for run in runs(options.seeds):
-        with alone(run.path(options.folder, ".lock")) as is_alone:
+        with alone(run.path(options.directory, ".lock")) as is_alone:
             if is_alone:
                 run_one(run, *data, options)
 
 
 def run_one(run: Run, images: Labeled, test: Labeled, options: argparse.Namespace) -> None:
     """Train, measure, and write the network and the result, if there is no result yet."""
-    file, weights = (run.path(options.folder, suffix) for suffix in (".json", ".keras"))
+    file, weights = (run.path(options.directory, suffix) for suffix in (".json", ".keras"))
     settings = {"network": network(run, options)[1], "recipe": recipe(run, options).to_dict()}
     settings = json.loads(json.dumps(settings))
     if not file.exists():
@@ -156,7 +156,7 @@ def run_one(run: Run, images: Labeled, test: Labeled, options: argparse.Namespac
             path.write_text(json.dumps(result))
     result = json.loads(file.read_text())
     if any(result[name] != value for name, value in settings.items()):
-        raise SystemExit(f"{file} has other settings: choose another folder.")
+        raise SystemExit(f"{file} has other settings: choose another directory.")
     print(f"{file.stem:36}{100 * result['accuracy']:6.2f} %", flush=True)
 
 
@@ -177,7 +177,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument(
         "source", type=Path, help="cifar10.npz, with x_train, y_train, x_test, y_test"
     )
-    parser.add_argument("folder", type=Path, help="folder of the results")
+    parser.add_argument("directory", type=Path, help="directory of the results")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each kind")
     parser.add_argument("--epochs", type=int, default=10, help="of all images; more of fewer")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, one epoch")

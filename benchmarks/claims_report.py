@@ -142,22 +142,22 @@ CLAIMS = (
 )
 
 
-def read(folder: Path) -> Found:
+def read(directory: Path) -> Found:
     found: Found = {}
     for run in runs(100):
-        file = run.path(folder, ".json")
+        file = run.path(directory, ".json")
         if file.exists():
             found.setdefault((run.network, run.fraction), []).append(json.loads(file.read_text()))
     return found
 
 
-def report(found: Found, folder: Path) -> None:
+def report(found: Found, directory: Path) -> None:
     """Print and draw the claims whose runs are there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
 
     def picture(name):
-        print(f"\n![{name}]({folder.name}/claims-{name}.png)")
-        return folder / f"claims-{name}.png"
+        print(f"\n![{name}]({directory.name}/claims-{name}.png)")
+        return directory / f"claims-{name}.png"
 
     if all((network, part) in found for network in CONVIT for part in FRACTIONS):
         print_head(FEW, FEW_PAPER, CONVIT)
@@ -221,10 +221,10 @@ def mean_measures(results: list[dict]) -> dict[str, dict[str, np.ndarray]]:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder of the results")
-    parser.add_argument("figures", type=Path, help="folder of the figures")
+    parser.add_argument("directory", type=Path, help="directory of the results")
+    parser.add_argument("figures", type=Path, help="directory of the figures")
     options = parser.parse_args(words)
-    found = read(options.folder)
+    found = read(options.directory)
     missing = [run for run in runs(1) if (run.network, run.fraction) not in found]
     report(found, options.figures)
     if missing:

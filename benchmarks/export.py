@@ -88,8 +88,8 @@ def cell(name: str, format: str, tiny: bool) -> dict:
 
     model = make(name, tiny)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"model{kv.export.FORMATS[format].suffix}")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, f"model{kv.export.FORMATS[format].suffix}")
         try:
             exported = kv.export(model, path, format, verbose=False)
         except Exception as error:
@@ -186,8 +186,8 @@ def against_timm(size: str, rounds: int) -> None:
 
     random = np.random.default_rng(0)
     images = random.standard_normal((1, 224, 224, 3)).astype("float32")
-    with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = Path(folder, "ours.onnx"), Path(folder, "timm.onnx")
+    with tempfile.TemporaryDirectory() as directory:
+        ours, theirs = Path(directory, "ours.onnx"), Path(directory, "timm.onnx")
         model = kv.create_model(size, classifier_activation=None)
         kv.export(model, ours, "onnx", verify=False, verbose=False)
         network = timm.create_model(TIMM[size], exportable=True).eval()

@@ -48,25 +48,25 @@ def photographs(count: int) -> Iterator[np.ndarray]:
         yield np.clip(image + random.normal(0, 9, image.shape), 0, 255).astype("uint8")
 
 
-def write_files(folder: Path, count: int) -> None:
+def write_files(directory: Path, count: int) -> None:
     for index, image in enumerate(photographs(count)):
-        path = folder / "ab"[index % 2] / f"{index:05}.jpg"
+        path = directory / "ab"[index % 2] / f"{index:05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path, quality=92)
 
 
-def our_batches(folder: Path, size: int, batch_size: int, name: str, workers: int = 0):
+def our_batches(directory: Path, size: int, batch_size: int, name: str, workers: int = 0):
     spec = SimpleNamespace(
         input_shape=(None, size, size, 3),
         output_shape=(None, 2),
         preprocessing=IMAGENET_DEFAULT,
     )
     return kv.data.pipelines(
-        folder, spec, batch_size, validation_split=0, workers=workers, **RECIPES[name]
+        directory, spec, batch_size, validation_split=0, workers=workers, **RECIPES[name]
     ).train
 
 
-def timm_loader(folder: Path, size: int, batch_size: int, name: str, workers: int = 0):
+def timm_loader(directory: Path, size: int, batch_size: int, name: str, workers: int = 0):
     import torch
 
     # Only the Python part of torchvision is needed: its operators may not match torch.
@@ -79,7 +79,7 @@ def timm_loader(folder: Path, size: int, batch_size: int, name: str, workers: in
     deit = name == "DeiT"
     mixup = FastCollateMixup(0.8, 1.0, label_smoothing=0.0, num_classes=2) if deit else None
     return create_loader(
-        ImageDataset(str(folder)),
+        ImageDataset(str(directory)),
         (3, size, size),
         batch_size,
         is_training=True,
@@ -168,9 +168,9 @@ def main():
     torch.set_num_threads(1)
     kv.data.batches.IN_MEMORY_BYTES = 0  # as with a data set that does not fit in memory
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        write_files(folder, options.images)
-        arguments = folder, options.size, size
+        directory = Path(temporary)
+        write_files(directory, options.images)
+        arguments = directory, options.size, size
         print("| images/s of one core | ours, uint8 | ours, float32 | timm, float32 | ratio |")
         print("|---|---|---|---|---|")
         for name in RECIPES:

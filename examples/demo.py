@@ -19,14 +19,14 @@ PICTURES = 6
 OUTPUT = Path("runs", time.strftime("demo-%Y%m%d-%H%M%S"))
 
 
-def finetuned(weights, folder):
+def finetuned(weights, directory):
     """Train CaiT_Mini from a checkpoint, or from random weights; return it and its accuracies."""
     model = kv.CaiT_Mini(weights=weights)
     batches = kv.data.pipelines(dataset, model)
     # By index: the checkpoint's classes have other names.
     predictions = model.predict(batches.test, verbose=0).argmax(-1)
     before = np.mean(predictions == dataset.test.labels)
-    history = kv.fit(model, batches, "finetune", output=folder, epochs=EPOCHS)
+    history = kv.fit(model, batches, "finetune", output=directory, epochs=EPOCHS)
     return model, before, history.test["accuracy"]
 
 

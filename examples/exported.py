@@ -3,7 +3,7 @@
     keras-vitx export CaiT_Mini model.onnx --weights cifar10 --preprocessing
     python examples/exported.py model.onnx cat.jpg
 
-Also for .xml, .tflite, .pt2, .stablehlo and the folder of a SavedModel. The file normalizes the
+Also for .xml, .tflite, .pt2, .stablehlo and the directory of a SavedModel. The file normalizes the
 pixels; if it takes them in one size, the photograph is cropped to it. Only open .pt2, .stablehlo
 and SavedModels of your own: they can do more than compute.
 """

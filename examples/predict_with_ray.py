@@ -1,4 +1,4 @@
-"""Features of a folder of images, or of a data set, to Parquet files, on Ray Data.
+"""Features of a directory of images, or of a data set, to Parquet files, on Ray Data.
 
     pip install "ray[data]"
     python examples/predict_with_ray.py photos features --workers 2
@@ -54,8 +54,8 @@ def split_of(source):
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("source", help="a folder of images, or a data set as of keras-vitx train")
-parser.add_argument("output", help="folder for the Parquet files")
+parser.add_argument("source", help="a directory of images, or a data set as of keras-vitx train")
+parser.add_argument("output", help="directory for the Parquet files")
 parser.add_argument("--model", default="CaiT_Mini")
 parser.add_argument("--weights", default="cifar10")
 parser.add_argument("--workers", type=int, default=2)
@@ -63,9 +63,9 @@ parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--gpus", type=float, default=0, help="GPUs per worker")
 options = parser.parse_args()
 
-folder = Path(options.source)
-if folder.is_dir():
-    ids = sorted(str(p) for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+directory = Path(options.source)
+if directory.is_dir():
+    ids = sorted(str(p) for p in directory.rglob("*") if p.suffix.lower() in SUFFIXES)
     source = None
 else:
     ids, source = range(split_of(options.source).size), options.source

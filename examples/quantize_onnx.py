@@ -26,8 +26,11 @@ OPTIONS = {"per_channel": True, "reduce_range": True, "op_types_to_quantize": ["
 
 def windows(count, seed):
     """Return square windows of photographs, a quarter to the whole of their shorter side."""
-    folder, random = Path(find_spec("skimage").origin).parent / "data", np.random.default_rng(seed)
-    photographs, found = [Image.open(folder / name).convert("RGB") for name in PHOTOGRAPHS], []
+    directory, random = (
+        Path(find_spec("skimage").origin).parent / "data",
+        np.random.default_rng(seed),
+    )
+    photographs, found = [Image.open(directory / name).convert("RGB") for name in PHOTOGRAPHS], []
     for index in range(count):
         photograph = photographs[index % len(photographs)]
         side = int(min(photograph.size) * random.uniform(0.25, 1))

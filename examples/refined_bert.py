@@ -235,12 +235,12 @@ def docstrings(libraries):
         spec = importlib.util.find_spec(library)
         if spec is None or not spec.submodule_search_locations:
             raise SystemExit(f"The library {library!r} is not installed: choose other --libraries.")
-        folder = Path(spec.submodule_search_locations[0])
-        names = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
+        directory = Path(spec.submodule_search_locations[0])
+        names = sorted(path.relative_to(directory) for path in directory.rglob("*.py"))
         names = [name for name in names if "test" not in str(name)]
         random.Random(0).shuffle(names)
         for index, name in enumerate(names):
-            found = {s.lower(): s for s in sentences(folder / name) if s.lower() not in seen}
+            found = {s.lower(): s for s in sentences(directory / name) if s.lower() not in seen}
             seen.update(found)
             split = "held_out" if index < round(HELD_OUT * len(names)) else "train"
             corpus[split].append((label, list(found.values())))

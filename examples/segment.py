@@ -1,10 +1,10 @@
 """Segment images: UperNet on the shipped checkpoint, on scenes composed of Fashion-MNIST.
 
-    python examples/segment.py [FOLDER]
+    python examples/segment.py [DIRECTORY]
 
 Each scene has three articles, in random colors and sizes, on a random background; a pixel has
 the kind of its article, the background is class 0, and the rims of articles are ignored. A
-FOLDER holds images/ and masks/ (or Pascal VOC's or ADE20K's folders) and class_names.txt.
+DIRECTORY holds images/ and masks/ (or Pascal VOC's or ADE20K's directories) and class_names.txt.
 Writes `segmented.png`, predictions last. Ten epochs, four minutes of a core, find no bags yet.
 """
 

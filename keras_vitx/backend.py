@@ -86,7 +86,7 @@ def choose(requested: str | None = None) -> None:
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    # A folder that merely bears the name of a package has no origin.
+    # A directory that merely bears the name of a package has no origin.
     return spec is not None and spec.origin is not None
 
 
@@ -185,9 +185,9 @@ def keep_memory() -> bool:
 
 def _in_keras_file() -> str | None:
     """Return the backend that the user set in Keras's configuration file, if any."""
-    folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()
+    directory = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()
     try:
-        content = json.loads((folder / "keras.json").read_text())
+        content = json.loads((directory / "keras.json").read_text())
         untouched = content.items() >= WRITTEN_BY_KERAS.items()
         return None if untouched else content.get("backend")
     except (OSError, ValueError, AttributeError, RuntimeError):

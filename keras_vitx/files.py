@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders."""
+"""Atomic writes of files and directories."""
 
 import contextlib
 import errno
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-LOCK = "lock"  # A file in a hidden folder.
+LOCK = "lock"  # A file in a hidden directory.
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path beside `path`, with its suffixes, and rename it to `path` at the end.
 
-    If the body raises, nothing is left behind and `path` is unchanged. Missing parent folders are
-    created. An OSError is raised if the parent folder is not writable.
+    If the body raises, nothing is left behind and `path` is unchanged. Missing parent directories
+    are created. An OSError is raised if the parent directory is not writable.
     """
     path = Path(path).expanduser()
     with temporary_beside(path) as temporary:
@@ -29,24 +29,24 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a hidden folder, which is locked against `remove_stale`."""
+    """Yield a path of the same name in a hidden directory that is locked against `remove_stale`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         while True:
-            folder = Path(tempfile.mkdtemp(prefix=f"{_hidden(path)}-", dir=path.parent))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            directory = Path(tempfile.mkdtemp(prefix=f"{_hidden(path)}-", dir=path.parent))
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
             # Unless `remove_stale` was faster.
             with contextlib.suppress(Timeout, FileNotFoundError):
-                stack.enter_context(FileLock(folder / LOCK, blocking=False))
+                stack.enter_context(FileLock(directory / LOCK, blocking=False))
                 break
-        yield folder / path.name
+        yield directory / path.name
 
 
 def move(temporary: Path, path: Path) -> None:
-    """Put a file or a folder in the place of `path`.
+    """Put a file or a directory in the place of `path`.
 
-    A folder can't be renamed to one that isn't empty, which is set aside first. A kill in between
-    leaves none; `remove_stale` restores it.
+    A directory can't be renamed to one that isn't empty, which is set aside first. A kill in
+    between leaves none; `remove_stale` restores it.
     """
     old = _old(temporary)
     try:
@@ -67,20 +67,20 @@ def move(temporary: Path, path: Path) -> None:
 
 
 def is_being_moved(path: Path) -> bool:
-    """Return whether a process has set the folder at `path` aside, to put another in its place."""
-    folders = path.parent.glob(f"{glob.escape(_hidden(path))}-*")
-    return any(_old(folder / path.name).exists() for folder in folders)
+    """Return whether a process has set the directory at `path` aside, to replace it."""
+    directories = path.parent.glob(f"{glob.escape(_hidden(path))}-*")
+    return any(_old(directory / path.name).exists() for directory in directories)
 
 
 def remove_stale(path: Path) -> None:
     """Remove what killed processes left of `path`, but not what others are writing."""
-    for folder in path.parent.glob(f"{glob.escape(_hidden(path))}-*"):
-        if folder.name.rpartition("-")[0] != _hidden(path):
+    for directory in path.parent.glob(f"{glob.escape(_hidden(path))}-*"):
+        if directory.name.rpartition("-")[0] != _hidden(path):
             continue
         with contextlib.suppress(OSError):  # A `Timeout` if it is locked.
-            with FileLock(folder / LOCK, blocking=False):
-                _restore(_old(folder / path.name), path)
-            shutil.rmtree(folder, ignore_errors=True)
+            with FileLock(directory / LOCK, blocking=False):
+                _restore(_old(directory / path.name), path)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -114,10 +114,10 @@ def _old(temporary: Path) -> Path:
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raise an OSError, before long work, if a file or a folder can't be written at `path`."""
+    """Raise an OSError, before long work, if a file or a directory can't be written at `path`."""
     path = Path(path).expanduser().absolute()
-    parent = next(folder for folder in path.parents if os.path.lexists(folder))
+    parent = next(directory for directory in path.parents if os.path.lexists(directory))
     if not parent.is_dir():
-        raise NotADirectoryError(f"{path} can't be written: {parent} is not a folder.")
+        raise NotADirectoryError(f"{path} can't be written: {parent} is not a directory.")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} can't be written: no permission to write to {parent}.")

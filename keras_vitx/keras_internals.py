@@ -57,7 +57,7 @@ def replace_seed_generator(
     layer._tracker.lock()
 
 
-class ClipsTogether:
+class GlobalClipping:
     """A Keras optimizer that clips the gradients of all replicas together.
 
     Under TensorFlow, Keras clips them by replica, before the sum. Under PyTorch, its clipping by

@@ -76,8 +76,8 @@ class Preprocessing:
             raise ValueError(f"`preprocessing` has no entry {name!r}. {hint}")
         return cls(**value)
 
-    def but(self, **changes: Any) -> "Preprocessing":
-        """Return a copy with some values changed, e.g. `.but(crop_ratio=1.13)`."""
+    def replace(self, **changes: Any) -> "Preprocessing":
+        """Return a copy with some values changed, e.g. `.replace(crop_ratio=1.13)`."""
         return self.of({**asdict(self), **changes})
 
     def for_channels(self, channels: int) -> "Preprocessing":

@@ -616,8 +616,8 @@ import keras_vitx
 import keras, numpy as np
 from keras_vitx.keras_internals import sublayers
 
-folder = pathlib.Path(sys.argv[1])
-for path in sorted(folder.glob("*.keras")):
+directory = pathlib.Path(sys.argv[1])
+for path in sorted(directory.glob("*.keras")):
     base = path.with_suffix("")
     report = {}
     try:
@@ -652,8 +652,8 @@ class Reloading:
     That process imports `keras_vitx` and none of the code that made the models.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, directory: Path):
+        self.directory = directory
         self.expected = {}
 
     def add(self, name, model):
@@ -677,7 +677,7 @@ class Reloading:
 
     def run(self):
         """Load all models in the fresh process."""
-        run_python(inspect.getsource(outputs) + RELOAD, self.folder)
+        run_python(inspect.getsource(outputs) + RELOAD, self.directory)
 
     def check(self, name):
         """Check that a loaded model equals the saved one."""
@@ -693,4 +693,4 @@ class Reloading:
             close(np.load(f"{base}-{form}.npy"), output, 1e-6, f"{name}, .{form}")
 
     def _base(self, name):
-        return self.folder / name.replace("/", "-").replace("@", "-")
+        return self.directory / name.replace("/", "-").replace("@", "-")

@@ -91,7 +91,7 @@ def test_exported(format, tmp_path, monkeypatch, capsys):
     keras.utils.set_random_seed(0)
     model = kv.ViT(16, 1, 2, patch_size=8, input_shape=(24, 32, 3), classes=4)
     model.class_names = ("cat", "dog", "fish", "owl")
-    model.preprocessing = model.preprocessing.but(crop_ratio=1.0)
+    model.preprocessing = model.preprocessing.replace(crop_ratio=1.0)
     for weight in model.weights:
         weight.assign(weight + np.random.normal(0, 0.3, weight.shape).astype("float32"))
     monkeypatch.chdir(tmp_path)

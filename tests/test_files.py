@@ -46,8 +46,8 @@ def writer():
         process.wait()
 
 
-def hidden(folder):
-    return {path.name.rpartition("-")[0] for path in folder.glob(".unfinished-*")}
+def hidden(directory):
+    return {path.name.rpartition("-")[0] for path in directory.glob(".unfinished-*")}
 
 
 def test_only_what_a_killed_process_left_of_the_same_file_is_removed(writer, tmp_path):
@@ -79,31 +79,31 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert os.listdir(path.parent) == ["file.txt"]
 
 
-def test_the_folder_of_the_user(tmp_path, monkeypatch):
+def test_the_directory_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with atomic_write("~/file.txt") as temporary:
         temporary.write_text("x")
     assert (tmp_path / "file.txt").exists()
 
 
-def folder_of(path, text):
-    """Write a folder with one file, in the place of another."""
+def directory_of(path, text):
+    """Write a directory with one file, in the place of another."""
     with atomic_write(path) as temporary:
         temporary.mkdir()
         (temporary / "file").write_text(text)
 
 
-def test_a_folder_takes_the_place_of_another(tmp_path):
+def test_a_directory_takes_the_place_of_another(tmp_path):
     for text in ("old", "new"):
-        folder_of(tmp_path / "folder", text)
-        assert (tmp_path / "folder" / "file").read_text() == text
-    assert os.listdir(tmp_path) == ["folder"]
+        directory_of(tmp_path / "directory", text)
+        assert (tmp_path / "directory" / "file").read_text() == text
+    assert os.listdir(tmp_path) == ["directory"]
 
 
 @pytest.mark.parametrize("stop", [OSError("full"), KeyboardInterrupt()])
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch, stop):
-    path, renamed = tmp_path / "folder", Path.rename
-    folder_of(path, "old")
+def test_a_directory_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch, stop):
+    path, renamed = tmp_path / "directory", Path.rename
+    directory_of(path, "old")
 
     def aside_and_stop(here, target):
         renamed(here, target)
@@ -112,17 +112,17 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monke
 
     monkeypatch.setattr(Path, "rename", aside_and_stop)
     with pytest.raises(type(stop)):
-        folder_of(path, "new")
+        directory_of(path, "new")
     monkeypatch.undo()
     assert (path / "file").read_text() == "old"
-    assert os.listdir(tmp_path) == ["folder"]
+    assert os.listdir(tmp_path) == ["directory"]
 
 
-def test_a_file_does_not_replace_a_folder(tmp_path):
-    folder_of(tmp_path / "folder", "mine")
-    with pytest.raises(OSError), atomic_write(tmp_path / "folder") as temporary:
+def test_a_file_does_not_replace_a_directory(tmp_path):
+    directory_of(tmp_path / "directory", "mine")
+    with pytest.raises(OSError), atomic_write(tmp_path / "directory") as temporary:
         temporary.write_text("x")
-    assert (tmp_path / "folder" / "file").read_text() == "mine"
+    assert (tmp_path / "directory" / "file").read_text() == "mine"
 
 
 KILLED = """
@@ -139,26 +139,26 @@ with atomic_write(path) as temporary:
 """
 
 
-def test_a_folder_that_a_killed_process_set_aside_is_restored(tmp_path):
-    path = tmp_path / "folder"
-    folder_of(path, "old")
+def test_a_directory_that_a_killed_process_set_aside_is_restored(tmp_path):
+    path = tmp_path / "directory"
+    directory_of(path, "old")
     environment = {**os.environ, "KERAS_VITX_WORKER": "1"}
     done = subprocess.run([sys.executable, "-c", KILLED, path], env=environment)
     assert done.returncode == -signal.SIGKILL and is_being_moved(path) and not path.exists()
     remove_stale(path)
     assert (path / "file").read_text() == "old"
-    assert os.listdir(tmp_path) == ["folder"]
+    assert os.listdir(tmp_path) == ["directory"]
 
 
-def test_writers_of_one_folder(tmp_path):
+def test_writers_of_one_directory(tmp_path):
     """Each sees its own or a later one; none fails, and nothing is left."""
-    path, texts = tmp_path / "folder", [str(number) for number in range(4)]
+    path, texts = tmp_path / "directory", [str(number) for number in range(4)]
 
     def write(text):
         for _ in range(50):
-            folder_of(path, text)
+            directory_of(path, text)
 
     with ThreadPoolExecutor(len(texts)) as pool:
         list(pool.map(write, texts))
     assert (path / "file").read_text() in texts
-    assert os.listdir(tmp_path) == ["folder"]
+    assert os.listdir(tmp_path) == ["directory"]

@@ -56,7 +56,7 @@ def test_seed_states_are_found_by_name():
 
 
 def test_optimizers_clip_by_a_method():
-    class Clips(keras_internals.ClipsTogether, keras.optimizers.SGD):
+    class Clips(keras_internals.GlobalClipping, keras.optimizers.SGD):
         pass
 
     gradients = [np.full(4, 3.0, "float32"), np.full((2, 2), 4.0, "float32")]

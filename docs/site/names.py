@@ -86,7 +86,7 @@ def table(what: str, family: str) -> str:
 def sizes(title: str) -> str:
     """Return the section of docs/sizes.md whose title begins with a word."""
     found = re.search(rf"^## {title}\b.*?\n\n(.*?)(?=\n## |\Z)", SIZES.read_text(), re.M | re.S)
-    # The pages of families are in a folder beside docs/sizes.md.
+    # The pages of families are in a directory beside docs/sizes.md.
     return found[1].replace("](../", "](../../").strip()
 
 

@@ -52,7 +52,7 @@ def linked(source: Path, page: Path, target: Path, text: str) -> str:
     Args:
         source: Path of the page in the repository.
         page: Path of the page in the site.
-        target: Folder of the site's pages, to which linked files are copied.
+        target: Directory of the site's pages, to which linked files are copied.
         text: A part of the page outside of its code blocks.
     """
 
@@ -89,6 +89,6 @@ def outside_blocks(change, text: str) -> str:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file and make its folder."""
+    """Copy a file and make its directory."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, target)

@@ -8,12 +8,12 @@ NAMES = {"cat.png": "chelsea.png", "coffee.png": "coffee.png", "rocket.jpg": "ro
 """Names of the photographs, and those that scikit-image gives them."""
 
 
-def copy(folder: Path) -> None:
-    """Copy the photographs to a folder, which is made; scikit-image need not be importable."""
+def copy(directory: Path) -> None:
+    """Copy the photographs to a directory, which is made; scikit-image need not be importable."""
     source = Path(find_spec("skimage").origin).parent / "data"
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for name, original in NAMES.items():
-        shutil.copy(source / original, folder / name)
+        shutil.copy(source / original, directory / name)
 
 
 def named_in(text: str) -> list[str]:

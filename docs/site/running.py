@@ -1,7 +1,7 @@
 """Pages that are run: their Python blocks, and what these print, return and draw.
 
 A page that begins with `run: true` between two lines `---` is run from top to bottom, in a
-folder of its own. What a block prints, and the value of its last line, follow the block;
+directory of its own. What a block prints, and the value of its last line, follow the block;
 the path of a picture is followed by the picture. The same cells are written as a notebook.
 """
 
@@ -22,13 +22,13 @@ HEADER = "---\nrun: true\n---\n"
 CELL = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 
-def run(page: Path, folder: Path, pictures: Path) -> str:
+def run(page: Path, directory: Path, pictures: Path) -> str:
     """Run a page, and write it again with its outputs, and a notebook beside it.
 
     Args:
         page: A Markdown file.
-        folder: A folder for what the blocks write; it is made, or emptied.
-        pictures: The folder of the site that has the photographs.
+        directory: A directory for what the blocks write; it is made, or emptied.
+        pictures: The directory of the site that has the photographs.
 
     Returns:
         The name of the page and the seconds that it took.
@@ -39,12 +39,12 @@ def run(page: Path, folder: Path, pictures: Path) -> str:
     started = time.perf_counter()
     text = page.read_text().removeprefix(HEADER)
     used = photographs.named_in(text)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
     for name in used:
-        shutil.copy(pictures / name, folder)
+        shutil.copy(pictures / name, directory)
     parts, cells, names, position = [], [], {"__name__": "__main__"}, 0
-    with contextlib.chdir(folder):
+    with contextlib.chdir(directory):
         for number, match in enumerate(CELL.finditer(text), 1):
             parts.append(text[position : match.end()])
             cells.append(notebooks.text_cell(text[position : match.start()]))
@@ -67,8 +67,8 @@ def run(page: Path, folder: Path, pictures: Path) -> str:
         "(where the site is opened as files: save the link).\n"
     )
     if used:
-        folder_link = os.path.relpath(pictures, page.parent)
-        links = [f"[{name}]({folder_link}/{name}){{ download }}" for name in used]
+        directory_link = os.path.relpath(pictures, page.parent)
+        links = [f"[{name}]({directory_link}/{name}){{ download }}" for name in used]
         parts.append(f"\nThe photographs are those of scikit-image: {', '.join(links)}.\n")
     page.write_text("".join(parts))
     return f"{page.name} in {time.perf_counter() - started:.1f} s"

@@ -37,7 +37,7 @@ class MeasureDuringTraining(keras.callbacks.Callback):
         measures: Names of `MEASURES` with one number per block or per head.
         every: Number of steps between measurements; None measures after each epoch.
         batch_size: As in `measure`.
-        log_dir: Folder for TensorBoard, with one curve per block, the mean over heads; None
+        log_dir: Directory for TensorBoard, with one curve per block, the mean over heads; None
             writes nothing.
 
     Attributes:

@@ -178,7 +178,7 @@ def plot_curves(
 def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLike) -> Path:
     r"""Plot a measure as a heat map per model; rows are blocks.
 
-    `"cross_layer_similarity"`, the share of similar attention of all pairs of blocks (DeepViT,
+    `"cross_layer_similarity"`, the fraction of similar attention of all pairs of blocks (DeepViT,
     Figure 3a); `"class_attention"`, the attention of the class token to each token, the mean over
     heads (Context Broadcasting, Figure 10, for single images); a measure with one number per
     head; or `"re_attention"`, $\Theta$ of the last block with `ReAttention` (DeepViT, Figure 8c).
@@ -247,19 +247,19 @@ def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | o
         )
     used = np.flatnonzero(matrix.sum(0) + matrix.sum(1))
     matrix, names = matrix[np.ix_(used, used)], [class_names[i] for i in used]
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     few = len(names) <= 20
     side = max(4, 0.5 * len(names)) if few else 10
     with drawing(path, cell=(side, side), dpi=150) as ((axis,),):
-        axis.imshow(shares, cmap="cividis", vmin=0, vmax=1)
+        axis.imshow(fractions, cmap="cividis", vmin=0, vmax=1)
         axis.set(xlabel="prediction", ylabel="class")
         if len(names) <= 100:
             axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8 if few else 4)
             axis.set_yticks(range(len(names)), names, fontsize=8 if few else 4)
-        for row, column in np.ndindex(shares.shape) if few else ():
-            share = shares[row, column]
-            if share >= 0.005:
-                color = "black" if share > 0.5 else "white"
-                words = f"{100 * share:.0f}"
+        for row, column in np.ndindex(fractions.shape) if few else ():
+            fraction = fractions[row, column]
+            if fraction >= 0.005:
+                color = "black" if fraction > 0.5 else "white"
+                words = f"{100 * fraction:.0f}"
                 axis.text(column, row, words, ha="center", va="center", fontsize=7, color=color)
     return Path(path)

@@ -233,8 +233,8 @@ def _similarities(threshold=0.5, nearest=None):
     """Return the measures of similar attention (DeepViT), which have a threshold."""
 
     def cross_layer(maps):
-        shares = m.cross_layer_similarity(list(maps.values()), threshold, nearest)
-        return {name: shares[:, index] for index, name in enumerate(maps)}
+        fractions = m.cross_layer_similarity(list(maps.values()), threshold, nearest)
+        return {name: fractions[:, index] for index, name in enumerate(maps)}
 
     def adjacent(maps, others):
         return (m.map_cosines(maps, others) > threshold).mean((-2, -1))

@@ -230,7 +230,7 @@ def map_similarity(
 def cross_layer_similarity(
     maps: Sequence[Any], threshold: float = 0.5, nearest: int | None = None
 ) -> np.ndarray:
-    r"""Return the share of similar attention between all pairs of blocks.
+    r"""Return the fraction of similar attention between all pairs of blocks.
 
     $$S(p, q) = \frac{1}{H T} \sum_{h,t} [M^{p,q}_{h,t} > \tau]$$
     with the cosines $M$ over queries (DeepViT, Equation 2; Appendix D, Equation 7; heat map in
@@ -258,20 +258,21 @@ def cross_layer_similarity(
         means = [m.mean() for (p, q), m in cosines.items() if 0 < q - p <= nearest]
         threshold = float(np.mean(means)) if means else threshold
     batch = unit[0].shape[:-3] if unit else ()
-    shares = np.full((*batch, count, count), np.nan, "float32")
+    fractions = np.full((*batch, count, count), np.nan, "float32")
     for (p, q), cosine in cosines.items():
-        shares[..., p, q] = shares[..., q, p] = (cosine > threshold).mean((-2, -1))
-    return shares
+        fractions[..., p, q] = fractions[..., q, p] = (cosine > threshold).mean((-2, -1))
+    return fractions
 
 
 def similar_blocks(similarity: Any, threshold: float = 0.8) -> np.ndarray:
     """Return which blocks are similar to the previous one.
 
-    The share of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b and 5).
+    The fraction of similar blocks is the mean of the result (DeepViT, Appendix D; Figures 3b and
+    5).
 
     Args:
         similarity: `(..., blocks, blocks)`, from `cross_layer_similarity`.
-        threshold: The share above which a block is similar.
+        threshold: The fraction above which a block is similar.
 
     Returns:
         Booleans, `(..., blocks)`; False for the first block.

@@ -30,7 +30,7 @@ Backend = Annotated[
 ModelOrFile = Annotated[
     str,
     Argument(
-        help="A size such as CaiT_XXS24 (see `keras-vitx list`), a .keras file, a folder "
+        help="A size such as CaiT_XXS24 (see `keras-vitx list`), a .keras file, a directory "
         "written by `kv.save`, or hf://owner/repo.",
         metavar="MODEL",
     ),
@@ -46,7 +46,7 @@ Weights = Annotated[
 Source = Annotated[
     str,
     Argument(
-        help="fashion_mnist (the shipped sample), a folder with one sub-folder per class, "
+        help="fashion_mnist (the shipped sample), a directory with one sub-directory per class, "
         "tfds:NAME, or an .npz with x_train, y_train, x_test, y_test.",
         metavar="SOURCE",
     ),
@@ -54,8 +54,8 @@ Source = Annotated[
 Images = Annotated[
     list[Path],
     Argument(
-        help="Image files, and folders that are searched recursively.",
-        metavar="IMAGE|FOLDER",
+        help="Image files, and directories that are searched recursively.",
+        metavar="IMAGE|DIRECTORY",
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
@@ -70,12 +70,12 @@ def is_size(model: str) -> bool:
 
 
 def is_saved(model: str) -> bool:
-    """Return whether `model` names a file, a folder or a repository."""
+    """Return whether `model` names a file, a directory or a repository."""
     return model.endswith(".keras") or model.startswith("hf://") or Path(model).is_dir()
 
 
 def open_model(model: str, weights: str | None = None, trained: bool = False, **arguments: Any):
-    """Return a model of a size, or load it from a file, folder or repository.
+    """Return a model of a size, or load it from a file, directory or repository.
 
     A size without `weights` has random ones or, if `trained`, those of a checkpoint, preferably for
     ImageNet. Raises a ValueError for an unknown model or checkpoint, a damaged file, or `weights`
@@ -84,7 +84,7 @@ def open_model(model: str, weights: str | None = None, trained: bool = False, **
     if not is_size(model):
         if not is_saved(model):
             hint = nearest(model, kv.models.MODELS)
-            raise ValueError(f"{model!r} is not a size, a .keras file or a folder. {hint}")
+            raise ValueError(f"{model!r} is not a size, a .keras file or a directory. {hint}")
         if not (model.startswith("hf://") or Path(model).exists()):
             raise ValueError(f"There is no file {model!r}.")
         if weights is not None:
@@ -108,13 +108,13 @@ def class_names_of(network) -> list[str] | None:
 
 
 def image_files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return files and the images in folders; raises a ValueError if a folder has none."""
-    from keras_vitx.data.sources.folders import image_files
+    """Return files and the images in directories; raises a ValueError if a directory has none."""
+    from keras_vitx.data.sources.directories import image_files
 
     files = []
     for path in paths:
         images = image_files(path) if path.is_dir() else [path]
         if not images:
-            raise ValueError(f"The folder {path} has no images.")
+            raise ValueError(f"The directory {path} has no images.")
         files += images
     return files

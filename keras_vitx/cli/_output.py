@@ -1,4 +1,4 @@
-"""Output of the commands: tables, JSON, CSV, files and folders."""
+"""Output of the commands: tables, JSON, CSV, files and directories."""
 
 import contextlib
 import csv
@@ -89,7 +89,7 @@ def check_new(output: Path, overwrite: bool) -> None:
     Raises a ValueError if it exists without `overwrite`, and an OSError if it can't be written.
     """
     if output.is_dir():
-        raise IsADirectoryError(f"`--output` {output} is a folder.")
+        raise IsADirectoryError(f"`--output` {output} is a directory.")
     if output.exists() and not overwrite:
         raise ValueError(f"`--output` {output} already exists. `--overwrite` replaces it.")
     check_writable(output)
@@ -136,16 +136,18 @@ def progress(total: int, unit: str, hidden: bool = False) -> Iterator[Callable[[
 
 
 def new_run(name: str) -> Path:
-    """Return a folder under `runs/` that doesn't exist yet."""
+    """Return a directory under `runs/` that doesn't exist yet."""
     numbers = itertools.count(1)
-    return next(folder for n in numbers if not (folder := Path("runs", f"{name}-{n}")).exists())
+    return next(
+        directory for n in numbers if not (directory := Path("runs", f"{name}-{n}")).exists()
+    )
 
 
-def check_new_folder(output: Path) -> None:
+def check_new_directory(output: Path) -> None:
     """Raise an OSError, before long work, unless `output` is new or empty, and writable."""
     check_writable(output / "file")
     if output.is_dir() and any(output.iterdir()):
-        raise FileExistsError(f"`--output` {output} already exists. Give a new folder.")
+        raise FileExistsError(f"`--output` {output} already exists. Give a new directory.")
 
 
 def _show_table(rows: Rows, group_by: str | None, formats: Mapping[str, Callable]) -> None:

@@ -10,10 +10,9 @@ import keras_vitx as kv
 from keras_vitx.cli._options import Backend, Overwrite
 from keras_vitx.cli._output import check_new, say
 from keras_vitx.files import atomic_write
+from keras_vitx.positions import Grid
 
-Grid = tuple[int, int]
-
-KINDS = (".weights.h5", ".keras", ".safetensors", ".pth")
+SUFFIXES = (".weights.h5", ".keras", ".safetensors", ".pth")
 
 
 def main(
@@ -40,8 +39,10 @@ def main(
     backend: Backend = None,
 ) -> None:
     """Convert weights between PyTorch and Keras files."""
-    if not output.name.endswith(KINDS):
-        raise ValueError(f"`--output` must end in one of {', '.join(KINDS)}. Received: {output}.")
+    if not output.name.endswith(SUFFIXES):
+        raise ValueError(
+            f"`--output` must end in one of {', '.join(SUFFIXES)}. Received: {output}."
+        )
     check_new(output, overwrite)
     kv.models.build.constructor_of(model)
     tokens = any(c.name == file and c.distillation_token for c in kv.weights.checkpoints_of(None))

@@ -46,7 +46,7 @@ def main(
     ),
     wrong: Path | None = Option(None, help="Picture of the worst predictions."),
     real: Path | None = Option(
-        None, help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation folder."
+        None, help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation directory."
     ),
     restrict: bool = Option(
         False, "--restrict", help="Predict the source's classes only (ImageNet-A, -R)."
@@ -69,7 +69,7 @@ def main(
 ) -> None:
     """Measure loss and accuracy of a model on labeled images."""
     from keras_vitx.export.predictor import preprocessing_of
-    from keras_vitx.robustness.curve import KINDS
+    from keras_vitx.robustness.curve import PERTURBATIONS
 
     ratios = crop_ratio or [None]
     if len(ratios) > 1 and (confusion or per_class or perturb):
@@ -79,7 +79,7 @@ def main(
         )
     for path in filter(None, (confusion, per_class, wrong)):
         check_writable(path)
-    perturbations = _perturbations(perturb or (), KINDS)
+    perturbations = _perturbations(perturb or (), PERTURBATIONS)
     kv.keep_memory()
     network = open_model(model, weights, trained=True)
     # A Keras model around one of this package has neither attribute.
@@ -89,7 +89,7 @@ def main(
         network.class_names = class_names_of(network)
     for kind, strengths in perturbations.items():
         for strength in strengths:  # Raises for an invalid one, before long work.
-            KINDS[kind](network, strength)
+            PERTURBATIONS[kind](network, strength)
     if real is not None:
         source = kv.data.load_real(source, real)
     elif validation_split is None and split in (None, "validation"):
@@ -103,10 +103,10 @@ def main(
     outputs = {"confusion": bool(confusion or per_class), "scores": scores, "wrong": wrong}
     rows, counts = [], {}
     for ratio in ratios:
-        measures = kv.evaluate(network, source, split, crop_ratio=ratio, **outputs, **options)
+        metrics = kv.evaluate(network, source, split, crop_ratio=ratio, **outputs, **options)
         for name in ("confusion", "class_names", "per_class"):
-            counts[name] = measures.pop(name, None)
-        rows.append(measures if ratio is None else {"crop_ratio": ratio, **measures})
+            counts[name] = metrics.pop(name, None)
+        rows.append(metrics if ratio is None else {"crop_ratio": ratio, **metrics})
     if confusion:
         kv.analysis.plot_confusion(counts["confusion"], counts["class_names"], confusion)
     if per_class:
@@ -116,8 +116,8 @@ def main(
         (clean,) = rows
         if "accuracy" not in clean:
             raise ValueError("Perturbed images need one class per image.")
-        measures = {"accuracy": clean["accuracy"], "interval": None, "images": clean["images"]}
-        rows = [{"perturbation": "none", "strength": 0, **measures}]
+        metrics = {"accuracy": clean["accuracy"], "interval": None, "images": clean["images"]}
+        rows = [{"perturbation": "none", "strength": 0, **metrics}]
         options |= {"split": clean["split"], "crop_ratio": ratios[0]}
         for kind, strengths in perturbations.items():
             for row in kv.robustness.curve(network, source, kind, strengths, runs, **options):

@@ -15,7 +15,7 @@ from keras_vitx.cli._output import say
 
 def main(
     model: ModelOrFile,
-    output: Path = Argument(..., help="File or folder to write.", metavar="PATH"),
+    output: Path = Argument(..., help="File or directory to write.", metavar="PATH"),
     weights: Weights = None,
     format: Literal["saved_model", "onnx", "openvino", "litert", "torch", "stablehlo"]
     | None = Option(
@@ -92,7 +92,7 @@ def main(
             "export random weights."
         )
     if imports:
-        # Installed scripts don't import from the current folder.
+        # Installed scripts don't import from the current directory.
         sys.path.append(os.getcwd())
     for module in imports or ():
         importlib.import_module(module)

@@ -26,7 +26,7 @@ from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
 def main(
     names: list[str] | None = Argument(
         None,
-        help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, folder of '
+        help='Shell patterns of sizes, such as "CaiT_S*"; one size, .keras file, directory of '
         "`kv.save` or hf://owner/repo for its details.",
         metavar="[NAME]...",
     ),
@@ -34,10 +34,10 @@ def main(
     recipes: bool = Option(
         False,
         "--recipes",
-        help="List recipes; print one, by its name or the folder of a run; compare two.",
+        help="List recipes; print one, by its name or the directory of a run; compare two.",
     ),
     damaged: bool = Option(
-        False, "--damaged", help="List the images, of files and folders, that can't be decoded."
+        False, "--damaged", help="List the images, of files and directories, that can't be decoded."
     ),
     json: Json = False,
     csv: Csv = False,
@@ -54,14 +54,14 @@ def main(
     elif recipes:
         _show_recipes(names, form)
     elif weights:
-        show(_checkpoints(names or ["*"]), **form, formats=FORMATS)
+        show(_checkpoints(names or ["*"]), **form, formats=COLUMN_FORMATS)
     elif len(names) == 1 and (is_size(names[0]) or is_saved(names[0])):
         _show_one(names[0], form)
     else:
         show(_sizes(names or ["*"]), **form)
 
 
-FORMATS = {"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""}
+COLUMN_FORMATS = {"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""}
 
 
 def _show_one(model: str, form: dict[str, bool]) -> None:
@@ -87,7 +87,7 @@ def _show_one(model: str, form: dict[str, bool]) -> None:
     rows = [{"of": name, "value": value} for name, value in values.items()]
     show(rows, **form, formats={"value": lambda v: f"{v:,}" if isinstance(v, int) else words(v)})
     if checkpoints and not form["as_csv"]:
-        show(checkpoints, formats=FORMATS)
+        show(checkpoints, formats=COLUMN_FORMATS)
 
 
 def _sizes(patterns: Sequence[str]) -> Rows:
@@ -173,10 +173,10 @@ def _recipe(name: str) -> dict[str, Any]:
 
 def _show_damaged(names: Sequence[str], json: bool) -> None:
     """List the images that can't be decoded; the exit code is 1 if there are any."""
-    from keras_vitx.data.sources.folders import image_files, unreadable
+    from keras_vitx.data.sources.directories import image_files, unreadable
 
     if not names:
-        raise ValueError("`--damaged` takes image files or folders. Received: none.")
+        raise ValueError("`--damaged` takes image files or directories. Received: none.")
     paths, unsupported = [], []
     for path in map(Path, names):
         paths += image_files(path, unsupported) if path.is_dir() else [path]

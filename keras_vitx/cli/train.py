@@ -1,4 +1,4 @@
-"""`keras-vitx train`: train or fine-tune a model on a folder, a dataset or the sample."""
+"""`keras-vitx train`: train or fine-tune a model on a directory, a dataset or the sample."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from keras_vitx.cli._options import (
     is_size,
     open_model,
 )
-from keras_vitx.cli._output import check_new_folder, new_run, say
+from keras_vitx.cli._output import check_new_directory, new_run, say
 from keras_vitx.files import atomic_write
 
 # Not by `kv.training.list_recipes`, because Keras is imported after the options are parsed.
@@ -32,7 +32,7 @@ RECIPES = sorted(
     path.stem for path in (Path(__file__).parents[1] / "training" / "recipes").glob("[!_]*.py")
 )
 COMMAND = "command.json"
-"""File in the folder of a run: the options of the command that started it."""
+"""File in the directory of a run: the options of the command that started it."""
 FREE = ("epochs", "save_every", "keep", "backend")
 """Options that may differ when a run is resumed."""
 SETTINGS = ("epochs", "freeze_epochs", "batch_size", "learning_rate", "precision")
@@ -40,11 +40,11 @@ SETTINGS = ("epochs", "freeze_epochs", "batch_size", "learning_rate", "precision
 SMOKE_STEPS = 3
 
 
-def _choose_backend(folder: Path | None) -> Path | None:
-    if folder is not None:
+def _choose_backend(directory: Path | None) -> Path | None:
+    if directory is not None:
         # `--backend` has precedence.
-        os.environ.setdefault("KERAS_BACKEND", _read_command(folder)["backend"])
-    return folder
+        os.environ.setdefault("KERAS_BACKEND", _read_command(directory)["backend"])
+    return directory
 
 
 def main(
@@ -61,7 +61,7 @@ def main(
     recipe: str = Option(
         "finetune",
         metavar="RECIPE",
-        help=f"{', '.join(RECIPES)}; or the folder of a run, for its recipe.",
+        help=f"{', '.join(RECIPES)}; or the directory of a run, for its recipe.",
     ),
     change: list[str] | None = Option(
         None,
@@ -101,11 +101,11 @@ def main(
     ),
     fraction: float = Option(1.0, help="Fraction of the training images to use."),
     output: Path | None = Option(
-        None, help="Folder for the results. Default: a new one under runs/."
+        None, help="Directory for the results. Default: a new one under runs/."
     ),
     resume: Path | None = Option(
         None,
-        help="Folder of an interrupted run to continue with its settings.",
+        help="Directory of an interrupted run to continue with its settings.",
         # Before --backend, and before Keras is imported.
         is_eager=True,
         callback=_choose_backend,
@@ -142,11 +142,11 @@ def _train(options: SimpleNamespace) -> None:
     use_devices(options.devices)
     chief = kv.training.is_chief()
     if chief and options.resume is None:
-        check_new_folder(options.output or Path("runs", "new"))
+        check_new_directory(options.output or Path("runs", "new"))
     changes = named_values(options.change, "--set")
     settings = {name: getattr(options, name) for name in SETTINGS}
     changes |= {name: value for name, value in settings.items() if value is not None}
-    recipe = kv.training.recipes.get(options.recipe).but(**changes)
+    recipe = kv.training.recipes.get(options.recipe).replace(**changes)
     if options.smoke:
         recipe, changes = recipe.smoke(), {}
     keras.utils.set_random_seed(options.seed)
@@ -287,14 +287,14 @@ def use_devices(devices: str | None) -> None:
         logging.getLogger("keras_vitx").setLevel(logging.ERROR)
 
 
-def _recorder(options: SimpleNamespace, folder: Path) -> Any:
-    """Return a callback that writes the options of the command to the folder of its run."""
+def _recorder(options: SimpleNamespace, directory: Path) -> Any:
+    """Return a callback that writes the options of the command to the directory of its run."""
     import keras
 
     record = _as_data(vars(options)) | {"backend": keras.backend.backend(), "resume": None}
 
     def write(logs):
-        with atomic_write(folder / COMMAND) as path:
+        with atomic_write(directory / COMMAND) as path:
             path.write_text(json.dumps(record, indent=2) + "\n")
 
     return keras.callbacks.LambdaCallback(on_train_begin=write)
@@ -309,15 +309,15 @@ def _as_data(options: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _read_command(folder: Path) -> dict[str, Any]:
-    """Return the options that started a run; raises a ValueError if `folder` has none."""
-    path = folder / COMMAND
+def _read_command(directory: Path) -> dict[str, Any]:
+    """Return the options that started a run; raises a ValueError if `directory` has none."""
+    path = directory / COMMAND
     if not path.is_file():
         raise ValueError(
-            f"`--resume`: {folder} is a run that was started in Python: continue it by the same "
+            f"`--resume`: {directory} is a run that was started in Python: continue it by the same "
             "call of `kv.fit` with `resume=True`."
-            if (folder / "run.json").is_file()
-            else f"`--resume`: {folder} is not the folder of a run: it has no {COMMAND}."
+            if (directory / "run.json").is_file()
+            else f"`--resume`: {directory} is not the directory of a run: it has no {COMMAND}."
         )
     try:
         return dict(json.loads(path.read_text()))
@@ -325,9 +325,9 @@ def _read_command(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({type(error).__name__}).") from error
 
 
-def _resume_options(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _resume_options(changes: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Return a run's options with changes of `FREE` ones; raises a ValueError for others."""
-    options = _read_command(folder)
+    options = _read_command(directory)
     differences = [
         f"{name} was {options.get(name)!r}, is now {value!r}"
         for name, value in _as_data(changes).items()
@@ -335,6 +335,9 @@ def _resume_options(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     ]
     if differences:
         raise ValueError(
-            f"`--resume` continues the run in {folder} as it was started: {'; '.join(differences)}."
+            f"`--resume` continues the run in {directory} as it was started: "
+            f"{'; '.join(differences)}."
         )
-    return {**options, "resume": folder} | {name: changes[name] for name in FREE if name in changes}
+    return {**options, "resume": directory} | {
+        name: changes[name] for name in FREE if name in changes
+    }

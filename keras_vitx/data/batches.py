@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_vitx.backend import WORKER
 from keras_vitx.data.augmentation.erasing import noise
-from keras_vitx.data.worker import Batch, EvaluationMaker, Maker, TrainingMaker, batch_of_step
+from keras_vitx.data.worker import Batch, EvaluationLoader, Loader, TrainingLoader, batch_of_step
 from keras_vitx.preprocessing import Preprocessing
 
 log = logging.getLogger(__name__)
@@ -33,19 +33,19 @@ def _close(iterators: list[Any]) -> None:
 class Batches(keras.utils.PyDataset):
     """Batches that are functions of the epoch and the index only, in any order of access.
 
-    `make(epoch, index)` returns a batch of NumPy arrays; its length is the number of batches. Grain
-    prefetches in threads or, with `workers`, in processes, which import the main module. Keras's
-    workers are not used, as they mix batches of two epochs. With `endless`, the next epoch is
-    prefetched as well; otherwise processes end with the epoch.
+    `load_batch(epoch, index)` returns a batch of NumPy arrays; its length is the number of batches.
+    Grain prefetches in threads or, with `workers`, in processes, which import the main module.
+    Keras's workers are not used, as they mix batches of two epochs. With `endless`, the next epoch
+    is prefetched as well; otherwise processes end with the epoch.
 
     A full iteration starts the next epoch by `on_epoch_end`, as does Keras's `fit`, which also
     calls it before the first epoch. To keep in step with Keras, call `set_epoch` in the
     `on_epoch_begin` of a callback.
     """
 
-    def __init__(self, make: Callable[..., Any], workers: int = 0, endless: bool = False):
+    def __init__(self, load_batch: Callable[..., Any], workers: int = 0, endless: bool = False):
         super().__init__(workers=1)
-        self.make, self.processes, self.endless = make, workers, endless
+        self.load_batch, self.processes, self.endless = load_batch, workers, endless
         self.threads = min(os.cpu_count() or 1, MAX_THREADS)
         self.epoch = 0
         self._lock = threading.Lock()
@@ -55,36 +55,36 @@ class Batches(keras.utils.PyDataset):
         weakref.finalize(self, _close, self._iterators)
 
     def __len__(self) -> int:
-        return len(self.make)
+        return len(self.load_batch)
 
-    def finish(self, batch: Any) -> tuple:
-        """Convert a batch of `make` for `fit`. Called in the training process."""
+    def to_inputs(self, batch: Any) -> tuple:
+        """Convert a batch of `load_batch` for `fit`. Called in the training process."""
         return batch
 
     def __getitem__(self, index: int) -> tuple:
         return self.get(index)
 
-    def get(self, index: int, *share: int) -> tuple:
-        """Return batch `index` of the current epoch; `share` are additional arguments of `make`."""
+    def get(self, index: int, *shard: int) -> tuple:
+        """Return batch `index` of the current epoch; `shard` is passed to `load_batch`."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         with self._lock:
-            key = self.epoch * len(self) + index, share
+            key = self.epoch * len(self) + index, shard
             if key not in self._recent:
-                batch = self.finish(self._read(*key))
+                batch = self.to_inputs(self._read(*key))
                 # Keras reads the first two batches once before it begins.
                 self._recent = {**dict([*self._recent.items()][-1:]), key: batch}
             return self._recent[key]
 
-    def _read(self, step: int, share: tuple[int, ...]) -> Any:
+    def _read(self, step: int, shard: tuple[int, ...]) -> Any:
         """Return the batch of a step, from the iterator if it follows the last step."""
-        follows, self._next = self._next == (step, share), (step + 1, share)
+        follows, self._next = self._next == (step, shard), (step + 1, shard)
         if not follows:
             _close(self._iterators)
-            return batch_of_step(self.make, len(self), share, step)
+            return batch_of_step(self.load_batch, len(self), shard, step)
         try:
             if not self._iterators:
-                self._iterators.append(iter(self.dataset(step, *share)))
+                self._iterators.append(iter(self.dataset(step, *shard)))
                 if self.processes:  # They start with the first batch.
                     os.environ[WORKER] = "1"
             batch = next(self._iterators[0])
@@ -97,8 +97,8 @@ class Batches(keras.utils.PyDataset):
             _close(self._iterators)
         return batch
 
-    def dataset(self, start: int = 0, *share: int) -> Any:
-        """Return the batches before `finish` as a Grain dataset, from a step on.
+    def dataset(self, start: int = 0, *shard: int) -> Any:
+        """Return the batches before `to_inputs` as a Grain dataset, from a step on.
 
         Step s is batch `s % len(self)` of epoch `s // len(self)`. The dataset ends with the epoch,
         unless batches are endless.
@@ -111,8 +111,8 @@ class Batches(keras.utils.PyDataset):
         import grain  # slow, and not needed to predict
 
         stop = sys.maxsize if self.endless else (start // len(self) + 1) * len(self)
-        make = functools.partial(batch_of_step, self.make, len(self), share)
-        steps = grain.MapDataset.range(start, stop).map(make)
+        load = functools.partial(batch_of_step, self.load_batch, len(self), shard)
+        steps = grain.MapDataset.range(start, stop).map(load)
         if not self.processes:
             return steps.to_iter_dataset(grain.ReadOptions(self.threads, self.threads))
         if not flags.FLAGS.is_parsed():  # Grain's processes read flags.
@@ -140,14 +140,14 @@ class ImageBatches(Batches):
     image that could not be decoded, by id.
     """
 
-    def __init__(self, make: Maker, workers: int = 0, endless: bool = False):
-        super().__init__(make, workers, endless)
-        self.split, self.batch_size = make.split, make.batch_size
+    def __init__(self, load_batch: Loader, workers: int = 0, endless: bool = False):
+        super().__init__(load_batch, workers, endless)
+        self.split, self.batch_size = load_batch.split, load_batch.batch_size
         self.unreadable: dict[Any, str] = {}
-        make.budget = IN_MEMORY_BYTES // max(workers, 1)
-        make.as_uint8 = has_accelerator() or workers > 0
+        load_batch.budget = IN_MEMORY_BYTES // max(workers, 1)
+        load_batch.as_uint8 = has_accelerator() or workers > 0
 
-    def finish(self, batch: Batch) -> tuple:
+    def to_inputs(self, batch: Batch) -> tuple:
         # Arrays from Grain's processes are of a subclass in shared memory.
         images, labels, weights, boxes = keras.tree.map_structure(
             lambda array: array if type(array) is np.ndarray else np.array(array), tuple(batch[:4]),
@@ -159,29 +159,29 @@ class ImageBatches(Batches):
                 log.warning("An image is skipped (%d so far): %s", len(self.unreadable), error)
         if images.dtype == np.uint8:
             if has_accelerator():
-                images = on_device(images, boxes, self.make.spec.preprocessing)
+                images = on_device(images, boxes, self.load_batch.spec.preprocessing)
             else:
-                images = self.make.normalize(images, boxes)
+                images = self.load_batch.normalize(images, boxes)
         return (images, labels) if weights is None else (images, labels, weights)
 
 
 class TrainingBatches(ImageBatches):
-    """Shuffled, augmented and mixed images, in full batches only; arguments as `TrainingMaker`."""
+    """Shuffled, augmented and mixed images, in full batches only; arguments as `TrainingLoader`."""
 
     def __init__(self, *arguments: Any, workers: int = 0, **options: Any):
-        super().__init__(TrainingMaker(*arguments, **options), workers, endless=True)
-        self.targets = self.make.targets
+        super().__init__(TrainingLoader(*arguments, **options), workers, endless=True)
+        self.targets = self.load_batch.targets
 
     def ids(self, epoch: int, index: int) -> list[Any]:
         """Return the ids of the images of a batch: paths, or indices in the source."""
-        return [self.split.id(position) for position in self.make.positions(epoch, index)]
+        return [self.split.id(position) for position in self.load_batch.positions(epoch, index)]
 
 
 class EvaluationBatches(ImageBatches):
-    """Images in order, with the evaluation transform; arguments as `EvaluationMaker`."""
+    """Images in order, with the evaluation transform; arguments as `EvaluationLoader`."""
 
     def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(EvaluationMaker(*arguments, **options))
+        super().__init__(EvaluationLoader(*arguments, **options))
 
 
 def has_accelerator() -> bool:
@@ -201,7 +201,7 @@ def has_accelerator() -> bool:
 
 
 def on_device(images: np.ndarray, boxes: np.ndarray | None, preprocessing: Preprocessing) -> Any:
-    """Return the result of `Maker.normalize`, computed on the device."""
+    """Return the result of `Loader.normalize`, computed on the device."""
     _, height, width, channels = images.shape
     statistics = preprocessing.mean, preprocessing.std
     mean, std = (ops.convert_to_tensor(values, "float32") for values in statistics)

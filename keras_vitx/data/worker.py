@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(eq=False)
-class Maker:
+class Loader:
     """A function of an epoch and an index that returns a `Batch` of a split.
 
     With `as_uint8`, images are not normalized. Up to `budget` bytes of decoded images are cached.
@@ -92,7 +92,7 @@ class Maker:
 
 
 @dataclass(eq=False)
-class EvaluationMaker(Maker):
+class EvaluationLoader(Loader):
     """Images in order, with the evaluation transform, without those that can't be decoded.
 
     `soft` is the number of classes for soft labels, as for mixed training images.
@@ -122,7 +122,7 @@ class EvaluationMaker(Maker):
 
 
 @dataclass(eq=False)
-class TrainingMaker(Maker):
+class TrainingLoader(Loader):
     """Shuffled, augmented and mixed images, in full batches only; arguments as in `pipelines`.
 
     An image that can't be decoded is replaced by another of its batch. `classes` is required to mix
@@ -173,13 +173,13 @@ class TrainingMaker(Maker):
         probabilities = self.weights / self.weights.sum()
         return random.choice(self.split.size, self.split.size, p=probabilities)[rows]
 
-    def __call__(self, epoch: int, index: int, share: int = 0, shares: int = 1) -> Batch:
-        """Return batch `index` of an epoch, or one of its `shares` (`share_of_batch`)."""
+    def __call__(self, epoch: int, index: int, shard: int = 0, num_shards: int = 1) -> Batch:
+        """Return batch `index` of an epoch, or one of its `num_shards` (`shard_of_batch`)."""
         positions = self.positions(epoch, index)
         # Not `index`: for NumPy, (seed, epoch, 0) equals (seed, epoch), the seed of the order.
         random = np.random.default_rng((self.seed, epoch, index + 1))
         seeds = random.integers(2**63, size=len(positions))
-        rows = share_of_batch(len(positions), share, shares)
+        rows = shard_of_batch(len(positions), shard, num_shards)
         positions, seeds = positions[rows], seeds[rows]
         decoded, errors = self.read(positions)
         rows = [i if i in decoded else list(decoded)[i % len(decoded)] for i in range(len(seeds))]
@@ -194,7 +194,7 @@ class TrainingMaker(Maker):
             targets = [self.targets(self.split.id(i), window) for i, window in pairs]
             labels = {"head": labels, "aux_head": np.stack(targets)}
         if self.mixing is not None:
-            images, labels = self.mixing(images, labels, random, share, shares)
+            images, labels = self.mixing(images, labels, random, shard, num_shards)
         if not self.as_uint8:
             images, boxes = self.normalize(images, boxes), None
         return Batch(images, labels, boxes=boxes, errors=errors)
@@ -214,20 +214,21 @@ class TrainingMaker(Maker):
         return np.stack(images), windows, boxes
 
 
-def batch_of_step(make: Callable, batches: int, share: tuple[int, ...], step: int) -> Any:
+def batch_of_step(load_batch: Callable, batches: int, shard: tuple[int, ...], step: int) -> Any:
     """Return the batch of a step, where every epoch has `batches` steps."""
-    return make(*divmod(step, batches), *share)
+    return load_batch(*divmod(step, batches), *shard)
 
 
-def share_of_batch(count: int, share: int, shares: int) -> np.ndarray:
-    """Return the indices of the images of one of `shares` shares of a batch, in ascending order.
+def shard_of_batch(count: int, shard: int, num_shards: int) -> np.ndarray:
+    """Return the indices of the images of one of `num_shards` num_shards of a batch, in ascending
+    order.
 
     Shares of even size contain pairs of images i and `count - 1 - i`, which `Mixing` mixes.
     """
-    size = count // shares
+    size = count // num_shards
     if size % 2:
-        return np.arange(share * size, (share + 1) * size)
-    first = np.arange(share * size // 2, (share + 1) * size // 2)
+        return np.arange(shard * size, (shard + 1) * size)
+    first = np.arange(shard * size // 2, (shard + 1) * size // 2)
     return np.concatenate([first, count - 1 - first[::-1]])
 
 

@@ -15,7 +15,7 @@ from keras_vitx.backend import without_gradients
 from keras_vitx.export.convert import run_file
 from keras_vitx.export.formats import existing_format
 from keras_vitx.export.formats.base import HALF_DTYPES, Graph
-from keras_vitx.export.prepare import KINDS, as_input, check, in_layout, input_dtype, prepare
+from keras_vitx.export.prepare import OUTPUTS, as_input, check, in_layout, input_dtype, prepare
 from keras_vitx.export.record import read_record
 from keras_vitx.keras_internals import sublayers
 
@@ -49,7 +49,7 @@ def verify(
     $\max|y_{file} - y| / \max|y|$, where $y$ is the output of `model`.
 
     Args:
-        path: The file or folder. Its suffix determines the format, and the record beside it the
+        path: The file or directory. Its suffix determines the format, and the record beside it the
             options of the export (preprocessing inside, logits, weights in float16).
         model: The model.
         images: Images in the format of the file's input, `(n, height, width, channels)` with n at
@@ -97,7 +97,7 @@ def compare(
             rule = f"Output {name!r} must be {value.shape}."
             check(output.shape == value.shape, rule, output.shape)
             differences.append(np.max(np.abs(output - value)) / (np.max(np.abs(value)) or 1))
-            if name in KINDS:
+            if name in OUTPUTS:
                 agreements += list(output.argmax(axis=-1) == value.argmax(axis=-1))
     # Not `max`, which skips NaN.
     return float(np.max(differences)), float(np.mean(agreements)) if agreements else None

@@ -1,6 +1,6 @@
 """Writing a graph under the backend of its format, and running the file, in a subprocess.
 
-`python -m keras_vitx.export.convert FOLDER PATH` writes the graph in FOLDER to PATH.
+`python -m keras_vitx.export.convert DIRECTORY PATH` writes the graph in DIRECTORY to PATH.
 """
 
 import importlib
@@ -48,18 +48,18 @@ def convert(
         "custom": custom_objects(graph.model, imports),
         "graph": {name: getattr(graph, name) for name in names},
     }
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        folder = Path(folder)
-        (folder / REQUEST).write_text(json.dumps(request))
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        directory = Path(directory)
+        (directory / REQUEST).write_text(json.dumps(request))
         for name, model in graph.models.items():
-            model.save(folder / f"{name}.keras")
+            model.save(directory / f"{name}.keras")
             weights = lora_variables(model).items()
             arrays = {key: ops.convert_to_numpy(ops.cast(each, "float32")) for key, each in weights}
-            np.savez(folder / f"{name}.npz", **arrays)
+            np.savez(directory / f"{name}.npz", **arrays)
         if batches is not None:
-            np.savez(folder / INPUTS, **batches)
-        run_python("-m", "keras_vitx.export.convert", folder, path, backend=format.backend)
-        return {} if batches is None else dict(np.load(folder / OUTPUTS))
+            np.savez(directory / INPUTS, **batches)
+        run_python("-m", "keras_vitx.export.convert", directory, path, backend=format.backend)
+        return {} if batches is None else dict(np.load(directory / OUTPUTS))
 
 
 def lora_variables(model: keras.Model) -> dict[str, keras.Variable]:
@@ -76,8 +76,8 @@ def run_file(
     path: Path, format: Format, batches: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Run a file without Keras; return its outputs by `<batch>.<name>`, and `latency_ms`."""
-    with tempfile.TemporaryDirectory() as folder:
-        inputs, outputs = Path(folder, INPUTS), Path(folder, OUTPUTS)
+    with tempfile.TemporaryDirectory() as directory:
+        inputs, outputs = Path(directory, INPUTS), Path(directory, OUTPUTS)
         np.savez(inputs, **batches)
         run_python(runtimes.__file__, format.name, path, inputs, outputs, backend=format.backend)
         return dict(np.load(outputs))
@@ -119,7 +119,7 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
     """
     environment = {
         **os.environ,
-        # In a notebook, "" stands for the current folder.
+        # In a notebook, "" stands for the current directory.
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
         "KERAS_BACKEND": backend,
         # This process may hold the memory of the accelerator.
@@ -147,12 +147,12 @@ def run_python(*arguments: str | os.PathLike, backend: str) -> None:
         raise error
 
 
-def main(folder: str, path: str) -> None:
-    """Write the graph that `convert` saved in a folder, and run the file if there are inputs."""
-    folder = Path(folder)
-    # The folder of the temporary file, which contains `folder`.
-    runtimes.end_with_parent(folder.parent)
-    request = json.loads((folder / REQUEST).read_text())
+def main(directory: str, path: str) -> None:
+    """Write the graph that `convert` saved in a directory, and run the file if there are inputs."""
+    directory = Path(directory)
+    # The directory of the temporary file, which contains `directory`.
+    runtimes.end_with_parent(directory.parent)
+    request = json.loads((directory / REQUEST).read_text())
     for module in (*request["imports"], *(module for module, _ in request["custom"].values())):
         importlib.import_module(module)
     custom = {
@@ -161,16 +161,16 @@ def main(folder: str, path: str) -> None:
     }
     models = {
         file.stem: keras.saving.load_model(file, custom, compile=False)
-        for file in folder.glob("*.keras")
+        for file in directory.glob("*.keras")
     }
     for name, model in models.items():
-        arrays = np.load(folder / f"{name}.npz")
+        arrays = np.load(directory / f"{name}.npz")
         for key, variable in lora_variables(model).items():
             variable.assign(arrays[key])
     format = FORMATS[request["format"]]
     convert(Graph(models, **request["graph"]), format, Path(path))
-    if (folder / INPUTS).exists():
-        runtimes.main(format.name, path, folder / INPUTS, folder / OUTPUTS)
+    if (directory / INPUTS).exists():
+        runtimes.main(format.name, path, directory / INPUTS, directory / OUTPUTS)
 
 
 if __name__ == "__main__":

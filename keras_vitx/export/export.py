@@ -65,7 +65,7 @@ def export(
 
     | format | path | opened by | written by |
     |---|---|---|---|
-    | `saved_model` | a folder | TensorFlow | TensorFlow |
+    | `saved_model` | a directory | TensorFlow | TensorFlow |
     | `onnx` | `.onnx` | ONNX Runtime | PyTorch, onnxscript |
     | `openvino` | `.xml`, with a `.bin` beside it | OpenVINO | TensorFlow, OpenVINO |
     | `litert` | `.tflite` | LiteRT (TensorFlow Lite) | TensorFlow |
@@ -83,8 +83,8 @@ def export(
     Args:
         model: A built model whose input is one batch of images. Height and width may be
             unknown if its layers and the format allow it.
-        path: The file or folder to write, atomically, with a record of the export beside it,
-            `<name>.json` (`export.json` inside a folder).
+        path: The file or directory to write, atomically, with a record of the export beside it,
+            `<name>.json` (`export.json` inside a directory).
         format: A name in the table. None means the format of the suffix of `path`, or
             `saved_model` without one.
         preprocessing: Whether the file takes pixels, uint8, and resizes, crops and

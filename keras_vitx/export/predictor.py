@@ -228,7 +228,7 @@ def pixels(channels: int) -> Preprocessing:
 
 
 def is_exported(path: str | os.PathLike) -> bool:
-    """Return whether a path is an exported file or folder."""
+    """Return whether a path is an exported file or directory."""
     path = Path(path)
     return path.exists() and format_of(path).matches(path)
 

@@ -14,7 +14,7 @@ from keras_vitx.export.formats.base import HALF_DTYPES, Format, Graph
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
 
-KINDS = ("probabilities", "logits")
+OUTPUTS = ("probabilities", "logits")
 
 
 def prepare(
@@ -31,7 +31,7 @@ def prepare(
     """Check the arguments of `export`, and return the graph to write, not fused."""
     rule = "`preprocessing` must be True, False, or the (height, width) of the pixels."
     check(isinstance(preprocessing, bool) or _is_size(preprocessing), rule, preprocessing)
-    check(outputs in (None, *KINDS), f"`outputs` must be None or one of {KINDS}.", outputs)
+    check(outputs in (None, *OUTPUTS), f"`outputs` must be None or one of {OUTPUTS}.", outputs)
     rule = "`serving` must be True, False, or the number of classes to return."
     check(isinstance(serving, bool) or (isinstance(serving, int) and serving > 0), rule, serving)
     if serving is not False:
@@ -63,7 +63,7 @@ def prepare(
     check_quantization(model, format, compute_dtype)
     network = with_outputs(model, outputs)
     names = output_names(network)
-    is_classifier = len(names) == 1 and names[0] in KINDS
+    is_classifier = len(names) == 1 and names[0] in OUTPUTS
     classes = class_names(model, network.output_shape[-1]) if is_classifier else ()
     layer, size = None, (None, None)
     if preprocessing is not False:

@@ -18,7 +18,7 @@ class Exported:
     """The result of an export.
 
     Attributes:
-        path: The file or folder that was written.
+        path: The file or directory that was written.
         difference: Largest difference between its outputs and the model's, relative to the
             largest output; None if it was not verified.
         format: Name of the format.
@@ -30,7 +30,7 @@ class Exported:
         not_fused: Why the model could not be fused; None if it was, or with `fuse=False`.
         top1: Fraction of images with the same largest output; None without a classifier.
         latency_ms: Median time of one image in the format's runtime, in milliseconds.
-        size: Bytes of the file, or of all files of the folder.
+        size: Bytes of the file, or of all files of the directory.
         seconds: Seconds of each stage.
         versions: Versions of the packages that wrote the file and ran it.
     """
@@ -51,7 +51,7 @@ class Exported:
 
 
 def record_path(path: Path, format: Format) -> Path:
-    """Return the path of the record: `export.json` in a folder, else `<name>.json` beside it."""
+    """Return the path of the record: `export.json` in a directory, else `<name>.json` beside it."""
     return path.with_name(f"{path.name}.json") if format.suffix else path / "export.json"
 
 
@@ -84,7 +84,7 @@ def _digest(path: Path, format: Format, record: dict[str, Any]) -> str:
 
 
 def files_of(path: Path, format: Format) -> list[Path]:
-    """Return a file and its companion, or all files of a folder, without the record."""
+    """Return a file and its companion, or all files of a directory, without the record."""
     if not format.suffix:
         record = record_path(path, format)
         return sorted(each for each in path.rglob("*") if each.is_file() and each != record)

@@ -139,14 +139,14 @@ def _latency(run, images):
     return statistics.median(times[2:])
 
 
-def end_with_parent(folder):
-    """Remove `folder` and end this process when the parent, at the other end of stdin, is gone."""
+def end_with_parent(directory):
+    """Remove `directory` and end this process when the parent, the other end of stdin, is gone."""
     removing = threading.Lock()
 
     def wait():
         os.read(0, 1)
         with removing:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -8,7 +8,7 @@ from keras import ops
 from keras_vitx.layers.base import Layer, at_least_float32, register
 
 
-class SeveralHeads(Layer):
+class MultiHead(Layer):
     r"""Several classifiers of one image, combined into one prediction.
 
     It returns the prediction $\phi(z)$, with $z$ the combined logits, in training, too; with
@@ -44,7 +44,7 @@ class SeveralHeads(Layer):
 
 
 @register
-class DistilledHead(SeveralHeads):
+class DistilledHead(MultiHead):
     r"""DeiT's head: one classifier of the class token and one of the distillation token.
 
     DeiT (Touvron et al., 2021), Section 3. The parts are $z_0 = x_0 W_0 + b_0$ (`head`) and
@@ -75,7 +75,7 @@ class DistilledHead(SeveralHeads):
 
 
 @register
-class DenseHead(SeveralHeads):
+class DenseHead(MultiHead):
     r"""Refined-ViT's dense head: one classifier of the class token and one of the patches.
 
     The parts are $z_0 = x_0 W + b$ (`head`) and $z_i = x_i W' + b'$ for each patch $i$

@@ -17,9 +17,9 @@ import keras
 
 from keras_vitx import weights as checkpoints
 from keras_vitx.layers.base import to_python
+from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import are_counts
-from keras_vitx.models.network import Layers, Network
 from keras_vitx.preprocessing import IMAGENET_DEFAULT, ModelInput, Preprocessing
 from keras_vitx.text import nearest
 from keras_vitx.weights.catalog import CONSTRUCTORS
@@ -40,7 +40,7 @@ Each has the attributes `family`, its name, `preprocessing`, and `data`, its arg
 SHAPE = (224, 224, 3)
 """Default image shape."""
 
-SHARED = dict(inspect.signature(Network).parameters)
+SHARED = dict(inspect.signature(ModelArguments).parameters)
 """The arguments that all families share."""
 
 OF_SIZES = (
@@ -50,7 +50,7 @@ OF_SIZES = (
 """The arguments in the signature of a size: those of keras.applications, in order."""
 
 END_OF_DOC = (
-    inspect.cleandoc(Network.__doc__).partition("Args:\n")[2]
+    inspect.cleandoc(ModelArguments.__doc__).partition("Args:\n")[2]
     + """
 
 Returns:
@@ -68,7 +68,7 @@ def family(
 ) -> Callable[[Callable[..., Layers]], Constructor]:
     """Decorate a function that lists the layers of a network, making it a constructor.
 
-    The function takes a `Network`, which holds the arguments that all families share,
+    The function takes a `ModelArguments`, which holds the arguments that all families share,
     followed by its own arguments. The constructor takes those own arguments and, as
     keyword arguments, the shared ones.
 
@@ -138,7 +138,7 @@ def variant(
     )
     constructor.family = family.__name__
     changes = {} if crop_ratio is None else {"crop_ratio": crop_ratio}
-    constructor.preprocessing = family.preprocessing.but(**changes)
+    constructor.preprocessing = family.preprocessing.replace(**changes)
     constructor.data = {"input_shape": input_shape, "classes": classes, **data}
     MODELS[name] = constructor
     return constructor
@@ -214,9 +214,11 @@ def _model(
         if entry is not None:
             shape = (entry.image_size, entry.image_size, shape[-1])
     arguments["input_shape"] = shape
-    network = Network(**{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()})
+    network = ModelArguments(
+        **{name: arguments.pop(name) for name in SHARED.keys() & arguments.keys()}
+    )
 
-    def list_layers(network: Network) -> Layers:
+    def list_layers(network: ModelArguments) -> Layers:
         with _dtype_policy(network.dtype):
             return family.list_layers(network, **arguments)
 
@@ -293,7 +295,7 @@ def _image_shape(input_shape: Any, input_tensor: Any) -> tuple[int, int, int] | 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outline(Network):
+class _Outline(ModelArguments):
     """A network whose blocks are only counted, not made, which is fast."""
 
     def blocks(self, attention: Any, mlp: Any, depth: int, **arguments: Any) -> Layers:
@@ -306,8 +308,8 @@ def identities(family: str) -> dict[str, Identity]:
     for name, size in MODELS.items():
         if size.family == family:
             arguments = dict(size.data)
-            net = _Outline(**{key: arguments.pop(key) for key in SHARED.keys() & arguments.keys()})
-            layers = FAMILIES[family].list_layers(net, **arguments)
+            args = _Outline(**{key: arguments.pop(key) for key in SHARED.keys() & arguments.keys()})
+            layers = FAMILIES[family].list_layers(args, **arguments)
             depth = sum(layer.name == "block" for layer in layers)
             widths = [layer.dim for layer in layers if hasattr(layer, "dim")]
             sizes[name] = Identity(family, depth, widths[-1] if widths else 0)

@@ -10,10 +10,10 @@ from keras_vitx.layers import (
     PositionEmbedding,
     TalkingHeadsAttention,
 )
+from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.network import Layers, Network
-from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -29,7 +29,7 @@ CHECKPOINT = Table(
 
 @family(IMAGENET_DEFAULT, CHECKPOINT)
 def CaiT(
-    net: Network,
+    args: ModelArguments,
     dim: int,
     depth: int,
     num_heads: int,
@@ -69,7 +69,7 @@ def CaiT(
         distillation_token: Whether to add DeiT's distillation token, with its own
             classifier, together with the class token (Table B.1).
     """
-    grid = net.grid(patch_size)
+    grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     check_counts(minimum=0, class_depth=class_depth)
@@ -78,34 +78,34 @@ def CaiT(
         raise ValueError(
             f"`class_token_at` must be from 0 to depth={depth}. Received: {class_token_at}."
         )
-    if class_depth == 0 and entry == depth and not net.pools_patches:
+    if class_depth == 0 and entry == depth and not args.pools_patches:
         raise ValueError(
             "With class_depth=0 a class token added after all blocks never sees a patch: "
             "give `class_token_at` below `depth`, or pooling='avg'. "
-            f"Received: class_token_at={class_token_at}, depth={depth}, pooling={net.pooling!r}."
+            f"Received: class_token_at={class_token_at}, depth={depth}, pooling={args.pooling!r}."
         )
     if class_layer_scale == "same":
         class_layer_scale = layer_scale
 
-    blocks = net.blocks(
+    blocks = args.blocks(
         lambda index: TalkingHeadsAttention(num_heads),
-        lambda index: MLP(mlp_ratio, dropout=net.dropout),
+        lambda index: MLP(mlp_ratio, dropout=args.dropout),
         depth,
-        rising=False,
-        restarts=[entry],
+        drop_path_schedule="constant",
+        stage_starts=[entry],
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
     )
     # The class token is unused if the patches are pooled and there are no class blocks.
-    unread = net.pools_patches and class_depth == 0
+    unread = args.pools_patches and class_depth == 0
     tokens = [] if unread else class_tokens(distillation_token)
     class_blocks = [
         ClassBlock(
             ClassAttention(num_heads, len(tokens), class_in_keys),
-            MLP(mlp_ratio, dropout=net.dropout),
+            MLP(mlp_ratio, dropout=args.dropout),
             layer_scale=class_layer_scale,
             scalar_scale=scalar_scale,
-            residual_dtype=net.residual_dtype,
+            residual_dtype=args.residual_dtype,
             name=f"blocks_token_only_{index}",
         )
         for index in range(class_depth)
@@ -118,5 +118,5 @@ def CaiT(
         *blocks[entry:],
         *class_blocks,
         last_norm(),
-        *net.head(len(tokens)),
+        *args.head(len(tokens)),
     ]

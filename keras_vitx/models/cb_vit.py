@@ -5,10 +5,10 @@ from collections.abc import Collection
 import keras
 
 from keras_vitx.layers import MLP, Attention, ContextBroadcasting, PatchEmbedding, PositionEmbedding
+from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.network import Layers, Network
-from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -20,9 +20,9 @@ BRANCHES = {"mlp": ("mlp",), "msa": ("msa",), "both": ("mlp", "msa")}
 CHECKPOINT = Table(rows=(Row(r"(.+)/context/scaling", r"\1/scaling"),))
 
 
-@family(IMAGENET_DEFAULT.but(crop_ratio=0.9), CHECKPOINT)
+@family(IMAGENET_DEFAULT.replace(crop_ratio=0.9), CHECKPOINT)
 def CBViT(
-    net: Network,
+    args: ModelArguments,
     dim: int,
     depth: int,
     num_heads: int,
@@ -58,7 +58,7 @@ def CBViT(
         scale: Initial value of the weights, if `scaled`.
         distillation_token: As in `ViT`.
     """
-    grid = net.grid(patch_size)
+    grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     for name, value, known in (("position", position, SLOTS), ("where", where, BRANCHES)):
@@ -86,11 +86,11 @@ def CBViT(
         PatchEmbedding(dim, patch_size, name="patch_embed"),
         *tokens,
         PositionEmbedding(grid, len(tokens), name="pos_embed"),
-        *net.blocks(
+        *args.blocks(
             lambda index: Attention(num_heads, **broadcasting("msa", index)),
-            lambda index: MLP(mlp_ratio, dropout=net.dropout, **broadcasting("mlp", index)),
+            lambda index: MLP(mlp_ratio, dropout=args.dropout, **broadcasting("mlp", index)),
             depth,
         ),
         last_norm(),
-        *net.head(len(tokens)),
+        *args.head(len(tokens)),
     ]

@@ -15,15 +15,14 @@ from keras_vitx.layers.base import (
     serialize,
     to_python,
 )
-from keras_vitx.layers.heads import SeveralHeads
+from keras_vitx.layers.heads import MultiHead
 from keras_vitx.models import depth
-from keras_vitx.models.several_heads import TrainsHeads
-from keras_vitx.positions import resample
+from keras_vitx.models.multi_head import MultiHeadTraining
+from keras_vitx.positions import Grid, resample
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.serialized import check_registered
 
 log = logging.getLogger(__name__)
-Grid = tuple[int, int]
 
 
 class Tokens(NamedTuple):
@@ -110,7 +109,7 @@ class ImageModel(keras.Model):
         A ValueError refuses the legacy format, which can't be read.
 
         Args:
-            filepath: Path of the file, which ends in `.keras`, or of a folder.
+            filepath: Path of the file, which ends in `.keras`, or of a directory.
             *args: As in `keras.Model.save`.
             **kwargs: As in `keras.Model.save`.
         """
@@ -159,7 +158,7 @@ class ImageModel(keras.Model):
 
 
 @register
-class Chain(TrainsHeads, ImageModel):
+class Chain(MultiHeadTraining, ImageModel):
     """A model made of a list of layers that run in order.
 
     It is a functional Keras model: `summary()`, `get_layer` and feature extraction with
@@ -222,11 +221,6 @@ class Chain(TrainsHeads, ImageModel):
     def layers(self) -> list[keras.layers.Layer]:
         """The list of layers, without the input layer."""
         return [one for one in self.operations if not isinstance(one, keras.layers.InputLayer)]
-
-    @property
-    def steps(self) -> list[keras.layers.Layer]:
-        """The same as `layers`, a name that is about to go."""
-        return self.layers
 
     @property
     def token_layout(self) -> list[Tokens]:
@@ -301,7 +295,7 @@ class Chain(TrainsHeads, ImageModel):
         if training and self.in_step:
             return self.logits_in_step(inputs)
         x, (*body, head) = self.as_images(inputs), self.layers
-        if training and return_parts and isinstance(head, SeveralHeads):
+        if training and return_parts and isinstance(head, MultiHead):
             return head(self.run(body, x, training), return_parts=True)
         return self.run(self.layers, x, training)
 

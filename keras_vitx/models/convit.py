@@ -8,10 +8,10 @@ from keras_vitx.layers import (
     PositionalAttention,
     PositionEmbedding,
 )
+from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.network import Layers, Network
-from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -21,9 +21,9 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_DEFAULT.but(crop_ratio=0.875), CHECKPOINT)
+@family(IMAGENET_DEFAULT.replace(crop_ratio=0.875), CHECKPOINT)
 def ConViT(
-    net: Network,
+    args: ModelArguments,
     dim: int,
     depth: int,
     num_heads: int,
@@ -61,7 +61,7 @@ def ConViT(
         learn_gates: Whether the gates are trained (Table 3).
         frozen_attention: Whether the GPSA layers are frozen (Table 3).
     """
-    grid = net.grid(patch_size)
+    grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     check_counts(minimum=0, local_depth=local_depth)
@@ -70,11 +70,11 @@ def ConViT(
             "`local_depth` must be at most `depth`. "
             f"Received: local_depth={local_depth}, depth={depth}."
         )
-    if local_depth == depth and not net.pools_patches:
+    if local_depth == depth and not args.pools_patches:
         raise ValueError(
             "With local_depth=depth the class token is added after all blocks and never sees a "
             f"patch: give a smaller `local_depth`, or pooling='avg'. Received: local_depth={depth}, "
-            f"pooling={net.pooling!r}."
+            f"pooling={args.pooling!r}."
         )
 
     def own_attention(index: int):
@@ -90,11 +90,11 @@ def ConViT(
             return PositionalAttention(num_heads, **arguments)
         return GatedPositionalAttention(num_heads, gate, learn_gates, **arguments)
 
-    blocks = net.blocks(
+    blocks = args.blocks(
         own_attention,
-        lambda index: MLP(mlp_ratio, dropout=net.dropout),
+        lambda index: MLP(mlp_ratio, dropout=args.dropout),
         depth,
-        restarts=[local_depth],
+        stage_starts=[local_depth],
     )
     return [
         PatchEmbedding(dim, patch_size, name="patch_embed"),
@@ -103,5 +103,5 @@ def ConViT(
         *class_tokens(),
         *blocks[local_depth:],
         last_norm(),
-        *net.head(),
+        *args.head(),
     ]

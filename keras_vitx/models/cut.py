@@ -40,7 +40,7 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
             "`model` must begin with a line of layers, in which each takes the output of the one "
             f"before. Received: {model.name!r}, which begins with something else."
         )
-    steps = [
+    layers = [
         step for layer in line for step in (layer.layers if isinstance(layer, Chain) else [layer])
     ]
     is_whole = _ids(end) == _ids(outputs)
@@ -48,10 +48,10 @@ def as_chain(model: keras.Model, like: Chain | None = None) -> keras.Model:
     if like is not None:
         names = ("family", "preprocessing", "scan", "remat")
         arguments = {name: getattr(like, name) for name in names}
-        if is_whole and steps[-1] is like.layers[-1]:
+        if is_whole and layers[-1] is like.layers[-1]:
             arguments["class_names"] = like.class_names
     name = model.name if is_whole else f"{model.name}_chain"
-    chain = Chain(steps, model.input_shape[1:], name=name, **arguments)
+    chain = Chain(layers, model.input_shape[1:], name=name, **arguments)
     if is_whole:
         return chain
     images = keras.Input(model.input_shape[1:])

@@ -12,10 +12,10 @@ from keras_vitx.layers import (
     ReAttention,
     SharedAttention,
 )
+from keras_vitx.models.arguments import Layers, ModelArguments, Similarity
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.network import Layers, Network, Similarity
-from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 
@@ -26,9 +26,9 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_INCEPTION.but(crop_ratio=0.9), CHECKPOINT)
+@family(IMAGENET_INCEPTION.replace(crop_ratio=0.9), CHECKPOINT)
 def DeepViT(
-    net: Network,
+    args: ModelArguments,
     dim: int,
     depth: int,
     num_heads: int,
@@ -73,7 +73,7 @@ def DeepViT(
         similarity_over: Axis of the cosine similarity: `"heads"` as in the released loss, or
             `"queries"` as in Equation 2.
     """
-    grid = net.grid(patch_size)
+    grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth)
     re_attention_depth = depth if re_attention_depth is None else re_attention_depth
@@ -104,13 +104,13 @@ def DeepViT(
         stem(dim, patch_size=patch_size, name="patch_embed"),
         *class_tokens(),
         PositionEmbedding(grid, 1, name="pos_embed"),
-        *net.blocks(
+        *args.blocks(
             own_attention,
-            lambda index: MLP(mlp_ratio, dropout=net.dropout),
+            lambda index: MLP(mlp_ratio, dropout=args.dropout),
             depth,
             similarity=Similarity(similarity, similarity_depth, similarity_over),
             residual_scale=residual_scale,
         ),
         last_norm(),
-        *net.head(),
+        *args.head(),
     ]

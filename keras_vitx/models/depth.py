@@ -21,11 +21,16 @@ from keras_vitx.layers import ops as layer_ops
 
 logger = logging.getLogger("keras_vitx")
 
-Layers = Sequence[keras.layers.Layer]
+Unit = Sequence[keras.layers.Layer]
 
 
 def run(
-    layers: Layers, x: Any, training: bool, scan: bool, remat: bool, dtype: str
+    layers: Sequence[keras.layers.Layer],
+    x: Any,
+    training: bool,
+    scan: bool,
+    remat: bool,
+    dtype: str,
 ) -> tuple[Any, list]:
     """Run `layers`, those of a functional model, in order on `x`; return the output and losses.
 
@@ -59,7 +64,7 @@ def run(
     return x, losses
 
 
-def _first_run(layers: Layers, programs: Sequence[int]) -> list[Layers]:
+def _first_run(layers: Sequence[keras.layers.Layer], programs: Sequence[int]) -> list[Unit]:
     """Return the run at the start of the list: equal repeat units of one or two layers.
 
     Two where one block computes maps and the next reuses them. A layer whose output and input
@@ -79,7 +84,7 @@ def _first_run(layers: Layers, programs: Sequence[int]) -> list[Layers]:
     return units if received == returned else [layers[:1]]
 
 
-def _scanned(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list, list]:
+def _scanned(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
     """Run identical units as one loop over their stacked variables."""
     values = [ops.stack(column) for column in zip(*map(_values, units), strict=True)]
     attributes, numbers = _varying_numbers(units)
@@ -96,7 +101,7 @@ def _scanned(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list, list]
     return x, states, [ops.sum(loss) for loss in losses]
 
 
-def _once(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list, list]:
+def _once(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
     """Run one unit as a function of its input and its variables."""
     # Blocks may take a pair of tensors; `keras.remat` takes them as separate arguments.
     count = len(keras.tree.flatten(x))
@@ -109,7 +114,7 @@ def _once(units: list[Layers], x: Any, remat: bool) -> tuple[Any, list, list]:
     return y, [states], losses
 
 
-def _pure(unit: Layers, values: Sequence[Any], x: Any) -> tuple[Any, list, list]:
+def _pure(unit: Unit, values: Sequence[Any], x: Any) -> tuple[Any, list, list]:
     """Call `unit` as a pure function in training; return the output, new states and losses."""
     if sharding := _sharding():
         values = [sharding.gathered(value) for value in values]
@@ -123,13 +128,13 @@ def _pure(unit: Layers, values: Sequence[Any], x: Any) -> tuple[Any, list, list]
         return x, [scope.get_current_value(state) for state in states], list(scope.losses)
 
 
-def _variables(unit: Layers) -> tuple[list, list]:
+def _variables(unit: Unit) -> tuple[list, list]:
     """Return the trainable and the non-trainable variables of a unit."""
     trained = [variable for layer in unit for variable in layer.trainable_variables]
     return trained, [variable for layer in unit for variable in layer.non_trainable_variables]
 
 
-def _values(unit: Layers) -> list:
+def _values(unit: Unit) -> list:
     trained, states = _variables(unit)
     # States are copied, since under PyTorch they are updated in place before the
     # backward pass reads them.
@@ -142,7 +147,7 @@ def _sharding():
     return distribution if hasattr(distribution, "gathered") else None
 
 
-def _varying_numbers(units: list[Layers]) -> tuple[list, list]:
+def _varying_numbers(units: list[Unit]) -> tuple[list, list]:
     """Return the attributes in which the units of a run differ, and their values per unit."""
     attributes, numbers = [], []
     for same in zip(*map(_numbers, units), strict=True):
@@ -153,7 +158,7 @@ def _varying_numbers(units: list[Layers]) -> tuple[list, list]:
     return attributes, numbers
 
 
-def _numbers(unit: Layers) -> list[tuple[keras.layers.Layer, str]]:
+def _numbers(unit: Unit) -> list[tuple[keras.layers.Layer, str]]:
     """Return the layers and attributes of the numbers that may differ; a 0 disables an operation."""
     parts = (part for layer in unit for part in sublayers(layer))
     pairs = ((part, name) for part in parts for name in getattr(part, "varying", ()))
@@ -172,7 +177,7 @@ def _set(attributes: list, numbers: Sequence[Any]) -> Iterator[None]:
             setattr(layer, name, number)
 
 
-def _programs(layers: Layers, batch: int) -> list[int]:
+def _programs(layers: Sequence[keras.layers.Layer], batch: int) -> list[int]:
     """Return a number per layer, equal for two layers only if they are the same program.
 
     A description of a layer (class, arguments) would miss closures, arrays, attributes and methods

@@ -79,9 +79,9 @@ def features(
     names = _block_names(chain, [-1 if blocks is None else blocks] if is_one else blocks)
     if scales is not None and len(names) == 1:
         names = names * len(scales)
-    steps = [step.name for step in chain.layers]
+    order = [layer.name for layer in chain.layers]
     backbone = Features(
-        chain.layers[: 1 + max(map(steps.index, names))],
+        chain.layers[: 1 + max(map(order.index, names))],
         names,
         chain.input_shape[1:],
         norm=_last_norm(chain, names) if norm else None,

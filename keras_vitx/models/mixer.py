@@ -4,10 +4,10 @@ Included for the Context Broadcasting experiments (Appendix B.3, Table 11).
 """
 
 from keras_vitx.layers import MLP, ContextBroadcasting, PatchEmbedding, TokenMixing
+from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts
-from keras_vitx.models.network import Layers, Network
-from keras_vitx.models.parts import last_norm
+from keras_vitx.models.common import last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Table
 
@@ -20,9 +20,9 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_INCEPTION.but(crop_ratio=0.875), CHECKPOINT)
+@family(IMAGENET_INCEPTION.replace(crop_ratio=0.875), CHECKPOINT)
 def Mixer(
-    net: Network,
+    args: ModelArguments,
     dim: int,
     depth: int,
     mlp_ratio: tuple[float, float] = (0.5, 4.0),
@@ -44,7 +44,7 @@ def Mixer(
         context_broadcast: Whether the MLP along channels ends with Context
             Broadcasting.
     """
-    net.grid(patch_size)
+    args.grid(patch_size)
     check_counts(dim=dim)
     if not isinstance(mlp_ratio, (list, tuple)) or len(mlp_ratio) != 2:
         raise ValueError(
@@ -54,15 +54,15 @@ def Mixer(
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
-        return MLP(along_channels, dropout=net.dropout, on_output=context, initialization="xavier")
+        return MLP(along_channels, dropout=args.dropout, on_output=context, initialization="xavier")
 
     return [
         PatchEmbedding(dim, patch_size, initialization="lecun", name="stem"),
-        *net.blocks(
-            lambda index: TokenMixing(int(along_tokens * dim), net.dropout, "xavier"),
+        *args.blocks(
+            lambda index: TokenMixing(int(along_tokens * dim), args.dropout, "xavier"),
             own_mlp,
             depth,
         ),
         last_norm(),
-        *net.head(num_class_tokens=0, initialization="zeros"),
+        *args.head(num_class_tokens=0, initialization="zeros"),
     ]

@@ -14,10 +14,10 @@ from keras_vitx.layers import (
     PositionEmbedding,
 )
 from keras_vitx.layers.tokens import TokenDownsampling
+from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.network import Layers, Network
-from keras_vitx.models.parts import last_norm
+from keras_vitx.models.common import last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 from keras_vitx.weights.names import Row, Table
 
@@ -31,9 +31,9 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_DEFAULT.but(crop_ratio=0.9), CHECKPOINT)
+@family(IMAGENET_DEFAULT.replace(crop_ratio=0.9), CHECKPOINT)
 def PiT(
-    net: Network,
+    args: ModelArguments,
     dims: Sequence[int],
     depths: Sequence[int],
     num_heads: Sequence[int],
@@ -58,7 +58,7 @@ def PiT(
         distillation_token: Whether to add a distillation token, with its own classifier.
         context_broadcast: Whether each MLP ends with Context Broadcasting.
     """
-    grid = net.grid(patch_size, stride)
+    grid = args.grid(patch_size, stride)
     stages = (dims, depths, num_heads)
     if not all(isinstance(one, (list, tuple)) and len(one) == len(dims) > 0 for one in stages):
         raise ValueError(
@@ -75,13 +75,13 @@ def PiT(
 
     def own_mlp(index: int):
         context = [ContextBroadcasting(name="context")] if context_broadcast else []
-        return MLP(mlp_ratio, dropout=net.dropout, on_output=context, initialization="uniform")
+        return MLP(mlp_ratio, dropout=args.dropout, on_output=context, initialization="uniform")
 
-    blocks = net.blocks(
+    blocks = args.blocks(
         lambda index: Attention(num_heads[stage_of[index]], initialization="uniform"),
         own_mlp,
         sum(depths),
-        restarts=starts,
+        stage_starts=starts,
         names=[
             f"transformers_{stage}_blocks_{index - starts[stage]}"
             for index, stage in enumerate(stage_of)
@@ -99,4 +99,4 @@ def PiT(
             layers.append(TokenDownsampling(dim, grid, num_tokens, name=name))
             grid = layers[-1].new_grid
         layers += blocks[start : start + depth]
-    return [*layers, last_norm(), *net.head(num_tokens, initialization="uniform", dim=dims[-1])]
+    return [*layers, last_norm(), *args.head(num_tokens, initialization="uniform", dim=dims[-1])]

@@ -12,10 +12,10 @@ from keras_vitx.layers import (
     ResidualRefinement,
     SharedAttention,
 )
+from keras_vitx.models.arguments import Layers, ModelArguments, Similarity
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_counts, check_heads
-from keras_vitx.models.network import Layers, Network, Similarity
-from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights.names import Row, Table
 
@@ -35,9 +35,9 @@ CHECKPOINT = Table(
 )
 
 
-@family(IMAGENET_INCEPTION.but(crop_ratio=0.9), CHECKPOINT)
+@family(IMAGENET_INCEPTION.replace(crop_ratio=0.9), CHECKPOINT)
 def RefinedViT(
-    net: Network,
+    args: ModelArguments,
     dim: int,
     depth: int,
     num_heads: int,
@@ -97,7 +97,7 @@ def RefinedViT(
             share maps are identical and add a constant; or `"used"`, those that multiply its
             values, refined.
     """
-    grid = net.grid(patch_size)
+    grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     check_counts(depth=depth, expansion=expansion, kernel_size=kernel_size)
     check_counts(minimum=0, shared_depth=shared_depth)
@@ -128,7 +128,7 @@ def RefinedViT(
 
     def own_mlp(index: int):
         scale = [] if layer_scale is None else [LayerScale(layer_scale, name="scale_channel")]
-        return MLP(mlp_ratio, dropout=net.dropout, on_output=scale)
+        return MLP(mlp_ratio, dropout=args.dropout, on_output=scale)
 
     if conv_stem:
         stem = ConvStem(dim, (32, 64, 128), patch_size, name="patch_embed")
@@ -138,7 +138,7 @@ def RefinedViT(
         stem,
         *class_tokens(),
         PositionEmbedding(grid, 1, name="pos_embed"),
-        *net.blocks(
+        *args.blocks(
             own_attention,
             own_mlp,
             depth,
@@ -146,5 +146,5 @@ def RefinedViT(
             residual_scale=residual_scale,
         ),
         last_norm(),
-        *net.head(dense_head=dense_head),
+        *args.head(dense_head=dense_head),
     ]

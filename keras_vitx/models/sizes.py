@@ -52,7 +52,7 @@ ConViT_B_Plus = _variant("ConViT_B_Plus", ConViT, dim=1024, depth=12, num_heads=
 
 # DeepViT, Tables 2 and 7. L is 408 wide in the paper's text, but 420 in Table 7 and the code.
 # The paper gives no rate of stochastic depth; all released recipes use 0.2. At 384 x 384, L is
-# evaluated with a crop ratio of 1: model.preprocessing = model.preprocessing.but(crop_ratio=1.0).
+# evaluated with a crop ratio of 1: model.preprocessing = model.preprocessing.replace(crop_ratio=1.0).
 DeepViT_16B = _variant("DeepViT_16B", DeepViT, dim=384, depth=16, num_heads=12, drop_path=0.2)
 DeepViT_24B = _variant("DeepViT_24B", DeepViT, dim=384, depth=24, num_heads=12, drop_path=0.2)
 DeepViT_32B = _variant("DeepViT_32B", DeepViT, dim=384, depth=32, num_heads=12, drop_path=0.2)

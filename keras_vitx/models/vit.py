@@ -6,16 +6,16 @@ Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.128
 import keras
 
 from keras_vitx.layers import MLP, Attention, PatchEmbedding, PositionEmbedding
+from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
 from keras_vitx.models.checks import check_heads
-from keras_vitx.models.network import Layers, Network
-from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 
 
-@family(IMAGENET_DEFAULT.but(crop_ratio=0.9))
+@family(IMAGENET_DEFAULT.replace(crop_ratio=0.9))
 def ViT(
-    net: Network,
+    args: ModelArguments,
     dim: int,
     depth: int,
     num_heads: int,
@@ -40,12 +40,12 @@ def ViT(
         scalar_scale: Whether LayerScale has one learned weight per branch instead of one
             per channel.
     """
-    grid = net.grid(patch_size)
+    grid = args.grid(patch_size)
     check_heads(dim, num_heads)
     tokens = class_tokens(distillation_token)
-    blocks = net.blocks(
+    blocks = args.blocks(
         lambda index: Attention(num_heads),
-        lambda index: MLP(mlp_ratio, dropout=net.dropout),
+        lambda index: MLP(mlp_ratio, dropout=args.dropout),
         depth,
         layer_scale=layer_scale,
         scalar_scale=scalar_scale,
@@ -56,5 +56,5 @@ def ViT(
         PositionEmbedding(grid, len(tokens), name="pos_embed"),
         *blocks,
         last_norm(),
-        *net.head(len(tokens)),
+        *args.head(len(tokens)),
     ]

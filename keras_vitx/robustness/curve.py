@@ -10,7 +10,7 @@ import numpy as np
 from keras_vitx.robustness import perturbations as p
 from keras_vitx.training.evaluate import evaluate
 
-KINDS: dict[str, Callable[..., Any]] = {
+PERTURBATIONS: dict[str, Callable[..., Any]] = {
     "occlude": p.Occlusion,
     "fgsm": p.FGSM,
     "pgd": p.PGD,
@@ -40,7 +40,7 @@ def curve(
     Args:
         model: A classifier with `preprocessing`.
         source: Labeled images, as in `keras_vitx.evaluate`.
-        kind: One of `KINDS`.
+        kind: One of `PERTURBATIONS`.
         strengths: The strengths, in the units of the perturbation.
         runs: Number of evaluations of random perturbations with different seeds, at most 10
             (Context Broadcasting, Table 12, has five).
@@ -56,15 +56,15 @@ def curve(
     Raises:
         ValueError: if an argument is unknown or out of range.
     """
-    if kind not in KINDS:
-        raise ValueError(f"`kind` must be one of {', '.join(KINDS)}. Received: {kind!r}.")
+    if kind not in PERTURBATIONS:
+        raise ValueError(f"`kind` must be one of {', '.join(PERTURBATIONS)}. Received: {kind!r}.")
     if not isinstance(runs, int) or not 1 <= runs <= len(T) + 1:
         raise ValueError(f"`runs` must be an integer in 1..{len(T) + 1}. Received: {runs!r}.")
     if not isinstance(strengths, (Sequence, np.ndarray)) or isinstance(strengths, str):
         raise ValueError(f"`strengths` must be a list of numbers. Received: {strengths!r}.")
     seeds = [{"seed": seed} for seed in range(runs)] if kind in RANDOM else [{}]
     # Before the first evaluation, so that an invalid strength costs no time.
-    perturbations = [[KINDS[kind](model, x, **seed) for seed in seeds] for x in strengths]
+    perturbations = [[PERTURBATIONS[kind](model, x, **seed) for seed in seeds] for x in strengths]
     rows = []
     for strength, perturbs in zip(strengths, perturbations, strict=True):
         results = [evaluate(model, source, perturb=perturb, **options) for perturb in perturbs]

@@ -48,18 +48,18 @@ class Occlusion(Perturbation):
 
     Args:
         model: A model with `preprocessing`.
-        share: Share of the area, 0 to 1, of a centered rectangle with the image's aspect ratio,
-            which the paper does not specify.
+        fraction: Fraction of the area, 0 to 1, of a centered rectangle with the image's aspect
+            ratio, which the paper does not specify.
     """
 
-    def __init__(self, model: Any, share: float):
+    def __init__(self, model: Any, fraction: float):
         super().__init__(model)
-        self.share = _strength("share", share, 1)
+        self.fraction = _strength("fraction", fraction, 1)
 
     def change(self, pixels, labels, index):
         changed = pixels.copy()
         height, width = pixels.shape[1:3]
-        rows, columns = (round(side * self.share**0.5) for side in (height, width))
+        rows, columns = (round(side * self.fraction**0.5) for side in (height, width))
         top, left = (height - rows) // 2, (width - columns) // 2
         changed[:, top : top + rows, left : left + columns] = self.mean
         return changed

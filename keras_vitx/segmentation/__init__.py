@@ -1,4 +1,4 @@
-"""Semantic segmentation: heads on feature maps, masks, training and measures."""
+"""Semantic segmentation: heads on feature maps, masks, training and metrics."""
 
 from keras_vitx.segmentation.batches import EvaluationPairs as EvaluationPairs
 from keras_vitx.segmentation.batches import TrainingCrops as TrainingCrops

@@ -15,7 +15,7 @@ from keras_vitx.segmentation.evaluate import to_model
 from keras_vitx.segmentation.masks import IGNORED, MaskedImages, load_dataset, resize_mask
 
 MAXIMUM_SHARE = 0.75
-"""Maximum share of one class in the labeled pixels of a crop."""
+"""Maximum fraction of one class in the labeled pixels of a crop."""
 TRIES = 10
 
 

@@ -1,4 +1,4 @@
-"""Images with masks from folders, tensorflow-datasets or arrays; drawing and saving masks."""
+"""Images with masks from directories, tensorflow-datasets or arrays; drawing and saving masks."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from PIL import Image
 
 from keras_vitx.data.preprocessing import as_uint8, decode_image, open_image
 from keras_vitx.data.sources.dataset import split_of
-from keras_vitx.data.sources.folders import image_files, sub_folders
+from keras_vitx.data.sources.directories import image_files, sub_directories
 from keras_vitx.data.sources.tfds import builder_of
 from keras_vitx.files import atomic_write
 
@@ -21,8 +21,8 @@ IGNORED = 255
 IMAGES = ("images", "JPEGImages")
 MASKS = ("masks", "annotations", "SegmentationClass", "SegmentationClassPNG")
 LAYOUT = (
-    f"Expected a folder of images ({' or '.join(IMAGES)}) and one of masks "
-    f"({' or '.join(MASKS)}) with the same names, both with sub-folders train and val, or "
+    f"Expected a directory of images ({' or '.join(IMAGES)}) and one of masks "
+    f"({' or '.join(MASKS)}) with the same names, both with sub-directories train and val, or "
     "training and validation, or neither."
 )
 
@@ -83,9 +83,9 @@ def load_dataset(
 
     Args:
         source: One of
-            a path to a folder with `images/` and `masks/`, whose files have the same names except
-            for the suffix, each with or without sub-folders `train/` and `val/`;
-            ADE20K's folder, `images/training/`, `annotations/training/`, ... and
+            a path to a directory with `images/` and `masks/`, whose files have the same names
+            except for the suffix, each with or without sub-directories `train/` and `val/`;
+            ADE20K's directory, `images/training/`, `annotations/training/`, ... and
             `objectInfo150.txt`, whose label 0 is ignored;
             Pascal VOC's, `JPEGImages/` and `SegmentationClass/`;
             "tfds:NAME", a dataset of tensorflow-datasets with the features `image` and
@@ -96,7 +96,7 @@ def load_dataset(
             ADE20K's layout, 0 otherwise.
         class_names: Names of the classes. None reads those of ADE20K's layout, or a file
             `class_names.txt` with one name per line.
-        data_dir: The folder where tensorflow-datasets stores its files.
+        data_dir: The directory where tensorflow-datasets stores its files.
 
     Returns:
         A record with the attributes `name`, `train`, `validation` (or None) and `class_names`.
@@ -117,10 +117,10 @@ def load_dataset(
     if str(source).startswith("tfds:"):
         splits = _tfds(str(source).removeprefix("tfds:"), first_label or 0, data_dir)
     else:
-        folder = Path(source).expanduser()
-        if not folder.is_dir():
-            raise ValueError(f"`source` must be a folder. Received: {str(source)!r}. {LAYOUT}")
-        splits, names = _folder(folder, first_label), names or _names(folder)
+        directory = Path(source).expanduser()
+        if not directory.is_dir():
+            raise ValueError(f"`source` must be a directory. Received: {str(source)!r}. {LAYOUT}")
+        splits, names = _directory(directory, first_label), names or _names(directory)
     if "train" not in splits:
         raise ValueError(
             f"`source` must have a training split. Received: {source} without. {LAYOUT}"
@@ -135,21 +135,21 @@ def from_first_label(mask: np.ndarray, first_label: int) -> np.ndarray:
     return np.where(is_class, labels - first_label, IGNORED)
 
 
-def _folder(folder, first_label):
-    """Return the masked images of each split of a folder."""
-    folders = []
+def _directory(directory, first_label):
+    """Return the masked images of each split of a directory."""
+    directories = []
     for names in (IMAGES, MASKS):
-        existing = [folder / name for name in names if (folder / name).is_dir()]
+        existing = [directory / name for name in names if (directory / name).is_dir()]
         if len(existing) != 1:
             raise ValueError(
-                f"`source` {folder} must have one of the folders {', '.join(names)}. "
+                f"`source` {directory} must have one of the directories {', '.join(names)}. "
                 f"Received: {len(existing)}. {LAYOUT}"
             )
-        folders += existing
-    images, masks = folders
+        directories += existing
+    images, masks = directories
     if first_label is None:  # 1 for ADE20K's layout.
         first_label = int(masks.name == "annotations" and (masks / "training").is_dir())
-    names = {split_of(path.name): path.name for path in sub_folders(masks)}
+    names = {split_of(path.name): path.name for path in sub_directories(masks)}
     splits = {split: name for split, name in names.items() if split} or {"train": ""}
     return {
         split: _pairs(images / name, masks / name, first_label) for split, name in splits.items()
@@ -157,7 +157,7 @@ def _folder(folder, first_label):
 
 
 def _pairs(images, masks, first_label):
-    """Return the masks in a folder with their images; other images are left out."""
+    """Return the masks in a directory with their images; other images are left out."""
     files = {path.relative_to(images).with_suffix(""): path for path in image_files(images)}
     paths = {path.relative_to(masks).with_suffix(""): path for path in image_files(masks)}
     if not paths:
@@ -183,8 +183,8 @@ def _pairs(images, masks, first_label):
     return MaskedImages([image for image, _ in pairs], read)
 
 
-def _names(folder):
-    ade20k, names = folder / "objectInfo150.txt", folder / "class_names.txt"
+def _names(directory):
+    ade20k, names = directory / "objectInfo150.txt", directory / "class_names.txt"
     if ade20k.is_file():  # A header, then columns separated by tabs; the last one has the names.
         rows = [line.split("\t") for line in ade20k.read_text().splitlines()[1:] if line.strip()]
         return tuple(row[-1].split(",")[0].strip() for row in rows)

@@ -3,7 +3,7 @@
 from keras_vitx import losses as losses
 from keras_vitx.losses import SigmoidCrossentropy as SigmoidCrossentropy
 from keras_vitx.losses import SmoothedCrossentropy as SmoothedCrossentropy
-from keras_vitx.training.callbacks import KeepBest as KeepBest
+from keras_vitx.training.callbacks import BestCheckpoint as BestCheckpoint
 from keras_vitx.training.callbacks import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.callbacks import Validate as Validate
 from keras_vitx.training.devices import is_chief as is_chief

@@ -65,7 +65,7 @@ def load_batches(
     size *= recipe.accumulate_steps
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate follows the actual batch size.
-        recipe = recipe.but(batch_size=size)
+        recipe = recipe.replace(batch_size=size)
     epochs, steps = recipe.all_epochs, recipe.steps_per_epoch or steps_of(batches.train)
     updates = epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
@@ -124,7 +124,7 @@ def evaluation_split(
     if isinstance(source, data.Dataset):
         spec = ModelInput.of(model)
         if crop_ratio is not None:
-            spec = ModelInput(spec.input_shape, spec.preprocessing.but(crop_ratio=crop_ratio))
+            spec = ModelInput(spec.input_shape, spec.preprocessing.replace(crop_ratio=crop_ratio))
         strict = arguments.get("strict", False)
         batches = EvaluationBatches(batches, spec, batch_size, in_use().replicas > 1, strict=strict)
     return split, batches, source.class_names

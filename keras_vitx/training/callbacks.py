@@ -87,7 +87,7 @@ class Validate(keras.callbacks.Callback):
             set_random_states(states)
 
 
-class Clock(keras.callbacks.ProgbarLogger):
+class Throughput(keras.callbacks.ProgbarLogger):
     """Keras's progress bar, updated after validation, with images per second and remaining time.
 
     `row` has the last learning rate of an epoch, and the seconds and speed of its training.
@@ -137,7 +137,7 @@ class Clock(keras.callbacks.ProgbarLogger):
         self.seconds_before = state["seconds"]
 
 
-class KeepBest(keras.callbacks.Callback):
+class BestCheckpoint(keras.callbacks.Callback):
     """Keep the weights of the best epoch, and write the files of a run after each epoch.
 
     The best epoch has the highest `val_accuracy`, then the lowest `val_loss`; without accuracy, the
@@ -146,10 +146,10 @@ class KeepBest(keras.callbacks.Callback):
 
     Args:
         model: The model. Its initial weights are kept until the first epoch ends.
-        output: Folder for `best.keras` (or `last.keras`) and `history.csv`, which the chief process
-            writes atomically; created if necessary. None to write nothing.
+        output: Directory for `best.keras` (or `last.keras`) and `history.csv`, which the chief
+            process writes atomically; created if necessary. None to write nothing.
         result: `"best"` keeps the best epoch, `"last"` the last one.
-        clock: A callback before this one, whose `row` is added to the history.
+        throughput: A callback before this one, whose `row` is added to the history.
         patience: Epochs without improvement after which training ends; None for no early stopping.
 
     Attributes:
@@ -166,13 +166,13 @@ class KeepBest(keras.callbacks.Callback):
         model: keras.Model,
         output: str | os.PathLike | None = None,
         result: Literal["best", "last"] = "best",
-        clock: Clock | None = None,
+        throughput: Throughput | None = None,
         patience: int | None = None,
     ):
         super().__init__()
         self.set_model(model)
         self.output = Path(output) if output is not None and is_chief() else None
-        self.result, self.clock, self.patience = result, clock, patience
+        self.result, self.throughput, self.patience = result, throughput, patience
         self.epoch: int | None = None
         self.logs: dict[str, float] = {}
         self.values = copied_values(self._variables())
@@ -187,7 +187,9 @@ class KeepBest(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {name: float(value) for name, value in (logs or {}).items()}
-        self.rows.append({"epoch": epoch + 1, **logs, **(self.clock.row if self.clock else {})})
+        self.rows.append(
+            {"epoch": epoch + 1, **logs, **(self.throughput.row if self.throughput else {})}
+        )
         self._write_history()
         with ema_weights(self.model):
             if not np.isfinite(logs.get("val_loss", 0.0)):

@@ -13,7 +13,7 @@ from keras_vitx.classifier import Outputs, outputs_of
 from keras_vitx.data.preprocessing import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-from keras_vitx.training.wrapped import Wrapped
+from keras_vitx.training.batch_transforms import BatchTransform
 
 log = logging.getLogger(__name__)
 
@@ -132,10 +132,10 @@ class Distillation:
         return TeacherLabels(batches, name, probabilities)
 
 
-class TeacherLabels(Wrapped):
+class TeacherLabels(BatchTransform):
     """Batches with a teacher's targets: the labels become `{"head": labels, name: targets}`."""
 
-    per_image = True
+    elementwise = True
 
     def __init__(self, batches: Iterable, name: str, targets: Callable[[np.ndarray], np.ndarray]):
         super().__init__(batches)

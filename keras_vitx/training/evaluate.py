@@ -13,12 +13,12 @@ from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
+from keras_vitx.training.batch_transforms import BatchTransform
 from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.scores import confusion_of, draw_worst, predictions_of, scores_of
 from keras_vitx.training.task import task_of
-from keras_vitx.training.wrapped import Wrapped
 
 
 class Evaluator(keras.Model):
@@ -62,7 +62,7 @@ class Evaluator(keras.Model):
         outputs = keras.ops.take(outputs, self.order, axis=-1)
         return outputs / keras.ops.sum(outputs, -1, keepdims=True) if self.normalize else outputs
 
-    def measures(
+    def metrics(
         self,
         dataset: Any,
         verbose: str | int = 0,
@@ -111,7 +111,7 @@ def evaluate(
 
     If both model and source have class names, labels are matched with outputs by name: the source
     may have another order, or only some of the classes. A model of 1,000 outputs without
-    names has ImageNet's classes: folders may be named by WordNet synsets (ImageNet, ImageNet-A,
+    names has ImageNet's classes: directories may be named by WordNet synsets (ImageNet, ImageNet-A,
     ImageNet-R) or by the numbers 0 to 999 (ImageNet-V2).
 
     Args:
@@ -148,7 +148,7 @@ def evaluate(
         `"class_names"`, the names of both; and `"per_class"`, one row per class that has images, of
         `"class"`, `"images"`, `"accuracy"` (the fraction of its images that were predicted),
         `"precision"` (the fraction of its predictions that were right, None without predictions)
-        and `"taken for"`, the most frequent wrong prediction, or None.
+        and `"most_confused_with"`, the most frequent wrong prediction, or None.
 
     Raises:
         ValueError: if the model has no classifier or the data don't fit it; or for `confusion`
@@ -187,11 +187,11 @@ def evaluate(
             )
         batches = Perturbed(batches, perturb, order)
     metrics = task.metrics(top_5=True)
-    if getattr(source, "any_of", False):
+    if getattr(source, "multiple_labels", False):
         metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
     normalize = restrict and outputs.kind == "softmax"
     evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), _Speed()
-    metrics = evaluator.measures(batches, verbose, [speed])
+    metrics = evaluator.metrics(batches, verbose, [speed])
     results = {
         "split": split,
         "images": evaluator.count(),
@@ -209,7 +209,7 @@ def evaluate(
     return results
 
 
-class Perturbed(Wrapped):
+class Perturbed(BatchTransform):
     """Batches changed by `perturb`; `order`, if any, has the index of the output of each label."""
 
     def __init__(self, batches: Any, perturb: Callable, order: Sequence[int] | None):

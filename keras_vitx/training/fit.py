@@ -11,7 +11,13 @@ from keras_vitx.classifier import outputs_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, load_batches, steps_of
-from keras_vitx.training.callbacks import Clock, KeepBest, StopAtNonFinite, Validate, verbosity
+from keras_vitx.training.callbacks import (
+    BestCheckpoint,
+    StopAtNonFinite,
+    Throughput,
+    Validate,
+    verbosity,
+)
 from keras_vitx.training.compiling import (
     check_callbacks,
     class_weights,
@@ -23,7 +29,7 @@ from keras_vitx.training.head import Head, match_head, train_head
 from keras_vitx.training.network import set_network
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
-from keras_vitx.training.run import Run
+from keras_vitx.training.run import RunRecord
 from keras_vitx.training.targets import add_targets, distillation_of, token_labels_of
 
 log = logging.getLogger(__name__)
@@ -59,14 +65,14 @@ def fit(
             own optimizer, loss and metrics are used instead of the recipe's.
         source: Any source that `keras_vitx.data.pipelines` accepts; `Pipelines`; or your own
             preprocessed batches, as for Keras's `fit`.
-        recipe: Name of a recipe, the folder of a run, or a `Recipe`.
+        recipe: Name of a recipe, the directory of a run, or a `Recipe`.
         teacher: A classifier whose predictions are additional labels (`Distillation`).
         token_labels: Labels of the patches, for models with a dense head (`TokenLabels`).
         head: `"match"` permutes a trained head if the class names of the data are in another order,
             or reinitializes it if they differ; `"keep"` leaves it, `"fresh"` reinitializes it.
         class_weight: Weight in the training loss by label or class name; others weigh 1.
         callbacks: Called after those of `fit`, so their logs include the `val_` entries.
-        output: Folder for `best.keras` or `last.keras`, `history.csv`, `curves.png`, `run.json`,
+        output: Directory for `best.keras` or `last.keras`, `history.csv`, `curves.png`, `run.json`,
             `held_out.txt` and `checkpoints/`; None to write nothing.
         save_every: Steps between checkpoints; None for one per epoch.
         keep: Number of checkpoints to keep.
@@ -90,10 +96,10 @@ def fit(
     recipe, devices = recipes.get(recipe), settings.pop("devices", None)
     arguments = {name: settings.pop(name) for name in DATA if name in settings}
     _check(model, head, output, resume or save_every, settings)
-    recipe = recipe.but(**settings)
+    recipe = recipe.replace(**settings)
     distillation = distillation_of(recipe, teacher)
     check_devices(devices, model)
-    with Run(output, resume, source) as run:
+    with RunRecord(output, resume, source) as run:
         targets = token_labels_of(token_labels, model, source)
         recipe, batches = load_batches(
             source, model, recipe, settings, targets=targets, seed=seed, **arguments
@@ -111,28 +117,28 @@ def fit(
         evaluator = compile_for(model, recipe, steps, lambda: labels, distillation)
         check_callbacks(model, callbacks)
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
-        clock = Clock(len(labels))
-        best = run.best = KeepBest(model, output, recipe.result, clock, recipe.patience)
+        throughput = Throughput(len(labels))
+        best = run.best = BestCheckpoint(model, output, recipe.result, throughput, recipe.patience)
         config = {"recipe": recipe.to_dict(), "seed": seed}
         if output is not None:
             config["data"] = fingerprint(batches)
         first = [run, StopAtNonFinite(batches.train)]
         if batches.validation is not None:
-            first += [Validate(lambda: evaluator.measures(batches.validation))]
+            first += [Validate(lambda: evaluator.metrics(batches.validation))]
         history = resumable_fit(
             model,
             batches.train,
             epochs=recipe.all_epochs,
-            folder=run.checkpoints,
+            directory=run.checkpoints,
             save_every=save_every,
             keep=keep,
             resume=resume,
-            callbacks=[*first, clock, best, *callbacks],
+            callbacks=[*first, throughput, best, *callbacks],
             config=config,
             **options,
         )
         log.info(best.restore())
-        history.test = None if batches.test is None else evaluator.measures(batches.test)
+        history.test = None if batches.test is None else evaluator.metrics(batches.test)
         run.record |= {"test": history.test, "finished": True}
     return history
 
@@ -153,4 +159,6 @@ def _check(
     if output is not None:
         check_registered(model)
     elif saves:
-        raise ValueError("`output` must be a folder with `resume` or `save_every`. Received: None.")
+        raise ValueError(
+            "`output` must be a directory with `resume` or `save_every`. Received: None."
+        )

@@ -80,9 +80,9 @@ def train_head(
     for layer in frozen:
         layer.trainable = False
     try:
-        recipe = recipe.but(epochs=epochs, cooldown_epochs=0, ema=None)
+        recipe = recipe.replace(epochs=epochs, cooldown_epochs=0, ema=None)
         compile_for(model, recipe, steps, lambda: labels_of(batches), distillation)
-        resumable_fit(model, batches, epochs=epochs, folder=None, **settings)
+        resumable_fit(model, batches, epochs=epochs, directory=None, **settings)
     finally:
         for layer in frozen:
             layer.trainable = True

@@ -29,26 +29,26 @@ def set_network(model: keras.Model, recipe: Recipe) -> None:
             f"`crop_ratio` must be None without `preprocessing`. Received: {recipe.crop_ratio}."
         )
     if recipe.drop_path is not None:
-        set_drop_path(model, recipe.drop_path, recipe.drop_path_rises)
+        set_drop_path(model, recipe.drop_path, recipe.drop_path_schedule)
     if recipe.similarity is not None:
         set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
     if recipe.remat is not None:
         model.remat = recipe.remat
     if recipe.crop_ratio is not None:
         preprocessing = Preprocessing.of(model.preprocessing)
-        model.preprocessing = preprocessing.but(crop_ratio=recipe.crop_ratio)
+        model.preprocessing = preprocessing.replace(crop_ratio=recipe.crop_ratio)
     if recipe.precision is not None:
         set_precision(model, recipe.precision)
 
 
-def set_drop_path(model: keras.Model, rate: float, rises: bool = True) -> None:
+def set_drop_path(model: keras.Model, rate: float, schedule: str = "linear") -> None:
     """Set the rate of stochastic depth, linear from 0 or constant, except in class attention."""
     blocks = [block for block in _blocks(model) if not hasattr(block.attention, "num_class_tokens")]
     if not blocks:
         raise ValueError(
             f"`drop_path` must be None without blocks. Received: {rate} for {model.name!r}."
         )
-    rates = np.linspace(0 if rises else rate, rate, len(blocks))
+    rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
     for block, block_rate in zip(blocks, rates, strict=True):
         block.set_drop_path(float(block_rate))
 

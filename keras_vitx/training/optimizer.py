@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.keras_internals import ClipsTogether, sublayers
+from keras_vitx.keras_internals import GlobalClipping, sublayers
 from keras_vitx.training.devices import copies_of
 from keras_vitx.training.network import is_block, layers_of
 from keras_vitx.training.recipe import Recipe
@@ -132,7 +132,7 @@ _AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
 
 
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(ClipsTogether, _AdamW):
+class AdamW(GlobalClipping, _AdamW):
     """Keras's AdamW with weight decay of kernels only.
 
     Saved files keep this setting, unlike Keras's `exclude_from_weight_decay`.
@@ -153,7 +153,7 @@ class AdamW(ClipsTogether, _AdamW):
         super().build(variables)
 
 
-class _RatePerVariable(ClipsTogether):
+class _RatePerVariable(GlobalClipping):
     """Weight decay of kernels only, and a factor per variable of its rate and so its decay."""
 
     def __init__(

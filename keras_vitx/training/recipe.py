@@ -31,7 +31,7 @@ class Recipe:
     """Settings of a training run.
 
     ```python
-    recipe = kv.training.recipes.get("deit").but(epochs=100, mixup=0.2)
+    recipe = kv.training.recipes.get("deit").replace(epochs=100, mixup=0.2)
     print(recipe)
     ```
 
@@ -72,8 +72,8 @@ class Recipe:
         mixing: MixUp and CutMix; None for neither.
         drop_path: Rate of stochastic depth. For this and the settings up to `precision`, None
             leaves the network as it was built.
-        drop_path_rises: Whether the rate rises linearly over the blocks, from 0 to `drop_path`, or
-            is the same in all.
+        drop_path_schedule: `"linear"`, from 0 in the first block to `drop_path` in the last, or
+            `"constant"`.
         similarity: Weight of the similarity between maps in the loss (DeepViT, Appendix A).
         similarity_depth: Number of pairs of blocks whose maps are compared.
         remat: Whether training keeps only the input of each layer and recomputes the rest.
@@ -122,7 +122,7 @@ class Recipe:
     mixing: Mixing | None = None
 
     drop_path: Fraction | None = None
-    drop_path_rises: bool = True
+    drop_path_schedule: Literal["linear", "constant"] = "linear"
     similarity: NonNegativeFloat | None = None
     similarity_depth: PositiveInt | None = None
     remat: bool | None = None
@@ -159,7 +159,7 @@ class Recipe:
                 f"`patience` must be None unless result='best'. Received: {self.patience}."
             )
 
-    def but(self, **changes: Any) -> "Recipe":
+    def replace(self, **changes: Any) -> "Recipe":
         """Return a copy with some settings changed.
 
         Changes are settings, including single ones of the augmentation or the mixing (`mixup=0.2`)
@@ -223,7 +223,7 @@ class Recipe:
             epochs = max(epochs, math.ceil(self.min_updates / max(images // batch, 1)))
         if (batch, epochs) == (self.batch_size, self.epochs):
             return self
-        return self.but(batch_size=batch, epochs=epochs)
+        return self.replace(batch_size=batch, epochs=epochs)
 
     def smoke(self) -> "Recipe":
         """Return the recipe with two epochs and tiny batches, as a smoke test of all its parts."""
@@ -294,7 +294,7 @@ class Recipe:
 
     @classmethod
     def read(cls, run: str | os.PathLike) -> "Recipe":
-        """Read the recipe of a training run from its folder or its `run.json`.
+        """Read the recipe of a training run from its directory or its `run.json`.
 
         Raises:
             OSError: if there is no such file.

@@ -22,11 +22,11 @@ from safetensors.numpy import save_file
 from keras_vitx.data import Pipelines
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training
+from keras_vitx.training.batch_transforms import BatchRange
 from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, share_of
 from keras_vitx.training.optimizer import optimizer_of
-from keras_vitx.training.wrapped import BatchRange
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def resumable_fit(
     batches: Any,
     *,
     epochs: int,
-    folder: str | os.PathLike | None,
+    directory: str | os.PathLike | None,
     save_every: int | None = None,
     keep: int = 3,
     resume: bool = False,
@@ -73,10 +73,10 @@ def resumable_fit(
             epoch. With several devices, pass whole batches, the same in every process; each device
             computes its share.
         epochs: Number of the last epoch, counted from 1.
-        folder: Folder of the checkpoints, `step-*.safetensors`; None to save nothing.
+        directory: Directory of the checkpoints, `step-*.safetensors`; None to save nothing.
         save_every: Steps between checkpoints; None for one per epoch.
         keep: Number of checkpoints to keep.
-        resume: Whether to continue from the last checkpoint in `folder`, if there is one.
+        resume: Whether to continue from the last checkpoint in `directory`, if there is one.
         callbacks: As in `fit`. Steps are counted from the start of the epoch, also when resumed.
         steps_per_epoch: As in `fit`.
         class_weight, verbose: As in `fit`.
@@ -87,7 +87,7 @@ def resumable_fit(
         The history of all epochs.
 
     Raises:
-        ValueError: if `folder` has checkpoints and `resume` is false, or if the model, the
+        ValueError: if `directory` has checkpoints and `resume` is false, or if the model, the
             optimizer, the loss, the number of steps, `class_weight` or `config` differ from those
             of the checkpoint; the message lists the differences.
         OSError: if a checkpoint can't be written or read.
@@ -103,27 +103,27 @@ def resumable_fit(
             # These are shuffled anew in each epoch, so every epoch can use the first ones.
             batches, steps_per_epoch = BatchRange(batches, 0, steps_per_epoch), None
     settings = {"shuffle": False, "verbose": verbose, "class_weight": class_weight}
-    if folder is None:
+    if directory is None:
         settings |= {"steps_per_epoch": steps_per_epoch, "callbacks": callbacks}
         return model.fit(share_of(batches), epochs=epochs, **settings)
 
-    folder = Path(folder)
-    if checkpoints_in(folder) and not resume:
+    directory = Path(directory)
+    if checkpoints_in(directory) and not resume:
         raise ValueError(
-            "`folder` must be without checkpoints, from which `resume=True` would continue. "
-            f"Received: {folder}."
+            "`directory` must be without checkpoints, from which `resume=True` would continue. "
+            f"Received: {directory}."
         )
     steps = steps_per_epoch or steps_of(batches)
     batch = keras.tree.map_structure(keras.ops.convert_to_numpy, tuple(first_of(batches)))
     build_training(model, batch)
     config = {**(config or {}), "steps": steps, "class_weight": class_weight}
     config = flatten(config) | _structure_of(model)
-    state = _state_to_continue(model, folder, config, epochs)
+    state = _state_to_continue(model, directory, config, epochs)
     if is_chief():
-        remove_stale_files(folder)
+        remove_stale_files(directory)
     all_reduce_max(0)  # No process writes a checkpoint before all have read theirs.
     saving = _SavingCallbacks(
-        folder, save_every, keep, config, state, callbacks, add_history=True,
+        directory, save_every, keep, config, state, callbacks, add_history=True,
         add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs, steps=steps,
     )  # fmt: skip
     epoch, step = (state["epoch"], state["step"]) if state else (0, 0)
@@ -146,9 +146,9 @@ def resumable_fit(
     return model.history
 
 
-def _state_to_continue(model, folder, config, epochs):
+def _state_to_continue(model, directory, config, epochs):
     """Return the last state, checked and assigned to the model; None if there is none."""
-    state = read_last_state(folder)
+    state = read_last_state(directory)
     if state is None:
         return None
     finished = bool(state.get("finished"))
@@ -160,10 +160,10 @@ def _state_to_continue(model, folder, config, epochs):
         log.warning(text, state["backend"], keras.backend.backend())
     if (finished and not is_extended) or state["epoch"] >= epochs:
         state["epoch"] = epochs  # Also after early stopping.
-        log.info("The training in %s is finished; its result is loaded.", folder)
+        log.info("The training in %s is finished; its result is loaded.", directory)
     else:
         epoch, step = state["epoch"] + 1, state["step"] + 1
-        log.info("The training in %s continues with step %d of epoch %d.", folder, step, epoch)
+        log.info("The training in %s continues with step %d of epoch %d.", directory, step, epoch)
     return state
 
 
@@ -175,9 +175,9 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
     drawn its random numbers. The chief process writes; every process restores.
     """
 
-    def __init__(self, folder, every, keep, config, state, callbacks, **params):
+    def __init__(self, directory, every, keep, config, state, callbacks, **params):
         super().__init__(callbacks, **params)
-        self.folder, self.every, self.keep = folder, every, keep
+        self.directory, self.every, self.keep = directory, every, keep
         self.config, self.state = config, state
         self.stateful = {
             type(callback).__name__: callback
@@ -259,12 +259,12 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
             "callbacks": {name: callback.get_state() for name, callback in self.stateful.items()},
         }
         if is_chief():
-            write_state(self.folder, step, state, self.keep)
+            write_state(self.directory, step, state, self.keep)
         self.saved = step
 
     def raise_on_signal(self):
         if number := self.agreed_signal:
-            files = checkpoints_in(self.folder)
+            files = checkpoints_in(self.directory)
             log.warning("The state is saved in %s.", files[-1] if files else "no file")
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
@@ -293,16 +293,16 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
             restore()
 
 
-def checkpoints_in(folder: str | os.PathLike) -> list[Path]:
-    """Return the checkpoints in a folder, oldest first."""
-    return sorted(Path(folder).glob("step-*.safetensors"))
+def checkpoints_in(directory: str | os.PathLike) -> list[Path]:
+    """Return the checkpoints in a directory, oldest first."""
+    return sorted(Path(directory).glob("step-*.safetensors"))
 
 
 def write_state(
-    folder: str | os.PathLike, step: int, state: Mapping[str, Any], keep: int = 3
+    directory: str | os.PathLike, step: int, state: Mapping[str, Any], keep: int = 3
 ) -> Path:
     """Write the state after `step` steps as safetensors, and remove all but the last `keep`."""
-    path = Path(folder) / f"step-{step:09d}.safetensors"
+    path = Path(directory) / f"step-{step:09d}.safetensors"
     arrays: dict[str, np.ndarray] = {}
 
     def name_of(array: np.ndarray | np.generic) -> Any:
@@ -324,10 +324,10 @@ def write_state(
     except (OSError, SafetensorError) as error:
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
-            f"The checkpoint of step {step} can't be written to {folder} ({error}). Earlier ones "
-            "are unchanged.",
+            f"The checkpoint of step {step} can't be written to {directory} ({error}). Earlier "
+            "ones are unchanged.",
         ) from error
-    for old in checkpoints_in(folder)[:-keep]:
+    for old in checkpoints_in(directory)[:-keep]:
         old.unlink()
     return path
 
@@ -342,25 +342,25 @@ def read_state(path: str | os.PathLike) -> dict[str, Any]:
         return json.loads(file.metadata()["state"], object_hook=array_of)
 
 
-def read_last_state(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """Return the last readable state in a folder; None if there are no files."""
-    files = checkpoints_in(folder)
+def read_last_state(directory: str | os.PathLike) -> dict[str, Any] | None:
+    """Return the last readable state in a directory; None if there are no files."""
+    files = checkpoints_in(directory)
     for path in reversed(files):
         try:
             return read_state(path)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             log.warning("%s can't be read (%s); the previous one is used.", path, error)
     if files:
-        raise OSError(f"No checkpoint in {folder} can be read.")
+        raise OSError(f"No checkpoint in {directory} can be read.")
     return None
 
 
-def remove_stale_files(folder: Path) -> None:
+def remove_stale_files(directory: Path) -> None:
     """Remove partial files of a killed process: checkpoints, and files of their run."""
-    for path in folder.glob(".unfinished-*-*"):
-        remove_stale(folder / path.name.removeprefix(".unfinished-").rpartition("-")[0])
+    for path in directory.glob(".unfinished-*-*"):
+        remove_stale(directory / path.name.removeprefix(".unfinished-").rpartition("-")[0])
     for name in ("best.keras", "last.keras", "history.csv", "run.json"):
-        remove_stale(folder.parent / name)
+        remove_stale(directory.parent / name)
 
 
 def variables_of(model: keras.Model) -> dict[str, Any]:
@@ -431,7 +431,7 @@ def check_same(
     if differences:
         raise ValueError(
             f"The training can't be resumed, as it is another one: {'; '.join(differences[:6])}. "
-            "Use another folder for a new one; a finished one can continue with more epochs."
+            "Use another directory for a new one; a finished one can continue with more epochs."
         )
 
 

@@ -1,4 +1,4 @@
-"""The folder of a training run: its lock, its settings and its results."""
+"""The directory of a training run: its lock, its settings and its results."""
 
 import contextlib
 import importlib.util
@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from keras_vitx.data import Pipelines
 from keras_vitx.files import atomic_write
-from keras_vitx.training.callbacks import KeepBest
+from keras_vitx.training.callbacks import BestCheckpoint
 from keras_vitx.training.devices import in_use, is_chief
 from keras_vitx.training.figures import draw_curves
 from keras_vitx.training.recipe import Recipe
@@ -26,50 +26,50 @@ CHECKPOINTS = "checkpoints"
 HELD_OUT = "held_out.txt"
 
 
-class Run(keras.callbacks.Callback):
-    """The record of a training run in its folder, and a context that locks the folder.
+class RunRecord(keras.callbacks.Callback):
+    """The record of a training run in its directory, and a context that locks the directory.
 
     `run.json` is written when training begins and when it ends, also on an error, after which the
     model has its best weights. Without `output`, nothing is written.
     """
 
-    best: KeepBest
+    best: BestCheckpoint
 
     def __init__(self, output: str | os.PathLike | None, resume: bool = False, source: Any = None):
         super().__init__()
         self.source = path_of(source)
-        self.folder = None if output is None else Path(output)
-        self.checkpoints = self.folder and self.folder / CHECKPOINTS
-        self.writes = self.folder is not None and is_chief()
+        self.directory = None if output is None else Path(output)
+        self.checkpoints = self.directory and self.directory / CHECKPOINTS
+        self.writes = self.directory is not None and is_chief()
         self.record: dict[str, Any] = {}
         self.start: float | None = None
         if self.writes:
-            self._check_folder(resume)
+            self._check_directory(resume)
 
-    def _check_folder(self, resume):
+    def _check_directory(self, resume):
         files = ("run.json", "history.csv", "best.keras", "last.keras", CHECKPOINTS)
-        existing = {name for name in files if (self.folder / name).exists()}
+        existing = {name for name in files if (self.directory / name).exists()}
         if existing and not resume:
             raise ValueError(
-                "`output` must be a folder without a run, which `resume=True` would continue. "
-                f"Received: {self.folder}."
+                "`output` must be a directory without a run, which `resume=True` would continue. "
+                f"Received: {self.directory}."
             )
         if existing - {"run.json"} and CHECKPOINTS not in existing:
             raise ValueError(
                 "`output` must hold a run with checkpoints, or none, with `resume`. Received: "
-                f"{self.folder}, a run without."
+                f"{self.directory}, a run without."
             )
 
     def __enter__(self):
         if self.writes:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = FileLock(self.folder / ".lock")
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.lock = FileLock(self.directory / ".lock")
             try:
                 self.lock.acquire(timeout=0)
             except Timeout as error:
                 raise ValueError(
                     "`output` must not be in use by another process. Received: "
-                    f"{self.folder}. Wait for that run to end, or pass another folder."
+                    f"{self.directory}. Wait for that run to end, or pass another directory."
                 ) from error
         return self
 
@@ -94,10 +94,10 @@ class Run(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.start = time.perf_counter()
         if self.writes:
-            self.record["seconds"] = read_run(self.folder).get("seconds", 0.0)
+            self.record["seconds"] = read_run(self.directory).get("seconds", 0.0)
             self._write()
             if self.held_out:
-                with atomic_write(self.folder / HELD_OUT) as path:
+                with atomic_write(self.directory / HELD_OUT) as path:
                     path.write_text("".join(f"{name}\n" for name in self.held_out), "utf-8")
 
     def __exit__(self, kind, error, traceback):
@@ -110,14 +110,14 @@ class Run(keras.callbacks.Callback):
                 if self.start is not None:
                     self._write_results()
                 with contextlib.suppress(OSError):  # Windows can't remove an open file.
-                    (self.folder / ".lock").unlink()
+                    (self.directory / ".lock").unlink()
                 self.lock.release()
 
     def _handle(self, error):
         """Restore the best weights; log or raise which they are, and how to continue."""
         message = self.best.restore()
         self.record["stopped"] = f"{type(error).__name__}: {error}"
-        files = checkpoints_in(self.checkpoints) if self.folder else []
+        files = checkpoints_in(self.checkpoints) if self.directory else []
         if files:
             message += f" `resume=True` continues from {files[-1]}."
         if not isinstance(error, FloatingPointError):
@@ -137,17 +137,17 @@ class Run(keras.callbacks.Callback):
         try:
             self._write()
             if self.best.rows and importlib.util.find_spec("matplotlib"):
-                draw_curves(self.best.rows, self.folder / "curves.png")
+                draw_curves(self.best.rows, self.directory / "curves.png")
         except OSError as error:
             log.warning("run.json and curves.png can't be written: %s", error)
 
     def _write(self):
-        with atomic_write(self.folder / "run.json") as path:
+        with atomic_write(self.directory / "run.json") as path:
             path.write_text(json.dumps(self.record, indent=2) + "\n")
 
 
 def path_of(source: Any) -> str | None:
-    """Return the absolute path of a source that is a file or a folder; None for others."""
+    """Return the absolute path of a source that is a file or a directory; None for others."""
     source = getattr(source, "name", source)
     if not isinstance(source, (str, os.PathLike)):
         return None
@@ -155,9 +155,9 @@ def path_of(source: Any) -> str | None:
     return str(path.resolve()) if path.exists() else None
 
 
-def read_run(folder: Path) -> dict[str, Any]:
+def read_run(directory: Path) -> dict[str, Any]:
     """Return the contents of `run.json`, or an empty dictionary if there is no such file."""
-    path = folder / "run.json"
+    path = directory / "run.json"
     if not path.exists():
         return {}
     try:
@@ -166,9 +166,9 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({type(error).__name__}).") from error
 
 
-def is_finished(folder: Path) -> bool:
-    """Return whether the folder holds a finished run."""
-    return bool(read_run(folder).get("finished"))
+def is_finished(directory: Path) -> bool:
+    """Return whether the directory holds a finished run."""
+    return bool(read_run(directory).get("finished"))
 
 
 def held_out(run: str | os.PathLike) -> list[str]:
@@ -179,7 +179,7 @@ def held_out(run: str | os.PathLike) -> list[str]:
     ```
 
     Args:
-        run: The folder of the run.
+        run: The directory of the run.
 
     Raises:
         OSError: if the run has no list of them.

@@ -62,7 +62,7 @@ def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[s
                 "images": int(images),
                 "accuracy": float(hits / images),
                 "precision": float(hits / predicted) if predicted else None,
-                "taken for": class_names[wrong.argmax()] if wrong.any() else None,
+                "most_confused_with": class_names[wrong.argmax()] if wrong.any() else None,
             }
         )
     return {

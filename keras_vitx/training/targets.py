@@ -8,21 +8,21 @@ import numpy as np
 
 from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation.mixing import Mixing
+from keras_vitx.training.batch_transforms import BatchTransform
 from keras_vitx.training.batches import are_numbers, is_batches
 from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.token_labels import TokenLabels
-from keras_vitx.training.wrapped import Wrapped
 
 
-class MixToken(Wrapped):
+class MixToken(BatchTransform):
     r"""Batches with a box in which the network exchanges patches with other images.
 
     MixToken (Jiang et al., 2021, Section 3.2) is CutMix on tokens, and takes its place. After the
     patch embedding, the patches in a box are exchanged with those of the batch in reverse order.
-    The class label is mixed by the share of the area. Each patch keeps the label of its own image
-    (`TokenLabels`, or that of the image): the outputs of a dense head are exchanged back before the
-    loss. Nothing is exchanged in evaluation.
+    The class label is mixed by the fraction of the area. Each patch keeps the label of its own
+    image (`TokenLabels`, or that of the image): the outputs of a dense head are exchanged back
+    before the loss. Nothing is exchanged in evaluation.
 
     The box has the grid's proportions and the area $1 - \lambda$ with $\lambda \sim
     \mathrm{Beta}(\alpha, \alpha)$, around a uniform center and clipped at the border, as in
@@ -48,7 +48,7 @@ class MixToken(Wrapped):
         ValueError: if the model has no patch embedding, or `alpha` is out of range.
     """
 
-    per_image = True
+    elementwise = True
 
     def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
         super().__init__(batches)

@@ -61,7 +61,7 @@ def model_card(
     objects = objects and f", custom_objects={{{objects}}}"
     code = (
         "import keras_vitx as kv\n\n"
-        f'model = kv.load("hf://owner/repo"{objects})  # or the path of this folder\n'
+        f'model = kv.load("hf://owner/repo"{objects})  # or the path of this directory\n'
         'outputs = model.predict(kv.preprocess_input(["photo.jpg"], model))'
     )
     if classifies and (model.class_names or model.output_shape[-1] == 1000):

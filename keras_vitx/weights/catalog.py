@@ -157,7 +157,7 @@ def _timm(row: str) -> Checkpoint:
         url=file and f"https://dl.fbaipublicfiles.com/deit/{file}",
         classes=classes,
         dataset=IMAGENET if classes == 1000 else IMAGENET_21K,
-        preprocessing=NORMALIZATION[normalization].but(crop_ratio=float(crop_ratio)),
+        preprocessing=NORMALIZATION[normalization].replace(crop_ratio=float(crop_ratio)),
         distillation_token="_distilled" in name,
         # Context Broadcasting adds no variables.
         also_starts=(f"CB{constructor}",) if stem.startswith(("deit", "pit")) else (),
@@ -175,7 +175,7 @@ def _drive(name: str, constructor: str, side: int, top1: float, key: str) -> Che
         top1,
         source=f"https://drive.google.com/file/d/{key}",
         license=None,
-        preprocessing=IMAGENET_INCEPTION.but(crop_ratio=crop_ratio),
+        preprocessing=IMAGENET_INCEPTION.replace(crop_ratio=crop_ratio),
     )
 
 

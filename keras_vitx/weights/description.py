@@ -1,4 +1,4 @@
-"""Metadata of saved models, and the folders that `kv.save` writes."""
+"""Metadata of saved models, and the directories that `kv.save` writes."""
 
 import contextlib
 import json
@@ -110,8 +110,8 @@ def _description(source: str, *, model, grid, class_names, preprocessing) -> Des
     return Description(model, grid, class_names, preprocessing)
 
 
-def is_model_folder(path: Path) -> bool:
-    """Return whether `path` is a folder with a `config.json`, also while `save` replaces it."""
+def is_model_directory(path: Path) -> bool:
+    """Return whether `path` is a directory with a `config.json`, also while `save` replaces it."""
     for _ in range(ATTEMPTS):
         if (path / CONFIG).is_file():
             return True
@@ -122,10 +122,10 @@ def is_model_folder(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
+def open_directory(directory: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
     """Yield the model's config, the name of the weights file, and a path to the open file.
 
-    If `save` replaces the folder while the two files are opened, both are opened again. Raises a
+    If `save` replaces the directory while the two files are opened, both are opened again. Raises a
     ValueError if the config is damaged or was not written by `kv.save`, and an OSError if a file
     can't be read.
     """
@@ -133,20 +133,22 @@ def open_folder(folder: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
     with contextlib.ExitStack() as stack:
         for _ in range(ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
-                content = (folder / CONFIG).read_bytes()
+                content = (directory / CONFIG).read_bytes()
                 config, name = read_config(content)
-                file = stack.enter_context((folder / name).open("rb"))
-                before, after = os.fstat(file.fileno()), (folder / name).stat()
-                if (folder / CONFIG).read_bytes() == content and os.path.samestat(before, after):
+                file = stack.enter_context((directory / name).open("rb"))
+                before, after = os.fstat(file.fileno()), (directory / name).stat()
+                if (directory / CONFIG).read_bytes() == content and os.path.samestat(before, after):
                     break
             time.sleep(PAUSE)
         else:
-            files = sorted(path.name for path in folder.glob("*.keras"))
+            files = sorted(path.name for path in directory.glob("*.keras"))
             hint = f" Its {files[0]} is a model." if files else ""
-            raise FileNotFoundError(f"The folder {str(folder)!r} lacks {CONFIG} or {name}.{hint}")
+            raise FileNotFoundError(
+                f"The directory {str(directory)!r} lacks {CONFIG} or {name}.{hint}"
+            )
         # A descriptor's path outlives the file's; on Windows, an open file can't be removed.
         path = Path(f"/dev/fd/{file.fileno()}")
-        yield config, name, path if path.exists() else folder / name
+        yield config, name, path if path.exists() else directory / name
 
 
 def read_config(content: bytes) -> tuple[dict[str, Any], str]:

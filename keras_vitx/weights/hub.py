@@ -13,7 +13,7 @@ from keras_vitx.weights.description import SAFETENSORS, FileError
 SCHEME = "hf://"
 SHA256 = re.compile("[0-9a-f]{64}")
 
-# Names, joined by slashes, that can't lead out of a folder as "..", "C:" or "%2e" do.
+# Names, joined by slashes, that can't lead out of a directory as "..", "C:" or "%2e" do.
 NAME = r"\.*[\w+-][\w.+=,&~()-]*"
 PATH = rf"{NAME}(?:/{NAME})*"
 
@@ -79,8 +79,8 @@ def download(address: Address, sha256: str | None = None) -> Path:
         raise OSError(
             f"weights='{address}' can't be downloaded and isn't in the cache "
             f"({constants.HF_HUB_CACHE}). Download {url} where there is a network, and pass its "
-            f"path as weights=, or copy the folder models--{repository.replace('/', '--')} of that "
-            "machine's cache into this one's. "
+            f"path as weights=, or copy the directory models--{repository.replace('/', '--')} of "
+            "that machine's cache into this one's. "
             f"The cause: {_network_cause(error)}."
         ) from error
     blob = path.resolve()
@@ -145,8 +145,8 @@ def _hash_of(path: Path, *version: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def upload(folder: Path, repository: str, names: Sequence[str], private: bool = False) -> str:
-    """Upload the files of a folder that are in `names`; return "hf://owner/repo@COMMIT".
+def upload(directory: Path, repository: str, names: Sequence[str], private: bool = False) -> str:
+    """Upload the files of a directory that are in `names`; return "hf://owner/repo@COMMIT".
 
     The repository is created if it doesn't exist. Raises a ValueError for a malformed name, and an
     OSError if the hub refuses or can't be reached.
@@ -160,7 +160,7 @@ def upload(folder: Path, repository: str, names: Sequence[str], private: bool = 
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.upload_folder(
             repo_id=repository,
-            folder_path=folder,
+            folder_path=directory,
             allow_patterns=list(names),
             commit_message="A model of keras_vitx",
         )

@@ -103,21 +103,21 @@ def shards(path: Path) -> list[Path]:
     return [path.with_name(name) for name in sorted(names)]
 
 
-def is_keras_folder(folder: Path) -> bool:
-    """Return whether Keras wrote a folder, by `keras.saving.save_model(..., zipped=False)`."""
+def is_keras_directory(directory: Path) -> bool:
+    """Return whether Keras wrote a directory, by `keras.saving.save_model(..., zipped=False)`."""
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = json.loads((directory / CONFIG).read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and "class_name" in config
 
 
 def read_archive(path: Path) -> tuple[dict[str, Any], Path | io.BytesIO]:
-    """Return the config and the weights of a `.keras` file, or of a folder written by Keras."""
+    """Return the config and the weights of a `.keras` file, or of a directory written by Keras."""
     if path.is_dir():
         config, weights = (path / CONFIG).read_bytes(), path / KERAS_WEIGHTS
         if not weights.is_file():
-            raise FileError(f"The folder holds no {KERAS_WEIGHTS}.")
+            raise FileError(f"The directory holds no {KERAS_WEIGHTS}.")
     else:
         config, weights = _members(path)
     config = json.loads(config)

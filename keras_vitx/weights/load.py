@@ -13,9 +13,9 @@ import numpy as np
 
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
-from keras_vitx.weights.description import CONFIG, from_config, is_model_folder, open_folder
+from keras_vitx.weights.description import CONFIG, from_config, is_model_directory, open_directory
 from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped_path
-from keras_vitx.weights.keras_files import is_keras_folder
+from keras_vitx.weights.keras_files import is_keras_directory
 from keras_vitx.weights.names import Sizes
 from keras_vitx.weights.reading import READERS, open_weights, suffix_of
 
@@ -28,7 +28,7 @@ class LocalFile(NamedTuple):
     weights: str  # The user's argument, for errors.
     path: Path
     checkpoint: Checkpoint | None = None  # Its catalog entry.
-    in_folder: bool = False  # Whether it is in a folder that `kv.save` wrote.
+    in_directory: bool = False  # Whether it is in a directory that `kv.save` wrote.
 
 
 def entry_of(
@@ -47,7 +47,7 @@ def entry_of(
         address = parse(text)
         key = SCHEME + address.repository, address.file
         return next((c for c in CHECKPOINTS if (c.source, c.file) == key), None)
-    # A folder named "imagenet" must not shadow the name.
+    # A directory named "imagenet" must not shadow the name.
     is_name = text in DATASETS or any(text == c.name for c in CHECKPOINTS)
     is_path = suffix_of(text) is not None or "/" in text or Path(text).exists()
     if isinstance(weights, os.PathLike) or (is_path and not is_name):
@@ -107,19 +107,19 @@ def _download(address: Address, entry: Checkpoint | None) -> Path:
 
 def _local_file(text: str) -> LocalFile:
     path = Path(text).expanduser()
-    if is_keras_folder(path):
+    if is_keras_directory(path):
         return LocalFile(text, path)
-    in_folder = is_model_folder(path)
-    if path.is_dir() and not in_folder:
+    in_directory = is_model_directory(path)
+    if path.is_dir() and not in_directory:
         raise IsADirectoryError(
-            f"weights={text!r} is a folder without {CONFIG}: expected a weights file, or a "
-            "folder written by keras_vitx.save or Keras."
+            f"weights={text!r} is a directory without {CONFIG}: expected a weights file, or a "
+            "directory written by keras_vitx.save or Keras."
         )
     if not path.exists():
         raise FileNotFoundError(f"weights={text!r}: there is no such file.")
     try:
-        if in_folder:
-            with open_folder(path) as (config, name, _):
+        if in_directory:
+            with open_directory(path) as (config, name, _):
                 from_config(config)
             path = path / name
         else:
@@ -131,7 +131,7 @@ def _local_file(text: str) -> LocalFile:
             _check_once(path, digest[1], about.st_size, about.st_mtime_ns)
     except ValueError as error:
         raise ValueError(f"weights={text!r}: {error}") from error
-    return LocalFile(text, path, in_folder=in_folder)
+    return LocalFile(text, path, in_directory=in_directory)
 
 
 @functools.lru_cache
@@ -167,10 +167,10 @@ def load(
     not_finite, path, name = [], source.path, source.path.name
     try:
         with contextlib.ExitStack() as stack:
-            if source.in_folder:
-                config, name, path = stack.enter_context(open_folder(path.parent))
+            if source.in_directory:
+                config, name, path = stack.enter_context(open_directory(path.parent))
             file = stack.enter_context(open_weights(path, model, name))
-            if source.in_folder:
+            if source.in_directory:
                 file = file._replace(description=from_config(config))
             # All published checkpoints are of square images.
             file = file._replace(square=source.checkpoint is not None)
@@ -224,7 +224,7 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
         weights: None, the name of a checkpoint, "hf://owner/repo" or "hf://owner/repo/file" (with
             "@revision" after the repository for a branch, tag or commit), the path of a file
             (`.safetensors`; `.pth`, `.pt`, `.bin`, `.ckpt` or `.pth.tar`; `.weights.h5`,
-            `.weights.json` or `.keras`), or a folder that `kv.save` or Keras wrote.
+            `.weights.json` or `.keras`), or a directory that `kv.save` or Keras wrote.
 
     Raises:
         ValueError: if the name is unknown, or the file is damaged or doesn't fit the model.

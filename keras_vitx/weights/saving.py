@@ -1,4 +1,4 @@
-"""Saving and loading whole models: folders, hub repositories and `.keras` files."""
+"""Saving and loading whole models: directories, hub repositories and `.keras` files."""
 
 import importlib.metadata
 import json
@@ -25,12 +25,12 @@ from keras_vitx.weights.description import (
     KERAS_WEIGHTS,
     LIBRARY,
     SAFETENSORS,
-    is_model_folder,
-    open_folder,
+    is_model_directory,
+    open_directory,
     read_config,
 )
 from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
-from keras_vitx.weights.keras_files import is_keras_folder, open_checked_h5
+from keras_vitx.weights.keras_files import is_keras_directory, open_checked_h5
 from keras_vitx.weights.load import warn_not_finite
 from keras_vitx.weights.reading import check_archive, open_weights
 from keras_vitx.weights.save import save_safetensors
@@ -49,7 +49,7 @@ CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
 
 def save(
     model: keras.Model,
-    folder: str | os.PathLike,
+    directory: str | os.PathLike,
     *,
     recipe: Any = None,
     accuracy: float | None = None,
@@ -57,30 +57,30 @@ def save(
     license: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Save a model to a folder that `load` and `weights=` can read, ready for the hub.
+    """Save a model to a directory that `load` and `weights=` can read, ready for the hub.
 
-    The folder holds `config.json` (the model's layers, class names and preprocessing),
+    The directory holds `config.json` (the model's layers, class names and preprocessing),
     `preprocessor_config.json` (the preprocessing, as Transformers' image processors spell it),
     `README.md` (a model card) and `model.safetensors`, the weights with the names of PyTorch
     checkpoints. If a variable has no such name (LoRA, quantized layers, layers of other families
     or custom layers), the weights are stored in `model.weights.h5` instead. A program that loads
-    the folder meanwhile gets the old model or the new one. `push` uploads it.
+    the directory meanwhile gets the old model or the new one. `push` uploads it.
 
     Args:
         model: A model of this package.
-        folder: Path of a new or empty folder.
+        directory: Path of a new or empty directory.
         recipe: How the model was trained, for the card: text, a
             `keras_vitx.training.Recipe`, or a dictionary such as the `run.json` of `fit`.
         accuracy: Top-1 accuracy on the test images of `dataset`, between 0 and 1.
         dataset: Name of the training data.
         license: License identifier, as spelled on the hub, such as "apache-2.0".
-        overwrite: Whether to write to a folder that is not empty. The files of a model in
+        overwrite: Whether to write to a directory that is not empty. The files of a model in
             it are replaced; all others are kept.
 
     Raises:
         ValueError: if an argument is invalid, or a class or a function in the model is not
             registered with Keras.
-        OSError: if the folder is not empty or can't be written.
+        OSError: if the directory is not empty or can't be written.
     """
     if not _is_chain(model):
         raise ValueError(
@@ -96,18 +96,18 @@ def save(
             raise ValueError("`accuracy` needs `dataset`, the name of the data it was measured on.")
         accuracy = float(accuracy)
     recipe = _as_data(recipe)
-    if os.fspath(folder).startswith(SCHEME):
+    if os.fspath(directory).startswith(SCHEME):
         raise ValueError(
-            "`folder` must be a folder, which `keras_vitx.push(folder, repository)` puts on the "
-            f"hub. Received: {folder!r}."
+            "`directory` must be a directory, which `keras_vitx.push(directory, repository)` puts on "
+            f"the hub. Received: {directory!r}."
         )
-    folder = Path(folder).expanduser().resolve()
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"`folder` is a file: {folder}.")
-    if folder.is_dir() and not overwrite and any(folder.iterdir()):
+    directory = Path(directory).expanduser().resolve()
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"`directory` is a file: {directory}.")
+    if directory.is_dir() and not overwrite and any(directory.iterdir()):
         raise FileExistsError(
-            f"`folder` already holds something, which stays as it is: {folder}. Give another, or "
-            "overwrite=True to replace the model in it."
+            f"`directory` already holds something, which stays as it is: {directory}. Give another, "
+            "or overwrite=True to replace the model in it."
         )
 
     check_registered(model)
@@ -134,16 +134,16 @@ def save(
     if processor is not None:
         texts[PREPROCESSOR] = json.dumps(processor, indent=1) + "\n"
     # Others that save here wait, so that none misses files that another has copied.
-    with locked(folder):
-        remove_stale(folder)
-        with atomic_write(folder) as temporary:
+    with locked(directory):
+        remove_stale(directory)
+        with atomic_write(directory) as temporary:
             temporary.mkdir()
-            if folder.exists():
-                # A copy of the other files, so that a failure leaves the folder unchanged.
+            if directory.exists():
+                # A copy of the other files, so that a failure leaves the directory unchanged.
                 files = {CONFIG, CARD, PREPROCESSOR, SAFETENSORS, KERAS_WEIGHTS}
-                ignore = {os.fspath(folder): files}
+                ignore = {os.fspath(directory): files}
                 shutil.copytree(
-                    folder,
+                    directory,
                     temporary,
                     symlinks=True,
                     ignore=lambda here, _: ignore.get(str(here), ()),
@@ -156,18 +156,18 @@ def save(
 
 
 def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-    """Load a model from a folder, a hub repository or a `.keras` file.
+    """Load a model from a directory, a hub repository or a `.keras` file.
 
-    A folder of `save` or a repository may only use layers of this package and plain Keras layers,
-    so it can't run arbitrary code. A `.keras` file, or a folder that Keras wrote (`zipped=False`),
-    is checked for damage and for impossible sizes, and then loaded by Keras in safe mode,
-    uncompiled. The config and the weights are of one version, even if the folder or the branch is
-    replaced meanwhile.
+    A directory of `save` or a repository may only use layers of this package and plain Keras
+    layers, so it can't run arbitrary code. A `.keras` file, or a directory that Keras wrote
+    (`zipped=False`), is checked for damage and for impossible sizes, and then loaded by Keras in
+    safe mode, uncompiled. The config and the weights are of one version, even if the directory or
+    the branch is replaced meanwhile.
 
     Args:
-        source: A folder written by `save`; "hf://owner/repo" or "hf://owner/repo@revision"
-            (a branch, tag or commit), which is such a folder on the hub or the source of a
-            catalog checkpoint; or what Keras's `model.save` wrote, a `.keras` file or a folder.
+        source: A directory written by `save`; "hf://owner/repo" or "hf://owner/repo@revision"
+            (a branch, tag or commit), which is such a directory on the hub or the source of a
+            catalog checkpoint; or what Keras's `model.save` wrote, a `.keras` file or a directory.
         custom_objects: Additional classes and functions that the model may use, by
             registered name, as in `keras.saving.load_model`.
 
@@ -184,10 +184,10 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
     try:
         if source.startswith(SCHEME):
             model = _load_from_hub(parse(source), custom_objects)
-        elif is_keras_folder(path) or (path.suffix == ".keras" and not path.is_dir()):
+        elif is_keras_directory(path) or (path.suffix == ".keras" and not path.is_dir()):
             model = _load_archive(path, custom_objects)
-        elif is_model_folder(path) or path.is_dir():
-            with open_folder(path) as (config, name, weights):
+        elif is_model_directory(path) or path.is_dir():
+            with open_directory(path) as (config, name, weights):
                 model = _from_config(config, custom_objects)
                 _fill(model, name, weights)
         elif path.suffix in (".h5", ".hdf5"):
@@ -197,7 +197,7 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
             )
         else:
             raise NotADirectoryError(
-                f'{source!r} is not a folder. Give one, a .keras file, or "hf://owner/repo".'
+                f'{source!r} is not a directory. Give one, a .keras file, or "hf://owner/repo".'
             )
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
@@ -261,7 +261,7 @@ def _from_config(config: dict[str, Any], custom_objects: dict) -> keras.Model:
 
 
 def _fill(model: keras.Model, name: str, weights: Path) -> None:
-    """Load every weight of the model from the file that is called `name` in its folder."""
+    """Load every weight of the model from the file that is called `name` in its directory."""
     if name == SAFETENSORS:
         with open_weights(weights, model, name) as checkpoint:
             conversion = convert(checkpoint, model)
@@ -273,9 +273,9 @@ def _fill(model: keras.Model, name: str, weights: Path) -> None:
                 variable.assign(array)
         return
     try:
-        with open_checked_h5(weights), tempfile.TemporaryDirectory() as folder:
+        with open_checked_h5(weights), tempfile.TemporaryDirectory() as directory:
             # Keras knows its files by their suffix.
-            copied = shutil.copyfile(weights, Path(folder, KERAS_WEIGHTS))
+            copied = shutil.copyfile(weights, Path(directory, KERAS_WEIGHTS))
             model.load_weights(copied)
     except Exception as error:  # Keras raises whatever a bad file provokes.
         raise ValueError(f"{name} is damaged or doesn't fit: {_reason(error)}") from error
@@ -286,14 +286,14 @@ def _fill(model: keras.Model, name: str, weights: Path) -> None:
             layer.lora_kernel_a.assign(values)
 
 
-def push(folder: str | os.PathLike, repository: str, *, private: bool = False) -> str:
-    """Upload a folder that `save` wrote to the Hugging Face hub.
+def push(directory: str | os.PathLike, repository: str, *, private: bool = False) -> str:
+    """Upload a directory that `save` wrote to the Hugging Face hub.
 
     The repository is made if it doesn't exist. The token is that of `hf auth login` or of the
     environment variable `HF_TOKEN`.
 
     Args:
-        folder: The folder.
+        directory: The directory.
         repository: "owner/repo".
         private: Whether a new repository is private.
 
@@ -301,16 +301,16 @@ def push(folder: str | os.PathLike, repository: str, *, private: bool = False) -
         The address for `load` of the commit, "hf://owner/repo@COMMIT".
 
     Raises:
-        ValueError: if the folder was not written by `save`, or the name is malformed.
-        OSError: if the folder can't be read, or the hub refuses.
+        ValueError: if the directory was not written by `save`, or the name is malformed.
+        OSError: if the directory can't be read, or the hub refuses.
     """
-    folder = Path(folder).expanduser()
+    directory = Path(directory).expanduser()
     try:
-        with open_folder(folder) as (_, weights, _):
+        with open_directory(directory) as (_, weights, _):
             pass
     except (ValueError, FileNotFoundError) as error:
-        raise type(error)(f"{folder}: {error}") from error
-    return upload(folder, repository, [CONFIG, CARD, PREPROCESSOR, weights], private)
+        raise type(error)(f"{directory}: {error}") from error
+    return upload(directory, repository, [CONFIG, CARD, PREPROCESSOR, weights], private)
 
 
 def _is_chain(model: Any) -> bool:

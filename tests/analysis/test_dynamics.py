@@ -106,7 +106,7 @@ def test_wrong_arguments(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="`images` must have the shape"):
         trained(MeasureDuringTraining(IMAGES[:, :8]))
     (tmp_path / "file").write_text("a,b\n")
-    with pytest.raises(OSError, match="not a folder"):
+    with pytest.raises(OSError, match="not a directory"):
         MeasureDuringTraining(IMAGES, tmp_path / "file" / "m.csv")
     with pytest.raises(ValueError, match=r"must have the columns epoch, step.*Received: a, b"):
         read_dynamics(tmp_path / "file")

@@ -65,12 +65,12 @@ def test_list(run, monkeypatch):
 
 
 def test_list_of_one_model(run, tiny_file, tmp_path):
-    kv.save(keras.saving.load_model(tiny_file), tmp_path / "folder")
+    kv.save(keras.saving.load_model(tiny_file), tmp_path / "directory")
     size = ("11,956,264", "cait_xxs24_224.fb_dist_in1k", "cait_xxs24_384", "bicubic", "0.485")
     for model, facts in (
         ("CaiT_XXS24", size),
         (tiny_file, ("dark, bright", "32, 32, 3")),
-        ("folder", ("dark, bright", "32, 32, 3")),
+        ("directory", ("dark, bright", "32, 32, 3")),
     ):
         code, out, err = run("list", model)
         assert code == 0, err
@@ -93,7 +93,7 @@ def test_list_of_recipes(run, tmp_path):
     assert Recipe.from_dict(data) == recipes.get("cait")
 
     (tmp_path / "mine").mkdir()
-    changed = recipes.get("cait").but(mixup=0.2)
+    changed = recipes.get("cait").replace(mixup=0.2)
     (tmp_path / "mine" / "run.json").write_text(json.dumps({"recipe": changed.to_dict()}))
     code, out, _ = run("list", "--recipes", "mine", "cait", "--json")
     assert json.loads(out) == [{"setting": "mixup", "mine": 0.2, "cait": 0.8}]

@@ -19,11 +19,11 @@ CASES = {
         "CaiT_S63 a.png": "Did you mean 'CaiT_S36'",
         "trunk.keras a.png": "classifier",
         "missing.keras a.png -o old.csv": "old.csv already exists. `--overwrite`",
-        "missing.keras a.png -o folder.csv": "folder.csv is a folder",
+        "missing.keras a.png -o directory.csv": "directory.csv is a directory",
         "missing.keras a.png -o new.txt": "must end in .csv or .jsonl",
         "missing.keras a.png -o new.csv --json": "`--json` and `--csv` print",
         "missing.keras a.png --csv --json": "mutually exclusive",
-        "missing.keras empty": "The folder empty has no images",
+        "missing.keras empty": "The directory empty has no images",
     },
     "train": {
         "tiny.keras": "--resume",
@@ -39,13 +39,13 @@ CASES = {
         "tiny.keras small.npz --set mixup": "`--set` must be NAME=VALUE",
         "tiny.keras small.npz --recipe fintune": "Did you mean 'finetune'",
         "tiny.keras small.npz --epochs 0": "epochs",
-        "tiny.keras small.npz --output empty/../old.csv": "not a folder",
+        "tiny.keras small.npz --output empty/../old.csv": "not a directory",
         "saved small.npz --weights imagenet": "has its own weights",
         "CaiT_Mini no/such/folder": "no/such/folder",
         "CaiT_Mini small.npz --weights cifar": "Did you mean 'cifar10'",
         "CaiT_Mini small.npz --with heads=2": "heads",
         "CaiT_Mini small.npz --with num_heads": "`--with` must be NAME=VALUE",
-        "--resume nowhere": "nowhere is not the folder of a run",
+        "--resume nowhere": "nowhere is not the directory of a run",
         "--resume of_python": "`kv.fit` with `resume=True`",
     },
     "evaluate": {
@@ -53,7 +53,7 @@ CASES = {
         "tiny.keras small.npz --crop-ratio 0": "`crop_ratio`",
         "tiny.keras small.npz --crop-ratio 1 --crop-ratio 2 --per-class a.csv": "`--crop-ratio`",
         "tiny.keras small.npz --crop-ratio 1 --crop-ratio 2 --perturb blur=1": "`--crop-ratio`",
-        "tiny.keras small.npz --confusion small.npz/picture.png": "is not a folder",
+        "tiny.keras small.npz --confusion small.npz/picture.png": "is not a directory",
         "tiny.keras gone.npz --perturb fgsm=2": "`epsilon` must be a number of at least 0 and at",
         "tiny.keras gone.npz --perturb noise=much": "`--perturb` must be KIND=STRENGTH",
         "tiny.keras gone.npz --perturb snow=1": "one of the kinds occlude, fgsm",
@@ -61,7 +61,7 @@ CASES = {
     "export": {
         "CaiT_Mini new": "--weights none",
         "CaiT_XS36 new --weights imagenet": "no public checkpoint of it",
-        "missing.keras old.csv/new": "is not a folder",
+        "missing.keras old.csv/new": "is not a directory",
         "missing.keras old.csv": "holds other things",
         "tiny.keras new --tolerance x": "--tolerance",
         "tiny.keras new --pixels 40x48": "--pixels",
@@ -77,7 +77,7 @@ CASES = {
         "--weights ResNet*": "No checkpoint matches 'ResNet*'",
         "--recipes cate": "'cait'",
         "--recipes cait deit refiner": "at most two names",
-        "--damaged": "`--damaged` takes image files or folders",
+        "--damaged": "`--damaged` takes image files or directories",
         "--damaged --recipes": "`--damaged` are mutually exclusive",
     },
     "convert": {
@@ -101,40 +101,40 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("files")
     keras.utils.set_random_seed(0)
     tiny = kv.CaiT(24, 1, 4, patch_size=8, input_shape=(32, 32, 3), classes=2)
-    tiny.save(folder / "tiny.keras")
-    kv.save(tiny, folder / "saved")
+    tiny.save(directory / "tiny.keras")
+    kv.save(tiny, directory / "saved")
     trunk = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3), include_top=False)
-    trunk.save(folder / "trunk.keras")
+    trunk.save(directory / "trunk.keras")
     images, labels = np.zeros((48, 32, 32, 3), "uint8"), np.arange(48) % 2
-    np.savez(folder / "small.npz", x_train=images, y_train=labels)
-    Image.fromarray(images[0]).save(folder / "a.png")
-    save_file({"weight": np.zeros(3, "float32")}, folder / "other.safetensors")
-    for name in ("empty", "folder.csv", "of_python"):
-        (folder / name).mkdir()
+    np.savez(directory / "small.npz", x_train=images, y_train=labels)
+    Image.fromarray(images[0]).save(directory / "a.png")
+    save_file({"weight": np.zeros(3, "float32")}, directory / "other.safetensors")
+    for name in ("empty", "directory.csv", "of_python"):
+        (directory / name).mkdir()
     for name in ("old.csv", "text.keras", "bad.pth", "of_python/run.json"):
-        (folder / name).write_text("{}")
-    return folder
+        (directory / name).write_text("{}")
+    return directory
 
 
-def mtimes(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+def mtimes(directory):
+    return {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [(f"{verb} {words}", said) for verb, rows in CASES.items() for words, said in rows.items()],
 )
-def test_bad_input(folder, monkeypatch, capsys, words, said):
-    monkeypatch.chdir(folder)
-    before = mtimes(folder)
+def test_bad_input(directory, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(directory)
+    before = mtimes(directory)
     monkeypatch.setattr(sys, "argv", ["keras-vitx", *shlex.split(words)])
     with pytest.raises(SystemExit) as stopped:
         command.main()
     out, err = capsys.readouterr()
     assert stopped.value.code == 2 and said in err and not out
     assert "Error: " in err and "Traceback" not in err
-    assert mtimes(folder) == before
+    assert mtimes(directory) == before

@@ -73,8 +73,8 @@ def test_a_model_around_one_of_ours(run, tiny_file, tmp_path, small_set):
 
 
 @pytest.fixture
-def folder(write_pictures, tmp_path):
-    """Three images in two folders, among other files."""
+def directory(write_pictures, tmp_path):
+    """Three images in two directories, among other files."""
     write_pictures("photos/b/2.JPG", "photos/b/10.png", "photos/a/1.png")
     (tmp_path / "photos" / "b" / "notes.txt").write_text("no image")
     (tmp_path / "photos" / "b" / ".hidden.png").write_text("no image")
@@ -84,7 +84,7 @@ def folder(write_pictures, tmp_path):
 FILES = ["photos/a/1.png", "photos/b/10.png", "photos/b/2.JPG"]
 
 
-def test_a_folder_to_a_file(run, tiny_file, folder):
+def test_a_directory_to_a_file(run, tiny_file, directory):
     code, out, err = run("predict", tiny_file, "photos", "-o", "new/results.csv", "--top", 1)
     assert code == 0 and not err and out == "Wrote new/results.csv.\n"
     with open("new/results.csv") as file:
@@ -107,15 +107,15 @@ def test_a_folder_to_a_file(run, tiny_file, folder):
         assert out == file.read()
 
 
-def test_broken_images_of_a_folder_are_counted(run, tiny_file, folder):
-    (folder / "a" / "0.png").write_text("no image")
+def test_broken_images_of_a_directory_are_counted(run, tiny_file, directory):
+    (directory / "a" / "0.png").write_text("no image")
     code, _, err = run("predict", tiny_file, "photos", "-o", "results.jsonl")
     assert code == 1 and "photos/a/0.png" in err and "Skipped 1 of 4 images" in err
     with open("results.jsonl") as file:
         before = file.read()
     assert [json.loads(line)["file"] for line in before.splitlines()] == FILES
     # After two batches; what was there before stays.
-    (folder / "a" / "0.png").rename(folder / "c.png")
+    (directory / "a" / "0.png").rename(directory / "c.png")
     code, _, err = run(
         "predict", tiny_file, "photos", "-o", "results.jsonl",
         "--overwrite", "--strict", "--batch-size", 1,
@@ -123,7 +123,7 @@ def test_broken_images_of_a_folder_are_counted(run, tiny_file, folder):
     assert code == 2 and "photos/c.png" in err
     with open("results.jsonl") as file:
         assert file.read() == before
-    assert sorted(path.name for path in folder.parent.iterdir()) == [
+    assert sorted(path.name for path in directory.parent.iterdir()) == [
         "photos",
         "results.jsonl",
         "tiny.keras",
@@ -131,10 +131,10 @@ def test_broken_images_of_a_folder_are_counted(run, tiny_file, folder):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch writes the file")
-def test_an_exported_file(run, tiny_file, folder):
+def test_an_exported_file(run, tiny_file, directory):
     model = keras.saving.load_model(tiny_file)
     (side,) = {round(side / model.preprocessing.crop_ratio) for side in model.input_shape[1:3]}
-    for path in folder.rglob("[!.]*.[pJ]*"):
+    for path in directory.rglob("[!.]*.[pJ]*"):
         pixels = np.random.default_rng(len(path.name)).integers(0, 256, (side, side, 3), "uint8")
         Image.fromarray(pixels).save(path)
     kv.export(model, "tiny.pt2", format="torch", preprocessing=True, verify=False, verbose=False)
@@ -149,12 +149,12 @@ def test_an_exported_file(run, tiny_file, folder):
             assert pair[0]["probability"] == pytest.approx(pair[1]["probability"], abs=1e-5)
     code, _, err = run("predict", "tiny.pt2", "photos")
     assert code == 2 and "must be a file that you trust" in err
-    (folder.parent / "tiny.pt2.json").unlink()
+    (directory.parent / "tiny.pt2.json").unlink()
     code, _, err = run("predict", "tiny.pt2", "photos", "--trust")
     assert code == 2 and "exported with preprocessing inside" in err
 
 
-def test_the_progress_bar_of_a_terminal(run, tiny_file, folder, monkeypatch):
+def test_the_progress_bar_of_a_terminal(run, tiny_file, directory, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     _, out, err = run("predict", tiny_file, "photos", "--csv", "--batch-size", 1)
     assert "per second" in err and "3/3" in err
@@ -190,7 +190,7 @@ def test_names_reach_no_terminal_as_commands(run, hostile_file, form):
         assert not any(cell[0] in "=+-@" for cell in cells)
 
 
-def test_a_tilde_is_the_folder_of_the_user(run, tiny_file, tmp_path, monkeypatch):
+def test_a_tilde_is_the_directory_of_the_user(run, tiny_file, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(tmp_path / "a.png")
     code, _, err = run("predict", tiny_file, "~/a.png", "--output=~/found.csv")

@@ -81,7 +81,7 @@ def test_a_short_trial_with_changes(run, tiny_file, small_set, tmp_path):
     assert code == 0, err
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
     changes = dict(mixup=0.4, layer_decay=0.5, accumulate_steps=2, epochs=30, warmup_epochs=0.25)
-    expected = recipes.get("deit").but(**changes).smoke()
+    expected = recipes.get("deit").replace(**changes).smoke()
     assert Recipe.read(tmp_path / "out") == recipes.get(tmp_path / "out") == expected
     assert [facts[f"{part}_images"] for part in ("train", "validation", "test")] == [24, 4, 8]
     assert (tmp_path / "out" / "last.keras").exists()
@@ -125,7 +125,7 @@ def test_a_stopped_run_is_resumed(run, tiny_file, small_set, tmp_path, monkeypat
 
 @pytest.fixture
 def photos(write_pictures, tmp_path):
-    """A folder of two classes, 12 images of each."""
+    """A directory of two classes, 12 images of each."""
     write_pictures(*(f"photos/{name}/{i}.png" for name in ("dark", "bright") for i in range(12)))
     return tmp_path / "photos"
 
@@ -149,7 +149,7 @@ def test_the_options_of_a_practitioner(run, tiny_file, photos, tmp_path):
     code, out, _ = run("train", "--resume", "out")
     assert code == 0 and "is finished" in out
 
-    # The images that the run held out, also after one more photo; of another folder, all.
+    # The images that the run held out, also after one more photo; of another directory, all.
     names = (tmp_path / "out" / "held_out.txt").read_text().splitlines()
     assert len(names) == 6
     Image.fromarray(np.full((30, 30, 3), 200, "uint8")).save(photos / "bright" / "a.png")

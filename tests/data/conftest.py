@@ -74,13 +74,13 @@ def save():
 
 @pytest.fixture
 def pets(tmp_path, picture, save):
-    """A folder of two classes with ten readable images each, of several kinds."""
-    folder = tmp_path / "pets"
+    """A directory of two classes with ten readable images each, of several kinds."""
+    directory = tmp_path / "pets"
     for label, name in enumerate(("cat", "dog")):
         for i in range(7):
-            save(folder / name / f"{i}.jpg", picture(40 + i, 50, seed=10 * label + i))
-        save(folder / name / "gray.png", picture(33, 30, 1))
-        save(folder / name / "alpha.png", picture(30, 33, 4))
-        save(folder / name / "deep" / "upper.PNG", picture(20, 20))
-        (folder / name / "notes.txt").write_text("no image, and not taken for one")
-    return folder
+            save(directory / name / f"{i}.jpg", picture(40 + i, 50, seed=10 * label + i))
+        save(directory / name / "gray.png", picture(33, 30, 1))
+        save(directory / name / "alpha.png", picture(30, 33, 4))
+        save(directory / name / "deep" / "upper.PNG", picture(20, 20))
+        (directory / name / "notes.txt").write_text("no image, and not taken for one")
+    return directory

@@ -13,7 +13,7 @@ from keras_vitx.data.augmentation import PRESETS
 from keras_vitx.data.augmentation.mixing import check_mixable, soft_labels
 from keras_vitx.data.augmentation.windows import random_shift, resized_crop
 from keras_vitx.data.preprocessing import resize
-from keras_vitx.data.worker import share_of_batch
+from keras_vitx.data.worker import shard_of_batch
 
 pytestmark = pytest.mark.backend_free
 MEAN = (0.485, 0.456, 0.406)
@@ -162,7 +162,7 @@ def test_a_coefficient_per_group(group_size, groups):
     np.testing.assert_allclose(images[:, 0, 0, 0], labels @ np.arange(8), rtol=1e-5)
     for shares in (2, 4):  # Devices that mix their own images mix the same.
         for share in range(shares):
-            own = share_of_batch(8, share, shares)
+            own = shard_of_batch(8, share, shares)
             given = [array[own] for array in batch(8)]
             mixed, of_mixed = mixing(*given, np.random.default_rng(1), share, shares)
             np.testing.assert_array_equal(mixed, images[own])

@@ -30,7 +30,7 @@ def test_the_record_comes_back_from_json():
 
 
 def test_changes_and_other_channels():
-    changed = IMAGENET_INCEPTION.but(crop_ratio=0.9, std=(1, 1, 1))
+    changed = IMAGENET_INCEPTION.replace(crop_ratio=0.9, std=(1, 1, 1))
     assert changed == Preprocessing((0.5,) * 3, (1.0,) * 3, 0.9)
     with pytest.raises(AttributeError):
         IMAGENET_INCEPTION.crop_ratio = 0.9
@@ -58,7 +58,7 @@ def test_changes_and_other_channels():
 )
 def test_values_out_of_range(changes, message):
     with pytest.raises(ValueError, match=message):
-        IMAGENET_INCEPTION.but(**changes)
+        IMAGENET_INCEPTION.replace(**changes)
 
 
 @pytest.mark.parametrize("value", [None, 0.5, {"mean": [0.5]}, {"std": [0.5]}])
@@ -80,7 +80,7 @@ def test_a_model_holds_the_record():
 
 def test_a_saved_model_has_it_as_a_dictionary(tmp_path):
     model = FAMILIES["ViT"]()
-    model.preprocessing = IMAGENET_INCEPTION.but(interpolation="bilinear")
+    model.preprocessing = IMAGENET_INCEPTION.replace(interpolation="bilinear")
     # Files from before the record existed have the same dictionary.
     half = [0.5, 0.5, 0.5]
     written = {"mean": half, "std": half, "crop_ratio": 1.0, "interpolation": "bilinear"}

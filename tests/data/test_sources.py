@@ -1,4 +1,4 @@
-"""Folders, tables, arrays and the sample of Fashion-MNIST as labeled sets of images."""
+"""Directories, tables, arrays and the sample of Fashion-MNIST as labeled sets of images."""
 
 import hashlib
 import logging
@@ -13,9 +13,9 @@ from PIL import Image
 
 from keras_vitx.data import load_dataset
 from keras_vitx.data.sources import arrays as array_sources
-from keras_vitx.data.sources import folders
+from keras_vitx.data.sources import directories
 from keras_vitx.data.sources.arrays import FASHION_MNIST
-from keras_vitx.data.sources.folders import image_files, unreadable
+from keras_vitx.data.sources.directories import image_files, unreadable
 
 pytestmark = pytest.mark.backend_free
 README = FASHION_MNIST.with_name("README.md").read_text("utf-8")
@@ -92,16 +92,16 @@ def test_a_class_of_one_image_is_trained_on_and_named(arrays, caplog):
 
 @pytest.mark.parametrize("source", ["cifar10", 3, None, "no/such/folder"])
 def test_an_unknown_source_says_what_is_known(source):
-    with pytest.raises(ValueError, match=r'`source` .*"fashion_mnist", "tfds:NAME", a folder'):
+    with pytest.raises(ValueError, match=r'`source` .*"fashion_mnist", "tfds:NAME", a directory'):
         load_dataset(source)
 
 
-# Folders
+# Directories
 
 
 @pytest.fixture
 def root(pets, tmp_path):
-    """A function that copies classes to folders of splits, and returns their parent."""
+    """A function that copies classes to directories of splits, and returns their parent."""
 
     def root(**classes):
         for split, name in classes.items():
@@ -116,16 +116,16 @@ def root(pets, tmp_path):
     [("train", "val"), ("Train", "Val"), ("training", "validation"), ("train", "valid"),
      ("TRAIN", "dev"), ("train", "eval")],
 )  # fmt: skip
-def test_folders_of_splits(root, train, validation):
-    folder = root(**{train: "", validation: "dog"})
-    (folder / "annotations").mkdir()
-    (folder / "annotations" / "boxes.json").write_text("{}")
-    source = load_dataset(folder)
+def test_directories_of_splits(root, train, validation):
+    directory = root(**{train: "", validation: "dog"})
+    (directory / "annotations").mkdir()
+    (directory / "annotations" / "boxes.json").write_text("{}")
+    source = load_dataset(directory)
     assert source.class_names == ("cat", "dog") and sizes(source) == [20, 10, None]
     assert set(source.validation.labels) == {1}
 
 
-def test_a_test_folder_is_kept_apart(root):
+def test_a_test_directory_is_kept_apart(root):
     source = load_dataset(root(train="", test="dog"))
     assert sizes(source) == [18, 2, 10]
     assert all(name.startswith("test/dog/") for name in source.test.names())
@@ -135,17 +135,17 @@ def test_a_test_folder_is_kept_apart(root):
         load_dataset(root(validation="cat"))
 
 
-def test_folders_that_could_be_splits_or_classes(pets, root):
-    folder = root(train="", valid="", test="")
-    shutil.copytree(pets / "dog", folder / "more")
+def test_directories_that_could_be_splits_or_classes(pets, root):
+    directory = root(train="", valid="", test="")
+    shutil.copytree(pets / "dog", directory / "more")
     with pytest.raises(ValueError, match=r"could be splits or classes.* more/ .*splits=True"):
-        load_dataset(folder)
-    source = load_dataset(folder, splits=True)
+        load_dataset(directory)
+    source = load_dataset(directory, splits=True)
     assert source.class_names == ("cat", "dog") and sizes(source) == [20, 20, 20]
-    assert load_dataset(folder, splits=False).class_names == ("more", "test", "train", "valid")
-    shutil.rmtree(folder / "train")
+    assert load_dataset(directory, splits=False).class_names == ("more", "test", "train", "valid")
+    shutil.rmtree(directory / "train")
     with pytest.raises(ValueError, match="There is no train/"):
-        load_dataset(folder)
+        load_dataset(directory)
     # A train and a bus are classes.
     (pets / "cat").rename(pets / "train")
     shutil.rmtree(pets / "train" / "deep")
@@ -169,7 +169,7 @@ def test_opening_reads_no_file_and_a_check_finds_broken_ones(pets, save, picture
 def test_files_that_pillow_can_not_read_are_counted(pets, monkeypatch, caplog):
     (pets / "cat" / "IMG_1.HEIC").write_bytes(b"of a phone")
     (pets / "dog" / "raw.cr2").write_bytes(b"of a camera")
-    monkeypatch.setattr(folders, "readable_suffixes", lambda: {".jpg", ".png"})
+    monkeypatch.setattr(directories, "readable_suffixes", lambda: {".jpg", ".png"})
     with caplog.at_level(logging.WARNING, "keras_vitx"):
         source = load_dataset(pets)
     assert len(caplog.records) == 1 and "2 images" in caplog.text and ".cr2, .heic" in caplog.text
@@ -182,7 +182,7 @@ def test_files_that_pillow_can_not_read_are_counted(pets, monkeypatch, caplog):
     "suffix, kind", [(".jfif", "JPEG"), (".jp2", "JPEG2000"), (".avif", "AVIF")]
 )
 def test_whatever_pillow_reads_is_read(pets, picture, suffix, kind):
-    if suffix not in folders.readable_suffixes():
+    if suffix not in directories.readable_suffixes():
         pytest.skip(f"this Pillow does not read {suffix}")
     path = pets / "cat" / f"x{suffix}"
     Image.fromarray(picture(32, 32)).save(path, kind)
@@ -190,7 +190,7 @@ def test_whatever_pillow_reads_is_read(pets, picture, suffix, kind):
     assert train.images[train.images.paths.index(path)].shape == (32, 32, 3)
 
 
-def test_hidden_folders_and_files_are_no_classes(pets):
+def test_hidden_directories_and_files_are_no_classes(pets):
     (pets / ".cache").mkdir()
     (pets / "__MACOSX").mkdir()
     (pets / "cat" / "._1.jpg").write_text("what a Mac leaves")
@@ -201,8 +201,8 @@ def test_hidden_folders_and_files_are_no_classes(pets):
 @pytest.mark.parametrize(
     "files, message",
     [
-        ([], "0 class folders .* one sub-folder per class"),
-        (["cat/0.jpg"], "1 class folders .* one sub-folder per class"),
+        ([], "0 class directories .* one sub-directory per class"),
+        (["cat/0.jpg"], "1 class directories .* one sub-directory per class"),
         (["cat/0.jpg", "fish/bad.txt"], "readable image .* none in .*fish"),
         (["train/cat/0.jpg", "train/dog/0.jpg", "val/wolf/0.jpg"], "with wolf"),
     ],
@@ -375,20 +375,20 @@ def test_the_sample_is_as_its_readme_says():
         assert counts(split) == [count] * 10
     assert source.class_names[0] == "T-shirt/top" and source.class_names[9] == "Ankle boot"
     assert len({image.tobytes() for image in source.train.images}) == 4500
-    folder = FASHION_MNIST.parent
-    assert sum(file.stat().st_size for file in folder.glob("*.*")) <= 3_000_000
-    assert "MIT" in (folder / "LICENSE").read_text("utf-8")
+    directory = FASHION_MNIST.parent
+    assert sum(file.stat().st_size for file in directory.glob("*.*")) <= 3_000_000
+    assert "MIT" in (directory / "LICENSE").read_text("utf-8")
     stated = re.search(r"`sample.npz`:\s+`([0-9a-f]{64})`", README)[1]
     assert hashlib.sha256(FASHION_MNIST.read_bytes()).hexdigest() == stated
 
 
 def test_the_code_of_the_readme_draws_the_same_arrays(tmp_path, monkeypatch):
-    folder = os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist")
-    if not Path(folder, "train-images-idx3-ubyte.gz").is_file():
-        pytest.skip(f"the full Fashion-MNIST is not in {folder}")
+    directory = os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist")
+    if not Path(directory, "train-images-idx3-ubyte.gz").is_file():
+        pytest.skip(f"the full Fashion-MNIST is not in {directory}")
     monkeypatch.chdir(tmp_path)
     code = re.search("```python\n(.*?)```", README, re.DOTALL)[1]
-    exec(code.replace("/usr/share/datasets/fashion-mnist", folder))
+    exec(code.replace("/usr/share/datasets/fashion-mnist", directory))
     with np.load("sample.npz") as again, np.load(FASHION_MNIST) as shipped:
         assert sorted(again.files) == sorted(shipped.files)
         for name in shipped.files:

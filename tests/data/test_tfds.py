@@ -26,12 +26,12 @@ def features():
     }
 
 
-def built(folder, features, file_format="array_record", **splits):
-    """Write a dataset to a folder, as tensorflow-datasets does; a split is a list of examples."""
+def built(directory, features, file_format="array_record", **splits):
+    """Write a dataset as tensorflow-datasets does; a split is a list of examples."""
 
     class Shapes(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
-        pkg_dir_path = folder
+        pkg_dir_path = directory
 
         def _info(self):
             features_dict = tfds.features.FeaturesDict(features)
@@ -43,10 +43,10 @@ def built(folder, features, file_format="array_record", **splits):
         def _generate_examples(self):
             pass
 
-    Shapes(data_dir=folder, file_format=file_format).download_and_prepare()
+    Shapes(data_dir=directory, file_format=file_format).download_and_prepare()
     # Read from its files alone, like any prepared dataset.
     tfds.core.registered._DATASET_REGISTRY.pop("shapes", None)
-    return folder
+    return directory
 
 
 def contents(part):
@@ -59,31 +59,31 @@ def contents(part):
 def test_its_splits_images_and_labels_are_read(tmp_path, file_format):
     splits = {"train": range(21), "test": range(21, 30), "validation": range(30, 36)}
     examples = {split: list(map(example, ids)) for split, ids in splits.items()}
-    folder = built(tmp_path, features(), file_format, **examples)
-    source = load_dataset("tfds:shapes", data_dir=folder)
+    directory = built(tmp_path, features(), file_format, **examples)
+    source = load_dataset("tfds:shapes", data_dir=directory)
     assert source.class_names == ("disc", "square", "star") and source.name == "tfds:shapes"
     for split, ids in splits.items():
         part = getattr(source, split)
         assert part.size == len(part.images) == len(ids)
         assert contents(part) == sorted((pixels(i).tobytes(), i % 3) for i in ids)
-    file = next(folder.rglob(f"*train.{file_format}*"))
+    file = next(directory.rglob(f"*train.{file_format}*"))
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(OSError, match=r"shapes/1\.0\.0, split 'train' can't be read"):
-        load_dataset("tfds:shapes", data_dir=folder)
+        load_dataset("tfds:shapes", data_dir=directory)
 
 
 def test_other_splits_and_features(tmp_path, caplog):
     unlabeled = [{**example(i), "label": -1} for i in range(3)]
-    folder = built(tmp_path / "a", features(), train=map(example, range(30)), test=unlabeled)
-    source = load_dataset("tfds:shapes", data_dir=folder, validation_split=0.2)
+    directory = built(tmp_path / "a", features(), train=map(example, range(30)), test=unlabeled)
+    source = load_dataset("tfds:shapes", data_dir=directory, validation_split=0.2)
     assert "split 'test' has no labels" in caplog.text and source.test is None
     assert np.bincount(source.train.labels).tolist() == [8] * 3
     assert np.bincount(source.validation.labels).tolist() == [2] * 3
     both = contents(source.train) + contents(source.validation)
     assert sorted(both) == sorted((pixels(i).tobytes(), i % 3) for i in range(30))
-    folder = built(tmp_path / "b", {"text": tfds.features.Text()}, train=[{"text": "x"}] * 3)
+    directory = built(tmp_path / "b", {"text": tfds.features.Text()}, train=[{"text": "x"}] * 3)
     with pytest.raises(ValueError, match="must have the features image and label"):
-        load_dataset("tfds:shapes", data_dir=folder)
+        load_dataset("tfds:shapes", data_dir=directory)
 
 
 def test_mocked_data_are_read(tmp_path):
@@ -118,9 +118,9 @@ print(len([image.shape for image in source.train.images]))
 
 
 def test_array_record_is_trained_on_without_tensorflow(tmp_path):
-    folder = built(tmp_path, features(), train=map(example, range(9)))
+    directory = built(tmp_path, features(), train=map(example, range(9)))
     backend = keras.backend.backend().replace("tensorflow", "torch")
-    assert run_python(READING, folder, backend=backend).stdout.split()[-1] == "9"
+    assert run_python(READING, directory, backend=backend).stdout.split()[-1] == "9"
 
 
 def test_an_unknown_name_gives_the_nearest(tmp_path):

@@ -18,6 +18,6 @@ def test_the_readme_has_the_accuracies_of_a_run(tmp_path, monkeypatch, capsys):
     shown = re.findall(r"^from .* ([\d.]+)%$", capsys.readouterr().out, re.MULTILINE)
     # Another processor, or number of threads, sums in another order.
     assert stated == pytest.approx([float(value) for value in shown], abs=2)
-    (folder,) = (tmp_path / "runs").iterdir()
+    (directory,) = (tmp_path / "runs").iterdir()
     for name in ("finetuned/best.keras", "class_attention.png", "saved_model/saved_model.pb"):
-        assert (folder / name).is_file()
+        assert (directory / name).is_file()

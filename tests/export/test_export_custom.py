@@ -66,8 +66,8 @@ def test_classes_of_a_module_and_of_a_session(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "'Scale', defined in a script or a session" in done.stdout
     assert 'imports=("my_module",)' in done.stdout
-    for folder in ("module", "saved"):
-        assert (tmp_path / folder / "saved_model.pb").is_file()
+    for directory in ("module", "saved"):
+        assert (tmp_path / directory / "saved_model.pb").is_file()
 
 
 @pytest.mark.backend_free

@@ -16,8 +16,8 @@ on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow w
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="PyTorch writes it")
 
 
-def exported_to(folder, model, format, **options):
-    path = folder / f"model{FORMATS[format].suffix}"
+def exported_to(directory, model, format, **options):
+    path = directory / f"model{FORMATS[format].suffix}"
     return kv.export(model, path, format, verbose=False, **options)
 
 

@@ -24,11 +24,11 @@ MODELS = {
 }
 
 
-def difference(name, steps, folder, format):
+def difference(name, steps, directory, format):
     model = MODELS[name]()
     for step in steps.split(", "):
         add_lora(model) if step == "lora" else model.quantize(step)
-    path = folder / f"model{FORMATS[format].suffix}"
+    path = directory / f"model{FORMATS[format].suffix}"
     return kv.export(model, path, format, verbose=False).difference
 
 

@@ -43,7 +43,7 @@ def served(tmp_path_factory):
     model = kv.ViT(16, 1, 2, patch_size=8, input_shape=(24, 32, 3), classes=4)
     randomize(model)
     model.class_names = ("cat", "dog", "fish", "owl")
-    model.preprocessing = model.preprocessing.but(crop_ratio=0.9)
+    model.preprocessing = model.preprocessing.replace(crop_ratio=0.9)
     path = tmp_path_factory.mktemp("served") / "1"
     exported = kv.export(model, path, serving=3, verify=False, verbose=False)
     assert exported.classes == model.class_names

@@ -130,7 +130,7 @@ def test_own_images():
             batches_for(model, np.full((2, 8, 8, 3), wrong))
 
 
-def test_a_failed_process_says_why_and_ignores_its_folder(tmp_path, monkeypatch):
+def test_a_failed_process_says_why_and_ignores_its_directory(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise SystemExit('wrong numpy')")
     monkeypatch.chdir(tmp_path)
     code = "import numpy, sys; print('long story', file=sys.stderr); raise ValueError('the reason')"

@@ -105,12 +105,12 @@ def test_weights_without_a_graph_are_those_of_a_killed_export(tmp_path, monkeypa
         check_destination(path, OPENVINO)
 
 
-def saved(folder, content=b"old"):
-    """Write a folder like a SavedModel."""
-    folder.mkdir()
-    (folder / "saved_model.pb").write_bytes(content)
-    (folder / "variables").mkdir()
-    (folder / "variables" / "data").write_bytes(b"weights")
+def saved(directory, content=b"old"):
+    """Write a directory like a SavedModel."""
+    directory.mkdir()
+    (directory / "saved_model.pb").write_bytes(content)
+    (directory / "variables").mkdir()
+    (directory / "variables" / "data").write_bytes(b"weights")
 
 
 @pytest.mark.backend_free
@@ -135,19 +135,21 @@ def test_the_record_covers_the_file_and_the_classes(tmp_path, change):
 @pytest.mark.parametrize("old", [False, True])
 def test_a_failure_leaves_what_was_there(old, unused, tmp_path, monkeypatch):
     module = importlib.import_module("keras_vitx.export.export")
-    folder = tmp_path / "model"
+    directory = tmp_path / "model"
     if old:
-        saved(folder)
+        saved(directory)
     monkeypatch.setattr(module, "convert", lambda graph, format, path, *rest: saved(path, b"half"))
     monkeypatch.setattr(module, "compare", lambda *arguments: (0.75, None))
     with pytest.raises(ValueError, match=r"by 0\.75 .* tolerance is 0\.5"):
-        kv.export(unused, folder, overwrite=True, tolerance=0.5, verbose=False)
+        kv.export(unused, directory, overwrite=True, tolerance=0.5, verbose=False)
     assert [each.name for each in tmp_path.iterdir()] == ["model"] * old
-    assert not old or (folder / "saved_model.pb").read_bytes() == b"old"
+    assert not old or (directory / "saved_model.pb").read_bytes() == b"old"
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("kind", ["notes beside it", "file", "other folder", "link", "other data"])
+@pytest.mark.parametrize(
+    "kind", ["notes beside it", "file", "other directory", "link", "other data"]
+)
 def test_nothing_of_the_user_is_replaced(unused, tmp_path, kind):
     path = tmp_path / ("model.onnx" if kind == "other data" else "model")
     if kind in ("notes beside it", "link"):
@@ -156,7 +158,7 @@ def test_nothing_of_the_user_is_replaced(unused, tmp_path, kind):
     if kind == "link":
         path = tmp_path / "link"
         path.symlink_to(tmp_path / "model")
-    elif kind == "other folder":
+    elif kind == "other directory":
         path.mkdir()
     elif kind in ("file", "other data"):
         path.write_text("mine")
@@ -202,12 +204,12 @@ kv.export({MODEL}, sys.argv[1], sys.argv[2], verify=False)
 """
 
 
-def processes_of(folder):
-    """The processes with a folder in their command line."""
+def processes_of(directory):
+    """The processes with a directory in their command line."""
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):
-            if os.fsencode(str(folder)) in Path("/proc", entry, "cmdline").read_bytes():
+            if os.fsencode(str(directory)) in Path("/proc", entry, "cmdline").read_bytes():
                 found.append(int(entry))
     return found
 
@@ -222,20 +224,20 @@ def wait_for(condition, seconds=120):
 @pytest.mark.backend_free
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
 def test_a_killed_conversion_leaves_no_process_and_no_copy_of_the_model(tmp_path):
-    folder, temporary = tmp_path / "out", tmp_path / "tmp"
-    folder.mkdir()
+    directory, temporary = tmp_path / "out", tmp_path / "tmp"
+    directory.mkdir()
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder / "model.tflite"), "litert"],
+        [sys.executable, "-c", SCRIPT, str(directory / "model.tflite"), "litert"],
         env={**ENVIRONMENT, "TMPDIR": str(temporary)},
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for(lambda: len(processes_of(folder)) > 1 or process.poll() is not None)
+        wait_for(lambda: len(processes_of(directory)) > 1 or process.poll() is not None)
         assert process.poll() is None, "the export ended before it could be killed"
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    wait_for(lambda: not processes_of(folder))
+    wait_for(lambda: not processes_of(directory))
     # PyTorch keeps a cache of its own there.
-    assert list(folder.iterdir()) == [] and not list(temporary.rglob("*.keras"))
+    assert list(directory.iterdir()) == [] and not list(temporary.rglob("*.keras"))

@@ -84,7 +84,7 @@ def test_an_exported_file_is_the_same_object(model, pictures, tmp_path):
     path = tmp_path / f"model{FORMATS[name].suffix}"
     sides = model.input_shape[1:3]
     options = {"preprocessing": sides, "verify": False, "verbose": False}
-    model.preprocessing = model.preprocessing.but(crop_ratio=1.0)
+    model.preprocessing = model.preprocessing.replace(crop_ratio=1.0)
     kv.export(model, path, name, **options)
     if FORMATS[name].risk:
         with pytest.raises(ValueError, match="must be a file that you trust"):

@@ -4,7 +4,7 @@
 
 Requires torch and timm 1.0.31 and, for the DeepViT and Refined-ViT cases, checkouts of
 github.com/zhoudaquan/dvit_repo and of github.com/zhoudaquan/Refiner_ViT (commit
-b3e8cb0). Without CASE, the cases of timm are made. The README.md of this folder describes
+b3e8cb0). Without CASE, the cases of timm are made. The README.md of this directory describes
 the files. Their weights are random and differ from those of the files stored here.
 """
 
@@ -115,7 +115,7 @@ def from_checkout(repository, module):
         raise SystemExit(f"--{repository}: the path of its checkout is needed for this case.")
     for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
         del sys.modules[name]
-    # Last in the path, because the checkouts also have a folder named timm.
+    # Last in the path, because the checkouts also have a directory named timm.
     sys.path.append(CHECKOUTS[repository])
     try:
         return importlib.import_module(module)

@@ -131,7 +131,7 @@ def test_parts_of_a_block(attention):
 
 @pytest.mark.parametrize("make", (DistilledHead, DenseHead))
 @pytest.mark.parametrize("activation", (None, "softmax"))
-def test_parts_of_several_heads(make, activation):
+def test_logits_of_multi_head(make, activation):
     """In float32, in every precision."""
     layer = built(make(5, activation, dtype="mixed_bfloat16"))
     assert {part.dtype_policy.name for part in sublayers(layer)} == {"float32"}

@@ -12,8 +12,8 @@ import keras_vitx as kv
 from keras_vitx.cli.list import _size
 from keras_vitx.layers import MLP, PatchEmbedding, TalkingHeadsAttention
 from keras_vitx.models import build
-from keras_vitx.models.network import Network
-from keras_vitx.models.parts import class_tokens, last_norm
+from keras_vitx.models.arguments import ModelArguments
+from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_INCEPTION
 from keras_vitx.weights import names, to_checkpoint
 from keras_vitx.weights.names import Row, Table
@@ -32,8 +32,8 @@ def test_signature_of_a_family(family):
     parameters = inspect.signature(constructor).parameters
     own = inspect.signature(constructor.list_layers).parameters
     first, *others = own
-    assert first == "net"
-    assert list(parameters) == [*others, *inspect.signature(Network).parameters]
+    assert first == "args"
+    assert list(parameters) == [*others, *inspect.signature(ModelArguments).parameters]
     shared = list(parameters.values())[len(others) :]
     assert all(each.kind is each.KEYWORD_ONLY for each in shared)
     for name in parameters:
@@ -98,9 +98,9 @@ def test_wrong_calls(call, message):
 def test_released_settings():
     ratios = {"RefinedViT_S": 0.9, "RefinedViT_M": 1.0, "RefinedViT_L": 1.13, "DeepViT_L": 0.9}
     for name, ratio in ratios.items():
-        assert getattr(kv, name).preprocessing == IMAGENET_INCEPTION.but(crop_ratio=ratio)
+        assert getattr(kv, name).preprocessing == IMAGENET_INCEPTION.replace(crop_ratio=ratio)
     released = kv.models.model_input("refined_vit_l_448")
-    assert released.preprocessing == IMAGENET_INCEPTION.but(crop_ratio=1.13)
+    assert released.preprocessing == IMAGENET_INCEPTION.replace(crop_ratio=1.13)
     for name in kv.list_models("DeepViT_[!M]*") + [f"ViT_{depth}B" for depth in (16, 24, 32)]:
         assert kv.models.MODELS[name].data["drop_path"] == 0.2
 
@@ -113,10 +113,10 @@ def foreign(monkeypatch):
             monkeypatch.setitem(registry, name, None)
 
     @kv.models.family(
-        IMAGENET_INCEPTION.but(crop_ratio=0.5),
+        IMAGENET_INCEPTION.replace(crop_ratio=0.5),
         Table(rows=(Row(r"(.+)/(proj_[lw])/kernel", r"\1/\2/weight"),), mark="proj_l"),
     )
-    def Talker(net, width, layers=2, heads=2):
+    def Talker(args, width, layers=2, heads=2):
         """Heads talk.
 
         Args:
@@ -124,10 +124,10 @@ def foreign(monkeypatch):
             layers: Number of blocks.
             heads: Number of heads.
         """
-        net.grid(8)
-        blocks = net.blocks(lambda i: TalkingHeadsAttention(heads), lambda i: MLP(2.0), layers)
+        args.grid(8)
+        blocks = args.blocks(lambda i: TalkingHeadsAttention(heads), lambda i: MLP(2.0), layers)
         stem = PatchEmbedding(width, 8, name="patch_embed")
-        return [stem, *class_tokens(), *blocks, last_norm(), *net.head()]
+        return [stem, *class_tokens(), *blocks, last_norm(), *args.head()]
 
     kv.models.variant("Talker_8", Talker, (16, 16, 3), classes=5, crop_ratio=0.75, width=8)
     del build.MODELS["Talker"], build.FAMILIES["Talker_8"], names.TABLES["Talker_8"]
@@ -137,7 +137,7 @@ def foreign(monkeypatch):
 def test_a_family_from_outside(foreign, tmp_path):
     model = foreign(8, input_shape=(16, 16, 3), classes=5)
     assert (model.name, model.family) == ("Talker", "Talker")
-    assert model.preprocessing == IMAGENET_INCEPTION.but(crop_ratio=0.5)
+    assert model.preprocessing == IMAGENET_INCEPTION.replace(crop_ratio=0.5)
     assert "heads: Number of heads.\n    drop_path: " in foreign.__doc__
     size = kv.create_model("Talker_8", drop_path=0.1, layers=3)
     assert size.preprocessing.crop_ratio == 0.75

@@ -25,7 +25,7 @@ def compiled(**arguments):
 # The backend that wrote the file is not importable.
 CONTINUE = """
 import sys
-folder, wrote = sys.argv[1:]
+directory, wrote = sys.argv[1:]
 
 class Without:
     def __init__(self, finder):
@@ -41,40 +41,40 @@ class Without:
 sys.meta_path[:] = map(Without, sys.meta_path)
 import keras, numpy as np
 import keras_vitx
-model = keras.saving.load_model(f"{folder}/model.keras")
-data = np.load(f"{folder}/data.npz")
+model = keras.saving.load_model(f"{directory}/model.keras")
+data = np.load(f"{directory}/data.npz")
 print(int(keras.ops.convert_to_numpy(model.optimizer.iterations)))
 print(model.jit_compile)
 labels = {"head": data["labels"], "teacher": data["teacher"]}
 loss = model.train_on_batch(data["images"], labels)
 history = model.fit(data["images"], data["labels"], verbose=0).history
 assert np.isfinite(history["loss"][0]) and "accuracy" in history
-np.savez(f"{folder}/{keras.backend.backend()}.npz", loss[0], *model.get_weights())
+np.savez(f"{directory}/{keras.backend.backend()}.npz", loss[0], *model.get_weights())
 """
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A file saved after one step, and the result of two more steps on this backend."""
-    folder = tmp_path_factory.mktemp("compiled")
+    directory = tmp_path_factory.mktemp("compiled")
     model = compiled()
     model.train_on_batch(IMAGES, LABELS)
-    model.save(folder / "model.keras")
-    np.savez(folder / "data.npz", images=IMAGES, labels=LABELS, teacher=TEACHER)
+    model.save(directory / "model.keras")
+    np.savez(directory / "data.npz", images=IMAGES, labels=LABELS, teacher=TEACHER)
     loss = model.train_on_batch(IMAGES, {"head": LABELS, "teacher": TEACHER})[0]
     model.train_on_batch(IMAGES, LABELS)
-    return folder, loss, model.get_weights()
+    return directory, loss, model.get_weights()
 
 
 def test_another_backend_goes_on(written):
     # Each backend reads what one other has written.
     other = BACKENDS[BACKENDS.index(BACKEND) - 1]
     pytest.importorskip(other)
-    folder, loss, weights = written
-    said = run_python(CONTINUE, folder, BACKEND, backend=other).stdout.split()
+    directory, loss, weights = written
+    said = run_python(CONTINUE, directory, BACKEND, backend=other).stdout.split()
     # "auto" compiles under JAX, but not under the others on a CPU.
     assert said[-2:] == ["1", str(other == "jax")]
-    found_loss, *found = np.load(folder / f"{other}.npz").values()
+    found_loss, *found = np.load(directory / f"{other}.npz").values()
     close(found_loss, loss, 1e-4)
     for one, expected in zip(found, weights, strict=True):
         # The optimizer's momenta and its position in the schedule are restored.

@@ -10,19 +10,19 @@ import keras_vitx as kv
 from keras_vitx.layers import Attention, HeadMixing
 
 
-def by_file(model, folder):
-    model.save(folder / "model.keras")
-    return keras.saving.load_model(folder / "model.keras")
+def by_file(model, directory):
+    model.save(directory / "model.keras")
+    return keras.saving.load_model(directory / "model.keras")
 
 
-def by_folder(model, folder):
-    kv.save(model, folder / "model")
-    return kv.load(folder / "model")
+def by_directory(model, directory):
+    kv.save(model, directory / "model")
+    return kv.load(directory / "model")
 
 
 COPIES = {
     "file": by_file,
-    "folder": by_folder,
+    "directory": by_directory,
     "config": lambda model, _: type(model).from_config(model.get_config()),
     "deepcopy": lambda model, _: copy.deepcopy(model),
     "clone": lambda model, _: keras.models.clone_model(model),
@@ -66,9 +66,9 @@ def test_frozen_in_a_copy(family, how, tmp_path):
         model = FAMILIES[family](name="mine")
         count = len(trained(model))
         freeze(model)
-        folder = tmp_path / freeze.__name__
-        folder.mkdir()
-        twin = COPIES[how](model, folder)
+        directory = tmp_path / freeze.__name__
+        directory.mkdir()
+        twin = COPIES[how](model, directory)
         assert len(trained(model)) < count
         assert trained(twin) == trained(model)
         names = [layer.name for layer in model.layers]

@@ -15,7 +15,7 @@ from keras_vitx.robustness import (
     ShotNoise,
     curve,
 )
-from keras_vitx.robustness.curve import KINDS
+from keras_vitx.robustness.curve import PERTURBATIONS
 
 LABELS = np.arange(8) % 4
 SIZES = dict(
@@ -201,7 +201,7 @@ def test_labels_in_another_order(tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda m: Occlusion(m, 1.5), "`share` must be a number of at least 0 and at most 1"),
+        (lambda m: Occlusion(m, 1.5), "`fraction` must be a number of at least 0 and at most 1"),
         (lambda m: GaussianNoise(m, -1), "`sigma`"),
         (lambda m: FGSM(m, "1/255"), "`epsilon`.*'1/255'"),
         (lambda m: PGD(m, 0.1, steps=0), "`steps`"),
@@ -220,5 +220,5 @@ def test_bad_input(model, make, words):
 
 @pytest.mark.backend_free
 def test_every_kind_changes_nothing_at_strength_zero(model, pixels):
-    for kind in KINDS.values():
+    for kind in PERTURBATIONS.values():
         np.testing.assert_allclose(changed(kind(model, 0), model, pixels), pixels, atol=1e-6)

@@ -31,10 +31,10 @@ def small(classes=4, **changes):
     return seg.LinearHead(kv.features(FAMILIES["ViT"](**changes)), classes)
 
 
-def write(folder, pairs, images="images", masks="masks", sub="", shift=0):
+def write(directory, pairs, images="images", masks="masks", sub="", shift=0):
     for i, (image, mask) in enumerate(pairs):
         for kind, pixels in ((images, image), (masks, mask)):
-            path = folder / kind / sub / f"{i}.png"
+            path = directory / kind / sub / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             if kind == masks:
                 pixels = np.where(pixels == 255, 0 if shift else 255, pixels + shift)
@@ -236,7 +236,7 @@ def test_bad_files(tmp_path):
         ("labels", r"0\.png must be in 0\.\.2, or 255 .* Received: 3"),
         ("lone", "without one in"),
         ("color", "one number per pixel"),
-        ("", r"must have one of the folders images, .*Received: 0"),
+        ("", r"must have one of the directories images, .*Received: 0"),
     ):
         with pytest.raises(ValueError, match=message):
             seg.load_dataset(tmp_path / name).train.pair(0, 3)

@@ -23,14 +23,14 @@ import numpy as np
 EPOCHS, STEPS, SAVE_EVERY = 5, 20, 4
 
 
-def train(folder: Path, precision: str) -> None:
+def train(directory: Path, precision: str) -> None:
     """Train to the end, or until this process is killed."""
     import keras
 
     import keras_vitx as kv
 
     def count(batch, logs):
-        with (folder / "steps").open("a") as file:
+        with (directory / "steps").open("a") as file:
             file.write(".")
 
     keras.utils.set_random_seed(0)
@@ -42,18 +42,18 @@ def train(folder: Path, precision: str) -> None:
     kv.fit(
         model, (images, np.arange(len(images)) % 4), epochs=EPOCHS, batch_size=8,
         validation_split=0, warmup_epochs=1, ema=0.9, mixup=0.5, cutmix=0.5, clip_norm=1.0,
-        augmentation="random_resized_crop", precision=precision, output=folder / "run",
+        augmentation="random_resized_crop", precision=precision, output=directory / "run",
         save_every=SAVE_EVERY, resume=True, verbose=0,
         callbacks=[keras.callbacks.LambdaCallback(on_train_batch_begin=count)],
     )  # fmt: skip
 
 
-def life(folder: Path, precision: str, steps: int | None = None, wait: float = 0.0) -> bool:
+def life(directory: Path, precision: str, steps: int | None = None, wait: float = 0.0) -> bool:
     """Run a process, and kill it some time after a step; return whether it finished."""
-    counted = folder / "steps"
+    counted = directory / "steps"
     counted.write_text("")
-    with (folder / "log").open("a") as log:
-        command = [sys.executable, __file__, "--train", folder, "--precision", precision]
+    with (directory / "log").open("a") as log:
+        command = [sys.executable, __file__, "--train", directory, "--precision", precision]
         process = subprocess.Popen(command, stdout=log, stderr=log)
         if steps is not None:
             while counted.stat().st_size < steps and process.poll() is None:
@@ -62,19 +62,19 @@ def life(folder: Path, precision: str, steps: int | None = None, wait: float = 0
             process.kill()
         code = process.wait()
     if code not in (0, -signal.SIGKILL):
-        raise RuntimeError((folder / "log").read_text()[-2000:])
+        raise RuntimeError((directory / "log").read_text()[-2000:])
     return code == 0
 
 
-def results(folder: Path) -> dict[str, np.ndarray]:
+def results(directory: Path) -> dict[str, np.ndarray]:
     """Return all numbers of a finished run but the times."""
     from keras_vitx.training.resume import read_last_state
 
-    state = read_last_state(folder / "run" / "checkpoints")
-    best = state["callbacks"]["KeepBest"]["values"]
+    state = read_last_state(directory / "run" / "checkpoints")
+    best = state["callbacks"]["BestCheckpoint"]["values"]
     numbers = {**state["arrays"], **{f"result/{i}": array for i, array in enumerate(best)}}
     numbers |= {f"random/{name}": np.array(str(value)) for name, value in state["random"].items()}
-    for row in csv.DictReader((folder / "run" / "history.csv").open()):
+    for row in csv.DictReader((directory / "run" / "history.csv").open()):
         for name in row.keys() - {"seconds", "images_per_second"}:
             numbers[f"history/{row['epoch']}/{name}"] = np.array(float(row[name]))
     return numbers
@@ -93,8 +93,8 @@ def main() -> None:
         train(arguments.train, precision)
         return
     moments = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        whole, parts = Path(folder, "whole"), Path(folder, "parts")
+    with tempfile.TemporaryDirectory() as directory:
+        whole, parts = Path(directory, "whole"), Path(directory, "parts")
         whole.mkdir()
         parts.mkdir()
         life(whole, precision)

@@ -1,6 +1,6 @@
 """Train tiny models on given numbers of devices; printed as JSON, for test_devices.py.
 
-    python on_devices.py FOLDER FAMILY DEVICES [DEVICES ...]
+    python on_devices.py DIRECTORY FAMILY DEVICES [DEVICES ...]
 
 DEVICES are a count, or COUNT-sharded for sharded weights. The chief prints, as its last line,
 {devices: {"fitted": curve of `kv.fit`, "random": curve of a plain training with random numbers}}.
@@ -61,7 +61,7 @@ def plain():
     batches = kv.data.pipelines(SOURCE, model, 16, augmentation=None).train
     states = Distinct()
     history = kv.training.resumable_fit(
-        model, batches, epochs=2, folder=None, verbose=0, callbacks=[states]
+        model, batches, epochs=2, directory=None, verbose=0, callbacks=[states]
     )
     return {"loss": history.history["loss"], **states.counts, "moving_mean": states.count("mean")}
 
@@ -92,12 +92,12 @@ class Distinct(keras.callbacks.Callback):
         return len({float(keras.ops.convert_to_numpy(one)[0]) for one in found})
 
 
-def main(folder, family, *numbers):
+def main(directory, family, *numbers):
     found = {}
     for number in numbers:
         count, _, sharded = number.partition("-")
         kv.training.use_devices(int(count), shard_weights=bool(sharded))
-        found[number] = {"fitted": fitted(family, f"{folder}/{number}"), "random": plain()}
+        found[number] = {"fitted": fitted(family, f"{directory}/{number}"), "random": plain()}
     if kv.training.is_chief():
         print(json.dumps(found))
 

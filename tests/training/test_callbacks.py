@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from harness import array
 
-from keras_vitx.training.callbacks import Clock, KeepBest, verbosity
+from keras_vitx.training.callbacks import BestCheckpoint, Throughput, verbosity
 from keras_vitx.training.figures import draw_curves
 
 ACCURACIES = [{"val_accuracy": a, "val_loss": 0.0} for a in (0.2, 0.8, 0.5, 0.8)]
@@ -38,7 +38,7 @@ def run(keep, *epochs):
     ],
 )
 def test_the_best_epoch(epochs, result, best, tmp_path):
-    keep = KeepBest(model(), tmp_path, result)
+    keep = BestCheckpoint(model(), tmp_path, result)
     keep.model.layers[0].bias.assign([9.0])
     assert "before training" in keep.restore()
     assert array(keep.model.layers[0].bias)[0] == 0
@@ -58,7 +58,7 @@ def test_the_best_epoch(epochs, result, best, tmp_path):
 
 
 def test_history_is_written_each_epoch(tmp_path):
-    run(KeepBest(model(), tmp_path), {"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5})
+    run(BestCheckpoint(model(), tmp_path), {"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5})
     assert list(csv.DictReader((tmp_path / "history.csv").open())) == [
         {"epoch": "1", "loss": "1.0", "val_loss": ""},
         {"epoch": "2", "loss": "2.0", "val_loss": "0.5"},
@@ -67,7 +67,7 @@ def test_history_is_written_each_epoch(tmp_path):
 
 def test_only_a_better_epoch_copies_the_weights():
     layers = [keras.layers.Dense(256) for _ in range(8)]
-    keep = KeepBest(keras.Sequential([keras.Input((256,)), *layers]))
+    keep = BestCheckpoint(keras.Sequential([keras.Input((256,)), *layers]))
     keep.on_epoch_end(0, {"val_loss": 1.0})
     peaks = []
     for epoch, loss in enumerate((2.0, 0.5), 1):
@@ -81,7 +81,7 @@ def test_only_a_better_epoch_copies_the_weights():
 
 @pytest.mark.parametrize("what", ["validation loss", "weights"])
 def test_what_is_not_finite_is_never_best(what, tmp_path):
-    keep = KeepBest(model(), tmp_path)
+    keep = BestCheckpoint(model(), tmp_path)
     run(keep, {"val_accuracy": 0.5, "val_loss": 1.0})
     keep.model.layers[0].bias.assign([np.nan if what == "weights" else 7.0])
     logs = {"val_accuracy": 0.9, "val_loss": np.inf if what == "validation loss" else 1.0}
@@ -101,11 +101,13 @@ def test_what_is_not_finite_is_never_best(what, tmp_path):
     ],
 )
 def test_the_rate_of_the_last_update_the_speed_and_the_time_left(rate, expected, capsys):
-    network, clock, rows = model(), Clock(4), []
+    network, throughput, rows = model(), Throughput(4), []
     network.compile(keras.optimizers.SGD(rate), "mse")
-    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: rows.append(clock.row))
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: rows.append(throughput.row)
+    )
     images, labels = np.zeros((12, 2)), np.zeros((12, 1))
-    network.fit(images, labels, 4, epochs=3, verbose=2, callbacks=[clock, note])
+    network.fit(images, labels, 4, epochs=3, verbose=2, callbacks=[throughput, note])
     shown = capsys.readouterr().out
     assert shown.count("images/s: ") == 3
     assert shown.count(" left\n") == 2, "from the second epoch on"
@@ -115,19 +117,19 @@ def test_the_rate_of_the_last_update_the_speed_and_the_time_left(rate, expected,
 
 @pytest.mark.backend_free
 def test_seconds_of_an_epoch_that_was_resumed(monkeypatch):
-    clock = Clock(4)
-    clock.set_model(model())
-    clock.set_params({"verbose": 0, "epochs": 3, "steps": 20})
-    clock.model.compile("sgd", "mse")
+    throughput = Throughput(4)
+    throughput.set_model(model())
+    throughput.set_params({"verbose": 0, "epochs": 3, "steps": 20})
+    throughput.model.compile("sgd", "mse")
     now = iter([100.0, 103.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    clock.set_state({"seconds": 7.0})
-    clock.on_epoch_begin(1)
-    clock.on_train_batch_end(19, {})
-    assert clock.get_state() == {"seconds": 10.0}
+    throughput.set_state({"seconds": 7.0})
+    throughput.on_epoch_begin(1)
+    throughput.on_train_batch_end(19, {})
+    assert throughput.get_state() == {"seconds": 10.0}
     monkeypatch.undo()
-    clock.on_epoch_end(1)
-    assert (clock.row["seconds"], clock.row["images_per_second"]) == (10, 8)
+    throughput.on_epoch_end(1)
+    assert (throughput.row["seconds"], throughput.row["images_per_second"]) == (10, 8)
 
 
 @pytest.mark.backend_free

@@ -14,9 +14,9 @@ from training.test_fit import small
 
 import keras_vitx as kv
 from keras_vitx.cli import train
-from keras_vitx.data.worker import share_of_batch
+from keras_vitx.data.worker import shard_of_batch
 from keras_vitx.training.devices import Devices
-from keras_vitx.training.devices.replicas import Share
+from keras_vitx.training.devices.replicas import Shard
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 # PyTorch has a process per device.
@@ -29,8 +29,8 @@ FITTED = "DeepViT" if BACKEND == "jax" else "ViT"
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory):
-    """What the script prints, {devices: {family: curve}}, and the folder of its runs."""
-    folder, found = tmp_path_factory.mktemp("devices"), {}
+    """What the script prints, {devices: {family: curve}}, and the directory of its runs."""
+    directory, found = tmp_path_factory.mktemp("devices"), {}
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for numbers in RUNS:
@@ -38,7 +38,7 @@ def curves(tmp_path_factory):
         if BACKEND == "torch":
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", *numbers]
         process = subprocess.run(
-            [*start, str(SCRIPT), str(folder), FITTED, *numbers],
+            [*start, str(SCRIPT), str(directory), FITTED, *numbers],
             env={**environment, "XLA_FLAGS": flags},
             capture_output=True,
             text=True,
@@ -46,7 +46,7 @@ def curves(tmp_path_factory):
         )
         assert process.returncode == 0, process.stderr[-3000:]
         found |= json.loads(process.stdout.strip().splitlines()[-1])
-    return found, folder
+    return found, directory
 
 
 def test_the_curve_of_one_device(curves):
@@ -66,9 +66,9 @@ def test_the_curve_of_one_device(curves):
 
 
 def test_one_process_writes_the_files(curves):
-    found, folder = curves
-    assert {path.name for path in folder.iterdir()} == set(found)
-    for path in folder.iterdir():
+    found, directory = curves
+    assert {path.name for path in directory.iterdir()} == set(found)
+    for path in directory.iterdir():
         files = {file.name for file in path.iterdir()} - {"curves.png"}
         assert files == {"best.keras", "history.csv", "run.json", "held_out.txt", "checkpoints"}
         # Before the first step, after each epoch.
@@ -115,16 +115,16 @@ class Batches(keras.utils.PyDataset):
         return images, {"head": images[:, 0].astype(int)}
 
 
-def shares_of(batches, count, pad=False):
-    return [Share(batches, Devices(count, count, count, i), pad) for i in range(count)]
+def shards_of(batches, count, pad=False):
+    return [Shard(batches, Devices(count, count, count, i), pad) for i in range(count)]
 
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("batches", (Batches(), list(map(Batches().__getitem__, range(2)))))
 def test_shares_make_up_the_batch(batches):
-    shares = shares_of(batches, 3)
+    num_shards = shards_of(batches, 3)
     for index in [*range(2)] * 2:
-        images, parts = batches[index][0], [share[index] for share in shares]
+        images, parts = batches[index][0], [shard[index] for shard in num_shards]
         assert {len(part[0]) for part in parts} == {len(images) // 3}
         together = np.concatenate([part[0] for part in parts])
         assert np.array_equal(np.sort(together, axis=0), images)
@@ -135,8 +135,8 @@ def test_shares_make_up_the_batch(batches):
 @pytest.mark.backend_free
 def test_batches_that_the_devices_do_not_divide():
     with pytest.raises(ValueError, match=r"divisible .* 4\. Received: a batch of 6 images"):
-        shares_of(Batches(), 4)[3][0]
-    parts = [share[0] for share in shares_of(Batches(), 4, pad=True)]
+        shards_of(Batches(), 4)[3][0]
+    parts = [shard[0] for shard in shards_of(Batches(), 4, pad=True)]
     assert all(len(array) == 2 for part in parts for array in keras.tree.flatten(part))
     kept = np.concatenate([images[weights == 1] for images, _, weights in parts])
     assert sorted(kept[:, 0]) == list(range(6))
@@ -150,10 +150,10 @@ def test_a_process_makes_its_images_only(mixing):
     source = random.integers(0, 256, (20, 4, 4, 1), "uint8"), np.arange(20) % 2
     train = kv.data.pipelines(source, small(), 8, mixing=mixing, validation_split=0).train
     images, labels = train[1]
-    rows = [share_of_batch(8, share, 2) for share in range(2)]
+    rows = [shard_of_batch(8, shard, 2) for shard in range(2)]
     assert sorted(np.concatenate(rows)) == list(range(8))
-    for share, own in enumerate(rows):
-        some_images, some_labels = train.get(1, share, 2)
+    for shard, own in enumerate(rows):
+        some_images, some_labels = train.get(1, shard, 2)
         assert len(own) == 4
         assert np.array_equal(images[own], some_images)
         assert np.array_equal(labels[own], some_labels)

@@ -160,7 +160,7 @@ def test_confusion(tmp_path):
         assert row["precision"] == (counts[index] / column.sum() if column.any() else None)
         wrong = np.delete(counts, index)
         others = np.delete(found["class_names"], index)
-        assert row["taken for"] == (others[wrong.argmax()] if wrong.any() else None)
+        assert row["most_confused_with"] == (others[wrong.argmax()] if wrong.any() else None)
 
 
 @pytest.mark.backend_free

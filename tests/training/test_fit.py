@@ -87,7 +87,7 @@ def run_of(output):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    output = tmp_path_factory.mktemp("run") / "new" / "folder"
+    output = tmp_path_factory.mktemp("run") / "new" / "directory"
     model = small()
     history = kv.fit(model, (TRAIN, VALIDATION, TEST), output=output, seed=3, **SHORT)
     return model, history, output
@@ -111,7 +111,7 @@ def test_the_files_and_the_measures_of_a_run(run):
         name: pytest.approx(logs[f"val_{name}"][best]) for name in ("loss", "accuracy")
     }
     assert record["test"] == history.test
-    assert Recipe.read(output) == recipes.get("finetune").but(**CHANGES)
+    assert Recipe.read(output) == recipes.get("finetune").replace(**CHANGES)
     expected = {"model": "small", "seed": 3, "head": "kept", "backend": BACKEND, "devices": 1}
     assert expected.items() <= record.items() and "stopped" not in record
     assert [record[f"{p}_images"] for p in ("train", "validation", "test")] == [48, 14, 22]
@@ -123,7 +123,7 @@ def test_the_files_and_the_measures_of_a_run(run):
     assert model.class_names == ("0", "1")
 
 
-def test_a_folder_that_holds_a_run_is_refused(run):
+def test_a_directory_that_holds_a_run_is_refused(run):
     before = {path: path.read_bytes() for path in run[2].rglob("*.*") if path.is_file()}
     with pytest.raises(ValueError, match=f"without a run.*{run[2]}"):
         kv.fit(small(), TRAIN, output=run[2], **SHORT)
@@ -147,7 +147,7 @@ def test_a_network_of_the_zoo_learns():
     labels = np.arange(200) % 2
     images = np.random.default_rng(0).integers(0, 120, (200, 4, 4, 1))
     images += 100 * labels[:, None, None, None]
-    recipe = Recipe("mine").but(epochs=3, batch_size=16, learning_rate=1e-2, augmentation=None)
+    recipe = Recipe("mine").replace(epochs=3, batch_size=16, learning_rate=1e-2, augmentation=None)
     history = kv.fit(
         model, (images.astype("uint8"), labels), recipe, validation_split=0.2,
         precision="mixed_bfloat16", verbose=0,

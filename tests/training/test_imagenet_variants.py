@@ -20,7 +20,7 @@ def model():
     keras.utils.set_random_seed(0)
     model = kv.ViT(8, 1, 2, patch_size=8, input_shape=(16, 16, 3))
     randomize(model)
-    model.preprocessing = model.preprocessing.but(crop_ratio=1.0)
+    model.preprocessing = model.preprocessing.replace(crop_ratio=1.0)
     return model
 
 
@@ -35,7 +35,7 @@ def outputs_of(model, images):
     return model.predict(kv.preprocess_input(np.stack(images), model), verbose=0)
 
 
-def folder_of(path, names, each=2):
+def directory_of(path, names, each=2):
     images = [
         picture(path / name / f"{i}.png", [i, seed])
         for seed, name in enumerate(names)
@@ -44,19 +44,19 @@ def folder_of(path, names, each=2):
     return path, images
 
 
-def test_folders_of_synsets(model, tmp_path):
+def test_directories_of_synsets(model, tmp_path):
     """ImageNet-A and -R have 200 of the 1,000 classes; here some, chosen by the predictions."""
     images = [picture(tmp_path / "probe.png", [i, seed]) for seed in range(3) for i in range(2)]
     outputs = outputs_of(model, images)
     # The first class is right for its first image; the others are not the best ones.
     chosen = sorted({int(outputs[0].argmax()), 5, 700})
-    folder, images = folder_of(tmp_path / "r", [SYNSETS[c] for c in chosen])
+    directory, images = directory_of(tmp_path / "r", [SYNSETS[c] for c in chosen])
     outputs, labels = outputs_of(model, images), np.repeat(chosen, 2)
-    found = kv.evaluate(model, folder, "train", validation_split=0)
+    found = kv.evaluate(model, directory, "train", validation_split=0)
     assert found["accuracy"] == pytest.approx((outputs.argmax(-1) == labels).mean())
     among = outputs[:, chosen] / outputs[:, chosen].sum(-1, keepdims=True)
     restricted = kv.evaluate(
-        model, folder, "train", validation_split=0, restrict=True, confusion=True
+        model, directory, "train", validation_split=0, restrict=True, confusion=True
     )
     right = among.argmax(-1) == np.repeat(range(3), 2)
     assert restricted["accuracy"] == pytest.approx(right.mean())
@@ -66,16 +66,16 @@ def test_folders_of_synsets(model, tmp_path):
     assert restricted["confusion"].shape == (3, 3)
 
 
-def test_numbered_folders(model, tmp_path):
+def test_numbered_directories(model, tmp_path):
     """ImageNet-V2: "10" sorts before "2"."""
     numbers = [2, 10, 7, 999]
-    folder, images = folder_of(tmp_path / "v2", map(str, numbers))
+    directory, images = directory_of(tmp_path / "v2", map(str, numbers))
     outputs = outputs_of(model, images)
     rank = [
         (row > row[label]).sum() < 5
         for row, label in zip(outputs, np.repeat(numbers, 2), strict=True)
     ]
-    found = kv.evaluate(model, folder, "train", validation_split=0)
+    found = kv.evaluate(model, directory, "train", validation_split=0)
     log = -np.log(outputs[np.arange(8), np.repeat(numbers, 2)]).mean()
     assert found["loss"] == pytest.approx(log, rel=1e-3)
     assert found["top_5_accuracy"] == pytest.approx(np.mean(rank))

@@ -90,7 +90,7 @@ def test_settings_of_a_recipe():
     set_network(model, Recipe("mine"))
     assert model.get_config() == before
     recipe = Recipe("mine", similarity=0.1, similarity_depth=2, remat=True, crop_ratio=1.25)
-    set_network(model, recipe.but(drop_path=0.2, drop_path_rises=False))
+    set_network(model, recipe.replace(drop_path=0.2, drop_path_schedule="constant"))
     assert rates(model) == [0.2] * len(blocks(model))
     assert similarities(model) == [0, 0.05, 0.05]
     assert model.remat

@@ -50,7 +50,7 @@ def test_what_is_decayed_and_what_muon_takes(family):
         shrunk = 1 - 0.1 * 0.5 if variable.path in kernels else 1
         close(array(variable.value), old * shrunk, 1e-6, variable.path)
 
-    muon = make_optimizer(model, recipe.but(algorithm="muon"), 10)
+    muon = make_optimizer(model, recipe.replace(algorithm="muon"), 10)
     muon.build(variables)
     # Muon has no mean of the squares.
     taken = {v.path for v, m in zip(variables, muon.adam_velocities, strict=True) if m is None}
@@ -114,7 +114,7 @@ def numpy_updates(weights, batches, recipe, rate):
     return weights, average
 
 
-BASE = Recipe("mine").but(
+BASE = Recipe("mine").replace(
     learning_rate=0.1, warmup_epochs=1, final_learning_rate=0.01, weight_decay=0.2, epsilon=1e-3
 )
 
@@ -137,7 +137,7 @@ BASE = Recipe("mine").but(
 )
 def test_updates_are_those_of_numpy(changes):
     """Through `fit`, compiled as the backend compiles it."""
-    recipe = BASE.but(**changes)
+    recipe = BASE.replace(**changes)
     model = two_layers()
     parts, updates = recipe.accumulate_steps, 5
     random = np.random.default_rng(0)
@@ -201,7 +201,7 @@ def test_rates_fall_toward_the_images(family):
 def test_saved_and_loaded(tmp_path, changes, made):
     """Decay of kernels and rates per layer survive, as does the state."""
     model = two_layers()
-    model.compile(make_optimizer(model, BASE.but(**changes), 2), "mse")
+    model.compile(make_optimizer(model, BASE.replace(**changes), 2), "mse")
     x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
     model.train_on_batch(x, y)
     model.save(tmp_path / "model.keras")

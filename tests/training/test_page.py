@@ -34,7 +34,7 @@ def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
     first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(first, "docs/training.md", "exec"), names)
     # A few images fill no batch of 100.
-    names["recipe"] = names["recipe"].but(batch_size=16, epochs=2)
+    names["recipe"] = names["recipe"].replace(batch_size=16, epochs=2)
     keras.utils.set_random_seed(0)
     exec(compile(second, "docs/training.md", "exec"), names)
 

@@ -18,7 +18,7 @@ WRONG = {
     "warmup_learning_rate": (-1e-6,), "cooldown_epochs": (-1, 0.5), "decay": ("linear",),
     "algorithm": ("sgd",), "weight_decay": (-0.1,), "beta_1": (1.0,), "beta_2": (1,),
     "epsilon": (0,), "clip_norm": (0.0,), "layer_decay": (0.0, 1.5), "ema": (0, 1.0),
-    "accumulate_steps": (0, 1.5), "drop_path": (1.0, -0.1), "drop_path_rises": ("yes",),
+    "accumulate_steps": (0, 1.5), "drop_path": (1.0, -0.1), "drop_path_schedule": (True, "rising"),
     "similarity": (-1,), "similarity_depth": (0,), "remat": ("yes",), "crop_ratio": (0,),
     "label_smoothing": (1.0, -0.1), "mix_token": ("yes",), "distillation": ("medium",),
     "temperature": (0,), "distillation_weight": (1.5, -0.1), "flip": (1.5,), "mixup": (-0.1,),
@@ -31,7 +31,7 @@ WRONG = {
 def test_values_out_of_range(name):
     for value in WRONG[name]:
         with pytest.raises(ValueError, match=f"`{name}`") as error:
-            MINE.but(**{name: value})
+            MINE.replace(**{name: value})
         assert str(value) in str(error.value)
 
 
@@ -45,39 +45,41 @@ def test_each_setting_is_checked_and_in_one_group():
 
 
 def test_but():
-    changed = MINE.but(batch_size=7, epochs=None, mixup=0.2, weight_decay=0.3)
+    changed = MINE.replace(batch_size=7, epochs=None, mixup=0.2, weight_decay=0.3)
     assert changed == Recipe("mine", batch_size=7, weight_decay=0.3, mixing=Mixing(mixup=0.2))
     with pytest.raises(dataclasses.FrozenInstanceError):
         MINE.epochs = 4
     with pytest.raises(ValueError, match=r"'learning_rat'.*'learning_rate'"):
-        MINE.but(learning_rat=1e-3)
+        MINE.replace(learning_rat=1e-3)
     # The warm-up scales with the epochs, the rate with the batch.
-    warm = MINE.but(epochs=10, warmup_epochs=2)
-    assert warm.but(epochs=5).warmup_epochs == 1
-    assert warm.but(epochs=5, warmup_epochs=0).warmup_epochs == 0
-    scaled = MINE.but(learning_rate=5e-4, base_batch_size=512, batch_size=1024)
-    assert [scaled.peak, scaled.but(base_batch_size=None).peak] == [1e-3, 5e-4]
+    warm = MINE.replace(epochs=10, warmup_epochs=2)
+    assert warm.replace(epochs=5).warmup_epochs == 1
+    assert warm.replace(epochs=5, warmup_epochs=0).warmup_epochs == 0
+    scaled = MINE.replace(learning_rate=5e-4, base_batch_size=512, batch_size=1024)
+    assert [scaled.peak, scaled.replace(base_batch_size=None).peak] == [1e-3, 5e-4]
 
 
 def test_what_can_be_turned_off():
     recipe = Recipe("mine", clip_norm=1.0, ema=0.9, mixing=Mixing())
-    off = recipe.but(augmentation=None, mixing=None, clip_norm=None, ema=None, learning_rate=None)
+    off = recipe.replace(
+        augmentation=None, mixing=None, clip_norm=None, ema=None, learning_rate=None
+    )
     assert off == Recipe("mine", augmentation=None)
-    assert off.but(cutmix=0.5).mixing == Mixing(mixup=0.0, cutmix=0.5)
-    assert off.but(flip=0.5).augmentation == Augmentation(crop=None, flip=0.5)
-    assert off.but(mixing=Mixing(), mixup=0.1).mixing == Mixing(mixup=0.1)
+    assert off.replace(cutmix=0.5).mixing == Mixing(mixup=0.0, cutmix=0.5)
+    assert off.replace(flip=0.5).augmentation == Augmentation(crop=None, flip=0.5)
+    assert off.replace(mixing=Mixing(), mixup=0.1).mixing == Mixing(mixup=0.1)
 
 
 def test_augmentation_by_name():
-    shift = MINE.but(augmentation="crop_flip")
+    shift = MINE.replace(augmentation="crop_flip")
     assert shift.augmentation == Recipe("mine", augmentation="crop_flip").augmentation
-    assert shift.but(augmentation="crop_flip", flip=0.0).augmentation.flip == 0
+    assert shift.replace(augmentation="crop_flip", flip=0.0).augmentation.flip == 0
     with pytest.raises(ValueError, match=r"'crop_flop'.*'crop_flip'"):
-        MINE.but(augmentation="crop_flop")
+        MINE.replace(augmentation="crop_flop")
 
 
 def test_differences_and_the_printed_recipe():
-    other = MINE.but(epochs=3, mixing=None, scale=(0.5, 1.0))
+    other = MINE.replace(epochs=3, mixing=None, scale=(0.5, 1.0))
     assert MINE.differences(other) == {
         "epochs": (10, 3),
         "warmup_epochs": (1.0, 0.3),
@@ -94,7 +96,11 @@ def test_differences_and_the_printed_recipe():
 
 
 def test_data_of_a_recipe(tmp_path):
-    for recipe in (MINE, MINE.but(augmentation=None, mixing=None), MINE.but(learning_rate=1 / 3)):
+    for recipe in (
+        MINE,
+        MINE.replace(augmentation=None, mixing=None),
+        MINE.replace(learning_rate=1 / 3),
+    ):
         data = json.loads(json.dumps(recipe.to_dict()))
         assert Recipe.from_dict(data) == recipe
         assert hash(Recipe.from_dict(data)) == hash(recipe)
@@ -130,7 +136,7 @@ def test_shipped_recipes(name):
     assert (smoke.epochs, smoke.batch_size) == (2, 8)
     changed = {"epochs", "warmup_epochs", "cooldown_epochs", "batch_size", "min_updates"}
     assert set(recipe.differences(smoke)) <= changed
-    assert recipe.but(accumulate_steps=3).smoke().batch_size == 24
+    assert recipe.replace(accumulate_steps=3).smoke().batch_size == 24
     with pytest.raises(ValueError, match=r"'finetun'.*'finetune'"):
         recipes.get("finetun")
 

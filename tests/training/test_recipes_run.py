@@ -22,7 +22,7 @@ def test_a_short_trial(name, tmp_path):
     recipe = recipes.get(name).smoke()
     arguments = {"drop_path": 0.0, "name": "model"}
     if recipe.similarity:
-        recipe, arguments = recipe.but(similarity_depth=1), arguments | {"dense_head": True}
+        recipe, arguments = recipe.replace(similarity_depth=1), arguments | {"dense_head": True}
         model = FAMILIES["RefinedViT"](**arguments)
     else:
         model = FAMILIES["CaiT"](**arguments)
@@ -65,7 +65,7 @@ def test_the_average_is_measured_and_kept(result, tmp_path):
     )
     model.preprocessing = kv.Preprocessing((0.5,) * 3, (0.5,) * 3)
     # The rate is so high that the loss rises after the first epochs.
-    recipe = Recipe("mine", augmentation=None, result=result).but(
+    recipe = Recipe("mine", augmentation=None, result=result).replace(
         epochs=4, batch_size=8, learning_rate=0.3, warmup_epochs=0, ema=0.8
     )
     watch = Watch()

@@ -126,7 +126,7 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, caplog):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The folder of a run that was stopped in its second epoch."""
+    """The directory of a run that was stopped in its second epoch."""
     output = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(RuntimeError):
         run(output, stop=(7, fail), class_weight={0: 2.0})
@@ -149,7 +149,7 @@ def test_another_run_is_not_resumed(stopped, tmp_path):
         ({"source": (255 - images, labels)}, "data.train.pixels"),
         ({"source": (images[:48], labels[:48])}, "data.train.images was 42, is now"),
         ({"resume": False}, "`resume=True`"),
-        ({"output": None}, "`output` must be a folder"),
+        ({"output": None}, "`output` must be a directory"),
         ({"keep": 0}, "`keep` must be at least 1"),
     ):
         settings = {"model": network(), "source": SOURCE, "class_weight": {0: 2.0}}
@@ -190,22 +190,25 @@ def test_a_finished_run_is_extended(tmp_path):
 
 @pytest.mark.backend_free
 def test_a_broken_file_gives_way_to_the_one_before(stopped, tmp_path, caplog):
-    folder = tmp_path / "run" / "checkpoints"
-    shutil.copytree(stopped / "checkpoints", folder)
-    last = sorted(folder.iterdir())[-1]
+    directory = tmp_path / "run" / "checkpoints"
+    shutil.copytree(stopped / "checkpoints", directory)
+    last = sorted(directory.iterdir())[-1]
     last.write_bytes(last.read_bytes()[:1000])
-    for path in (folder / ".unfinished-step-abc", folder.parent / ".unfinished-best.keras-abc"):
+    for path in (
+        directory / ".unfinished-step-abc",
+        directory.parent / ".unfinished-best.keras-abc",
+    ):
         path.mkdir()
-    # Of an export to the same folder.
-    (folder.parent / ".unfinished-m.onnx-abc").mkdir()
-    assert read_last_state(folder)["step"] == 4
+    # Of an export to the same directory.
+    (directory.parent / ".unfinished-m.onnx-abc").mkdir()
+    assert read_last_state(directory)["step"] == 4
     assert last.name in caplog.text
-    remove_stale_files(folder)
-    assert [path.name for path in folder.parent.rglob(".*")] == [".unfinished-m.onnx-abc"]
-    for path in folder.iterdir():
+    remove_stale_files(directory)
+    assert [path.name for path in directory.parent.rglob(".*")] == [".unfinished-m.onnx-abc"]
+    for path in directory.iterdir():
         path.write_bytes(b"")
     with pytest.raises(OSError, match="No checkpoint"):
-        read_last_state(folder)
+        read_last_state(directory)
 
 
 @pytest.mark.backend_free
@@ -290,7 +293,7 @@ def test_the_users_own_batches_and_callbacks(kind, steps, tmp_path):
         logger = keras.callbacks.CSVLogger(tmp_path / f"{name}.csv", append=True)
         with pytest.raises(RuntimeError) if stop else contextlib.nullcontext():
             resumable_fit(
-                model, batches, epochs=3, folder=tmp_path / name, save_every=1, verbose=0,
+                model, batches, epochs=3, directory=tmp_path / name, save_every=1, verbose=0,
                 callbacks=[note(heard), logger, *stop],
                 steps_per_epoch=steps if steps < 6 else None, **arguments,
             )  # fmt: skip

@@ -16,7 +16,7 @@ def test_each_epoch_begins_with_timms_rate(timm):
     import timm.scheduler
     import torch
 
-    recipe = Recipe("mine").but(
+    recipe = Recipe("mine").replace(
         epochs=30,
         learning_rate=1e-3,
         warmup_epochs=5,
@@ -49,7 +49,7 @@ def test_between_the_epochs(warmup):
     np.testing.assert_allclose(found[peak:end], cosine[peak:], rtol=1e-4)
     np.testing.assert_allclose(found[end:], 1e-4, rtol=1e-4)
     assert (np.diff(found[:peak]) > 0).all()
-    in_parts = rates(recipe.but(accumulate_steps=2), 16, range(2 * end))
+    in_parts = rates(recipe.replace(accumulate_steps=2), 16, range(2 * end))
     np.testing.assert_allclose(in_parts, found[:end].repeat(2), rtol=1e-6)
     config = keras.saving.serialize_keras_object(make_schedule(recipe, 8))
     again = keras.saving.deserialize_keras_object(config)
@@ -66,5 +66,5 @@ def test_between_the_epochs(warmup):
     ],
 )
 def test_a_constant_rate(changes, rate):
-    recipe = Recipe("mine", final_learning_rate=1e-6).but(**changes)
+    recipe = Recipe("mine", final_learning_rate=1e-6).replace(**changes)
     np.testing.assert_allclose(rates(recipe, 3, range(40)), rate, rtol=1e-5)

@@ -49,7 +49,7 @@ def test_wrong_arguments_say_the_next_step(named, tmp_path):
         (small(), (batch for batch in Batched(*TRAIN)), {}, "iterator.*Pass a `PyD"),
         (cut, TRAIN, {}, r"`model.preprocessing = whole.preprocessing`"),
         (features, TRAIN, {}, r"Put pooling and a `keras.layers.Dense\(classes\)` on top"),
-        (whole, tmp_path / "x.foo", {}, "is not a folder, an .npz or a .csv file. Expected"),
+        (whole, tmp_path / "x.foo", {}, "is not a directory, an .npz or a .csv file. Expected"),
         (whole, "x.foo", {}, "'x.foo', which does not exist. Expected"),
         (whole, TRAIN, {"optimizer": "sgd"}, r"`optimizer` .* `model\.compile"),
         (whole, TRAIN, {"callbacks": [plateau]}, r"ReduceLROnPlateau.*model\.compile"),
@@ -94,7 +94,7 @@ def test_few_images_have_enough_updates(caplog):
 
 
 def test_the_rate_is_that_of_the_batch_that_is_used():
-    recipe = Recipe("mine").but(base_batch_size=512, batch_size=1024, epochs=1, warmup_epochs=0)
+    recipe = Recipe("mine").replace(base_batch_size=512, batch_size=1024, epochs=1, warmup_epochs=0)
     model = small()
     kv.fit(model, TRAIN, recipe, augmentation=None, verbose=0)
     rate = model.optimizer.get_config()["learning_rate"]["config"]["learning_rate"]
@@ -109,7 +109,7 @@ def test_batch_size_is_the_images_of_an_update(caplog):
     assert model.optimizer.gradient_accumulation_steps == 2
 
 
-def test_two_trainings_in_one_folder(tmp_path):
+def test_two_trainings_in_one_directory(tmp_path):
     class Second(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             with pytest.raises(ValueError, match=r"in use"):

@@ -40,7 +40,7 @@ class Harm:
 
 
 def write_torch(path, how):
-    """Write a PyTorch file, some of which make a folder when they are unpickled."""
+    """Write a PyTorch file, some of which make a directory when they are unpickled."""
     import torch
 
     kind, _, what = how.partition(" ")
@@ -239,7 +239,7 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "model"
     kv.save(FAMILIES["CaiT"](), path)
     return path
@@ -247,9 +247,9 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize(("intruder", "name"), HOSTILE)
 @pytest.mark.parametrize("where", ["layer", "argument", "model"])
-def test_a_config_with_other_objects_is_refused(folder, tmp_path, intruder, name, where):
-    folder = shutil.copytree(folder, tmp_path / "model")
-    content = json.loads((folder / CONFIG).read_text())
+def test_a_config_with_other_objects_is_refused(directory, tmp_path, intruder, name, where):
+    directory = shutil.copytree(directory, tmp_path / "model")
+    content = json.loads((directory / CONFIG).read_text())
     layers = content["model"]["config"]["layers"]
     if where == "layer":
         layers.append(intruder)
@@ -257,7 +257,7 @@ def test_a_config_with_other_objects_is_refused(folder, tmp_path, intruder, name
         layers[1]["config"]["name"] = [{"deep": intruder}]
     else:
         content["model"] = intruder
-    (folder / CONFIG).write_text(json.dumps(content))
+    (directory / CONFIG).write_text(json.dumps(content))
     words = rf"config\.json can't be used.*{re.escape(name)}.*neither of keras_vitx nor"
     with pytest.raises(ValueError, match=words):
-        kv.load(folder)
+        kv.load(directory)

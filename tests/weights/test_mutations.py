@@ -1,7 +1,7 @@
 """Damaged files of every kind: one clear error each, or a sound result.
 
 They are read in a process of their own, which measures how much memory it takes, and how long.
-`python tests/weights/test_mutations.py FOLDER COUNT` tries COUNT mutations of each kind.
+`python tests/weights/test_mutations.py DIRECTORY COUNT` tries COUNT mutations of each kind.
 """
 
 import codecs
@@ -111,9 +111,9 @@ def attempt(load) -> tuple[BaseException | None, int]:
 WEIGHTS = (*SAVERS, ".old.pth")
 
 
-def write_weights(kind: str, model, folder: Path) -> Path:
+def write_weights(kind: str, model, directory: Path) -> Path:
     """Write the weights of a model as a sound file."""
-    path = folder / f"file{kind}"
+    path = directory / f"file{kind}"
     if kind in SAVERS:
         SAVERS[kind](model, path)
     else:
@@ -124,17 +124,17 @@ def write_weights(kind: str, model, folder: Path) -> Path:
     return path
 
 
-def write_npz(folder):
+def write_npz(directory):
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype="uint8")
-    path = folder / "file.npz"
+    path = directory / "file.npz"
     np.savez(path, x_train=images, y_train=np.arange(12) % 2, class_names=["cat", "dog"])
     return path
 
 
-def write_records(folder):
+def write_records(directory):
     import tensorflow as tf
 
-    path = folder / "file.tfrecord"
+    path = directory / "file.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for label in range(8):
             image = io.BytesIO()
@@ -157,20 +157,20 @@ def read_source(path):
             assert str(path) in str(error)
 
 
-def write_folder(folder):
+def write_directory(directory):
     model = kv.CaiT(8, 1, 2, patch_size=8, class_depth=1, input_shape=(16, 16, 3), classes=2)
-    kv.save(model, folder / "model")
-    return folder / "model" / "config.json"
+    kv.save(model, directory / "model")
+    return directory / "model" / "config.json"
 
 
-def write_recipe(folder):
-    path = folder / "run.json"
+def write_recipe(directory):
+    path = directory / "run.json"
     path.write_text(json.dumps({"recipe": kv.training.Recipe("short").to_dict()}))
     return path
 
 
-def write_image(folder):
-    path = folder / "image.png"
+def write_image(directory):
+    path = directory / "image.png"
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype="uint8")
     Image.fromarray(pixels).save(path)
     return path
@@ -179,7 +179,7 @@ def write_image(folder):
 OTHERS = {
     "npz": (write_npz, read_source),
     "records": (write_records, read_source),
-    "folder": (write_folder, lambda path: kv.load(path.parent)),
+    "directory": (write_directory, lambda path: kv.load(path.parent)),
     "recipe": (write_recipe, kv.training.Recipe.read),
     "run": (write_recipe, lambda path: read_run(path.parent)),
     "image": (write_image, kv.data.decode_image),
@@ -236,7 +236,7 @@ def fuzz(kind: str, path: Path, read, count: int) -> dict:
     return result
 
 
-def main(folder: Path, count: int) -> None:
+def main(directory: Path, count: int) -> None:
     """Print one line per kind of file: its name, and the outcomes of its mutations."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -248,14 +248,14 @@ def main(folder: Path, count: int) -> None:
     source, model = make_tiny(**small), make_tiny(**small)
     read_weights = weights_reader(source, model)
     for kind in WEIGHTS:
-        path = write_weights(kind, large, folder)
+        path = write_weights(kind, large, directory)
         error, taken = attempt(partial(load_weights, large, path))
         sound = {"error": error and repr(error), "memory": taken, "size": path.stat().st_size}
-        result = fuzz(kind, write_weights(kind, source, folder), read_weights, count)
+        result = fuzz(kind, write_weights(kind, source, directory), read_weights, count)
         print(json.dumps([kind, {**result, "sound": sound}]), flush=True)
     for kind, (write, read) in OTHERS.items():
         if kind != "records" or importlib.util.find_spec("tensorflow"):
-            print(json.dumps([kind, fuzz(kind, write(folder), read, count)]), flush=True)
+            print(json.dumps([kind, fuzz(kind, write(directory), read, count)]), flush=True)
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_imagenet_of_a_size(constructor, arguments, expected):
     ],
 )
 def test_wrong_names(tmp_path, monkeypatch, weights, constructor, arguments, words):
-    # A folder named "imagenet" doesn't hide the name.
+    # A directory named "imagenet" doesn't hide the name.
     (tmp_path / "imagenet").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=rf"weights.*{words}"):

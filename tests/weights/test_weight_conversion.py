@@ -125,7 +125,7 @@ def test_positions_without_a_name_are_resampled(tmp_path):
     np.testing.assert_array_equal(found, resample(old, (2, 8), (4, 4)))
 
 
-@pytest.mark.parametrize("suffix", [*SAVERS, ".ckpt", "folder"])
+@pytest.mark.parametrize("suffix", [*SAVERS, ".ckpt", "directory"])
 def test_the_file_determines_the_classes(tiny, tmp_path, caplog, same_weights, suffix):
     size = kv.models.variant(
         "Tiny_1000", kv.CaiT, (32, 32, 3), dim=24, depth=3, num_heads=4, patch_size=8
@@ -137,7 +137,7 @@ def test_the_file_determines_the_classes(tiny, tmp_path, caplog, same_weights, s
         save_torch(model, tmp_path / "m.pth")
         (tmp_path / "m.pth").rename(path)
     else:
-        (kv.save if suffix == "folder" else SAVERS[suffix])(model, path)
+        (kv.save if suffix == "directory" else SAVERS[suffix])(model, path)
     images = keras.Input((32, 32, 3))
     try:
         for more in ({}, {"input_tensor": images}, {"pooling": "avg"}):

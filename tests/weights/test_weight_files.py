@@ -212,7 +212,7 @@ def test_quantized_files_say_so(tiny, unused, tmp_path, kind, suffix, dtype):
         load_weights(unused, tmp_path / f"m{suffix}")
 
 
-def test_keras_folders(tiny, golden_model, same_weights, tmp_path):
+def test_keras_directories(tiny, golden_model, same_weights, tmp_path):
     keras.saving.save_model(golden_model, tmp_path / "model", zipped=False)
     same_weights(tiny(weights=tmp_path / "model"), golden_model)
     same_weights(kv.load(tmp_path / "model"), golden_model)
@@ -499,9 +499,11 @@ def test_names_do_not_depend_on_scopes(tiny, golden_model, tmp_path, suffix, whe
     loaded = tiny(weights=path)
     for one, other in zip(loaded.weights, golden_model.weights, strict=True):
         np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (one, other)))
-    kv.save(inner, tmp_path / "folder")
-    assert (tmp_path / "folder" / "model.safetensors").exists()
-    assert to_checkpoint(kv.load(tmp_path / "folder")).keys() == to_checkpoint(golden_model).keys()
+    kv.save(inner, tmp_path / "directory")
+    assert (tmp_path / "directory" / "model.safetensors").exists()
+    assert (
+        to_checkpoint(kv.load(tmp_path / "directory")).keys() == to_checkpoint(golden_model).keys()
+    )
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -524,15 +526,15 @@ class Unnamed(keras.layers.Layer):
         return {**super().get_config(), "units": self.units}
 
 
-@pytest.mark.parametrize("suffix", [*SAVERS, "folder"])
+@pytest.mark.parametrize("suffix", [*SAVERS, "directory"])
 def test_layers_without_names(tiny, tmp_path, suffix):
     if suffix == ".pth":
         pytest.importorskip("torch")
     changes = {"mlp": lambda index: Unnamed(), "depth": 2}
     model, path = tiny(**changes), tmp_path / f"m{suffix}"
-    (kv.save if suffix == "folder" else SAVERS[suffix])(model, path)
+    (kv.save if suffix == "directory" else SAVERS[suffix])(model, path)
     loaded = [tiny(weights=path, **changes)]
-    if suffix in ("folder", ".keras"):
+    if suffix in ("directory", ".keras"):
         loaded.append(kv.load(path, {"tests>Unnamed": Unnamed}))
     for each in loaded:
         for one, other in zip(each.weights, model.weights, strict=True):
@@ -575,12 +577,12 @@ def test_foreign_files(unused, tmp_path):
 
 
 def test_paths_that_lead_nowhere(tmp_path):
-    (tmp_path / "folder.keras").mkdir()
+    (tmp_path / "directory.keras").mkdir()
     (tmp_path / "model.onnx").write_bytes(b"x")
     for path, error, said in (
         (str(tmp_path / "absent.safetensors"), FileNotFoundError, r"weights='.*absent"),
         ("absent.pth", FileNotFoundError, "no such file"),
-        (tmp_path / "folder.keras", IsADirectoryError, r"a folder without config\.json"),
+        (tmp_path / "directory.keras", IsADirectoryError, r"a directory without config\.json"),
         (tmp_path / "model.onnx", ValueError, r"\.safetensors, \.pth"),
     ):
         with pytest.raises(error, match=said):

@@ -35,13 +35,13 @@ def cache(tmp_path, monkeypatch, golden_file):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def put(repository, file="model.safetensors", blob="abc123"):
-        folder = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs" / "main").write_text(COMMIT)
-        (folder / "blobs").mkdir()
-        blob = folder / "blobs" / blob
+        directory = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
+        (directory / "refs").mkdir(parents=True)
+        (directory / "refs" / "main").write_text(COMMIT)
+        (directory / "blobs").mkdir()
+        blob = directory / "blobs" / blob
         shutil.copyfile(golden_file, blob)
-        snapshot = folder / "snapshots" / COMMIT / file
+        snapshot = directory / "snapshots" / COMMIT / file
         snapshot.parent.mkdir(parents=True)
         snapshot.symlink_to(blob)
         return blob
@@ -64,13 +64,13 @@ def damage(path):
 @pytest.mark.parametrize("file", ["model.safetensors", "sub/other.safetensors"])
 def test_a_revision_from_the_cache(cache, golden_file, revision, file):
     blob = cache("someone/cait", file)
-    folder = blob.parents[1]
+    directory = blob.parents[1]
     assert resolve(f"hf://someone/cait/{file}").path.resolve() == blob
     if revision != COMMIT:
         # The branch now points to another commit.
-        ref = folder / "refs" / revision.replace("%2F", "/")
+        ref = directory / "refs" / revision.replace("%2F", "/")
         ref.parent.mkdir(parents=True, exist_ok=True)
-        (folder / "refs" / "main").write_text("f" * 40)
+        (directory / "refs" / "main").write_text("f" * 40)
         ref.write_text(COMMIT)
     assert resolve(f"hf://someone/cait@{revision}/{file}").path.resolve() == blob
     if revision not in ("main", COMMIT):
@@ -277,15 +277,15 @@ def test_addresses_that_are_none(cache, address):
         resolve(address)
 
 
-@pytest.mark.parametrize("folder", ["keras_vitx/weights/files", "weights"])
-def test_shipped_files(tmp_path, monkeypatch, golden_file, tiny, folder):
-    folder = tmp_path / folder
+@pytest.mark.parametrize("directory", ["keras_vitx/weights/files", "weights"])
+def test_shipped_files(tmp_path, monkeypatch, golden_file, tiny, directory):
+    directory = tmp_path / directory
     monkeypatch.setattr(hub, "__file__", str(tmp_path / "keras_vitx" / "weights" / "hub.py"))
     with pytest.raises(FileNotFoundError, match=r"cait_mini_cifar10\.safetensors"):
         resolve("cifar10", "CaiT_Mini")
-    folder.mkdir(parents=True)
-    shutil.copyfile(golden_file, folder / "cait_mini_cifar10.safetensors")
-    assert resolve("cifar10", "CaiT_Mini").path.parent == folder
+    directory.mkdir(parents=True)
+    shutil.copyfile(golden_file, directory / "cait_mini_cifar10.safetensors")
+    assert resolve("cifar10", "CaiT_Mini").path.parent == directory
     model = tiny(weights="cait_mini_cifar10")
     assert tuple(model.class_names) == catalog.find("cifar10", "CaiT_Mini").class_names
     assert model.preprocessing.std == (0.229, 0.224, 0.225)

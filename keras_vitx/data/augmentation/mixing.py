@@ -31,7 +31,7 @@ class Mixing:
         cutmix: $\alpha$ of CutMix; 0 turns it off.
         mixing_probability: Probability that a batch is mixed.
         switch: Probability of CutMix in a mixed batch, if both are on.
-        group_size: Number of images that share a coefficient and a box; None for the whole batch.
+        group_size: Number of images that shard a coefficient and a box; None for the whole batch.
             DeiT drew one per device, for 64 images each: `group_size=64`.
 
     Raises:
@@ -81,12 +81,12 @@ class Mixing:
             return 1.0, None
         cut = bool(self.cutmix) and (not self.mixup or random.random() < self.switch)
         alpha = self.cutmix if cut else self.mixup
-        share = float(random.beta(alpha, alpha))
+        lam = float(random.beta(alpha, alpha))
         if not cut:
-            return share, None
+            return lam, None
         box = []
         for side in size:
-            center, length = int(random.integers(side)), int(side * math.sqrt(1 - share))
+            center, length = int(random.integers(side)), int(side * math.sqrt(1 - lam))
             start = center - length // 2
             box.append(slice(max(start, 0), min(start + length, side)))
         cut_area = math.prod(extent.stop - extent.start for extent in box)
@@ -104,8 +104,8 @@ class Mixing:
         images: np.ndarray,
         labels: Any,
         random: np.random.Generator,
-        share: int = 0,
-        shares: int = 1,
+        shard: int = 0,
+        num_shards: int = 1,
     ) -> tuple[np.ndarray, Any]:
         """Return the mixed images and labels.
 
@@ -113,18 +113,19 @@ class Mixing:
             images: (n, height, width, channels), float32, or uint8 (rounded); changed in place.
             labels: float32 (n, ...), as from `soft_labels`, or a dictionary of such arrays.
             random: Source of the coefficients and the boxes.
-            share, shares: The share of a batch that the images are (`data.worker.share_of_batch`).
+            shard, num_shards: The shard of a batch that the images are
+                (`data.worker.shard_of_batch`).
         """
         count = len(images)
         pairs = (count + 1) // 2
-        per_group = (self.group_size or count * shares) // 2 or 1
-        groups = -(-count * shares // (2 * per_group))
+        per_group = (self.group_size or count * num_shards) // 2 or 1
+        groups = -(-count * num_shards // (2 * per_group))
         draws = [self.draw(images.shape[1:3], random) for _ in range(groups)]
         mixed = labels if isinstance(labels, dict) else {"": labels}
         mixed = {name: array.copy() for name, array in mixed.items()}
         for i in range(pairs):
             # Pair i of the whole batch is images i and n - 1 - i.
-            coefficient, box = draws[min((share * pairs + i) // per_group, groups - 1)]
+            coefficient, box = draws[min((shard * pairs + i) // per_group, groups - 1)]
             pair = [i, count - 1 - i]
             if box is not None:
                 rows, columns = box

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keras_vitx.data.sources.arrays import FASHION_MNIST, load_arrays, load_npz
 from keras_vitx.data.sources.dataset import Dataset, Split, hold_out
-from keras_vitx.data.sources.folders import load_folder, load_real
+from keras_vitx.data.sources.directories import load_directory, load_real
 from keras_vitx.data.sources.tables import load_table
 from keras_vitx.data.sources.tfds import load_tfds
 from keras_vitx.data.sources.tfrecords import load_tfrecords, shards_of
@@ -16,8 +16,8 @@ from keras_vitx.data.sources.tfrecords import load_tfrecords, shards_of
 __all__ = ["Dataset", "Split", "load_dataset", "load_real"]
 
 SUPPORTED = (
-    'Expected "fashion_mnist", "tfds:NAME", a folder with one sub-folder per class, a .csv file of '
-    "files and labels, an .npz file, "
+    'Expected "fashion_mnist", "tfds:NAME", a directory with one sub-directory per class, a .csv '
+    "file of files and labels, an .npz file, "
     'TFRecord shards ("data/*.tfrecord"), or arrays: (images, labels) or ((x_train, y_train), '
     "(x_val, y_val))."
 )
@@ -44,16 +44,16 @@ def load_dataset(
         source: One of
             "fashion_mnist", the sample shipped with the package: 5,000 training images (28, 28, 1)
             and 1,000 test images of ten classes;
-            a path to a folder with one sub-folder per class, or with folders of splits that hold
-            such sub-folders: `train/` or `training/`; optionally `val/`, `valid/`, `validation/`,
-            `dev/` or `eval/`; and `test/` or `testing/`, in any case;
+            a path to a directory with one sub-directory per class, or with directories of splits
+            that hold such sub-directories: `train/` or `training/`; optionally `val/`, `valid/`,
+            `validation/`, `dev/` or `eval/`; and `test/` or `testing/`, in any case;
             a path to a .csv file with the columns `file` and `label`, or one column per class;
             "tfds:NAME", any dataset of tensorflow-datasets with one label per image, downloaded if
             necessary;
             a path to an .npz file with x_train and y_train, and optionally x_val and y_val, x_test
             and y_test, and class_names;
             TFRecord shards, if TensorFlow is installed: a file, a pattern such as
-            "imagenet/*-of-*", or a folder of files with ".tfrecord" in their names, with the
+            "imagenet/*-of-*", or a directory of files with ".tfrecord" in their names, with the
             features "image" and "label" or "image/encoded" and "image/class/label";
             arrays, (images, labels) or ((x_train, y_train), (x_val, y_val)), with (x_test, y_test)
             as an optional third pair. Images are (n, height, width) or (n, height, width,
@@ -65,9 +65,9 @@ def load_dataset(
         strict: Whether an image file of a format that Pillow can't read is an error. If not, it is
             listed in `skipped`, and a warning is logged.
         seed: Seed of the validation split.
-        data_dir: The folder where tensorflow-datasets stores its files.
-        splits: Whether the sub-folders of a folder are splits (True) or classes (False); None
-            decides by their names, and raises an error if they could be either.
+        data_dir: The directory where tensorflow-datasets stores its files.
+        splits: Whether the sub-directories of a directory are splits (True) or classes (False);
+            None decides by their names, and raises an error if they could be either.
 
     Raises:
         ValueError: if the source is not supported, has fewer than two classes, or has labels out of
@@ -105,8 +105,8 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
     if shards := shards_of(path):
         return load_tfrecords(shards, name)
     if path.is_dir():
-        return load_folder(path, strict, splits)
-    reason = "is not a folder, an .npz or a .csv file" if path.exists() else "does not exist"
+        return load_directory(path, strict, splits)
+    reason = "is not a directory, an .npz or a .csv file" if path.exists() else "does not exist"
     raise ValueError(
         f"`source` must be of a known kind. Received: {name!r}, which {reason}. {SUPPORTED}"
     )

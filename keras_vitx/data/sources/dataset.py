@@ -21,12 +21,12 @@ SPLITS = {
     "validation": ("val", "valid", "validation", "dev", "eval"),
     "test": ("test", "testing"),
 }
-"""The names of each split in folders, files and columns, in lower case."""
+"""The names of each split in directories, files and columns, in lower case."""
 log = logging.getLogger(__name__)
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a folder or shard of this name holds; None if it is no split's."""
+    """Return the split that a directory or shard of this name holds; None if it is no split's."""
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
@@ -73,7 +73,7 @@ class EncodedImages(Sequence):
 
 
 class ImageFiles(EncodedImages):
-    """Image files, listed relative to `root` in held-out images, so that the folder may move."""
+    """Image files, listed relative to `root` in held-out images, so that the directory may move."""
 
     def __init__(self, paths: Iterable[Path], root: Path | None = None):
         super().__init__(list(paths))
@@ -151,8 +151,8 @@ class Dataset:
             images held out from its training split; None with `validation_split=0`.
         test: The test split of the source, which training never uses, or None.
         skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
-        any_of: Whether a prediction is correct if it is any of the labels (n, classes) above 0
-            (ImageNet-ReaL).
+        multiple_labels: Whether a prediction is correct if it is any of the labels (n, classes)
+            above 0 (ImageNet-ReaL).
     """
 
     name: str
@@ -161,7 +161,7 @@ class Dataset:
     validation: Split | None = None
     test: Split | None = None
     skipped: tuple[Path, ...] = ()
-    any_of: bool = False
+    multiple_labels: bool = False
 
 
 def dataset_of(

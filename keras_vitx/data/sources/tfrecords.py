@@ -33,7 +33,7 @@ class RecordImages(EncodedImages):
 
 
 def shards_of(source: Path) -> list[Path]:
-    """Return the shards of a file or folder (".tfrecord" in their names) or of a pattern."""
+    """Return the shards of a file or directory (".tfrecord" in their names) or of a pattern."""
     if source.is_dir():
         files = source.glob("*.tfrecord*")
     elif source.is_file():

@@ -33,7 +33,7 @@ def table() -> str:
     rows = [("format", "suffix", "needs", "extra", "precisions")]
     for each in FORMATS.values():
         lists = ", ".join(each.needs), each.extra, ", ".join(each.precisions)
-        rows.append((each.name, each.suffix or "(folder)", *lists))
+        rows.append((each.name, each.suffix or "(directory)", *lists))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -75,7 +75,7 @@ class Format:
     """A file format.
 
     Attributes:
-        suffix: Suffix of the file; "" for a folder.
+        suffix: Suffix of the file; "" for a directory.
         companion: Suffix of a second file beside it; "" for none.
         backend: The Keras backend under which `write` runs.
         needs: Packages that write it, and last the one that runs it; `extra` installs them.

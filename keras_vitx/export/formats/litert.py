@@ -10,9 +10,9 @@ def write(graph: Graph, path: Path) -> None:
     """Write a `.tflite` file with the signature `serving_default`."""
     import tensorflow as tf
 
-    with temporary_saved_model(graph, path) as folder:
+    with temporary_saved_model(graph, path) as directory:
         converter = tf.lite.TFLiteConverter.from_saved_model(
-            str(folder), signature_keys=["serving_default"]
+            str(directory), signature_keys=["serving_default"]
         )
         if graph.precision == "float16":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]

@@ -10,8 +10,8 @@ def write(graph: Graph, path: Path) -> None:
     """Write an `.xml` file, the graph, and a `.bin` file beside it, the weights."""
     import openvino
 
-    with temporary_saved_model(graph, path) as folder:
-        model = openvino.convert_model(folder)
+    with temporary_saved_model(graph, path) as directory:
+        model = openvino.convert_model(directory)
         openvino.save_model(model, path, compress_to_fp16=graph.precision == "float16")
 
 

@@ -11,7 +11,7 @@ import keras
 from keras_vitx.export.formats.base import INPUT, Format, Graph, half_arrays
 
 CONTENTS = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "export.json"}
-"""Contents of the folder."""
+"""Contents of the directory."""
 
 BYTES = "image_bytes"
 """Name of a server's input; over REST, each value is `{"b64": "..."}`."""
@@ -24,7 +24,7 @@ SIDES = {"PNG": (b"\x89PNG", 16, "int32", False), "GIF": (b"GIF8", 6, "uint16", 
 little-endian."""
 
 
-def write(graph: Graph, folder: Path) -> None:
+def write(graph: Graph, directory: Path) -> None:
     """Write an endpoint and a signature per size, and `serving_default`, a server's if `graph.top`.
 
     `model.export` does not name outputs, stores each weight twice, and has one size and precision.
@@ -50,7 +50,7 @@ def write(graph: Graph, folder: Path) -> None:
         default = _server(preprocessing, predict, graph.classes, graph.top)
     module.stored = list(stored.values())
     signatures = {"serving_default": default, **signatures}
-    tf.saved_model.save(module, str(folder), signatures=signatures)
+    tf.saved_model.save(module, str(directory), signatures=signatures)
 
 
 def _stateless(model, precision, stored):
@@ -141,13 +141,13 @@ def _sides(file):
 @contextlib.contextmanager
 def temporary_saved_model(graph: Graph, path: Path) -> Iterator[Path]:
     """Yield a temporary SavedModel beside `path`, from which another format is converted."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        write(Graph({"serve": graph.model}, graph.outputs), Path(folder, "saved_model"))
-        yield Path(folder, "saved_model")
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        write(Graph({"serve": graph.model}, graph.outputs), Path(directory, "saved_model"))
+        yield Path(directory, "saved_model")
 
 
 def matches(path: Path) -> bool:
-    """Return whether a path is the folder of a SavedModel and holds nothing else."""
+    """Return whether a path is the directory of a SavedModel and holds nothing else."""
     names = {each.name for each in path.iterdir()} if path.is_dir() else set()
     return "saved_model.pb" in names and names <= CONTENTS
 

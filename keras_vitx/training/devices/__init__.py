@@ -170,10 +170,10 @@ def check_batch(images: int, devices: Devices) -> None:
         )
 
 
-def check_limits(model: keras.Model, shares: int = 1) -> None:
+def check_limits(model: keras.Model, num_shards: int = 1) -> None:
     """Raise a ValueError if training needs a precision or memory that a device lacks.
 
-    Weights, gradients and optimizer states are split between `shares` devices.
+    Weights, gradients and optimizer states are split between `num_shards` devices.
     """
     name, memory, lacking = device_of()
     precision = model.compute_dtype
@@ -190,7 +190,7 @@ def check_limits(model: keras.Model, shares: int = 1) -> None:
         sum(variable.value.nbytes for variable in variables)
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
-    required = (4 * trainable + others) / shares
+    required = (4 * trainable + others) / num_shards
     if required > memory:
         raise ValueError(
             f"`model` must fit in the {memory / 1e9:.1f} GB of {name}. Received: weights, "

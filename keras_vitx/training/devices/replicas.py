@@ -11,10 +11,10 @@ import keras
 import numpy as np
 
 from keras_vitx.data.batches import TrainingBatches
-from keras_vitx.data.worker import share_of_batch
+from keras_vitx.data.worker import shard_of_batch
 from keras_vitx.keras_internals import sublayers
+from keras_vitx.training.batch_transforms import BatchTransform
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
-from keras_vitx.training.wrapped import Wrapped
 
 # Between the seeds of two replicas. Large, because seed and counter are added.
 SEED_DISTANCE = 0x5851F42D
@@ -22,7 +22,7 @@ SEED_STATE = "seed_generator_state"
 
 
 def share_of(batches: Any, pad: bool = False) -> Any:
-    """Return the batches of this process, each a share of a whole batch.
+    """Return the batches of this process, each a shard of a whole batch.
 
     With `pad`, for evaluation, a batch that the devices don't divide is padded with copies of its
     first image of weight 0.
@@ -31,13 +31,13 @@ def share_of(batches: Any, pad: bool = False) -> Any:
     # Mirrored strategies split batches of any size themselves.
     if devices.replicas == 1 or batches is None or keras.backend.backend() == "tensorflow":
         return batches
-    if isinstance(batches, Wrapped) and batches.per_image:
+    if isinstance(batches, BatchTransform) and batches.elementwise:
         # For example, a teacher predicts only the images of this process.
         return batches.with_batches(share_of(batches.batches, pad))
-    return Share(batches, devices, pad)
+    return Shard(batches, devices, pad)
 
 
-class Share(Wrapped):
+class Shard(BatchTransform):
     """The rows of each batch that one process computes; see `share_of`."""
 
     def __init__(self, batches: Any, devices: Devices, pad: bool = False):
@@ -64,7 +64,7 @@ class Share(Wrapped):
         size = images // devices.processes
         rows: Any = slice(devices.process * size, (devices.process + 1) * size)
         if by_pairs:
-            rows = share_of_batch(images, devices.process, devices.processes)
+            rows = shard_of_batch(images, devices.process, devices.processes)
         return keras.tree.map_structure(lambda array: array[rows], batch)
 
 

@@ -14,7 +14,7 @@ def list_recipes() -> list[str]:
 
 
 def get(recipe: str | os.PathLike | Recipe) -> Recipe:
-    """Return a recipe by its name or the folder of a run; a `Recipe` is returned unchanged.
+    """Return a recipe by its name or the directory of a run; a `Recipe` is returned unchanged.
 
     Raises a ValueError that suggests the nearest names if there is no such recipe.
     """
@@ -24,7 +24,7 @@ def get(recipe: str | os.PathLike | Recipe) -> Recipe:
         return Recipe.read(recipe)
     if recipe not in list_recipes():
         raise ValueError(
-            "`recipe` must be the name of a recipe, the folder of a run or a `Recipe`. Received: "
-            f"{recipe!r}. {nearest(recipe, list_recipes())}"
+            "`recipe` must be the name of a recipe, the directory of a run or a `Recipe`. "
+            f"Received: {recipe!r}. {nearest(recipe, list_recipes())}"
         )
     return importlib.import_module(f"{__name__}.{recipe}").RECIPE

@@ -12,18 +12,18 @@
 As `deit`, with more epochs and twice the learning rate (Section 4.3; 5e-4 for 512 images is
 the same rate). The rate of stochastic depth is that of the size (Table 4), the same in every
 block, so the recipe leaves it as it was built; in a model of your own, `drop_path=0.1,
-drop_path_rises=False` sets it. The published weights were trained with hard distillation
+drop_path_schedule="constant"` sets it. The published weights were trained with hard distillation
 from a RegNetY-16GF, see `kv.training.Distillation`.
 """
 
 from keras_vitx.training.recipes import deit
 
-RECIPE = deit.RECIPE.but(
+RECIPE = deit.RECIPE.replace(
     name="cait",
     epochs=400,
     warmup_epochs=5,
     learning_rate=1e-3,
     base_batch_size=1024,
     drop_path=None,
-    drop_path_rises=False,
+    drop_path_schedule="constant",
 )

@@ -12,4 +12,4 @@ As `deit`, with a lower learning rate and half the batch (ConViT, Section 3).
 
 from keras_vitx.training.recipes import deit
 
-RECIPE = deit.RECIPE.but(name="convit_plus", batch_size=512, learning_rate=4e-4)
+RECIPE = deit.RECIPE.replace(name="convit_plus", batch_size=512, learning_rate=4e-4)

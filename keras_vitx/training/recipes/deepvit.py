@@ -20,7 +20,7 @@ models of 16, 24 and 32 blocks; the released `DeepViT_24B` was trained without i
 
 from keras_vitx.training.recipes import deit
 
-RECIPE = deit.RECIPE.but(
+RECIPE = deit.RECIPE.replace(
     name="deepvit",
     batch_size=256,
     base_batch_size=None,

@@ -47,7 +47,7 @@ RECIPE = Recipe(
     ),
     mixing=Mixing(mixup=0.8, cutmix=1.0, mixing_probability=1.0, switch=0.5),
     drop_path=0.1,
-    drop_path_rises=True,
+    drop_path_schedule="linear",
     label_smoothing=0.1,
     result="last",
 )

@@ -18,7 +18,7 @@ code resamples them bilinearly). DeiT's command keeps its code's default of five
 
 from keras_vitx.training.recipes import deit
 
-RECIPE = deit.RECIPE.but(
+RECIPE = deit.RECIPE.replace(
     name="higher_resolution",
     epochs=30,
     batch_size=512,

@@ -16,4 +16,4 @@ follow, as in timm's trainer, and the moving average of the weights is the resul
 
 from keras_vitx.training.recipes import deepvit
 
-RECIPE = deepvit.RECIPE.but(name="refiner", drop_path=0.1, similarity=0.1, similarity_depth=2)
+RECIPE = deepvit.RECIPE.replace(name="refiner", drop_path=0.1, similarity=0.1, similarity_depth=2)

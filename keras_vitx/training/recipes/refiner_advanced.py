@@ -14,7 +14,7 @@ to which the code adds MixToken.
 
 from keras_vitx.training.recipes import refiner
 
-RECIPE = refiner.RECIPE.but(
+RECIPE = refiner.RECIPE.replace(
     name="refiner_advanced",
     batch_size=512,
     drop_path=0.2,

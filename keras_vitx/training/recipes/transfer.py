@@ -16,6 +16,6 @@ paper names no hardware). As `cait`, with a tenth of the learning rate (a hundre
 
 from keras_vitx.training.recipes import cait
 
-RECIPE = cait.RECIPE.but(
+RECIPE = cait.RECIPE.replace(
     name="transfer", epochs=1000, warmup_epochs=5, learning_rate=1e-4, crop_ratio=0.875
 )

@@ -1,4 +1,4 @@
-"""Sources that are folders: image files in one sub-folder per class, and ImageNet-ReaL."""
+"""Sources that are directories: image files in one sub-directory per class, and ImageNet-ReaL."""
 
 import functools
 import itertools
@@ -18,8 +18,8 @@ from keras_vitx.data.preprocessing import check_image
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of, split_of
 
 LAYOUT = (
-    "Expected one sub-folder per class with its images in it (cat/1.jpg, dog/2.png, ...), or the "
-    "folders train/, and optionally val/ and test/, that hold such sub-folders."
+    "Expected one sub-directory per class with its images in it (cat/1.jpg, dog/2.png, ...), or "
+    "the directories train/, and optionally val/ and test/, that hold such sub-directories."
 )
 # Includes formats that Pillow can't read, so that they are reported instead of ignored.
 IMAGE_SUFFIXES = (
@@ -32,20 +32,20 @@ REAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 log = logging.getLogger(__name__)
 
 
-def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
-    """Load a folder from the names of its files, without reading them; see `load_dataset`."""
-    folders = _split_folders(folder, splits)
-    train = folders["train"]
-    names = [path.name for path in sub_folders(train)]
+def load_directory(directory: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
+    """Load a directory from the names of its files, without reading them; see `load_dataset`."""
+    directories = _split_directories(directory, splits)
+    train = directories["train"]
+    names = [path.name for path in sub_directories(train)]
     if len(names) < 2:
         raise ValueError(
-            f"`source` must have at least two classes. Received: {len(names)} class folders in "
+            f"`source` must have at least two classes. Received: {len(names)} class directories in "
             f"{train}. {LAYOUT}"
         )
     skipped: list[Path] = []
     loaded = {}
-    for split, path in folders.items():
-        if unknown := sorted({child.name for child in sub_folders(path)} - set(names)):
+    for split, path in directories.items():
+        if unknown := sorted({child.name for child in sub_directories(path)} - set(names)):
             raise ValueError(
                 f"`source` must have the classes of {train} in all splits. Received: {path} with "
                 f"{', '.join(unknown)}."
@@ -58,53 +58,55 @@ def load_folder(folder: Path, strict: bool = False, splits: bool | None = None) 
                 f"{LAYOUT}"
             )
         labels = np.repeat(np.arange(len(names)), [len(files) for files in by_class])
-        loaded[split] = ImageFiles(itertools.chain(*by_class), folder), labels
+        loaded[split] = ImageFiles(itertools.chain(*by_class), directory), labels
     if skipped:
         suffixes = ", ".join(sorted({path.suffix.lower() for path in skipped}))
         message = f"{len(skipped)} images are of formats that Pillow can't read here ({suffixes})"
         if strict:
             raise OSError(f"{message}, such as {skipped[0]}.")
         log.warning("%s, and are skipped, such as %s.", message, skipped[0])
-    return dataset_of(str(folder), loaded, names, skipped)
+    return dataset_of(str(directory), loaded, names, skipped)
 
 
-def sub_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, without hidden ones."""
+def sub_directories(directory: Path) -> list[Path]:
+    """Return the directories in a directory, sorted by name, without hidden ones."""
     return sorted(
-        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))
+        path
+        for path in directory.iterdir()
+        if path.is_dir() and not path.name.startswith((".", "__"))
     )
 
 
-def _split_folders(folder: Path, splits: bool | None) -> dict[str, Path]:
-    """Return the folder of each split, or `folder` itself if its sub-folders are classes."""
+def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
+    """Return the directory of each split, or `directory` if its sub-directories are classes."""
     by_split: dict[str, list[Path]] = {}
-    for path in sub_folders(folder):
+    for path in sub_directories(directory):
         by_split.setdefault(split_of(path.name) or "", []).append(path)
     others = by_split.pop("", [])
     if not by_split or splits is False:
-        return {"train": folder}
+        return {"train": directory}
     if splits is None:
-        split_folders = [path for paths in by_split.values() for path in paths]
+        split_directories = [path for paths in by_split.values() for path in paths]
         others = [path for path in others if next(_files(path), None) is not None]
-        # The folder of a class holds images directly.
-        nested = any(map(sub_folders, split_folders))
+        # The directory of a class holds images directly.
+        nested = any(map(sub_directories, split_directories))
         if others and not nested:
-            return {"train": folder}  # Such as the classes "test" and "cat".
+            return {"train": directory}  # Such as the classes "test" and "cat".
         if others or not nested or "train" not in by_split:
-            names = ", ".join(f"{path.name}/" for path in split_folders + others[:3])
+            names = ", ".join(f"{path.name}/" for path in split_directories + others[:3])
             reason = "" if "train" in by_split else " There is no train/."
             raise ValueError(
-                f"`splits` must be set where folders could be splits or classes. Received: None, "
-                f"for {names} in {folder}.{reason} Pass `splits=True`, "
-                "or splits=False for classes, or the path of the folder that holds the classes. "
+                f"`splits` must be set where directories could be splits or classes. Received: "
+                f"None, for {names} in {directory}.{reason} Pass `splits=True`, "
+                "or splits=False for classes, or the path of the directory that holds the classes. "
                 f"{LAYOUT}"
             )
     if "train" not in by_split:
-        raise ValueError(f"`source` must have a train/. Received: {folder} without. {LAYOUT}")
+        raise ValueError(f"`source` must have a train/. Received: {directory} without. {LAYOUT}")
     for paths in by_split.values():
         if len(paths) > 1:
             names = " or ".join(f"{path.name}/" for path in paths)
-            raise ValueError(f"`source` must have either {names} in {folder}. Received: both.")
+            raise ValueError(f"`source` must have either {names} in {directory}. Received: both.")
     return {split: paths[0] for split, paths in by_split.items()}
 
 
@@ -115,17 +117,17 @@ def readable_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix in IMAGE_SUFFIXES if formats.get(suffix) in Image.OPEN)
 
 
-def image_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
-    """Return the image files below a folder, sorted; add unreadable formats to `skipped`."""
+def image_files(directory: Path, skipped: list[Path] | None = None) -> list[Path]:
+    """Return the image files below a directory, sorted; add unreadable formats to `skipped`."""
     readable, others = [], [] if skipped is None else skipped
-    for path in _files(folder):
+    for path in _files(directory):
         (readable if path.suffix.lower() in readable_suffixes() else others).append(path)
     return sorted(readable)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder that are images by their suffix."""
-    for root, _, names in os.walk(folder):
+def _files(directory: Path) -> Iterator[Path]:
+    """Yield all files below a directory that are images by their suffix."""
+    for root, _, names in os.walk(directory):
         for name in names:
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 yield Path(root, name)
@@ -145,15 +147,15 @@ def unreadable(paths: Sequence[Path]) -> dict[Path, OSError]:
         return {path: error for path, error in zip(paths, errors, strict=True) if error}
 
 
-def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
+def load_real(directory: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
     """Load ImageNet's validation images with the labels of ImageNet-ReaL (Beyer et al., 2020).
 
     Images without a label are left out, as in the paper. `keras_vitx.evaluate` counts a prediction
     as correct if it is any of the labels.
 
     Args:
-        folder: The images, `ILSVRC2012_val_00000001.JPEG`, ..., with or without a sub-folder per
-            class.
+        directory: The images, `ILSVRC2012_val_00000001.JPEG`, ..., with or without a sub-directory
+            per class.
         labels: The published `real.json`: a list of the labels of each image, in the order of their
             numbers.
 
@@ -165,7 +167,7 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
         ValueError: if the file is not such a list, or has no entry for an image.
         OSError: if the file can't be read.
     """
-    folder, path = Path(folder).expanduser(), Path(labels).expanduser()
+    directory, path = Path(directory).expanduser(), Path(labels).expanduser()
     names = tuple(synset for synset, _ in imagenet_classes())
     try:
         entries = json.loads(path.read_text())
@@ -174,7 +176,7 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise ValueError(f"`labels` must be lists of integers in 0..999. Received: {path}.")
     files, rows = [], []
-    for file in image_files(folder):
+    for file in image_files(directory):
         number = REAL_NUMBER.match(file.name)
         if number is None:
             continue
@@ -190,11 +192,11 @@ def load_real(folder: str | os.PathLike, labels: str | os.PathLike) -> Dataset:
             rows.append(np.float32(is_label / is_label.sum()))
     if not files:
         raise ValueError(
-            "`folder` must have images with labels, named ILSVRC2012_val_00000001.JPEG, ... "
-            f"Received: {folder} without."
+            "`directory` must have images with labels, named ILSVRC2012_val_00000001.JPEG, ... "
+            f"Received: {directory} without."
         )
     split = Split(ImageFiles(files), np.stack(rows))
-    return Dataset(str(folder), names, train=split, test=split, any_of=True)
+    return Dataset(str(directory), names, train=split, test=split, multiple_labels=True)
 
 
 def _is_entry(entry) -> bool:

@@ -44,15 +44,15 @@ class SequentialBatches(keras.utils.PyDataset):
         return batch
 
 
-class Wrapped(keras.utils.PyDataset):
+class BatchTransform(keras.utils.PyDataset):
     """Batches whose images or labels are changed by `transform`, which a subclass defines.
 
     Batches are `(images, labels)` or `(images, labels, weights)`. All other attributes are those
-    of the wrapped batches. `per_image` says whether `transform` treats each image independently,
+    of the wrapped batches. `elementwise` says whether `transform` treats each image independently,
     so that it can be applied to a share of a batch.
     """
 
-    per_image = False
+    elementwise = False
 
     def __init__(self, batches: Iterable):
         super().__init__()
@@ -75,7 +75,7 @@ class Wrapped(keras.utils.PyDataset):
         """Return the changed images and labels (an array or a dictionary) of batch `index`."""
         raise NotImplementedError
 
-    def with_batches(self, batches: Iterable) -> "Wrapped":
+    def with_batches(self, batches: Iterable) -> "BatchTransform":
         """Return a copy that wraps other batches."""
         wrapped = copy.copy(self)
         wrapped.batches = batches
@@ -115,7 +115,7 @@ class Wrapped(keras.utils.PyDataset):
         self.batches.on_epoch_end()
 
 
-class BatchRange(Wrapped):
+class BatchRange(BatchTransform):
     """`count` batches from index `start` on, starting over at the end; None is all.
 
     Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches

@@ -13,15 +13,15 @@ from keras import ops
 
 from keras_vitx.classifier import kind_of
 from keras_vitx.layers import ops as layer_ops
-from keras_vitx.layers.heads import SeveralHeads
+from keras_vitx.layers.heads import MultiHead
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss
 
 BOX = "mix_token"
 """Name of the box among the labels: bool `(batch, rows * columns)`, the same for all images."""
 
 
-class TrainsHeads:
-    """The part of a model with `steps` that trains several heads; `Chain` inherits it."""
+class MultiHeadTraining:
+    """How a model with `layers` trains several heads; `Chain` inherits it."""
 
     _step: contextlib.ExitStack | None = None
 
@@ -72,7 +72,7 @@ class TrainsHeads:
                 raise ValueError("MixToken exchanges patches: the model has no patch embedding.")
             x, body = exchange(self.run(body[:stem], x, True), box), body[stem:]
         x = self.run(body, x, True)
-        activation, is_several = getattr(head, "activation", None), isinstance(head, SeveralHeads)
+        activation, is_several = getattr(head, "activation", None), isinstance(head, MultiHead)
         if not is_several and kind_of(activation) in (None, "logits"):
             return {"head": self.run([head], x, True)}
         head.activation = keras.activations.linear
@@ -136,10 +136,10 @@ class TrainsHeads:
                 # The patches keep the labels of their own images.
                 value = compare(label, exchange(output, box), weight)
             else:
-                share = ops.mean(ops.cast(box, "float32"), axis=-1)
+                area = ops.mean(ops.cast(box, "float32"), axis=-1)
                 weight = 1.0 if weight is None else ops.cast(weight, "float32")
-                value = compare(label, output, weight * (1 - share))
-                value += compare(ops.flip(label, 0), output, weight * share)
+                value = compare(label, output, weight * (1 - area))
+                value += compare(ops.flip(label, 0), output, weight * area)
             total = total + factors.get(name, 1.0) * value
         for added in self.losses:
             # A loss scales by the number of replicas, as mirrored strategies expect.
@@ -192,7 +192,7 @@ def _of_logits(loss: Any, activation: str | None) -> keras.losses.Loss | None:
 def _activation_of(head: keras.layers.Layer) -> Any:
     """Return the activation that the outputs in a step lack."""
     activation = keras.activations.get(getattr(head, "activation", None))
-    is_left_out = isinstance(head, SeveralHeads) or kind_of(activation) is not None
+    is_left_out = isinstance(head, MultiHead) or kind_of(activation) is not None
     return activation if is_left_out else keras.activations.linear
 
 

@@ -1,4 +1,4 @@
-"""Models in folders, hub repositories and `.keras` files: `kv.save`, `kv.load`, `kv.push`."""
+"""Models in directories, hub repositories and `.keras` files: `kv.save`, `kv.load`, `kv.push`."""
 
 import copy
 import importlib.util
@@ -113,8 +113,8 @@ def weights_file(name):
     return "model.weights.h5" if name in IN_KERAS_FORMAT else "model.safetensors"
 
 
-class Folders:
-    """Folders of saved models, each made when it is first needed, and the models' outputs."""
+class Directories:
+    """Directories of saved models, each made when it is first needed, and the models' outputs."""
 
     def __init__(self, root):
         self.root = root
@@ -135,19 +135,19 @@ class Folders:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return Folders(tmp_path_factory.mktemp("models"))
+def directories(tmp_path_factory):
+    return Directories(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
-def folder(folders, tmp_path):
+def directory(directories, tmp_path):
     """A copy of a saved model, for tests that change it."""
-    return shutil.copytree(folders["CaiT"], tmp_path / "spoilt")
+    return shutil.copytree(directories["CaiT"], tmp_path / "spoilt")
 
 
-def edit(folder, change):
-    """Change the config in a folder."""
-    path = folder / "config.json"
+def edit(directory, change):
+    """Change the config in a directory."""
+    path = directory / "config.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(change(content) or content))
 
@@ -160,12 +160,12 @@ FRESH = """
 import json, pathlib, sys
 import keras_vitx as kv
 import keras, numpy as np
-images, target, *folders = sys.argv[1:]
+images, target, *directories = sys.argv[1:]
 images = np.load(images)
-for folder in folders:
-    model = kv.load(folder)
+for directory in directories:
+    model = kv.load(directory)
     outputs = keras.ops.cast(model(images, training=False), "float32")
-    base = f"{target}/{pathlib.Path(folder).name}"
+    base = f"{target}/{pathlib.Path(directory).name}"
     np.save(f"{base}.npy", keras.ops.convert_to_numpy(outputs))
     variables = [(variable.path, variable.dtype) for variable in model.weights]
     about = model.name, model.family, model.class_names, model.preprocessing.to_dict(), variables
@@ -174,27 +174,27 @@ for folder in folders:
 
 
 @pytest.fixture(scope="module")
-def loaded(folders, tmp_path_factory):
-    """The folder where a fresh process writes what it loads."""
+def loaded(directories, tmp_path_factory):
+    """The directory where a fresh process writes what it loads."""
     path = tmp_path_factory.mktemp("loaded")
     np.save(path / "images.npy", IMAGES)
-    run_python(FRESH, path / "images.npy", path, *(folders[name] for name in MODELS_HERE))
+    run_python(FRESH, path / "images.npy", path, *(directories[name] for name in MODELS_HERE))
     return path
 
 
 @pytest.mark.parametrize("name", MODELS_HERE)
-def test_comes_back_in_a_fresh_process(folders, loaded, name):
-    assert {path.name for path in folders[name].iterdir()} == {*FILES, weights_file(name)}
-    close(np.load(loaded / f"{name}.npy"), folders.outputs[name], 1e-6)
-    model = folders.models[name]
+def test_comes_back_in_a_fresh_process(directories, loaded, name):
+    assert {path.name for path in directories[name].iterdir()} == {*FILES, weights_file(name)}
+    close(np.load(loaded / f"{name}.npy"), directories.outputs[name], 1e-6)
+    model = directories.models[name]
     variables = [[variable.path, variable.dtype] for variable in model.weights]
     names = model.class_names and list(model.class_names)
     found = json.loads((loaded / f"{name}.json").read_text())
     assert found == [model.name, model.family, names, PREPROCESSING.to_dict(), variables]
 
 
-def test_lora_goes_on(folders):
-    model = kv.load(folders["lora"])
+def test_lora_goes_on(directories):
+    model = kv.load(directories["lora"])
     model.compile("sgd", "sparse_categorical_crossentropy")
     dense = model.get_layer("blocks_0").attention.qkv
     before = [np.array(array(v)) for v in (dense._kernel, dense.lora_kernel_b)]
@@ -203,18 +203,18 @@ def test_lora_goes_on(folders):
     assert np.abs(array(dense.lora_kernel_b) - before[1]).max() > 0
 
 
-def card_of(folder):
+def card_of(directory):
     from huggingface_hub import ModelCard
 
-    return ModelCard.load(folder / "README.md")
+    return ModelCard.load(directory / "README.md")
 
 
 @backend_free
-def test_the_card(folders, tmp_path):
+def test_the_card(directories, tmp_path):
     model = FAMILIES["CaiT"](name="mine")
     model.class_names = NAMES
     model.compile("adam", loss=lambda y, p: keras.ops.mean(p))
-    recipe = kv.training.Recipe("short").but(epochs=3)
+    recipe = kv.training.Recipe("short").replace(epochs=3)
     dataset = "<img src=x>\n\n# Not a heading | not a cell"
     about = {"accuracy": np.float64(0.7135), "dataset": dataset, "license": "mit"}
     kv.save(model, tmp_path / "model", recipe=recipe, **about)
@@ -241,7 +241,7 @@ def test_the_card(folders, tmp_path):
     kv.save(model, tmp_path / "model", recipe="<script>", overwrite=True)
     assert "<script" not in card_of(tmp_path / "model").text
 
-    card = card_of(folders["no head"])
+    card = card_of(directories["no head"])
     data = card.data.to_dict()
     assert not {"license", "datasets", "metrics", "model-index"} & set(data)
     assert data["pipeline_tag"] == "image-feature-extraction"
@@ -254,20 +254,20 @@ def recipe_in(card):
 
 @backend_free
 @pytest.mark.parametrize("name", ["CaiT", "no head"])
-def test_the_code_of_the_card_runs(folders, tmp_path, monkeypatch, capsys, name):
-    folder = folders[name]
+def test_the_code_of_the_card_runs(directories, tmp_path, monkeypatch, capsys, name):
+    directory = directories[name]
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.zeros((20, 30, 3), "uint8")).save("photo.jpg")
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (directory / "README.md").read_text(), re.DOTALL)
     made = {}
-    exec(code.replace("hf://owner/repo", str(folder)), made)
+    exec(code.replace("hf://owner/repo", str(directory)), made)
     assert made["outputs"].shape == ((1, 5) if name == "CaiT" else (1, 5, 8))
     assert ("'a'" in capsys.readouterr().out) == (name == "CaiT")
 
 
 @backend_free
-def test_the_image_processor_of_a_folder(folders, tmp_path):
-    read = json.loads((folders["CaiT"] / "preprocessor_config.json").read_text())
+def test_the_image_processor_of_a_directory(directories, tmp_path):
+    read = json.loads((directories["CaiT"] / "preprocessor_config.json").read_text())
     assert read["size"] == {"shortest_edge": 18}  # 16 / 0.875, rounded down as in timm
     assert read["crop_size"] == {"height": 16, "width": 16}
     assert (read["image_mean"], read["image_std"]) == ([0.1, 0.2, 0.3], [0.5, 0.5, 0.25])
@@ -286,36 +286,36 @@ def test_the_image_processor_of_a_folder(folders, tmp_path):
         ({"license": ["mit"]}, "license.*mit"),
         ({"recipe": 3}, "recipe.*3"),
         ({"recipe": {"model": keras}}, "recipe"),
-        ({"folder": "hf://owner/repo"}, "keras_vitx.push"),
+        ({"directory": "hf://owner/repo"}, "keras_vitx.push"),
         ({"model": keras.Sequential()}, "model.*Sequential"),
     ],
 )
 def test_wrong_arguments_write_nothing(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    given = {"model": FAMILIES["Mixer"](), "folder": tmp_path / "model", **arguments}
+    given = {"model": FAMILIES["Mixer"](), "directory": tmp_path / "model", **arguments}
     with pytest.raises(ValueError, match=words):
         kv.save(**given)
     assert not list(tmp_path.iterdir())
 
 
 @backend_free
-def test_what_a_folder_holds_stays(tmp_path, monkeypatch):
-    model, folder = FAMILIES["Mixer"](), tmp_path / "model"
-    (folder / "notes").mkdir(parents=True)
-    (folder / "notes" / "README.md").write_text("precious")
-    (folder / "link").symlink_to("notes")
+def test_what_a_directory_holds_stays(tmp_path, monkeypatch):
+    model, directory = FAMILIES["Mixer"](), tmp_path / "model"
+    (directory / "notes").mkdir(parents=True)
+    (directory / "notes" / "README.md").write_text("precious")
+    (directory / "link").symlink_to("notes")
     with pytest.raises(FileExistsError, match="overwrite=True"):
-        kv.save(model, folder)
+        kv.save(model, directory)
     with pytest.raises(NotADirectoryError, match=r"README\.md"):
-        kv.save(model, folder / "notes" / "README.md", overwrite=True)
-    assert {path.name for path in folder.iterdir()} == {"notes", "link"}
-    kv.save(adapted("lora"), folder, overwrite=True)
-    kv.save(model, folder, overwrite=True)
-    close(outputs(kv.load(folder)), outputs(model), 1e-6)
-    names = {path.name for path in folder.iterdir()}
+        kv.save(model, directory / "notes" / "README.md", overwrite=True)
+    assert {path.name for path in directory.iterdir()} == {"notes", "link"}
+    kv.save(adapted("lora"), directory, overwrite=True)
+    kv.save(model, directory, overwrite=True)
+    close(outputs(kv.load(directory)), outputs(model), 1e-6)
+    names = {path.name for path in directory.iterdir()}
     assert names == {*FILES, "model.safetensors", "notes", "link"}
-    assert (folder / "link").is_symlink()
-    assert (folder / "link" / "README.md").read_text() == "precious"
+    assert (directory / "link").is_symlink()
+    assert (directory / "link" / "README.md").read_text() == "precious"
 
     def content():
         return {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
@@ -327,24 +327,24 @@ def test_what_a_folder_holds_stays(tmp_path, monkeypatch):
     before = content()
     monkeypatch.setattr("keras_vitx.weights.saving.save_safetensors", fail)
     with pytest.raises(OSError, match="the disk is full"):
-        kv.save(FAMILIES["CaiT"](), folder, overwrite=True)
+        kv.save(FAMILIES["CaiT"](), directory, overwrite=True)
     assert content() == before
 
 
 @backend_free
-def test_several_savers_of_one_folder_keep_what_else_it_holds(tmp_path):
-    folder, models = tmp_path / "model", [FAMILIES["Mixer"](classes=3 + i) for i in range(3)]
-    kv.save(models[0], folder)
-    (folder / "notes.txt").write_text("precious")
+def test_several_savers_of_one_directory_keep_what_else_it_holds(tmp_path):
+    directory, models = tmp_path / "model", [FAMILIES["Mixer"](classes=3 + i) for i in range(3)]
+    kv.save(models[0], directory)
+    (directory / "notes.txt").write_text("precious")
 
     def save(model):
         for _ in range(8):
-            kv.save(model, folder, overwrite=True)
+            kv.save(model, directory, overwrite=True)
 
     with ThreadPoolExecutor(len(models)) as pool:
         list(pool.map(save, models))
-    assert (folder / "notes.txt").read_text() == "precious"
-    assert kv.load(folder).output_shape[-1] in (3, 4, 5)
+    assert (directory / "notes.txt").read_text() == "precious"
+    assert kv.load(directory).output_shape[-1] in (3, 4, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -478,33 +478,33 @@ DAMAGES = {
 
 @backend_free
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_config_is_told(folder, damage):
+def test_a_damaged_config_is_told(directory, damage):
     damage = DAMAGES[damage]
     if callable(damage):
-        edit(folder, damage)
+        edit(directory, damage)
     else:
-        (folder / "config.json").write_bytes(damage)
+        (directory / "config.json").write_bytes(damage)
     with pytest.raises(ValueError, match="spoilt: ") as error:
-        kv.load(folder)
+        kv.load(directory)
     assert len(str(error.value)) < 700
 
 
 @backend_free
-def test_weights_that_do_not_fit(folders, folder, tmp_path):
-    weights = folder / "model.safetensors"
-    kv.save(FAMILIES["CaiT"](classes=7), folder, overwrite=True)
+def test_weights_that_do_not_fit(directories, directory, tmp_path):
+    weights = directory / "model.safetensors"
+    kv.save(FAMILIES["CaiT"](classes=7), directory, overwrite=True)
     for name, words in (("CaiT", "5 classes"), ("ViT", "doesn't fit")):
-        shutil.copyfile(folders[name] / "model.safetensors", weights)
+        shutil.copyfile(directories[name] / "model.safetensors", weights)
         with pytest.raises(ValueError, match=f"spoilt: .*{words}"):
-            kv.load(folder)
+            kv.load(directory)
     weights.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="spoilt: "):
-        kv.load(folder)
-    for file in (weights, folder / "config.json"):
+        kv.load(directory)
+    for file in (weights, directory / "config.json"):
         file.unlink()
         with pytest.raises(FileNotFoundError, match=re.escape(file.name)):
-            kv.load(folder)
-    other = shutil.copytree(folders["int8"], tmp_path / "other")
+            kv.load(directory)
+    other = shutil.copytree(directories["int8"], tmp_path / "other")
     content = (other / "model.weights.h5").read_bytes()
     (other / "model.weights.h5").write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"model\.weights\.h5"):
@@ -516,15 +516,15 @@ def test_weights_that_do_not_fit(folders, folder, tmp_path):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """An offline hub; returns a function that puts the files of a folder into its cache."""
+    """An offline hub; returns a function that puts the files of a directory into its cache."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
-    def put(repository, folder):
+    def put(repository, directory):
         cache = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
         (cache / "refs").mkdir(parents=True)
         (cache / "refs" / "main").write_text(COMMIT)
-        shutil.copytree(folder, cache / "snapshots" / COMMIT)
+        shutil.copytree(directory, cache / "snapshots" / COMMIT)
         return cache
 
     return put
@@ -532,10 +532,10 @@ def hub(tmp_path, monkeypatch):
 
 @backend_free
 @pytest.mark.parametrize("name", ["CaiT", "int8"])
-def test_from_the_hub(hub, folders, name, monkeypatch):
+def test_from_the_hub(hub, directories, name, monkeypatch):
     from keras_vitx.weights import saving
 
-    branch = hub("someone/model", folders[name]) / "refs" / "main"
+    branch = hub("someone/model", directories[name]) / "refs" / "main"
     download = saving.download
 
     def and_then_the_branch_moves(address):
@@ -544,12 +544,12 @@ def test_from_the_hub(hub, folders, name, monkeypatch):
         return path
 
     for revision in ("@main", f"@{COMMIT}"):
-        close(outputs(kv.load(f"hf://someone/model{revision}")), folders.outputs[name], 1e-6)
+        close(outputs(kv.load(f"hf://someone/model{revision}")), directories.outputs[name], 1e-6)
     with pytest.raises(OSError, match="someone/model@v2"):
         kv.load("hf://someone/model@v2")
     # Config and weights are of one version.
     monkeypatch.setattr(saving, "download", and_then_the_branch_moves)
-    close(outputs(kv.load("hf://someone/model")), folders.outputs[name], 1e-6)
+    close(outputs(kv.load("hf://someone/model")), directories.outputs[name], 1e-6)
 
 
 @backend_free
@@ -600,26 +600,26 @@ class Api:
 
 
 @backend_free
-def test_push(folder, monkeypatch):
+def test_push(directory, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
-    (folder / "thesis.txt").write_text("private")
-    assert kv.push(folder, "someone/model") == "hf://someone/model@abc123"
+    (directory / "thesis.txt").write_text("private")
+    assert kv.push(directory, "someone/model") == "hf://someone/model@abc123"
     assert Api.uploaded == ("someone/model", {*FILES, "model.safetensors"})
     with pytest.raises(OSError, match=r"someone/elses.*RuntimeError.*hf auth login"):
-        kv.push(folder, "someone/elses")
+        kv.push(directory, "someone/elses")
     for wrong in ("someone", "someone/model@v1", "../model"):
         with pytest.raises(ValueError, match="must"):
-            kv.push(folder, wrong)
-    (folder / "config.json").write_text("{}")
+            kv.push(directory, wrong)
+    (directory / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"spoilt: config\.json"):
-        kv.push(folder, "someone/model")
+        kv.push(directory, "someone/model")
 
 
 @backend_free
-def test_a_folder_as_weights(folders, tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(folders["CaiT"].parent)
+def test_a_directory_as_weights(directories, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(directories["CaiT"].parent)
     model = FAMILIES["CaiT"](weights="CaiT")
-    close(outputs(model), folders.outputs["CaiT"], 1e-6)
+    close(outputs(model), directories.outputs["CaiT"], 1e-6)
     assert (model.class_names, model.preprocessing) == (NAMES, PREPROCESSING)
     assert not caplog.records
 
@@ -637,24 +637,24 @@ def test_a_folder_as_weights(folders, tmp_path, monkeypatch, caplog):
 
 
 @backend_free
-def test_a_folder_as_weights_is_strict(folders, folder, caplog):
-    load = partial(FAMILIES["CaiT"], weights=folder)
+def test_a_directory_as_weights_is_strict(directories, directory, caplog):
+    load = partial(FAMILIES["CaiT"], weights=directory)
     fewer = load(classes=3)
     assert fewer.class_names is None and fewer.preprocessing == PREPROCESSING
     assert "except the head's" in caplog.text
-    np.testing.assert_array_equal(array(fewer.weights[0]), array(kv.load(folder).weights[0]))
+    np.testing.assert_array_equal(array(fewer.weights[0]), array(kv.load(directory).weights[0]))
     with pytest.raises(ValueError, match="doesn't fit"):
-        load(weights=folders["ViT"])
+        load(weights=directories["ViT"])
     with pytest.raises(ValueError, match=r"(?s)weights=.*not floating-point"):
-        load(weights=folders["int8"])
-    edit(folder, edit_model(class_names=["a"]))
+        load(weights=directories["int8"])
+    edit(directory, edit_model(class_names=["a"]))
     with pytest.raises(ValueError, match="names 1 classes"):
         load()
-    edit(folder, edit_model(preprocessing={"std": [1.0]}))
+    edit(directory, edit_model(preprocessing={"std": [1.0]}))
     with pytest.raises(ValueError, match=r"spoilt.*config\.json.*`mean`"):
         load()
-    edit(folder, edit_model(preprocessing=None))
-    (folder / "model.safetensors").unlink()
+    edit(directory, edit_model(preprocessing=None))
+    (directory / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"lacks .*model\.safetensors"):
         load()
 

@@ -63,8 +63,8 @@ class Similarity(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """The arguments that all families share; a family function receives them as `net`.
+class ModelArguments:
+    """The arguments that all families share; a family function receives them as `args`.
 
     The methods `grid`, `blocks` and `head` make the parts of a network that depend on them.
     The fields, with their defaults, are the public arguments that `family` adds to every
@@ -83,7 +83,7 @@ class Network:
             `(batch, dim)`.
         weights: None for random initialization; `"imagenet"`; the name of a catalog
             entry; `"hf://owner/repo"` or `"hf://owner/repo@revision"` (a branch, tag or
-            commit) on the Hugging Face hub; a folder written by `kv.save` or Keras; or the path of
+            commit) on the Hugging Face hub; a directory written by `kv.save` or Keras; or the path of
             a `.safetensors`, `.pth`, `.ckpt`, `.weights.h5`, `.weights.json` or `.keras` file.
         input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
             of the patch size. None means that of the checkpoint, or else of the size.
@@ -151,8 +151,8 @@ class Network:
         attention: Factory,
         mlp: Factory,
         depth: int,
-        rising: bool = True,
-        restarts: Collection[int] = (),
+        drop_path_schedule: str = "linear",
+        stage_starts: Collection[int] = (),
         similarity: Similarity | None = None,
         names: Sequence[str] | None = None,
         **arguments: Any,
@@ -167,9 +167,9 @@ class Network:
             attention: Returns the family's attention layer for the block of a given index.
             mlp: Likewise, the MLP of the block.
             depth: Number of blocks.
-            rising: Whether a single rate of stochastic depth rises linearly over the
-                blocks; otherwise all blocks use the same rate.
-            restarts: Indices of blocks whose tokens differ from those of the previous block
+            drop_path_schedule: How a single rate of stochastic depth becomes one per block:
+                `"linear"`, from 0 in the first block, or `"constant"`.
+            stage_starts: Indices of blocks whose tokens differ from those of the previous block
                 (a class token is added, a stage begins). They receive no maps.
             similarity: The similarity loss; None for no loss.
             names: One name per block; None means `blocks_0`, `blocks_1`, etc.
@@ -177,13 +177,15 @@ class Network:
 
         Raises:
             ValueError: if a factory does not return a layer or returns the same layer twice,
-                `drop_path` does not match the depth, the first block or one of `restarts`
+                `drop_path` does not match the depth, the first block or one of `stage_starts`
                 reads maps, or a block that receives or emits maps has no `Attention`.
         """
         check_counts(depth=depth)
         rates = self.drop_path
         if isinstance(rates, Real):
-            rates = np.linspace(0 if rising else rates, rates, depth).tolist()
+            rates = np.linspace(
+                0 if drop_path_schedule == "linear" else rates, rates, depth
+            ).tolist()
         if not isinstance(rates, (list, tuple)) or len(rates) != depth:
             raise ValueError(
                 f"`drop_path` must be one rate, or a list of one rate per block, {depth}. "
@@ -203,7 +205,7 @@ class Network:
         emits = [*receives[1:], False]
         for index, attention in enumerate(attentions):
             received = f"Received: {type(attention).__name__} for block {index}."
-            if receives[index] and (index == 0 or index in restarts):
+            if receives[index] and (index == 0 or index in stage_starts):
                 raise ValueError(
                     "`attention` must not read shared maps in the first block, whether of the "
                     f"network, of a stage or after the class token: there are none. {received}"
