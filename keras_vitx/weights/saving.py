@@ -98,16 +98,16 @@ def save(
     recipe = _as_data(recipe)
     if os.fspath(directory).startswith(SCHEME):
         raise ValueError(
-            "`directory` must be a directory, which `keras_vitx.push(directory, repository)` puts on "
-            f"the hub. Received: {directory!r}."
+            "`directory` must be a directory, which `keras_vitx.push(directory, repository)` puts "
+            f"on the hub. Received: {directory!r}."
         )
     directory = Path(directory).expanduser().resolve()
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"`directory` is a file: {directory}.")
     if directory.is_dir() and not overwrite and any(directory.iterdir()):
         raise FileExistsError(
-            f"`directory` already holds something, which stays as it is: {directory}. Give another, "
-            "or overwrite=True to replace the model in it."
+            f"`directory` already holds something, which stays as it is: {directory}. Give "
+            "another, or overwrite=True to replace the model in it."
         )
 
     check_registered(model)
