@@ -14,9 +14,9 @@ from keras import ops
 from keras_vitx.analysis.figures import drawing, mark
 from keras_vitx.analysis.measures import entropy
 from keras_vitx.analysis.trace import as_array, class_attention, trace
-from keras_vitx.classifier import outputs_of
 from keras_vitx.data import decode_predictions
 from keras_vitx.data.predictions import class_names
+from keras_vitx.outputs import outputs_of
 
 TINY = np.finfo("float32").tiny
 

@@ -99,14 +99,6 @@ def open_model(model: str, weights: str | None = None, trained: bool = False, **
     return kv.create_model(model, weights=None if weights == "none" else weights, **arguments)
 
 
-def class_names_of(network) -> list[str] | None:
-    """Return the class names of a model, or of the model that is its last layer."""
-    for layer in (network, network.layers[-1]):
-        if getattr(layer, "class_names", None):
-            return list(layer.class_names)
-    return None
-
-
 def image_files_of(paths: Sequence[Path]) -> list[Path]:
     """Return files and the images in directories; raises a ValueError if a directory has none."""
     from keras_vitx.data.sources.directories import image_files

@@ -15,7 +15,6 @@ from keras_vitx.cli._options import (
     Source,
     Strict,
     Weights,
-    class_names_of,
     open_model,
 )
 from keras_vitx.cli._output import say, show, show_json, text_file, write_csv
@@ -82,11 +81,9 @@ def main(
     perturbations = _perturbations(perturb or (), PERTURBATIONS)
     kv.keep_memory()
     network = open_model(model, weights, trained=True)
-    # A Keras model around one of this package has neither attribute.
+    # A Keras model around one of this package has none.
     if getattr(network, "preprocessing", None) is None:
         network.preprocessing = preprocessing_of(network)
-    if getattr(network, "class_names", None) is None:
-        network.class_names = class_names_of(network)
     for kind, strengths in perturbations.items():
         for strength in strengths:  # Raises for an invalid one, before long work.
             PERTURBATIONS[kind](network, strength)

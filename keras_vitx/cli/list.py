@@ -15,12 +15,12 @@ from keras_vitx.cli._options import (
     Backend,
     Csv,
     Json,
-    class_names_of,
     is_saved,
     is_size,
     open_model,
 )
 from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
+from keras_vitx.outputs import class_names_of
 
 
 def main(

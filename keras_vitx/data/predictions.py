@@ -28,12 +28,14 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
     """
     import keras  # Slow, and not needed by worker processes.
 
+    from keras_vitx.outputs import class_names_of
+
     predictions = keras.ops.convert_to_numpy(predictions)
     if predictions.ndim != 2:
         raise ValueError(f"`predictions` must be (n, classes). Received: {predictions.shape}.")
     if top < 1:
         raise ValueError(f"`top` must be above 0. Received: {top!r}.")
-    names = getattr(model, "class_names", None)
+    names = class_names_of(model)
     if predictions.shape[1] == 1 and names is not None and len(names) == 2:
         predictions = np.concatenate([1 - predictions, predictions], axis=1)
     classes = imagenet_classes() if names is None else [("", name) for name in names]
@@ -50,11 +52,12 @@ def decode_predictions(predictions, top: int = 5, model=None) -> list[list[tuple
 
 
 def class_names(model, count: int) -> tuple[str, ...]:
-    """Return `count` class names: of the model or its last layer, of ImageNet, or "class 0", ..."""
-    for layer in (model, model.layers[-1]):
-        names = getattr(layer, "class_names", None)
-        if names is not None and len(names) == count:
-            return tuple(names)
+    """Return `count` class names: of the model, of ImageNet, or "class 0", ..."""
+    from keras_vitx.outputs import class_names_of
+
+    names = class_names_of(model)
+    if names is not None and len(names) == count:
+        return names
     if count == 1000:
         return tuple(name for _, name in imagenet_classes())
     return tuple(f"class {index}" for index in range(count))

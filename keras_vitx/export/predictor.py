@@ -13,7 +13,6 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.backend import without_gradients
-from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import class_names
 from keras_vitx.data.preprocessing import normalize, pixels_of, with_channels
 from keras_vitx.export import runtimes
@@ -21,6 +20,7 @@ from keras_vitx.export.formats import existing_format, format_of
 from keras_vitx.export.prepare import in_layout, input_dtype
 from keras_vitx.export.record import read_record
 from keras_vitx.layers import ImagePreprocessing
+from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 
 log = logging.getLogger(__name__)

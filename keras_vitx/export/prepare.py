@@ -7,12 +7,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import class_names
 from keras_vitx.export.formats import FORMATS, table
 from keras_vitx.export.formats.base import HALF_DTYPES, Format, Graph
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers import ImagePreprocessing
+from keras_vitx.outputs import outputs_of
 
 OUTPUTS = ("probabilities", "logits")
 

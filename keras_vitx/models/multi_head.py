@@ -11,10 +11,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.classifier import kind_of
 from keras_vitx.layers import ops as layer_ops
 from keras_vitx.layers.heads import MultiHead
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss
+from keras_vitx.outputs import kind_of
 
 BOX = "mix_token"
 """Name of the box among the labels: bool `(batch, rows * columns)`, the same for all images."""

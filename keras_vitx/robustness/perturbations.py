@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vitx.backend import input_gradient
-from keras_vitx.classifier import outputs_of
+from keras_vitx.outputs import outputs_of
 from keras_vitx.preprocessing import ModelInput
 
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import keras
 
-from keras_vitx.classifier import outputs_of
 from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.losses import PerHead
+from keras_vitx.outputs import outputs_of, task_of
 from keras_vitx.text import nearest
 from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import OPTIMIZER, make_optimizer, optimizer_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.task import task_of
 
 log = logging.getLogger(__name__)
 

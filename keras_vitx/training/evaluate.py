@@ -9,16 +9,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.classifier import outputs_of
 from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.outputs import class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
 from keras_vitx.training.batch_transforms import BatchTransform
 from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
 from keras_vitx.training.devices import in_use
-from keras_vitx.training.devices.replicas import Replicate, share_of
+from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.scores import confusion_of, draw_worst, predictions_of, scores_of
-from keras_vitx.training.task import task_of
 
 
 class Evaluator(keras.Model):
@@ -71,7 +70,7 @@ class Evaluator(keras.Model):
         """Return the mean loss and the metrics over `dataset`, by name."""
         # Under TensorFlow, the first `evaluate` does not reset the metrics of training.
         self.reset()
-        dataset, callbacks = share_of(dataset, pad=True), [Replicate(), *callbacks]
+        dataset, callbacks = shard_of(dataset, pad=True), [Replicate(), *callbacks]
         results = self.evaluate(dataset, verbose=verbose, callbacks=callbacks, return_dict=True)
         # Keras's own mean loss includes padding.
         results["loss"] = results.pop("loss_per_image")
@@ -252,7 +251,7 @@ def _match_outputs(
 
     The order is None if names are unknown, or if they are numbers, which are indices already.
     """
-    outputs = getattr(model, "class_names", None)
+    outputs = class_names_of(model)
     has_names = labels is not None and not are_numbers(labels)
     if outputs is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
         synsets = [synset for synset, _ in imagenet_classes()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_vitx.classifier import outputs_of
+from keras_vitx.outputs import outputs_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.batches import labels_of, load_batches, steps_of

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.outputs import class_names_of
 from keras_vitx.text import shortened
 from keras_vitx.training.batches import labels_of
 from keras_vitx.training.compiling import compile_for, compiled_by_user
@@ -90,11 +91,11 @@ def train_head(
 
 def _names(model):
     """Return the class names of a trained head; None if unknown."""
-    names = getattr(model, "class_names", None)
+    names = class_names_of(model)
     # ImageNet checkpoints contain no class names.
     if names is None and _is_loaded(model) and model.output_shape[-1] == len(imagenet_classes()):
-        names = [synset for synset, _ in imagenet_classes()]
-    return None if names is None else tuple(names)
+        names = tuple(synset for synset, _ in imagenet_classes())
+    return names
 
 
 def _is_loaded(model):

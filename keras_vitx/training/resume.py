@@ -25,7 +25,7 @@ from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batch_transforms import BatchRange
 from keras_vitx.training.batches import first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
-from keras_vitx.training.devices.replicas import Replicate, share_of
+from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.optimizer import optimizer_of
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def resumable_fit(
     settings = {"shuffle": False, "verbose": verbose, "class_weight": class_weight}
     if directory is None:
         settings |= {"steps_per_epoch": steps_per_epoch, "callbacks": callbacks}
-        return model.fit(share_of(batches), epochs=epochs, **settings)
+        return model.fit(shard_of(batches), epochs=epochs, **settings)
 
     directory = Path(directory)
     if checkpoints_in(directory) and not resume:
@@ -137,7 +137,7 @@ def resumable_fit(
             start, count = (epoch * steps + step, None) if steps_per_epoch else (step, steps - step)
             rest = BatchRange(batches, start, count) if start else batches
             settings |= {"steps_per_epoch": steps_per_epoch and steps - step, "callbacks": saving}
-            model.fit(share_of(rest), initial_epoch=epoch, epochs=last_epoch, **settings)
+            model.fit(shard_of(rest), initial_epoch=epoch, epochs=last_epoch, **settings)
             if last_epoch < epochs and not model.stop_training:
                 # `fit` replaces the weights by their moving average when it ends.
                 assign(model, saving.arrays_at_epoch_end)

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.outputs import Task
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import needs_extra
 from keras_vitx.training.figures import draw_images
-from keras_vitx.training.task import Task
 
 NUM_WORST = 16
 

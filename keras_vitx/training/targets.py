@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation.mixing import Mixing
+from keras_vitx.outputs import class_names_of
 from keras_vitx.training.batch_transforms import BatchTransform
 from keras_vitx.training.batches import are_numbers, is_batches
 from keras_vitx.training.distillation import Distillation
@@ -114,9 +115,9 @@ def add_targets(
         token_labels.check(split.id(index) for index in range(split.size))
     if distillation is not None:
         names = batches.class_names
-        teacher_names = getattr(distillation.teacher, "class_names", None)
+        teacher_names = class_names_of(distillation.teacher)
         has_names = not any(each is None or are_numbers(each) for each in (names, teacher_names))
-        if has_names and tuple(teacher_names) != tuple(names):
+        if has_names and teacher_names != tuple(names):
             raise ValueError(
                 "`teacher` must have the classes of the data, in the same order, "
                 f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."

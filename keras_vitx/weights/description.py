@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vitx.files import is_being_moved
+from keras_vitx.outputs import class_names_of
 from keras_vitx.positions import Grid
 from keras_vitx.preprocessing import Preprocessing
 
@@ -46,7 +47,7 @@ class Description(NamedTuple):
 
 def metadata_of(model) -> dict[str, str]:
     """Return a model's metadata for safetensors files: JSON strings."""
-    names = getattr(model, "class_names", None)
+    names = class_names_of(model)
     preprocessing = getattr(model, "preprocessing", None)
     values = {
         "model": model.name,

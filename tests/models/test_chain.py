@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from harness import BACKEND, FAMILIES, array, close, compiled, numbers, precision
 
-from keras_vitx.classifier import outputs_of
 from keras_vitx.layers import ClassToken, DenseHead, DistilledHead, PatchEmbedding
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.models import Chain
+from keras_vitx.outputs import outputs_of
 
 DENSE = {"dense_head": True, "conv_stem": False, "layer_scale": 0.5}
 HEADS = {

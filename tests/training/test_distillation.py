@@ -10,7 +10,7 @@ from keras_vitx.layers import DenseHead, DistilledHead
 from keras_vitx.models import Chain
 from keras_vitx.training import Distillation, SmoothedCrossentropy
 from keras_vitx.training.devices import Devices, replicas
-from keras_vitx.training.devices.replicas import share_of
+from keras_vitx.training.devices.replicas import shard_of
 
 SHAPE = (2, 4, 3)
 SMOOTHING, TAU = 0.1, 3.0
@@ -207,7 +207,7 @@ def test_a_process_asks_the_teacher_about_its_own_images(monkeypatch):
     batches = Distillation(teacher).batches(Given(), student_of())
     predict, asked = teacher.predict_on_batch, []
     teacher.predict_on_batch = lambda images: asked.append(len(images)) or predict(images)
-    images, labels, _ = share_of(batches)[1]
+    images, labels, _ = shard_of(batches)[1]
     assert asked == [1]
     np.testing.assert_array_equal(images, IMAGES[4:5])
     np.testing.assert_array_equal(labels["head"], SOFT[4:5])

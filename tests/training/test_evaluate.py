@@ -4,9 +4,8 @@ import pytest
 from test_fit import TEST, TRAIN, VALIDATION, Batched, best_of, crossentropy, ready, small
 
 import keras_vitx as kv
-from keras_vitx.classifier import outputs_of
+from keras_vitx.outputs import outputs_of, task_of
 from keras_vitx.training.scores import predictions_of
-from keras_vitx.training.task import task_of
 
 NAMES = ("left", "right", "up", "down", "near", "far", "on", "off")
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from harness import array, close
 
-from keras_vitx.classifier import Outputs
-from keras_vitx.training.task import task_of
+from keras_vitx.outputs import Outputs, task_of
 
 INTEGERS = np.array([0, 2, 1, 2])
 ONE_HOT = np.eye(3)[INTEGERS]

@@ -230,7 +230,7 @@ def _use_jax(devices, shard_weights):
         keras.distribution.set_distribution(None)
         return
     engine = ShardedWeights if shard_weights else keras.distribution.DataParallel
-    # `share_of` splits batches between processes, whatever their source.
+    # `shard_of` splits batches between processes, whatever their source.
     distribution = engine(devices=available[:count], auto_shard_dataset=False)
     if distribution.num_processes > 1 and count != len(available):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Training and evaluation on several devices, beyond what the backends do.
 
 Under JAX, the compiled step computes the same function of the whole batch on any number of devices,
-so only `share_of` is needed, on several machines. PyTorch also needs DistributedDataParallel and
+so only `shard_of` is needed, on several machines. PyTorch also needs DistributedDataParallel and
 metrics over all processes; PyTorch and TensorFlow need different random numbers in each replica.
 """
 
@@ -21,7 +21,7 @@ SEED_DISTANCE = 0x5851F42D
 SEED_STATE = "seed_generator_state"
 
 
-def share_of(batches: Any, pad: bool = False) -> Any:
+def shard_of(batches: Any, pad: bool = False) -> Any:
     """Return the batches of this process, each a shard of a whole batch.
 
     With `pad`, for evaluation, a batch that the devices don't divide is padded with copies of its
@@ -33,12 +33,12 @@ def share_of(batches: Any, pad: bool = False) -> Any:
         return batches
     if isinstance(batches, BatchTransform) and batches.elementwise:
         # For example, a teacher predicts only the images of this process.
-        return batches.with_batches(share_of(batches.batches, pad))
+        return batches.with_batches(shard_of(batches.batches, pad))
     return Shard(batches, devices, pad)
 
 
 class Shard(BatchTransform):
-    """The rows of each batch that one process computes; see `share_of`."""
+    """The rows of each batch that one process computes; see `shard_of`."""
 
     def __init__(self, batches: Any, devices: Devices, pad: bool = False):
         super().__init__(batches)

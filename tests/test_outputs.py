@@ -2,7 +2,7 @@ import keras
 import pytest
 from harness import FAMILIES, array, close, numbers
 
-from keras_vitx.classifier import Outputs, kind_of, outputs_of
+from keras_vitx.outputs import Outputs, kind_of, outputs_of
 
 layers = keras.layers
 pytestmark = pytest.mark.backend_free
