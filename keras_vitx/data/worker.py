@@ -12,7 +12,7 @@ from keras_vitx.data.augmentation import Augmentation
 from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.mixing import Mixing, check_mixable, soft_labels
 from keras_vitx.data.augmentation.windows import Window
-from keras_vitx.data.preprocessing import fit_to_model, normalize, with_channels
+from keras_vitx.data.images import fit_to_model, normalize, with_channels
 from keras_vitx.data.sources.dataset import Split
 from keras_vitx.preprocessing import ModelInput
 

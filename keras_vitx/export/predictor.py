@@ -13,8 +13,8 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.backend import without_gradients
+from keras_vitx.data.images import normalize, pixels_of, with_channels
 from keras_vitx.data.predictions import class_names
-from keras_vitx.data.preprocessing import normalize, pixels_of, with_channels
 from keras_vitx.export import runtimes
 from keras_vitx.export.formats import existing_format, format_of
 from keras_vitx.export.prepare import in_layout, input_dtype

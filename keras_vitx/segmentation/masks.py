@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.preprocessing import as_uint8, decode_image, open_image
+from keras_vitx.data.images import as_uint8, decode_image, open_image
 from keras_vitx.data.sources.dataset import split_of
 from keras_vitx.data.sources.directories import image_files, sub_directories
 from keras_vitx.data.sources.tfds import builder_of

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_vitx.data.preprocessing import normalize
+from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import Outputs, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing

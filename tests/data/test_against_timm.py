@@ -12,7 +12,7 @@ from keras_vitx.data.augmentation import PRESETS, jitter_colors
 from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box
 from keras_vitx.data.augmentation.rand_augment import OPERATIONS, SIGNED, RandAugment
 from keras_vitx.data.augmentation.windows import random_box
-from keras_vitx.data.preprocessing import normalize
+from keras_vitx.data.images import normalize
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 
 pytestmark = pytest.mark.backend_free

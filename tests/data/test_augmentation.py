@@ -12,7 +12,7 @@ from keras_vitx.data import Augmentation, Mixing, pipelines
 from keras_vitx.data.augmentation import PRESETS
 from keras_vitx.data.augmentation.mixing import check_mixable, soft_labels
 from keras_vitx.data.augmentation.windows import random_shift, resized_crop
-from keras_vitx.data.preprocessing import resize
+from keras_vitx.data.images import resize
 from keras_vitx.data.worker import shard_of_batch
 
 pytestmark = pytest.mark.backend_free

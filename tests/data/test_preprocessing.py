@@ -12,7 +12,7 @@ from PIL import Image
 
 import keras_vitx as kv
 from keras_vitx.data import batches_of_files, decode_image, preprocess_input, preprocessing
-from keras_vitx.data.preprocessing import resize_and_crop
+from keras_vitx.data.images import resize_and_crop
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing
 
 pytestmark = pytest.mark.backend_free

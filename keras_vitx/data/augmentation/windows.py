@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.preprocessing import resize
+from keras_vitx.data.images import resize
 
 ATTEMPTS = 10
 FILTERS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.preprocessing import as_uint8
+from keras_vitx.data.images import as_uint8
 from keras_vitx.data.sources.dataset import Dataset, dataset_of
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"

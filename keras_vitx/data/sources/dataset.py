@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.preprocessing import read_picture
+from keras_vitx.data.images import read_picture
 from keras_vitx.text import shortened
 
 MAX_CLASSES = 1_000_000  # Larger labels are an error.

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from keras_vitx.data.images import check_image
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.preprocessing import check_image
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of, split_of
 
 LAYOUT = (
