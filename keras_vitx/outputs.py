@@ -1,4 +1,4 @@
-"""What the outputs of a model mean: logits or probabilities, of which classes, and for which task."""
+"""What the outputs of a model are: logits or probabilities, of which classes, for which task."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
