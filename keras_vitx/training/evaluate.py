@@ -61,7 +61,7 @@ class Evaluator(keras.Model):
         outputs = keras.ops.take(outputs, self.order, axis=-1)
         return outputs / keras.ops.sum(outputs, -1, keepdims=True) if self.normalize else outputs
 
-    def metrics(
+    def measure(
         self,
         dataset: Any,
         verbose: str | int = 0,
@@ -190,7 +190,7 @@ def evaluate(
         metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
     normalize = restrict and outputs.kind == "softmax"
     evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), _Speed()
-    metrics = evaluator.metrics(batches, verbose, [speed])
+    metrics = evaluator.measure(batches, verbose, [speed])
     results = {
         "split": split,
         "images": evaluator.count(),

@@ -124,7 +124,7 @@ def fit(
             config["data"] = fingerprint(batches)
         first = [run, StopAtNonFinite(batches.train)]
         if batches.validation is not None:
-            first += [Validate(lambda: evaluator.metrics(batches.validation))]
+            first += [Validate(lambda: evaluator.measure(batches.validation))]
         history = resumable_fit(
             model,
             batches.train,
@@ -138,7 +138,7 @@ def fit(
             **options,
         )
         log.info(best.restore())
-        history.test = None if batches.test is None else evaluator.metrics(batches.test)
+        history.test = None if batches.test is None else evaluator.measure(batches.test)
         run.record |= {"test": history.test, "finished": True}
     return history
 
