@@ -26,7 +26,7 @@ def similarities(model):
 def test_as_if_built_with_that_rate(family):
     built, changed = (FAMILIES[family](drop_path=rate, name="model") for rate in (0.4, 0.0))
     plain = changed.get_config()
-    set_drop_path(changed, 0.4, rises=family != "CaiT")
+    set_drop_path(changed, 0.4, "constant" if family == "CaiT" else "linear")
     assert rates(changed) == rates(built)
     assert max(rates(changed)) == 0.4
     assert changed.get_config() == built.get_config()

@@ -43,6 +43,6 @@ def test_the_lines_compute_what_fit_computes(tmp_path, monkeypatch):
     history = kv.fit(model, "fashion_mnist", names["recipe"], output="runs/fit", verbose=0)
     for one, other in zip(model.weights, names["model"].weights, strict=True):
         np.testing.assert_array_equal(array(one.value), array(other.value))
-    assert history.test == names["plain"].measures(names["batches"].test)
+    assert history.test == names["plain"].measure(names["batches"].test)
     for name in ("history.csv", "best.keras"):
         assert (tmp_path / "runs" / "mine" / name).exists()
