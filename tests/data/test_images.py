@@ -11,7 +11,7 @@ from harness import FAMILIES
 from PIL import Image
 
 import keras_vitx as kv
-from keras_vitx.data import batches_of_files, decode_image, preprocess_input, preprocessing
+from keras_vitx.data import batches_of_files, decode_image, images, preprocess_input
 from keras_vitx.data.images import resize_and_crop
 from keras_vitx.preprocessing import IMAGENET_INCEPTION, ModelInput, Preprocessing
 
@@ -220,7 +220,7 @@ def test_a_long_image_shows_its_center(monkeypatch, sides, crop_ratio):
     image = np.broadcast_to(ramp[:, None] if axis == 0 else ramp, sides)[..., None]
     results = []
     for long in (8, 10**9):
-        monkeypatch.setattr(preprocessing, "LONG", long)
+        monkeypatch.setattr(images, "LONG", long)
         results.append(resize_and_crop(image, (32, 32), crop_ratio).astype(int))
     # By a pixel at most: the long sides are rounded to other numbers of pixels.
     assert np.abs(results[0] - results[1]).max() <= 8
