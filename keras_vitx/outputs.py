@@ -95,10 +95,10 @@ def kind_of(activation: Any) -> Kind | None:
 
 def class_names_of(model: Any) -> tuple[str, ...] | None:
     """Return the `class_names` of a model, or of the model that is its last layer; None without."""
-    while isinstance(model, keras.Model):
+    while model is not None:
         if (names := getattr(model, "class_names", None)) is not None:
             return tuple(names)
-        model = model.layers[-1] if model.layers else None
+        model = next(iter(getattr(model, "layers", ())[-1:]), None)
     return None
 
 

@@ -20,7 +20,6 @@ from keras_vitx.cli._options import (
     open_model,
 )
 from keras_vitx.cli._output import Rows, check_form, say, show, show_json, words
-from keras_vitx.outputs import class_names_of
 
 
 def main(
@@ -66,6 +65,8 @@ COLUMN_FORMATS = {"top-1 %": lambda top1: f"{top1:.2f}" if top1 else ""}
 
 def _show_one(model: str, form: dict[str, bool]) -> None:
     """Show the size, parameters, preprocessing, class names and checkpoints of a model."""
+    from keras_vitx.outputs import class_names_of
+
     network = open_model(model)
     values: dict[str, Any] = {"model": model}
     if is_size(model):

@@ -228,7 +228,9 @@ def test_keras_cv_makes_the_same_batches_from_a_seed(pictures, make_model, monke
     pytest.importorskip("keras_cv")
     found = train()
     # Again, after another.
-    (images, labels), (others, _), (again, _) = (found.finish(found.make(0, i)) for i in (0, 1, 0))
+    (images, labels), (others, _), (again, _) = (
+        found.to_inputs(found.load_batch(0, i)) for i in (0, 1, 0)
+    )
     np.testing.assert_array_equal(images, again)
     assert images.shape == (4, 16, 16, 3) and images.dtype == np.float32
     assert labels.tolist() == [i % 4 for i in found.ids(0, 0)]

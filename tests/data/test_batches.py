@@ -45,7 +45,7 @@ def train(pictures, make_model):
 
 
 def made(batches, epoch, index):
-    return batches.finish(batches.make(epoch, index))
+    return batches.to_inputs(batches.load_batch(epoch, index))
 
 
 def equal(first, second):
@@ -136,7 +136,7 @@ def test_processes_and_grain_make_the_same_batches(pets, train):
     assert processes.unreadable == plain.unreadable and len(plain.unreadable) == 1
     grain = pytest.importorskip("grain")
     for step, batch in enumerate(islice(plain.dataset(3), 4), start=3):
-        equal(plain.finish(batch), made(plain, *divmod(step, len(plain))))
+        equal(plain.to_inputs(batch), made(plain, *divmod(step, len(plain))))
     equal(grain.MapDataset.source(plain.split)[7], plain.split[7])
 
 
