@@ -168,12 +168,12 @@ batches.train[0], batches.train[1]
 def test_normalized_on_a_device_as_on_a_cpu(train):
     """The same on every backend, with boxes of noise."""
     found = train(batch_size=24, augmentation=STRONG, mixing=Mixing())
-    found.make.as_uint8 = False
+    found.load_batch.as_uint8 = False
     wanted, _ = made(found, 0, 0)
-    found.make.as_uint8 = True
-    batch = found.make(0, 0)
+    found.load_batch.as_uint8 = True
+    batch = found.load_batch(0, 0)
     assert batch.images.dtype == np.uint8 and batch.boxes[:, 2].any()
-    images = batches.on_device(batch.images, batch.boxes, found.make.spec.preprocessing)
+    images = batches.on_device(batch.images, batch.boxes, found.load_batch.spec.preprocessing)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(images), wanted, rtol=0, atol=1e-6)
 
 
