@@ -36,7 +36,7 @@ def test_as_if_built_with_that_rate(family):
     assert not any(block.drop_path1.seed_generator for block in blocks(built))
     if family == "CaiT":  # Class attention is never dropped.
         model = FAMILIES[family](class_depth=2)
-        set_drop_path(model, 0.3, rises=False)
+        set_drop_path(model, 0.3, "constant")
         assert rates(model) == [0.3] * (len(blocks(model)) - 2) + [0.0] * 2
 
 
