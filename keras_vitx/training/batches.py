@@ -1,9 +1,10 @@
-"""The batches of training and evaluation: of a data set, or the user's own."""
+"""Batches that are not of a data set: the user's own, and those that change others."""
 
+import copy
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -12,88 +13,10 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.data.batches import EvaluationBatches
 from keras_vitx.preprocessing import ModelInput
-from keras_vitx.text import shortened
-from keras_vitx.training.devices import check_batch, in_use
-from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.devices import in_use
 
 log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]
-
-
-def load_batches(
-    source: Any,
-    model: keras.Model,
-    recipe: Recipe,
-    fixed: Collection[str] = (),
-    *,
-    seed: int = 0,
-    targets: Any = None,
-    **arguments: Any,
-) -> tuple[Recipe, data.Pipelines]:
-    """Return the recipe adapted to the number of images of a source, and the batches.
-
-    Settings in `fixed` are not adapted; the user's own batches are returned unchanged.
-    """
-    _check_repeats(source)
-    if isinstance(source, data.Pipelines) or is_batches(source):
-        batches = _user_batches(source, recipe, arguments)
-    else:
-        if not isinstance(source, data.Dataset):
-            names = arguments.keys() & {"validation_split", "strict"}
-            source = data.load_dataset(source, seed=seed, **{n: arguments[n] for n in names})
-        recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
-        batches = data.pipelines(
-            source,
-            model,
-            recipe.part_of_batch,
-            augmentation=recipe.augmentation,
-            mixing=recipe.mixing,
-            targets=targets,
-            seed=seed,
-            pad=in_use().replicas > 1,
-            **arguments,
-        )
-        # `pipelines` raises an error for more classes than outputs.
-        names, outputs = batches.class_names or (), model.output_shape[-1]
-        if names and len(names) < outputs and not are_numbers(names):
-            raise ValueError(
-                f"`model` must have an output per class. Received: {outputs} for {len(names)} "
-                f"classes ({shortened(names)}). Create the model with classes={len(names)}."
-            )
-    size = len(labels_of(batches.train))
-    check_batch(size, in_use())
-    size *= recipe.accumulate_steps
-    if recipe.base_batch_size and "batch_size" not in fixed:
-        # The learning rate follows the actual batch size.
-        recipe = recipe.replace(batch_size=size)
-    epochs, steps = recipe.all_epochs, recipe.steps_per_epoch or steps_of(batches.train)
-    updates = epochs * steps // recipe.accumulate_steps
-    text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
-    log.info(text, updates, epochs, steps, size, recipe.peak)
-    return recipe, batches
-
-
-def _user_batches(source, recipe, arguments):
-    for name, value in arguments.items():
-        if name != "validation_split" and value not in (None, 1.0, False, 0):
-            raise ValueError(
-                f"`{name}` must not be set with batches, which are used whole. Received: {value!r}."
-            )
-    if isinstance(source, data.Pipelines):
-        batches = source
-    else:
-        batches = data.Pipelines(source)
-        if recipe.mixing is not None:
-            log.warning("Your own batches are used without the recipe's augmentation and mixing.")
-    images = keras.tree.flatten(first_of(batches.train))[0]
-    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
-    if largest > 50:
-        log.warning(
-            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
-            "unchanged. Preprocess them with `keras_vitx.preprocess_input(images, model)`.",
-            largest,
-        )
-    return batches
 
 
 def evaluation_split(
@@ -179,3 +102,147 @@ def steps_of(batches: Any) -> int:
             f"Received: None, with a {type(batches).__name__}."
         )
     return steps
+
+
+class SequentialBatches(keras.utils.PyDataset):
+    """An iterable as a dataset: each access returns the next batch, whatever its index."""
+
+    is_sequential = True
+
+    def __init__(self, batches: Iterable):
+        super().__init__()
+        self.iterable, self.iterator = batches, iter(())
+
+    def __len__(self) -> int:
+        return len(self.iterable)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches per epoch; None if it is unknown."""
+        try:
+            return len(self.iterable)
+        except TypeError:
+            return None
+
+    def __getitem__(self, index: int) -> Any:
+        batch = next(self.iterator, None)
+        if batch is None:
+            self.iterator = iter(self.iterable)
+            batch = next(self.iterator, None)
+        if batch is None:
+            raise ValueError(
+                "`batches` must be an iterable that can be iterated repeatedly. Received: an empty "
+                f"or exhausted {type(self.iterable).__name__}."
+            )
+        return batch
+
+
+class BatchTransform(keras.utils.PyDataset):
+    """Batches whose images or labels are changed by `transform`, which a subclass defines.
+
+    Batches are `(images, labels)` or `(images, labels, weights)`. All other attributes are those
+    of the wrapped batches. `elementwise` says whether `transform` treats each image independently,
+    so that it can be applied to a share of a batch.
+    """
+
+    elementwise = False
+
+    def __init__(self, batches: Iterable):
+        super().__init__()
+        self.batches = (
+            batches if isinstance(batches, keras.utils.PyDataset) else SequentialBatches(batches)
+        )
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch: that of the wrapped batches, or counted here if they have none."""
+        return getattr(self.batches, "epoch", self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if hasattr(self.batches, "set_epoch"):
+            self.batches.set_epoch(epoch)
+
+    def transform(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
+        """Return the changed images and labels (an array or a dictionary) of batch `index`."""
+        raise NotImplementedError
+
+    def with_batches(self, batches: Iterable) -> "BatchTransform":
+        """Return a copy that wraps other batches."""
+        wrapped = copy.copy(self)
+        wrapped.batches = batches
+        return wrapped
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches per epoch; None if the wrapped batches are endless."""
+        return self.batches.num_batches
+
+    def __getitem__(self, index: int) -> tuple:
+        images, labels, *weights = self.wrapped_batch(index)
+        return *self.transform(images, labels, index), *weights
+
+    def wrapped_batch(self, index: int) -> tuple:
+        """Return batch `index` of the wrapped batches, as arrays."""
+        return keras.tree.map_structure(_as_array, tuple(self.batches[index]))
+
+    def __iter__(self):
+        for index in range(len(self)):
+            yield self[index]
+        self.on_epoch_end()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "batches":
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def on_epoch_begin(self) -> None:
+        self.batches.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._epoch += 1
+        self.batches.on_epoch_end()
+
+
+class BatchRange(BatchTransform):
+    """`count` batches from index `start` on, starting over at the end; None is all.
+
+    Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches
+    before `start` are read and skipped.
+    """
+
+    def __init__(self, batches: Any, start: int = 0, count: int | None = None):
+        super().__init__(batches)
+        self.start, self.length = start, self.batches.num_batches
+        self.count = self.length if count is None else count
+        if not getattr(self.batches, "is_sequential", False):
+            self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
+            self.max_queue_size = batches.max_queue_size
+        elif start:
+            log.warning(
+                "The first %d batches are skipped. The training continues bit for bit only if they "
+                "come in the same order as before.",
+                start,
+            )
+            for _ in range(start % (self.length or start + 1)):
+                self.batches[0]
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        index += self.start
+        batch = self.batches[index if self.length is None else index % self.length]
+        return tuple(batch) if isinstance(batch, list) else batch
+
+
+def _as_array(value):
+    return value if isinstance(value, np.ndarray) else keras.ops.convert_to_numpy(value)

@@ -13,7 +13,7 @@ from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
 from keras_vitx.outputs import Outputs, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
-from keras_vitx.training.batch_transforms import BatchTransform
+from keras_vitx.training.batches import BatchTransform
 
 log = logging.getLogger(__name__)
 

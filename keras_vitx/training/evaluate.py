@@ -13,8 +13,13 @@ from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.outputs import class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
-from keras_vitx.training.batch_transforms import BatchTransform
-from keras_vitx.training.batches import SplitName, are_numbers, evaluation_split, labels_of
+from keras_vitx.training.batches import (
+    BatchTransform,
+    SplitName,
+    are_numbers,
+    evaluation_split,
+    labels_of,
+)
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.scores import confusion_of, draw_worst, predictions_of, scores_of

@@ -10,27 +10,27 @@ import keras
 from keras_vitx.outputs import outputs_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
-from keras_vitx.training.batches import labels_of, load_batches, steps_of
-from keras_vitx.training.callbacks import (
+from keras_vitx.training.devices import check_devices
+from keras_vitx.training.prepare import (
+    Head,
+    apply_settings,
+    check_callbacks,
+    compile_for,
+    compiled_by_user,
+    match_head,
+    train_head,
+)
+from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
+from keras_vitx.training.run import (
     BestCheckpoint,
+    RunRecord,
     StopAtNonFinite,
     Throughput,
     Validate,
     verbosity,
 )
-from keras_vitx.training.compiling import (
-    check_callbacks,
-    class_weights,
-    compile_for,
-    compiled_by_user,
-)
-from keras_vitx.training.devices import check_devices
-from keras_vitx.training.head import Head, match_head, train_head
-from keras_vitx.training.network import set_network
-from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
-from keras_vitx.training.run import RunRecord
-from keras_vitx.training.targets import add_targets, distillation_of, token_labels_of
+from keras_vitx.training.source import open_data
 
 log = logging.getLogger(__name__)
 DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
@@ -97,27 +97,26 @@ def fit(
     arguments = {name: settings.pop(name) for name in DATA if name in settings}
     _check(model, head, output, resume or save_every, settings)
     recipe = recipe.replace(**settings)
-    distillation = distillation_of(recipe, teacher)
     check_devices(devices, model)
     with RunRecord(output, resume, source) as run:
-        targets = token_labels_of(token_labels, model, source)
-        recipe, batches = load_batches(
-            source, model, recipe, settings, targets=targets, seed=seed, **arguments
-        )
-        class_weight = class_weights(class_weight, batches.class_names, model.output_shape[-1])
-        batches = add_targets(batches, model, recipe, distillation, class_weight, seed)
-        set_network(model, recipe)
-        head = match_head(model, batches.class_names, head)
-        labels = labels_of(batches.train)
-        options = {"class_weight": class_weight, "verbose": verbosity(verbose)}
-        options["steps_per_epoch"] = recipe.steps_per_epoch
-        steps = recipe.steps_per_epoch or steps_of(batches.train)
+        data = open_data(
+            source, model, recipe, settings, teacher=teacher, token_labels=token_labels,
+            class_weight=class_weight, seed=seed, **arguments,
+        )  # fmt: skip
+        recipe, batches = data.recipe, data.batches
+        apply_settings(model, recipe)
+        head = match_head(model, data.class_names, head)
+        options = {
+            "class_weight": data.class_weight,
+            "steps_per_epoch": recipe.steps_per_epoch,
+            "verbose": verbosity(verbose),
+        }
         if recipe.freeze_epochs and not (output and checkpoints_in(run.checkpoints)):
-            train_head(model, batches.train, recipe, steps, distillation, **options)
-        evaluator = compile_for(model, recipe, steps, lambda: labels, distillation)
+            train_head(model, data, **options)
+        evaluator = compile_for(model, data)
         check_callbacks(model, callbacks)
         run.describe(batches, model, recipe, teacher=teacher and teacher.name, head=head, seed=seed)
-        throughput = Throughput(len(labels))
+        throughput = Throughput(len(data.labels))
         best = run.best = BestCheckpoint(model, output, recipe.result, throughput, recipe.patience)
         config = {"recipe": recipe.to_dict(), "seed": seed}
         if output is not None:

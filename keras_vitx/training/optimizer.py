@@ -14,7 +14,6 @@ from keras import ops
 
 from keras_vitx.keras_internals import GlobalClipping, sublayers
 from keras_vitx.training.devices import copies_of
-from keras_vitx.training.network import is_block, layers_of
 from keras_vitx.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -272,6 +271,25 @@ def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yield the layers of a model in order, including those of nested models."""
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from layers_of(layer)
+        else:
+            yield layer
+
+
+def is_block(layer: keras.layers.Layer) -> bool:
+    """Return whether `layer` is a block of the zoo: residual branches with stochastic depth."""
+    return hasattr(layer, "set_drop_path")
+
+
+def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Return the blocks of a model in order, including those of nested models."""
+    return [layer for layer in layers_of(model) if is_block(layer)]
+
+
 def is_decayed(variable: keras.Variable) -> bool:
     """Return whether weight decay applies: to kernels, not to vectors, tokens or positions."""
     return len(variable.shape) > 1 and variable.name not in ("embeddings", "token")
@@ -279,7 +297,7 @@ def is_decayed(variable: keras.Variable) -> bool:
 
 def matrices_of(model: keras.Model) -> tuple[int, ...]:
     """Return the indices of the blocks' `Dense` kernels; without blocks, all but the last."""
-    blocks = [layer for layer in layers_of(model) if is_block(layer)]
+    blocks = blocks_of(model)
     layers = [layer for parent in blocks or [model] for layer in sublayers(parent)]
     dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
     kernels = {id(layer.kernel) for layer in (dense if blocks else dense[:-1])}

@@ -22,8 +22,7 @@ from safetensors.numpy import save_file
 from keras_vitx.data import Pipelines
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training
-from keras_vitx.training.batch_transforms import BatchRange
-from keras_vitx.training.batches import first_of, steps_of
+from keras_vitx.training.batches import BatchRange, first_of, steps_of
 from keras_vitx.training.devices import all_reduce_max, in_use, is_chief
 from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.optimizer import optimizer_of

@@ -1,19 +1,12 @@
 """Labels that `fit` adds to the training batches: a teacher's, of patches, and of MixToken."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import keras
 import numpy as np
 
-from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation.mixing import Mixing
-from keras_vitx.outputs import class_names_of
-from keras_vitx.training.batch_transforms import BatchTransform
-from keras_vitx.training.batches import are_numbers, is_batches
-from keras_vitx.training.distillation import Distillation
-from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.token_labels import TokenLabels
+from keras_vitx.training.batches import BatchTransform
 
 
 class MixToken(BatchTransform):
@@ -72,63 +65,3 @@ class MixToken(BatchTransform):
         box[Mixing(mixup=0.0, cutmix=self.alpha).draw(self.grid, random)[1]] = True
         labels = labels if isinstance(labels, dict) else {"head": labels}
         return images, {**labels, "mix_token": np.tile(box.reshape(-1), (len(images), 1))}
-
-
-def distillation_of(recipe: Recipe, teacher: keras.Model | None) -> Distillation | None:
-    """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
-    if teacher is not None:
-        kind = recipe.distillation or "hard"
-        return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
-    if recipe.distillation is not None:
-        raise ValueError(
-            f"`teacher` must be a model for a recipe with distillation={recipe.distillation!r}. "
-            "Received: None. Set distillation=None to train on the labels alone."
-        )
-    return None
-
-
-def token_labels_of(labels: Any, model: keras.Model, source: Any) -> TokenLabels | None:
-    """Return the labels of the patches, the `targets` of `data.pipelines`."""
-    if labels is None:
-        return None
-    if isinstance(source, Pipelines) or is_batches(source):
-        raise ValueError(
-            "`token_labels` must be None for your own batches. Received: a "
-            f"{type(labels).__name__}. Pass `targets=TokenLabels(...)` to `data.pipelines`, or "
-            "batches with labels {'head': ..., 'aux_head': ...}."
-        )
-    return labels if isinstance(labels, TokenLabels) else TokenLabels(labels, model)
-
-
-def add_targets(
-    batches: Pipelines,
-    model: keras.Model,
-    recipe: Recipe,
-    distillation: Distillation | None,
-    class_weight: Mapping[int, float] | None = None,
-    seed: int = 0,
-) -> Pipelines:
-    """Return batches with a teacher's targets and, if the recipe uses MixToken, its boxes."""
-    train, token_labels = batches.train, getattr(batches.train, "targets", None)
-    if isinstance(token_labels, TokenLabels):
-        split = train.split
-        token_labels.check(split.id(index) for index in range(split.size))
-    if distillation is not None:
-        names = batches.class_names
-        teacher_names = class_names_of(distillation.teacher)
-        has_names = not any(each is None or are_numbers(each) for each in (names, teacher_names))
-        if has_names and teacher_names != tuple(names):
-            raise ValueError(
-                "`teacher` must have the classes of the data, in the same order, "
-                f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
-            )
-        train = distillation.batches(train, model)
-    if recipe.mix_token:
-        train = MixToken(train, model, seed=seed)
-    if class_weight is not None and (token_labels or train is not batches.train):
-        raise ValueError(
-            "`class_weight` must be None with several labels per image, from a teacher, token "
-            f"labels or MixToken. Received: {class_weight}. Pass batches (images, labels, weights) "
-            "instead."
-        )
-    return batches._replace(train=train)

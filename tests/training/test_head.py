@@ -7,7 +7,7 @@ from harness import FAMILIES, array, numbers, randomize
 
 import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.training.head import classifiers, match_head
+from keras_vitx.training.prepare import classifiers, match_head
 
 pytestmark = pytest.mark.backend_free
 NAMES = ("ant", "bee", "cat", "dog", "elk")

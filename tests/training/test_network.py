@@ -7,8 +7,8 @@ from harness import FAMILIES, MIXED, array, blocks, close, numbers, randomize
 from keras import ops
 
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.training import Recipe, set_network, set_precision
-from keras_vitx.training.network import set_drop_path, set_similarity
+from keras_vitx.training import Recipe, apply_settings, set_precision
+from keras_vitx.training.prepare import set_drop_path, set_similarity
 
 IMAGES = numbers((8, 16, 16, 3))
 
@@ -87,10 +87,10 @@ def test_similarity():
 def test_settings_of_a_recipe():
     model = FAMILIES["RefinedViT"]()
     before = model.get_config()
-    set_network(model, Recipe("mine"))
+    apply_settings(model, Recipe("mine"))
     assert model.get_config() == before
     recipe = Recipe("mine", similarity=0.1, similarity_depth=2, remat=True, crop_ratio=1.25)
-    set_network(model, recipe.replace(drop_path=0.2, drop_path_schedule="constant"))
+    apply_settings(model, recipe.replace(drop_path=0.2, drop_path_schedule="constant"))
     assert rates(model) == [0.2] * len(blocks(model))
     assert similarities(model) == [0, 0.05, 0.05]
     assert model.remat
@@ -98,7 +98,7 @@ def test_settings_of_a_recipe():
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     for name, value in (("drop_path", 0.1), ("remat", True), ("crop_ratio", 1.0)):
         with pytest.raises(ValueError, match=f"`{name}`"):
-            set_network(plain, Recipe("mine", **{name: value}))
+            apply_settings(plain, Recipe("mine", **{name: value}))
 
 
 @pytest.mark.backend_free

@@ -13,7 +13,7 @@ import numpy as np
 from keras_vitx.data.batches import TrainingBatches
 from keras_vitx.data.worker import shard_of_batch
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.training.batch_transforms import BatchTransform
+from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
 
 # Between the seeds of two replicas. Large, because seed and counter are added.

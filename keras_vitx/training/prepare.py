@@ -1,0 +1,272 @@
+"""What training changes in a model before its first step: settings, head and compilation."""
+
+import logging
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.keras_internals import compile_arguments, sublayers
+from keras_vitx.losses import PerHead
+from keras_vitx.outputs import class_names_of
+from keras_vitx.preprocessing import Preprocessing
+from keras_vitx.text import shortened
+from keras_vitx.training.evaluate import Evaluator
+from keras_vitx.training.optimizer import (
+    OPTIMIZER,
+    blocks_of,
+    layers_of,
+    make_optimizer,
+    optimizer_of,
+)
+from keras_vitx.training.recipe import Precision, Recipe
+from keras_vitx.training.resume import resumable_fit
+from keras_vitx.training.source import TrainingData
+
+Head = Literal["match", "keep", "fresh"]
+log = logging.getLogger(__name__)
+
+
+def apply_settings(model: keras.Model, recipe: Recipe) -> None:
+    """Apply the settings of a recipe from `drop_path` to `precision` to `model`, in place.
+
+    Call it before `compile`. `Recipe("mine", drop_path=0.1)` changes only stochastic depth.
+
+    Raises:
+        ValueError: if a setting does not apply to the model.
+    """
+    if recipe.remat is not None and not hasattr(model, "remat"):
+        raise ValueError(
+            f"`remat` must be None for a model that is not a `Chain`. Received: {recipe.remat}. "
+            "Create its layers within `keras.RematScope` instead."
+        )
+    if recipe.crop_ratio is not None and getattr(model, "preprocessing", None) is None:
+        raise ValueError(
+            f"`crop_ratio` must be None without `preprocessing`. Received: {recipe.crop_ratio}."
+        )
+    if recipe.drop_path is not None:
+        set_drop_path(model, recipe.drop_path, recipe.drop_path_schedule)
+    if recipe.similarity is not None:
+        set_similarity(model, recipe.similarity, recipe.similarity_depth or 1)
+    if recipe.remat is not None:
+        model.remat = recipe.remat
+    if recipe.crop_ratio is not None:
+        preprocessing = Preprocessing.of(model.preprocessing)
+        model.preprocessing = preprocessing.replace(crop_ratio=recipe.crop_ratio)
+    if recipe.precision is not None:
+        set_precision(model, recipe.precision)
+
+
+def set_drop_path(model: keras.Model, rate: float, schedule: str = "linear") -> None:
+    """Set the rate of stochastic depth, linear from 0 or constant, except in class attention."""
+    blocks = [
+        block for block in blocks_of(model) if not hasattr(block.attention, "num_class_tokens")
+    ]
+    if not blocks:
+        raise ValueError(
+            f"`drop_path` must be None without blocks. Received: {rate} for {model.name!r}."
+        )
+    rates = np.linspace(0 if schedule == "linear" else rate, rate, len(blocks))
+    for block, block_rate in zip(blocks, rates, strict=True):
+        block.set_drop_path(float(block_rate))
+
+
+def set_similarity(model: keras.Model, weight: float, depth: int) -> None:
+    """Set the weight of the similarity between maps in the loss, in place.
+
+    Each of the first `depth` pairs of blocks has the weight `weight / depth` (DeepViT, Appendix A,
+    Equation 6, whose B is `depth`). Raises a ValueError unless the blocks share their maps.
+    """
+    blocks = blocks_of(model)
+    if not 1 <= depth < len(blocks):
+        raise ValueError(
+            "`similarity_depth` must be at least 1 and below the number of blocks, "
+            f"{len(blocks)}. Received: {depth}."
+        )
+    missing = [b.name for b in blocks[1 : depth + 1] if not getattr(b, "receives_maps", False)]
+    if weight and missing:
+        raise ValueError(
+            "`similarity` must be None for a model whose blocks receive no maps. Received: "
+            f"{weight}, for {missing[0]!r} of {model.name!r}. Create the model with "
+            f"similarity={weight}, similarity_depth={depth}."
+        )
+    for index, block in enumerate(blocks):
+        if hasattr(block, "similarity"):
+            block.similarity = weight / depth if 1 <= index <= depth else 0.0
+
+
+def set_precision(model: keras.Model, precision: Precision) -> None:
+    """Set the precision in which `model` computes; its variables stay in float32.
+
+    The last layer, the classifier, also computes in float32.
+
+    Args:
+        model: A model, changed in place.
+        precision: `"float32"`, `"mixed_bfloat16"` or `"mixed_float16"`.
+
+    Raises:
+        ValueError: if `precision` is unknown.
+    """
+    precisions = typing.get_args(Precision)
+    if precision not in precisions:
+        raise ValueError(f"`precision` must be one of {precisions}. Received: {precision!r}.")
+    classifier = set(map(id, sublayers(model.layers[-1])))
+    for layer in sublayers(model):
+        if id(layer) not in classifier:
+            layer.dtype_policy = precision
+
+
+def match_head(
+    model: keras.Model, class_names: Sequence[str] | None, head: Head = "match"
+) -> Literal["kept", "permuted", "fresh"]:
+    """Match the head of `model` to a data set, set `model.class_names`, and return the change.
+
+    `"match"` permutes the classifiers if the names are the same in another order, reinitializes
+    them if the names differ, and keeps them otherwise. The result is also `"fresh"` for a head that
+    was not in the checkpoint.
+    """
+    old, new = _names(model), None if class_names is None else tuple(class_names)
+    outputs = model.output_shape[-1]
+    # One output is the probability of the second of two classes.
+    if new is not None and len(new) != (2 if outputs == 1 else outputs):
+        new = None  # There are more outputs than labels.
+    change = "fresh" if head == "fresh" else "kept"
+    if head == "match" and old is not None and new is not None and old != new:
+        if sorted(old) == sorted(new) and len(set(new)) == len(new):
+            change = "permuted"
+            log.warning("The head's classes were permuted to the order of the data's classes.")
+        else:
+            change = "fresh"
+            log.warning(
+                "The head was trained for other classes (%s) than the data's (%s) and was "
+                'reinitialized. head="keep" keeps it.',
+                shortened(old),
+                shortened(new),
+            )
+    elif head == "match" and (old is None) != (new is None) and (old or _is_loaded(model)):
+        log.warning(
+            'The head was kept: whether its classes fit is unknown. head="fresh" reinitializes it.'
+        )
+    if change == "permuted":
+        _permute(model, [old.index(name) for name in new])
+    elif change == "fresh":
+        _initialize(model)
+    if new is not None:
+        model.class_names = new
+    if change == "kept" and getattr(model, "head_loaded", None) is False:
+        # Not False from now on, since the next `fit` has a trained head.
+        model.head_loaded, change = None, "fresh"
+    return change
+
+
+def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
+    """Train only the classifiers for the recipe's `freeze_epochs`."""
+    epochs = data.recipe.freeze_epochs
+    if compiled_by_user(model):
+        raise ValueError(f"`freeze_epochs` must be 0 for a compiled model. Received: {epochs}.")
+    heads = {id(variable) for head in classifiers(model) for variable in head.variables}
+    trainable = [layer for layer in layers_of(model) if layer.trainable]
+    frozen = [layer for layer in trainable if heads.isdisjoint(map(id, layer.variables))]
+    for layer in frozen:
+        layer.trainable = False
+    try:
+        recipe = data.recipe.replace(epochs=epochs, cooldown_epochs=0, ema=None)
+        compile_for(model, data._replace(recipe=recipe))
+        resumable_fit(model, data.batches.train, epochs=epochs, directory=None, **settings)
+    finally:
+        for layer in frozen:
+            layer.trainable = True
+
+
+def compiled_by_user(model: keras.Model) -> bool:
+    """Return whether the user compiled the model, rather than an earlier call of our `fit`."""
+    return bool(model.compiled) and getattr(optimizer_of(model), "name", None) != OPTIMIZER
+
+
+def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
+    """Compile `model`, and return an `Evaluator` for validation, without label smoothing."""
+    arguments = compile_arguments(model) if compiled_by_user(model) else {}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if arguments:
+        text = "The model is compiled: its optimizer (%s), loss and metrics replace the recipe's."
+        log.warning(text, type(model.optimizer).__name__)
+    changes: dict[str, Any] = {}
+    loss = arguments.get("loss")
+    if loss is None:
+        task = data.task(model)
+        loss, changes["loss"] = task.loss(), task.loss(data.recipe.label_smoothing)
+        if "metrics" not in arguments:
+            changes["metrics"] = task.metrics()
+    if data.distillation is not None and not isinstance(loss, PerHead):
+        changes["loss"] = data.distillation.loss(model, changes.get("loss", loss))
+    if "optimizer" not in arguments:
+        changes["optimizer"] = make_optimizer(model, data.recipe, data.steps)
+    arguments |= changes
+    if changes:
+        model.compile(**arguments)
+    metrics = keras.tree.flatten([arguments.get("metrics"), arguments.get("weighted_metrics")])
+    return Evaluator(model, loss, [metric for metric in metrics if metric is not None])
+
+
+def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a ValueError for a callback that sets the rate of an optimizer with a schedule."""
+    setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
+    if names and isinstance(optimizer_of(model).get_config()["learning_rate"], dict):
+        raise ValueError(
+            f"`callbacks` must not set the learning rate, which follows the recipe's schedule. "
+            f"Received: {names[0]}. Compile the model with an optimizer of a constant rate first, "
+            "such as `model.compile(keras.optimizers.AdamW(1e-4))`."
+        )
+
+
+def _names(model):
+    """Return the class names of a trained head; None if unknown."""
+    names = class_names_of(model)
+    # ImageNet checkpoints contain no class names.
+    if names is None and _is_loaded(model) and model.output_shape[-1] == len(imagenet_classes()):
+        names = tuple(synset for synset, _ in imagenet_classes())
+    return names
+
+
+def _is_loaded(model):
+    return getattr(model, "head_loaded", False)
+
+
+def classifiers(model: keras.Model) -> list[keras.layers.Dense]:
+    """Return the Dense layers with one output per class: one, or several in `DistilledHead`."""
+    last = model.layers[-1]
+    if isinstance(last, keras.Model):
+        return classifiers(last)
+    layers = [last, *(getattr(last, name, None) for name in getattr(last, "names", ()))]
+    layers = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
+    if not layers:
+        raise ValueError(
+            "`head` must be 'keep' for a model whose last layer is not a classifier. Received: a "
+            f"model that ends in {last.name!r} ({type(last).__name__})."
+        )
+    return layers
+
+
+def _permute(model, order):
+    for variable in (v for layer in classifiers(model) for v in layer.weights):
+        # All variables except LoRA's first factor have one column per class.
+        if variable.name != "lora_kernel_a":
+            value = keras.ops.convert_to_numpy(variable.value)
+            # With one output for two classes, the other class has the negative logit.
+            variable.assign(-value if value.shape[-1] == 1 else np.take(value, order, axis=-1))
+
+
+def _initialize(model):
+    for layer in classifiers(model):
+        initializers = {
+            "kernel": layer.kernel_initializer,
+            "bias": layer.bias_initializer,
+            "lora_kernel_b": keras.initializers.Zeros(),
+        }
+        for variable in layer.weights:
+            if variable.name in initializers:
+                variable.assign(initializers[variable.name](variable.shape, variable.dtype))

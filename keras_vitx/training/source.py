@@ -1,0 +1,207 @@
+"""The data of a training, opened once."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_vitx import data
+from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
+from keras_vitx.text import nearest, shortened
+from keras_vitx.training.batches import are_numbers, first_of, is_batches, labels_of, steps_of
+from keras_vitx.training.devices import check_batch, in_use
+from keras_vitx.training.distillation import Distillation
+from keras_vitx.training.recipe import Recipe
+from keras_vitx.training.targets import MixToken
+from keras_vitx.training.token_labels import TokenLabels
+
+log = logging.getLogger(__name__)
+
+
+class TrainingData(NamedTuple):
+    """What the steps of `fit` need to know of the data.
+
+    Attributes:
+        recipe: The recipe, adapted to the number of images.
+        batches: The batches of all splits; those of training have all their targets.
+        steps: Number of training batches per epoch.
+        labels: The labels of the first training batch.
+        distillation: The teacher of the training batches, or None.
+        class_weight: Weight in the loss by label, or None.
+    """
+
+    recipe: Recipe
+    batches: data.Pipelines
+    steps: int
+    labels: np.ndarray
+    distillation: Distillation | None
+    class_weight: dict[int, float] | None
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Label i means `class_names[i]`; None if there are no class names."""
+        return self.batches.class_names
+
+    def task(self, model: keras.Model) -> Task:
+        """Return the task of `model`; a ValueError if it doesn't fit all labels that are known."""
+        return task_of(outputs_of(model), self.labels)
+
+
+def open_data(
+    source: Any,
+    model: keras.Model,
+    recipe: Recipe,
+    fixed: Collection[str] = (),
+    *,
+    teacher: keras.Model | None = None,
+    token_labels: Any = None,
+    class_weight: Mapping[Any, float] | None = None,
+    seed: int = 0,
+    **arguments: Any,
+) -> TrainingData:
+    """Open a source of `fit` for a model; settings in `fixed` are not adapted to it.
+
+    `arguments` are those of `data.pipelines`. Your own batches stay as they are.
+    """
+    distillation = _distillation(recipe, teacher)
+    if isinstance(source, data.Pipelines) or is_batches(source):
+        batches = _user_batches(source, recipe, token_labels, arguments)
+    else:
+        if not isinstance(source, data.Dataset):
+            names = arguments.keys() & {"validation_split", "strict"}
+            source = data.load_dataset(source, seed=seed, **{n: arguments[n] for n in names})
+        recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
+        if token_labels is not None and not isinstance(token_labels, TokenLabels):
+            token_labels = TokenLabels(token_labels, model)
+        batches = data.pipelines(
+            source,
+            model,
+            recipe.part_of_batch,
+            augmentation=recipe.augmentation,
+            mixing=recipe.mixing,
+            targets=token_labels,
+            seed=seed,
+            pad=in_use().replicas > 1,
+            **arguments,
+        )
+        # `pipelines` raises an error for more classes than outputs.
+        names, outputs = batches.class_names or (), model.output_shape[-1]
+        if names and len(names) < outputs and not are_numbers(names):
+            raise ValueError(
+                f"`model` must have an output per class. Received: {outputs} for {len(names)} "
+                f"classes ({shortened(names)}). Create the model with classes={len(names)}."
+            )
+    class_weight = _class_weight(class_weight, batches.class_names, model.output_shape[-1])
+    batches = _with_targets(batches, model, recipe, distillation, class_weight, seed)
+    labels = labels_of(batches.train)
+    check_batch(len(labels), in_use())
+    size = len(labels) * recipe.accumulate_steps
+    if recipe.base_batch_size and "batch_size" not in fixed:
+        # The learning rate follows the actual batch size.
+        recipe = recipe.replace(batch_size=size)
+    steps = recipe.steps_per_epoch or steps_of(batches.train)
+    updates = recipe.all_epochs * steps // recipe.accumulate_steps
+    text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
+    log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
+    return TrainingData(recipe, batches, steps, labels, distillation, class_weight)
+
+
+def _distillation(recipe: Recipe, teacher: keras.Model | None) -> Distillation | None:
+    """Return the distillation from a teacher: `"hard"` unless the recipe sets a kind."""
+    if teacher is not None:
+        kind = recipe.distillation or "hard"
+        return Distillation(teacher, kind, recipe.temperature, recipe.distillation_weight)
+    if recipe.distillation is not None:
+        raise ValueError(
+            f"`teacher` must be a model for a recipe with distillation={recipe.distillation!r}. "
+            "Received: None. Set distillation=None to train on the labels alone."
+        )
+    return None
+
+
+def _user_batches(
+    source: Any, recipe: Recipe, token_labels: Any, arguments: Mapping[str, Any]
+) -> data.Pipelines:
+    """Return your own batches, unchanged."""
+    if token_labels is not None:
+        raise ValueError(
+            "`token_labels` must be None for your own batches. Received: a "
+            f"{type(token_labels).__name__}. Pass `targets=TokenLabels(...)` to `data.pipelines`, "
+            "or batches with labels {'head': ..., 'aux_head': ...}."
+        )
+    for name, value in arguments.items():
+        if name != "validation_split" and value not in (None, 1.0, False, 0):
+            raise ValueError(
+                f"`{name}` must not be set with batches, which are used whole. Received: {value!r}."
+            )
+    if isinstance(source, data.Pipelines):
+        batches = source
+    else:
+        batches = data.Pipelines(source)
+        if recipe.mixing is not None:
+            log.warning("Your own batches are used without the recipe's augmentation and mixing.")
+    images = keras.tree.flatten(first_of(batches.train))[0]
+    largest = np.abs(keras.ops.convert_to_numpy(images)).max()
+    if largest > 50:
+        log.warning(
+            "The images of your batches reach %.0f: they look like pixels in 0..255, but are used "
+            "unchanged. Preprocess them with `keras_vitx.preprocess_input(images, model)`.",
+            largest,
+        )
+    return batches
+
+
+def _class_weight(
+    weights: Mapping[Any, float] | None, class_names: Sequence[str] | None, classes: int
+) -> dict[int, float] | None:
+    """Return class weights by label, from weights by label or name."""
+    if weights is None:
+        return None
+    labels = range(max(classes, 2))
+    label_of = {name: label for label, name in enumerate(class_names or ())}
+    by_label = {}
+    for key, weight in weights.items():
+        label = label_of.get(key, key)
+        if isinstance(label, bool) or label not in labels:
+            raise ValueError(
+                f"`class_weight` must have labels or names of classes as keys. Received: {key!r}. "
+                f"{nearest(str(key), list(label_of) or [f'0..{labels[-1]}'])}"
+            )
+        by_label[int(label)] = float(weight)
+    return by_label
+
+
+def _with_targets(
+    batches: data.Pipelines,
+    model: keras.Model,
+    recipe: Recipe,
+    distillation: Distillation | None,
+    class_weight: Mapping[int, float] | None,
+    seed: int,
+) -> data.Pipelines:
+    """Return batches with a teacher's targets and, if the recipe uses MixToken, its boxes."""
+    train, token_labels = batches.train, getattr(batches.train, "targets", None)
+    if isinstance(token_labels, TokenLabels):
+        split = train.split
+        token_labels.check(split.id(index) for index in range(split.size))
+    if distillation is not None:
+        names = batches.class_names
+        teacher_names = class_names_of(distillation.teacher)
+        has_names = not any(each is None or are_numbers(each) for each in (names, teacher_names))
+        if has_names and teacher_names != tuple(names):
+            raise ValueError(
+                "`teacher` must have the classes of the data, in the same order, "
+                f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
+            )
+        train = distillation.batches(train, model)
+    if recipe.mix_token:
+        train = MixToken(train, model, seed=seed)
+    if class_weight is not None and (token_labels or train is not batches.train):
+        raise ValueError(
+            "`class_weight` must be None with several labels per image, from a teacher, token "
+            f"labels or MixToken. Received: {class_weight}. Pass batches (images, labels, weights) "
+            "instead."
+        )
+    return batches._replace(train=train)
