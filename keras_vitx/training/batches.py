@@ -28,7 +28,7 @@ def evaluation_split(
     **arguments: Any,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names."""
-    _check_repeats(source)
+    check_repeats(source)
     if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
         raise ValueError(
             f"`crop_ratio` must be None for cropped batches. Received: {crop_ratio!r}."
@@ -53,7 +53,8 @@ def evaluation_split(
     return split, batches, source.class_names
 
 
-def _check_repeats(source: Any) -> None:
+def check_repeats(source: Any) -> None:
+    """Raise a ValueError for an iterator, which can be read only once."""
     if isinstance(source, Iterator):
         raise ValueError(
             "`source` must not be an iterator, which ends after one epoch. Received: "

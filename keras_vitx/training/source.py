@@ -10,7 +10,14 @@ import numpy as np
 from keras_vitx import data
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.text import nearest, shortened
-from keras_vitx.training.batches import are_numbers, first_of, is_batches, labels_of, steps_of
+from keras_vitx.training.batches import (
+    are_numbers,
+    check_repeats,
+    first_of,
+    is_batches,
+    labels_of,
+    steps_of,
+)
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.recipe import Recipe
@@ -65,6 +72,7 @@ def open_data(
 
     `arguments` are those of `data.pipelines`. Your own batches stay as they are.
     """
+    check_repeats(source)
     distillation = _distillation(recipe, teacher)
     if isinstance(source, data.Pipelines) or is_batches(source):
         batches = _user_batches(source, recipe, token_labels, arguments)
