@@ -156,6 +156,23 @@ def input_gradient(function: Callable[..., Any], variables: Sequence[Any]) -> Ca
     return gradient
 
 
+def checked_dataset(dataset: Any, check: Callable[[Any], None]) -> Any:
+    """Return a `tf.data.Dataset` that passes the labels of each batch to `check`, as an array."""
+    import tensorflow as tf
+
+    def checks(labels):
+        check(labels)
+        return True
+
+    def step(images, labels, *weights):
+        by_head = labels if isinstance(labels, dict) else {"head": labels}
+        with tf.control_dependencies([tf.numpy_function(checks, [by_head["head"]], tf.bool)]):
+            head = tf.identity(by_head["head"])
+        return images, {**labels, "head": head} if isinstance(labels, dict) else head, *weights
+
+    return dataset.map(step)
+
+
 def keep_memory() -> bool:
     """Let the C library keep freed memory for the next allocation.
 

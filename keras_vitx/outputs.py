@@ -146,6 +146,14 @@ class Task:
             instances.append(top_k(5, "top_5_accuracy"))
         return instances
 
+    def check(self, labels: np.ndarray) -> None:
+        """Raise a ValueError if the labels of a batch don't fit this task."""
+        if self.kind != "regression" and (found := task_of(self.outputs, labels)).kind != self.kind:
+            raise ValueError(
+                f"All labels must be of one kind. Received: labels of a {found.kind} task, "
+                f"{labels.dtype} {labels.shape}, after those of a {self.kind} task."
+            )
+
 
 def task_of(outputs: Outputs, labels: Any) -> Task:
     """Return the task of a batch of labels; a ValueError if they don't fit the outputs."""

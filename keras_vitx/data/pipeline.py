@@ -45,6 +45,11 @@ class Pipelines(NamedTuple):
     skipped: tuple[Path, ...] = ()
     test: "keras.utils.PyDataset | None" = None
 
+    def map(self, function: Callable[[Any], Any]) -> "Pipelines":
+        """Return the result of `function` of the batches of each split (which may be None)."""
+        splits = {name: function(getattr(self, name)) for name in ("train", "validation", "test")}
+        return self._replace(**splits)
+
     @property
     def train_size(self) -> int | None:
         """Number of training images; None if unknown."""

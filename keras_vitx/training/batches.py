@@ -11,7 +11,9 @@ import keras
 import numpy as np
 
 from keras_vitx import data
+from keras_vitx.backend import checked_dataset
 from keras_vitx.data.batches import EvaluationBatches
+from keras_vitx.outputs import Task, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.devices import in_use
 
@@ -75,6 +77,21 @@ def is_batches(source: Any) -> bool:
     return isinstance(source, Iterable) and not isinstance(source, others)
 
 
+def checked(batches: Any, task: Task) -> Any:
+    """Return batches whose labels all fit `task`; a ValueError if known ones do not.
+
+    Those of your own batches are checked as they come, each before its step.
+    """
+    split = getattr(batches, "split", None)
+    if split is not None:
+        task_of(task.outputs, split.labels)
+    elif hasattr(batches, "element_spec"):
+        return checked_dataset(batches, task.check)
+    elif hasattr(batches, "__len__"):
+        return CheckedBatches(batches, task)
+    return batches
+
+
 def first_of(batches: Any) -> Any:
     """Return the first batch."""
     return batches[0] if isinstance(batches, keras.utils.PyDataset) else next(iter(batches))
@@ -91,13 +108,22 @@ def labels_of(batches: Any) -> np.ndarray:
     return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
 
 
-def steps_of(batches: Any) -> int:
-    """Return the number of batches per epoch; a ValueError if it is unknown."""
+def steps_of(batches: Any, steps_per_epoch: int | None = None) -> int:
+    """Return the number of batches per epoch; a ValueError if it is unknown, or too small."""
     try:
         steps = getattr(batches, "num_batches", None) or len(batches)
     except TypeError:
         steps = None
-    if steps in (None, sys.maxsize):  # The length of endless Grain datasets.
+    if steps == sys.maxsize:  # The length of endless Grain datasets.
+        steps = None
+    if steps_per_epoch is not None:
+        if steps is not None and steps_per_epoch > steps:
+            raise ValueError(
+                f"`steps_per_epoch` must be at most the {steps} batches of an epoch. Received: "
+                f"{steps_per_epoch}."
+            )
+        return steps_per_epoch
+    if steps is None:
         raise ValueError(
             "`steps_per_epoch` must be set for batches whose number is unknown or endless. "
             f"Received: None, with a {type(batches).__name__}."
@@ -207,6 +233,27 @@ class BatchTransform(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         self._epoch += 1
         self.batches.on_epoch_end()
+
+
+class CheckedBatches(BatchTransform):
+    """Batches whose labels are checked as they come."""
+
+    def __init__(self, batches: Iterable, task: Task):
+        super().__init__(batches)
+        self.task, wrapped = task, self.batches
+        self.workers, self.use_multiprocessing = wrapped.workers, wrapped.use_multiprocessing
+        self.max_queue_size = wrapped.max_queue_size
+
+    @property
+    def set_epoch(self) -> Any:
+        """That of the wrapped batches, if they have it."""
+        return self.batches.set_epoch
+
+    def __getitem__(self, index: int) -> tuple:
+        batch = tuple(self.batches[index])
+        labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
+        self.task.check(keras.ops.convert_to_numpy(labels))
+        return batch
 
 
 class BatchRange(BatchTransform):

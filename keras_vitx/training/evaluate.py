@@ -17,6 +17,7 @@ from keras_vitx.training.batches import (
     BatchTransform,
     SplitName,
     are_numbers,
+    checked,
     evaluation_split,
     labels_of,
 )
@@ -195,7 +196,7 @@ def evaluate(
         metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
     normalize = restrict and outputs.kind == "softmax"
     evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), _Speed()
-    metrics = evaluator.measure(batches, verbose, [speed])
+    metrics = evaluator.measure(checked(batches, task), verbose, [speed])
     results = {
         "split": split,
         "images": evaluator.count(),

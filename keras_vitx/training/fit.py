@@ -11,12 +11,12 @@ from keras_vitx.outputs import outputs_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.devices import check_devices
+from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.prepare import (
     Head,
     apply_settings,
     check_callbacks,
     compile_for,
-    compiled_by_user,
     match_head,
     train_head,
 )
@@ -136,7 +136,6 @@ def fit(
             config=config,
             **options,
         )
-        log.info(best.restore())
         history.test = None if batches.test is None else evaluator.measure(batches.test)
         run.record |= {"test": history.test, "finished": True}
     return history

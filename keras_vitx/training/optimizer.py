@@ -271,6 +271,11 @@ def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def compiled_by_user(model: keras.Model) -> bool:
+    """Return whether the user compiled the model, rather than an earlier call of our `fit`."""
+    return bool(model.compiled) and getattr(optimizer_of(model), "name", None) != OPTIMIZER
+
+
 def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
     """Yield the layers of a model in order, including those of nested models."""
     for layer in model.layers:

@@ -16,8 +16,8 @@ from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import shortened
 from keras_vitx.training.evaluate import Evaluator
 from keras_vitx.training.optimizer import (
-    OPTIMIZER,
     blocks_of,
+    compiled_by_user,
     layers_of,
     make_optimizer,
     optimizer_of,
@@ -181,11 +181,6 @@ def train_head(model: keras.Model, data: TrainingData, **settings: Any) -> None:
             layer.trainable = True
 
 
-def compiled_by_user(model: keras.Model) -> bool:
-    """Return whether the user compiled the model, rather than an earlier call of our `fit`."""
-    return bool(model.compiled) and getattr(optimizer_of(model), "name", None) != OPTIMIZER
-
-
 def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
     """Compile `model`, and return an `Evaluator` for validation, without label smoothing."""
     arguments = compile_arguments(model) if compiled_by_user(model) else {}
@@ -196,7 +191,7 @@ def compile_for(model: keras.Model, data: TrainingData) -> Evaluator:
     changes: dict[str, Any] = {}
     loss = arguments.get("loss")
     if loss is None:
-        task = data.task(model)
+        task = data.task
         loss, changes["loss"] = task.loss(), task.loss(data.recipe.label_smoothing)
         if "metrics" not in arguments:
             changes["metrics"] = task.metrics()

@@ -98,7 +98,8 @@ def resumable_fit(
     if hasattr(batches, "set_epoch"):
         set_epoch = keras.callbacks.LambdaCallback(lambda epoch, logs: batches.set_epoch(epoch))
         callbacks.insert(0, set_epoch)
-        if steps_per_epoch and steps_per_epoch < len(batches):
+        is_sequential = getattr(batches, "is_sequential", False)
+        if steps_per_epoch and not is_sequential and steps_per_epoch < len(batches):
             # These are shuffled anew in each epoch, so every epoch can use the first ones.
             batches, steps_per_epoch = BatchRange(batches, 0, steps_per_epoch), None
     settings = {"shuffle": False, "verbose": verbose, "class_weight": class_weight}

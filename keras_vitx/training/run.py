@@ -336,6 +336,10 @@ class BestCheckpoint(keras.callbacks.Callback):
             log.info("Training ends, as no epoch was better than epoch %d.", self.epoch)
             self.model.stop_training = True
 
+    def on_train_end(self, logs=None):
+        # Before the callbacks of the user, whose weights stay if they restore any.
+        log.info(self.restore())
+
     def restore(self) -> str:
         """Restore the best or else the initial weights, and return a sentence that says which."""
         assign_values(self._variables(), self.values)

@@ -8,11 +8,13 @@ import keras
 import numpy as np
 
 from keras_vitx import data
+from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.text import nearest, shortened
 from keras_vitx.training.batches import (
     are_numbers,
     check_repeats,
+    checked,
     first_of,
     is_batches,
     labels_of,
@@ -20,6 +22,7 @@ from keras_vitx.training.batches import (
 )
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.distillation import Distillation
+from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.targets import MixToken
 from keras_vitx.training.token_labels import TokenLabels
@@ -35,6 +38,7 @@ class TrainingData(NamedTuple):
         batches: The batches of all splits; those of training have all their targets.
         steps: Number of training batches per epoch.
         labels: The labels of the first training batch.
+        task: The task of the model, which all labels fit; None if you compiled it with a loss.
         distillation: The teacher of the training batches, or None.
         class_weight: Weight in the loss by label, or None.
     """
@@ -43,6 +47,7 @@ class TrainingData(NamedTuple):
     batches: data.Pipelines
     steps: int
     labels: np.ndarray
+    task: Task | None
     distillation: Distillation | None
     class_weight: dict[int, float] | None
 
@@ -50,10 +55,6 @@ class TrainingData(NamedTuple):
     def class_names(self) -> tuple[str, ...] | None:
         """Label i means `class_names[i]`; None if there are no class names."""
         return self.batches.class_names
-
-    def task(self, model: keras.Model) -> Task:
-        """Return the task of `model`; a ValueError if it doesn't fit all labels that are known."""
-        return task_of(outputs_of(model), self.labels)
 
 
 def open_data(
@@ -109,11 +110,15 @@ def open_data(
     if recipe.base_batch_size and "batch_size" not in fixed:
         # The learning rate follows the actual batch size.
         recipe = recipe.replace(batch_size=size)
-    steps = recipe.steps_per_epoch or steps_of(batches.train)
+    steps = steps_of(batches.train, recipe.steps_per_epoch)
+    task = None
+    if not compiled_by_user(model) or compile_arguments(model).get("loss") is None:
+        task = task_of(outputs_of(model), labels)
+        batches = batches.map(lambda split: checked(split, task))
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
     log.info(text, updates, recipe.all_epochs, steps, size, recipe.peak)
-    return TrainingData(recipe, batches, steps, labels, distillation, class_weight)
+    return TrainingData(recipe, batches, steps, labels, task, distillation, class_weight)
 
 
 def _distillation(recipe: Recipe, teacher: keras.Model | None) -> Distillation | None:
