@@ -181,10 +181,16 @@ class StopAtNonFinite(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.step is None:
             return
-        message = f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
+        # With `steps_per_execution`, Keras tells the loss of several steps.
+        together = self.model.steps_per_execution
+        first = (self.step - 1) // together * together + 1
+        steps = f"step {self.step}" if first == self.step else f"steps {first} to {self.step}"
+        message = f"The loss is {logs['loss']} at {steps} of epoch {epoch + 1}."
         images = []
         if hasattr(self.batches, "ids"):
-            ids = self.batches.ids(epoch, self.step - 1)
+            ids = [
+                i for step in range(first, self.step + 1) for i in self.batches.ids(epoch, step - 1)
+            ]
             images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
             more = ", ..." if len(images) > 8 else ""
             message += f" Its images: {', '.join(map(str, images[:8]))}{more}."
