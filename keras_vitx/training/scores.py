@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.drawing import Picture, drawing
 from keras_vitx.outputs import Task
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import needs_extra
-from keras_vitx.training.figures import draw_images
 
 NUM_WORST = 16
 
@@ -103,7 +102,7 @@ def draw_worst(
     class_names: Sequence[str],
     preprocessing: Preprocessing,
     path: str | os.PathLike,
-) -> Path:
+) -> Picture:
     """Draw images, titled with the probabilities of their label and of the predicted class."""
     labels, probabilities, images = worst
     titles = []
@@ -112,7 +111,14 @@ def draw_worst(
         classes = [np.abs(label - row).argmax()] if labels.ndim == 2 else [label, row.argmax()]
         titles.append("\n".join(f"{class_names[index]}: {row[index]:.0%}" for index in classes))
     pixels = images * np.float32(preprocessing.std) + np.float32(preprocessing.mean)
-    return draw_images(pixels, titles, path)
+    rows = max(-(-len(pixels) // 4), 1)
+    with drawing(path, (rows, 4), (2.2, 2.6)) as axes:
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for axis, image, title in zip(axes.flat, pixels, titles, strict=False):
+            axis.imshow(image.clip(0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
+            axis.set_title(title, fontsize="small")
+    return Picture(path)
 
 
 def _label_probability(labels, probabilities):
