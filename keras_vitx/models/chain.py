@@ -54,6 +54,7 @@ class ImageModel(keras.Model):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
+        threshold: float | Sequence[float] | None = None,
         dtype: Any = None,
         **kwargs,
     ):
@@ -67,6 +68,7 @@ class ImageModel(keras.Model):
         self.class_names = class_names
         self.scan = scan
         self.remat = remat
+        self.threshold = threshold
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -127,7 +129,8 @@ class ImageModel(keras.Model):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         images = self.inputs[0]
-        return {
+        threshold = {} if self.threshold is None else {"threshold": self.threshold}
+        return threshold | {
             "name": self.name,
             "trainable": self.trainable,
             "frozen": frozen_parts(self),
@@ -187,6 +190,8 @@ class Chain(MultiHeadTraining, ImageModel):
         remat: Whether training keeps only the input of each layer and recomputes the
             rest in the backward pass, which saves memory at the cost of one more forward
             pass.
+        threshold: Probability above which a class is predicted, for independent classes (one
+            number, or one per class) or the second of two; None is 0.5. `kv.evaluate` uses it.
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
         input_tensor: A `keras.Input` to use instead of a new one.
         dtype: Dtype policy of the model; the layers have their own.
@@ -202,6 +207,7 @@ class Chain(MultiHeadTraining, ImageModel):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
+        threshold: float | Sequence[float] | None = None,
         images: dict[str, Any] | None = None,
         input_tensor: Any = None,
         dtype: Any = None,
@@ -214,7 +220,7 @@ class Chain(MultiHeadTraining, ImageModel):
         x = input_tensor
         for layer in layers:
             x = layer(x)
-        about = (family, preprocessing, class_names, scan, remat)
+        about = (family, preprocessing, class_names, scan, remat, threshold)
         super().__init__(input_tensor, x, *about, dtype=dtype, **kwargs)
 
     @property

@@ -1,7 +1,6 @@
 """A training run: its directory, its lock, its record, and the callbacks that write it."""
 
 import contextlib
-import csv
 import datetime
 import importlib.util
 import json
@@ -19,8 +18,7 @@ from filelock import FileLock, Timeout
 
 from keras_vitx.data import Pipelines
 from keras_vitx.drawing import Picture, drawing
-from keras_vitx.files import atomic_write
-from keras_vitx.text import csv_cell
+from keras_vitx.files import atomic_write, write_csv
 from keras_vitx.training.devices import in_use, is_chief, single_process
 from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
 from keras_vitx.training.recipe import Recipe
@@ -385,11 +383,7 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     def _write_history(self):
         if self.output is not None:
-            with atomic_write(self.output / "history.csv") as path, path.open("w") as file:
-                columns = dict.fromkeys(key for row in self.rows for key in row)
-                writer = csv.DictWriter(file, columns)
-                writer.writerow({name: csv_cell(name) for name in columns})
-                writer.writerows(self.rows)
+            write_csv(self.rows, self.output / "history.csv")
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Picture:
