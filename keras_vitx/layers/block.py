@@ -17,7 +17,7 @@ class Block(Layer):
     with $\eta$ LayerNorm, $\gamma$ LayerScale and $d$ stochastic depth.
 
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
-    pair of it and the maps of the attention; with `return_parts=True`, a pair of it and a
+    pair of it and the maps of the attention; with `return_intermediates=True`, a pair of it and a
     dictionary: `normalized`, the tokens that the attention reads; `softmax` and `maps`, its maps
     before and after modification, None without; `attention_branch` and `mlp_branch`, both branches
     as they are added to the tokens, before stochastic depth. An `attention_mask`, broadcastable to
@@ -124,9 +124,9 @@ class Block(Layer):
             raise ValueError(f"{error} In block {self.name!r}.") from error
         # Keras only quantizes a model in which all layers are built.
         norms, scales = (self.norm1, self.norm2), (self.ls1, self.ls2)
-        for part in (*norms, *scales, self.drop_path1, self.drop_path2):
-            if part is not None:
-                part.build(tokens)
+        for layer in (*norms, *scales, self.drop_path1, self.drop_path2):
+            if layer is not None:
+                layer.build(tokens)
 
     def build_branch(self, name, shape):
         """Build the attention or the MLP, which has to keep the shape."""
@@ -142,7 +142,7 @@ class Block(Layer):
         training=False,
         return_attention_scores=False,
         attention_mask=None,
-        return_parts=False,
+        return_intermediates=False,
     ):
         shared = None
         if self.receives_maps:
@@ -150,14 +150,16 @@ class Block(Layer):
             # With a residual dtype, Keras casts them, too.
             shared = ops.cast(shared, self.compute_dtype)
         normalized = self.run(self.norm1, x)
-        returns_maps = return_attention_scores or return_parts
-        attended, parts = self.attend(normalized, shared, training, attention_mask, returns_maps)
-        emitted = parts.pop("emitted", None)
+        returns_maps = return_attention_scores or return_intermediates
+        attended, intermediates = self.attend(
+            normalized, shared, training, attention_mask, returns_maps
+        )
+        emitted = intermediates.pop("emitted", None)
         x, branches = self.add_branches(x, attended, training)
         y = (x, emitted) if self.emits_maps else x
-        if return_parts:
-            return y, {"normalized": normalized, **parts, **branches}
-        return (y, parts["maps"]) if return_attention_scores else y
+        if return_intermediates:
+            return y, {"normalized": normalized, **intermediates, **branches}
+        return (y, intermediates["maps"]) if return_attention_scores else y
 
     def attend(self, x, shared, training, attention_mask, returns_maps):
         """Return the output of the attention, and its maps if they are asked for."""
@@ -169,8 +171,8 @@ class Block(Layer):
                 f"Received: a mask for {type(self.attention).__name__}."
             )
         x = (x, shared) if self.reads_maps else x
-        if returns_maps and "return_parts" in accepted:
-            return self.run(self.attention, x, training, return_parts=True, **arguments)
+        if returns_maps and "return_intermediates" in accepted:
+            return self.run(self.attention, x, training, return_intermediates=True, **arguments)
         if returns_maps and self.has_maps:
             arguments["return_attention_scores"] = True
             y, maps = self.run(self.attention, x, training, **arguments)

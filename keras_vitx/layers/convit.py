@@ -110,7 +110,7 @@ class PositionalAttention(Attention):
     def projections(self, x, training=False):
         query, key = ops.split(self.run(self.qk, x, training), 2, axis=-1)
         value = self.run(self.v, x, training)
-        return [self.split_heads(part) for part in (query, key, value)]
+        return [self.split_heads(each) for each in (query, key, value)]
 
     def logits_of(self, query, key):
         return super().logits_of(query, key) + self.over_pairs(*self.positions(), ops.add)

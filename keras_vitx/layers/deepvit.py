@@ -175,13 +175,13 @@ class SharedMapsBlock(Block):
     def attend(self, x, shared, training, attention_mask, returns_maps):
         compares = training and self.similarity
         returns_maps = returns_maps or self.emits_maps or compares
-        y, parts = super().attend(x, shared, training, attention_mask, returns_maps)
-        used = parts["maps"]
+        y, intermediates = super().attend(x, shared, training, attention_mask, returns_maps)
+        used = intermediates["maps"]
         emitted = used if self.attention.computes_maps else shared
         if compares:
             maps = used if self.similarity_of == "used" else emitted
             self.add_loss(self.similarity * map_similarity(maps, shared, self.similarity_over))
-        return y, {**parts, "emitted": emitted}
+        return y, {**intermediates, "emitted": emitted}
 
 
 SIMILARITY_AXES = {"heads": 1, "queries": 2}
@@ -196,7 +196,7 @@ def map_similarity(maps: Any, others: Any, over: str = "heads") -> Any:
         return ops.ones((), "float32")
     axis = SIMILARITY_AXES[over]
     maps, others = map(ops.at_least_float32, (maps, others))
-    norms = (ops.maximum(ops.sum(part**2, axis), 1e-16) for part in (maps, others))
+    norms = (ops.maximum(ops.sum(each**2, axis), 1e-16) for each in (maps, others))
     scale, other_scale = map(ops.rsqrt, norms)
     return ops.mean(ops.sum(maps * others, axis) * scale * other_scale)
 

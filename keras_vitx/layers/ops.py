@@ -119,24 +119,24 @@ def gelu(x):
     return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
 
 
-def kept_samples(x, keep, generator, seed):
+def drop_path_mask(x, keep, generator, seed):
     """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`."""
     shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
     kept = keras.random.uniform(shape, dtype="float32", seed=generator) < keep
     return keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype)
 
 
-def numbers_on_device():
+def scalars_on_device():
     """Return a context in which Keras copies no Python numbers to the device."""
     return contextlib.nullcontext()
 
 
-def save(x):
-    """Return `x`, which `save_products` saves."""
+def checkpoint_name(x):
+    """Return `x`, which `remat_policy` saves."""
     return x
 
 
-def gains_from_scan():
+def use_scan():
     """Return whether training runs identical blocks as one loop."""
     return False
 
@@ -146,7 +146,7 @@ def program(function, *inputs):
     return object()
 
 
-def save_products(step):
+def remat_policy(step):
     """Return `step`, the body of a loop, with a policy of what its backward pass finds saved."""
     return step
 
@@ -155,11 +155,11 @@ KERNELS = {
     "torch": (
         *("shape", "reshape", "transpose", "split", "matmul", "cast"),
         *("call", "logits", "softmax", "fused_attention", "mix_heads", "pad", "gelu"),
-        *("kept_samples", "numbers_on_device"),
+        *("drop_path_mask", "scalars_on_device"),
     ),
     "jax": (
         *("call", "fused_attention", "convolve_maps", "depthwise_conv", "gelu"),
-        *("save", "gains_from_scan", "program", "save_products"),
+        *("checkpoint_name", "use_scan", "program", "remat_policy"),
     ),
 }
 """The operations that a backend has a kernel for; all others run in the form above."""
