@@ -144,22 +144,26 @@ class Block(Layer):
         attention_mask=None,
         return_intermediates=False,
     ):
-        shared = None
-        if self.receives_maps:
-            x, shared = x
-            # With a residual dtype, Keras casts them, too.
-            shared = ops.cast(shared, self.compute_dtype)
-        normalized = self.run(self.norm1, x)
         returns_maps = return_attention_scores or return_intermediates
-        attended, intermediates = self.attend(
-            normalized, shared, training, attention_mask, returns_maps
-        )
-        emitted = intermediates.pop("emitted", None)
-        x, branches = self.add_branches(x, attended, training)
-        y = (x, emitted) if self.emits_maps else x
+        tokens, shared = self.received(x)
+        normalized = self.run(self.norm1, tokens)
+        y, intermediates = self.attend(normalized, shared, training, attention_mask, returns_maps)
+        attention_branch = self.scaled(self.ls1, y)
+        x = self.updated(tokens) + self.dropped(self.drop_path1, attention_branch, training)
+
+        y = self.run(self.mlp, self.run(self.norm2, x), training)
+        mlp_branch = self.scaled(self.ls2, y)
+        x = self.residual(x) + self.dropped(self.drop_path2, mlp_branch, training)
+
+        y = self.returned(x, tokens, intermediates)
         if return_intermediates:
+            branches = {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
             return y, {"normalized": normalized, **intermediates, **branches}
         return (y, intermediates["maps"]) if return_attention_scores else y
+
+    def received(self, x):
+        """Return the tokens of the input, and the maps of an earlier block or None."""
+        return x, None
 
     def attend(self, x, shared, training, attention_mask, returns_maps):
         """Return the output of the attention, and its maps if they are asked for."""
@@ -179,23 +183,22 @@ class Block(Layer):
             return y, {"softmax": maps, "maps": maps}
         return self.run(self.attention, x, training, **arguments), {"softmax": None, "maps": None}
 
-    def add_branches(self, x, attended, training):
-        """Add both branches to `x`, given the output of the attention; return them, too."""
-        attention_branch = self.scaled(self.ls1, attended)
-        x = self.added(x, attention_branch, self.drop_path1, training)
-        y = self.run(self.mlp, self.run(self.norm2, x), training)
-        mlp_branch = self.scaled(self.ls2, y)
-        x = self.added(x, mlp_branch, self.drop_path2, training)
-        return x, {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
-
     def scaled(self, scale, branch):
         r"""Return $\gamma \odot b / s$, with $\gamma$ a LayerScale or None."""
         branch = branch if scale is None else self.run(scale, branch)
         return branch if self.residual_scale == 1 else branch / self.residual_scale
 
-    def added(self, x, branch, drop_path, training):
-        """Return `x` and the branch after stochastic depth, summed."""
-        return self.residual(x) + self.residual(self.run_in_training(drop_path, branch, training))
+    def dropped(self, drop_path, branch, training):
+        """Return a branch after stochastic depth."""
+        return self.residual(self.run_in_training(drop_path, branch, training))
+
+    def updated(self, tokens):
+        """Return the tokens to which the branches are added."""
+        return self.residual(tokens)
+
+    def returned(self, x, tokens, intermediates):
+        """Return the output, given the updated tokens, all tokens, and what `attend` returned."""
+        return x
 
     def residual(self, x):
         """Return tokens, or a branch, in the precision in which they are summed."""

@@ -106,6 +106,13 @@ class SharedMapsBlock(Block):
         self.similarity_over = similarity_over
         self.similarity_of = similarity_of
 
+    def received(self, x):
+        if not self.receives_maps:
+            return x, None
+        x, shared = x
+        # With a residual dtype, Keras casts them, too.
+        return x, ops.cast(shared, self.compute_dtype)
+
     def attend(self, x, shared, training, attention_mask, returns_maps):
         compares = training and self.similarity
         returns_maps = returns_maps or self.emits_maps or compares
@@ -116,6 +123,10 @@ class SharedMapsBlock(Block):
             maps = used if self.similarity_of == "used" else emitted
             self.add_loss(self.similarity * map_similarity(maps, shared, self.similarity_over))
         return y, {**intermediates, "emitted": emitted}
+
+    def returned(self, x, tokens, intermediates):
+        emitted = intermediates.pop("emitted")
+        return (x, emitted) if self.emits_maps else x
 
 
 SIMILARITY_AXES = {"heads": 1, "queries": 2}
