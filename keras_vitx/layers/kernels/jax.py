@@ -10,6 +10,7 @@ from jax import numpy as jnp
 from jax.extend import core
 
 from keras_vitx.layers import ops
+from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_heads  # Keras's operations only.
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_attention = ops.call, ops.fused_attention
