@@ -110,7 +110,7 @@ class PositionalAttention(Attention):
     def projections(self, x, training=False):
         query, key = ops.split(self.run(self.qk, x, training), 2, axis=-1)
         value = self.run(self.v, x, training)
-        return [self.split_heads(part) for part in (query, key, value)]
+        return [self.split_heads(each) for each in (query, key, value)]
 
     def logits_of(self, query, key):
         return super().logits_of(query, key) + self.over_pairs(*self.positions(), ops.add)
@@ -183,33 +183,34 @@ class GatedPositionalAttention(PositionalAttention):
 
     def gates(self):
         r"""Return $\sigma(\lambda)$, the weight of the positional map per head, `(heads, 1, 1)`."""
-        return ops.sigmoid(ops.reshape(self.gating_param, (self.num_heads, 1, 1)))
-
-    def gated_positions(self):
-        r"""Return $1 - \sigma(\lambda)$, `(heads, 1, 1)`, $\sigma(\lambda) R$ and $C$."""
-        gates = ops.cast(self.gates(), self.compute_dtype)
-        by_row, by_column = self.positions()
-        return 1 - gates, gates * ops.softmax(by_row), ops.softmax(by_column)
+        gates = ops.sigmoid(ops.reshape(self.gating_param, (self.num_heads, 1, 1)))
+        return ops.cast(gates, self.compute_dtype)
 
     def logits_of(self, query, key):
         # The content logits only: the positional logits have a softmax of their own.
         return Attention.logits_of(self, query, key)
 
     def weights_of(self, query, key, training=False, mask=None):
-        content_gate, by_row, by_column = self.gated_positions()
+        gate = self.gates()
         content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
-        positional = self.over_pairs(by_row, by_column, ops.multiply)
-        if mask is not None:
-            positional = (1 - content_gate) * renormalized(positional[None], mask)
-        return content_gate * content + positional
+        positional = self.positional_maps(mask)
+        return (1 - gate) * content + gate * positional
+
+    def positional_maps(self, mask=None):
+        """Return the softmax of the positional logits, over the allowed keys."""
+        maps = self.over_pairs(*map(ops.softmax, self.positions()), ops.multiply)
+        return maps if mask is None else renormalized(maps[None], mask)
 
     def fused(self, query, key, value, training=False, mask=None):
         if mask is not None:
             # The positional map differs between images and is no product over the axes.
             return super().fused(query, key, value, training, mask)
-        content_gate, by_row, by_column = self.gated_positions()
+        gate = self.gates()
+        by_row, by_column = map(ops.softmax, self.positions())
         content = ops.attention(query, key, value, training=training)
-        return content * content_gate[:, 0] + self.attend_positions(by_row, by_column, value)
+        # The gate multiplies the smallest factor.
+        positional = self.attend_positions(gate * by_row, by_column, value)
+        return (1 - gate)[:, 0] * content + positional
 
     def attend_positions(self, by_row, by_column, value):
         r"""Return $\sigma(\lambda) P V$, `(batch, patches, heads, size)`, by two products."""

@@ -9,8 +9,8 @@ from keras import ops
 
 from keras_vitx.layers.base import (
     at_least_float32,
-    freeze_parts,
-    frozen_parts,
+    freeze_layers,
+    frozen_layers,
     register,
     serialize,
     to_python,
@@ -133,7 +133,7 @@ class ImageModel(keras.Model):
         return threshold | {
             "name": self.name,
             "trainable": self.trainable,
-            "frozen": frozen_parts(self),
+            "frozen": frozen_layers(self),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "input_shape": images.shape[1:],
             "images": {
@@ -156,7 +156,7 @@ class ImageModel(keras.Model):
             arguments = dict(zip(config, values, strict=True))
             frozen, trainable = arguments.pop("frozen", {}), arguments.pop("trainable", True)
             model = cls(**arguments)
-        freeze_parts(model, trainable, frozen)
+        freeze_layers(model, trainable, frozen)
         return model
 
 

@@ -38,7 +38,7 @@ def run(
     equal blocks as one loop where that gains (JAX), and `remat` recomputes all but the inputs of
     layers; both apply in training only. `dtype` is that in which the model computes.
     """
-    loops = training and scan and layer_ops.gains_from_scan()
+    loops = training and scan and layer_ops.use_scan()
     is_pure = training and (remat or _sharding() is not None)
     if not loops and not is_pure:
         # As in a layer of the model that calls them.
@@ -95,7 +95,7 @@ def _scanned(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
             y, states, losses = _pure(units[0], values, x)
         return y, (states, losses)
 
-    step = keras.remat(step) if remat else layer_ops.save_products(step)
+    step = keras.remat(step) if remat else layer_ops.remat_policy(step)
     x, (states, losses) = ops.scan(step, x, (values, numbers))
     states = [[state[index] for state in states] for index in range(len(units))]
     return x, states, [ops.sum(loss) for loss in losses]
@@ -160,9 +160,9 @@ def _varying_numbers(units: list[Unit]) -> tuple[list, list]:
 
 def _numbers(unit: Unit) -> list[tuple[keras.layers.Layer, str]]:
     """Return the layers and attributes of the numbers that may differ; a 0 disables an operation."""
-    parts = (part for layer in unit for part in sublayers(layer))
-    pairs = ((part, name) for part in parts for name in getattr(part, "varying", ()))
-    return [(part, name) for part, name in pairs if getattr(part, name)]
+    layers = (one for layer in unit for one in sublayers(layer))
+    pairs = ((layer, name) for layer in layers for name in getattr(layer, "varying", ()))
+    return [(layer, name) for layer, name in pairs if getattr(layer, name)]
 
 
 @contextlib.contextmanager

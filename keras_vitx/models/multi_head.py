@@ -100,7 +100,7 @@ class MultiHeadTraining:
         outputs = y_pred if isinstance(y_pred, dict) else {"head": y_pred}
         if self.in_step:
             # For the rest of the step: the loss, the metrics and the optimizer.
-            self._step.enter_context(layer_ops.numbers_on_device())
+            self._step.enter_context(layer_ops.scalars_on_device())
             activation = _activation_of(head)
             # Near 0 and 1, probabilities in float32 lose what their logits tell.
             loss = _of_logits(loss, kind_of(activation))
