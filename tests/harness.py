@@ -1,10 +1,11 @@
-"""Cases and checks for every layer and every model.
+"""A tiny model of every family, the models of the golden files, and checks.
 
-A new layer needs a row in `LAYERS`, a new family one in `FAMILIES`, a new golden
-file one in `GOLDEN_CASES`; a test fails for those without.
+Families are enrolled by the example in their docstring; a new golden file needs a row in
+`GOLDEN_CASES`. tests/layers/cases.py has the layers.
 """
 
 import contextlib
+import doctest
 import inspect
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -19,9 +21,7 @@ from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import (
-    Block,
-)
+from keras_vitx.layers import Block
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -32,38 +32,33 @@ MIXED = ("mixed_bfloat16", "mixed_float16")
 PRECISIONS = ("float32", *MIXED)
 
 
-def tiny(family, **arguments):
-    """Return a function that makes a tiny model of a family, with changed arguments."""
-    common = {"drop_path": 0.1, "input_shape": (16, 16, 3), "classes": 5, **arguments}
-    if family is not kv.PiT:
-        common = {"dim": 8, "depth": 2, "patch_size": 8, **common}
-    return lambda **changes: family(**{**common, **changes})
+def tiny(family):
+    """Return a function that makes the model of a family's docstring, with changed arguments."""
+    name = family.__name__
+    example, *_ = doctest.DocTestParser().get_examples(family.__doc__)
+    given = eval(example.source, {"kv": SimpleNamespace(**{name: dict})})
+    given |= {"drop_path": 0.1, "classes": 5}
 
-
-def with_classifier(make):
-    """Return `make`, with weights in a classifier that starts at 0 (Mixer's)."""
-
-    def made(**arguments):
-        model = make(**arguments)
+    def make(**changes):
+        model = family(**given | changes)
         for variable in model.variables:
+            # Mixer's classifier starts at 0.
             if variable.path.endswith("head/kernel") and not array(variable.value).any():
                 variable.assign(numbers(variable.shape, scale=0.02))
         return model
 
-    return made
+    return make
 
 
-FAMILIES: dict[str, Callable[..., keras.Model]] = {
-    "CaiT": tiny(kv.CaiT, depth=3, num_heads=2, class_depth=1, mlp_ratio=2.0, layer_scale=0.5),
-    "ViT": tiny(kv.ViT, num_heads=2),
-    "ConViT": tiny(kv.ConViT, num_heads=4, depth=3, local_depth=2),
-    "DeepViT": tiny(kv.DeepViT, num_heads=2),
-    "RefinedViT": tiny(kv.RefinedViT, num_heads=2, depth=3, expansion=2),
-    "CBViT": tiny(kv.CBViT, num_heads=2),
-    "PiT": tiny(kv.PiT, dims=(8, 16), depths=(1, 2), num_heads=(2, 4), patch_size=6, stride=5),
-    "Mixer": with_classifier(tiny(kv.Mixer)),
-}
-"""A tiny model of each family."""
+FAMILIES: dict[str, Callable[..., keras.Model]] = {}
+"""A tiny model of each family, from the example in its docstring."""
+WITHOUT_EXAMPLE: dict[str, str] = {}
+"""What is wrong with the example of the others."""
+for _name, _family in kv.models.build.FAMILIES.items():
+    try:
+        FAMILIES[_name] = tiny(_family)
+    except Exception as error:
+        WITHOUT_EXAMPLE[_name] = f"{type(error).__name__}: {error}"
 
 
 def randomized(family, scale=0.5, **changes):
