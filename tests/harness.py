@@ -131,8 +131,6 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
     ),
 }
 """The model of each golden file, with its weights."""
-NO_GOLDEN: dict[str, str] = {}
-"""Reason why a family has no golden file, by family, such as "no public code"."""
 
 
 def numbers(shape, seed=0, scale=1.0):
