@@ -48,6 +48,14 @@ class MultiHeadTraining:
             losses = loss if isinstance(loss, Mapping) else {"head": loss}
             loss = PerHead({name: as_loss(each) for name, each in losses.items()}, loss_weights)
         super().compile(optimizer, loss, None, *args, **kwargs)
+        if hasattr(averaging := self._averaging, "statistics"):
+            statistics = [v for v in self.non_trainable_variables if v.name.startswith("moving_")]
+            averaging.statistics = lambda: statistics
+
+    @property
+    def _averaging(self) -> Any:
+        """The optimizer, which may average the weights, without Keras's wrapper for float16."""
+        return getattr(self.optimizer, "inner_optimizer", self.optimizer)
 
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head."""
@@ -56,11 +64,26 @@ class MultiHeadTraining:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         if isinstance(y, dict) and BOX in y:
             x = {self.inputs[0].name: keras.tree.flatten(x)[0], BOX: y[BOX]}
+        if not self.optimizer.built:  # Averages begin with the statistics before the step.
+            self.optimizer.build(self.trainable_variables)
         try:
             with contextlib.ExitStack() as self._step:
-                return super().train_step(*state, (x, y, sample_weight))
+                result = super().train_step(*state, (x, y, sample_weight))
         finally:
             self._step = None
+        averaging = self._averaging
+        if not getattr(averaging, "averages", ()):
+            return result
+        if not state:
+            averaging.average_statistics()
+            return result
+        logs, (trainable, others, values, metrics) = result
+        variables = self.optimizer.variables
+        known = zip([*self.non_trainable_variables, *variables], [*others, *values], strict=True)
+        with keras.StatelessScope(list(known)) as scope:
+            averaging.average_statistics()
+        values = [scope.get_current_value(variable) for variable in variables]
+        return logs, (trainable, others, values, metrics)
 
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
         """Return the logits of each head by name; `inputs` may include MixToken's box."""
