@@ -139,6 +139,7 @@ class TrainingLoader(Loader):
     def __post_init__(self):
         super().__post_init__()
         self.batch_size = min(self.batch_size, self.split.size)
+        self.relabels = getattr(self.targets, "relabel", False)
         if self.augmentation is not None:
             self.augmentation.check(self.spec.channels, self.targets is not None)
         if self.mixing is not None:
@@ -148,11 +149,6 @@ class TrainingLoader(Loader):
                 raise ValueError(
                     f"`cutmix` must be 0 with `targets`. Received: {self.mixing.cutmix}."
                 )
-
-    @property
-    def relabels(self) -> bool:
-        """Whether the targets replace the labels of the images too."""
-        return getattr(self.targets, "relabel", False)
 
     def __len__(self) -> int:
         return self.split.size // self.batch_size

@@ -48,14 +48,10 @@ class MultiHeadTraining:
             losses = loss if isinstance(loss, Mapping) else {"head": loss}
             loss = PerHead({name: as_loss(each) for name, each in losses.items()}, loss_weights)
         super().compile(optimizer, loss, None, *args, **kwargs)
-        if hasattr(averaging := self._averaging, "statistics"):
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if hasattr(optimizer, "statistics") and optimizer.use_ema:
             statistics = [v for v in self.non_trainable_variables if v.name.startswith("moving_")]
-            averaging.statistics = lambda: statistics
-
-    @property
-    def _averaging(self) -> Any:
-        """The optimizer, which may average the weights, without Keras's wrapper for float16."""
-        return getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            optimizer.statistics = lambda: statistics
 
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head."""
@@ -71,19 +67,18 @@ class MultiHeadTraining:
                 result = super().train_step(*state, (x, y, sample_weight))
         finally:
             self._step = None
-        averaging = self._averaging
-        if not getattr(averaging, "averages", ()):
-            return result
-        if not state:
-            averaging.average_statistics()
-            return result
-        logs, (trainable, others, values, metrics) = result
-        variables = self.optimizer.variables
-        known = zip([*self.non_trainable_variables, *variables], [*others, *values], strict=True)
-        with keras.StatelessScope(list(known)) as scope:
-            averaging.average_statistics()
-        values = [scope.get_current_value(variable) for variable in variables]
-        return logs, (trainable, others, values, metrics)
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if state and getattr(optimizer, "averages", ()):
+            logs, (trainable, others, values, metrics) = result
+            variables = [*self.non_trainable_variables, *self.optimizer.variables]
+            pairs = zip(variables, [*others, *values], strict=True)
+            with keras.StatelessScope(list(pairs)) as scope:
+                optimizer.average_statistics()
+            values = [scope.get_current_value(v) for v in self.optimizer.variables]
+            return logs, (trainable, others, values, metrics)
+        if hasattr(optimizer, "averages"):
+            optimizer.average_statistics()
+        return result
 
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
         """Return the logits of each head by name; `inputs` may include MixToken's box."""

@@ -152,28 +152,27 @@ class _AsReleased(GlobalClipping):
         if self.built:
             return
         super().build(variables)
+        # Statistics differ between the replicas of TensorFlow. A copy, as JAX donates arrays.
         self.averages = [
             self.add_variable(
-                variable.shape,
-                # A copy, as JAX donates the arrays of a step.
-                lambda *_, variable=variable, **__: ops.copy(variable),
-                variable.dtype,
-                aggregation="mean",  # Statistics differ between the replicas of TensorFlow.
-                name=f"{variable.path.replace('/', '_')}_average",
+                v.shape,
+                lambda *_, v=v, **__: ops.copy(v),
+                v.dtype,
+                "mean",
+                name=f"{v.name}_average",
             )
-            for variable in (self.statistics() if self.use_ema else ())
+            for v in self.statistics()
         ]
 
     def average_statistics(self):
         """Update the averages of the statistics, after a step."""
-        for variable, average in zip(self.statistics(), self.averages, strict=False):
+        for variable, average in zip(self.statistics(), self.averages, strict=True):
             average.assign(self.ema_momentum * average + (1 - self.ema_momentum) * variable)
 
     def finalize_variable_values(self, var_list):
         super().finalize_variable_values(var_list)
-        pairs = list(zip(self.statistics(), self.averages, strict=False))
-        # Under JAX, weights and averages would share the arrays that the next step donates.
-        for variable, value in [*((each, each) for each in var_list), *pairs]:
+        variables, values = [*var_list, *self.statistics()], [*var_list, *self.averages]
+        for variable, value in zip(variables, values, strict=True):
             variable.assign(ops.copy(value))
 
     def get_config(self) -> dict[str, Any]:
