@@ -113,7 +113,8 @@ def pipelines(
             `height`, `width`, as fractions, and `flip`) that returns an array of the same shape for
             all images, such as one label per patch of the window
             (`keras_vitx.training.TokenLabels`). The labels of a batch are then
-            {"head": labels, "aux_head": the stacked arrays}. MixUp mixes both; CutMix is an error.
+            {"head": labels, "aux_head": the stacked arrays}, and those of all splits float32
+            (batch, classes) with `TokenLabels`. MixUp mixes both; CutMix is an error for others.
         fraction: Fraction of the training images of each class to use (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `load_dataset`.
@@ -174,7 +175,7 @@ def pipelines(
         weights=None if sampling is None else _weights(sampling, source.train.labels, names),
         workers=workers,
     )
-    soft = None if mixing is None else classes
+    soft = classes if mixing is not None or getattr(targets, "relabel", False) else None
     validation, test = (
         split and EvaluationBatches(split, spec, batch_size, pad, soft, strict=strict)
         for split in (source.validation, source.test)

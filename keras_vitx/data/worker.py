@@ -139,12 +139,13 @@ class TrainingLoader(Loader):
     def __post_init__(self):
         super().__post_init__()
         self.batch_size = min(self.batch_size, self.split.size)
+        self.relabels = getattr(self.targets, "relabel", False)
         if self.augmentation is not None:
             self.augmentation.check(self.spec.channels, self.targets is not None)
         if self.mixing is not None:
             check_mixable(self.split.labels, self.classes)
             self.mixing.check_batch(self.batch_size)
-            if self.targets is not None and self.mixing.cutmix:
+            if self.targets is not None and self.mixing.cutmix and not self.relabels:
                 raise ValueError(
                     f"`cutmix` must be 0 with `targets`. Received: {self.mixing.cutmix}."
                 )
@@ -190,9 +191,10 @@ class TrainingLoader(Loader):
         if self.mixing is not None:
             labels = soft_labels(labels, self.classes)
         if self.targets is not None:
-            pairs = zip(positions, windows, strict=True)
-            targets = [self.targets(self.split.id(i), window) for i, window in pairs]
-            labels = {"head": labels, "aux_head": np.stack(targets)}
+            pairs = [(self.split.id(i), one) for i, one in zip(positions, windows, strict=True)]
+            if self.relabels:
+                labels = np.stack([self.targets.of_image(*pair) for pair in pairs])
+            labels = {"head": labels, "aux_head": np.stack([self.targets(*pair) for pair in pairs])}
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, shard, num_shards)
         if not self.as_uint8:

@@ -55,18 +55,16 @@ class PositionalAttention(Attention):
     Args:
         num_heads: Number of heads.
         grid: Rows and columns of patches, as many as tokens; None is a square grid.
-        conv_start: Whether the value projection starts as the identity, $v$ as a convolution
-            (Equation 5), and, without gates, the projections to queries and keys as zeros. Neither
-            of these two then receives a gradient: the attention stays positional, as Appendix A
-            reports. `num_heads` must be a square; `"partial"` accepts any number and starts the
-            heads beyond the largest square at random, as the public code does.
+        conv_start: Whether the value projection starts as the identity and $v$ as a convolution
+            (Equation 5). `num_heads` must be a square; `"partial"` accepts any number and starts
+            the heads beyond the largest square at random, as the public code does.
+        zero_content: Whether the projections to queries and keys start at 0, to the letter of
+            Equation 5, rather than near it as in the public code, N(0, 0.02²). At 0 each is the
+            other's gradient, so that the attention stays positional for good.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
         **kwargs: Further arguments of `Attention`.
     """
-
-    # Queries and keys start at 0 beside a convolutional start (Equation 5).
-    zero_content = True
 
     def __init__(
         self,
@@ -75,6 +73,7 @@ class PositionalAttention(Attention):
         conv_start: bool | str = True,
         locality_strength: float = 1.0,
         qkv_bias: bool = False,
+        zero_content: bool = False,
         **kwargs,
     ):
         super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
@@ -90,6 +89,7 @@ class PositionalAttention(Attention):
         self.grid = None if grid is None else tuple(grid)
         self.conv_start = conv_start
         self.locality_strength = locality_strength
+        self.zero_content = zero_content
 
     def build_projections(self, input_shape):
         patches = input_shape[1]
@@ -99,7 +99,7 @@ class PositionalAttention(Attention):
                 "`grid` must have as many patches as there are tokens; without one they must "
                 f"fill a square. Received: grid={self.grid}, tokens={patches}."
             )
-        content = {"kernel_initializer": "zeros"} if self.conv_start and self.zero_content else {}
+        content = {"kernel_initializer": "zeros"} if self.zero_content else {}
         identity = {"kernel_initializer": "identity"} if self.conv_start else {}
         self.qk = self.dense(2 * self.width, "qk", input_shape, self.qkv_bias, **content)
         self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias, **identity)
@@ -163,9 +163,6 @@ class GatedPositionalAttention(PositionalAttention):
         learn_gates: Whether $\lambda$ is trained.
         **kwargs: Further arguments of `PositionalAttention`.
     """
-
-    # The gates dispense with it (Section 3).
-    zero_content = False
 
     def __init__(self, num_heads: int, gate: float = 1.0, learn_gates: bool = True, **kwargs):
         super().__init__(num_heads, **kwargs)

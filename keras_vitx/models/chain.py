@@ -258,10 +258,11 @@ class Chain(MultiHeadTraining, ImageModel):
         layout = self.token_layout
         return layout[-1].grid if layout else None
 
-    def at_size(self, size: tuple[int, int]) -> "Chain":
+    def at_size(self, size: tuple[int, int], antialias: bool = True) -> "Chain":
         """Return a copy for images of another `(height, width)`, with resampled positions.
 
-        All other weights are the same. The copy is not compiled.
+        Positions are resampled bicubically as in timm, or with `antialias=False` as in DeiT's code,
+        which fine-tuned CaiT. All other weights are the same. The copy is not compiled.
 
         Raises:
             ValueError: if the network does not fit that size, or has weights that depend on
@@ -282,7 +283,8 @@ class Chain(MultiHeadTraining, ImageModel):
                             f"Received: size={tuple(size)}, and a model for "
                             f"{self.input_shape[1:3]}."
                         )
-                    values = resample(values, old.grid, new.grid, old.num_prefix_tokens)
+                    grids = old.grid, new.grid, old.num_prefix_tokens
+                    values = resample(values, *grids, antialias)
                 after.assign(values)
         return resized
 

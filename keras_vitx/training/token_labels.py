@@ -11,12 +11,13 @@ from keras_vitx.data.augmentation.windows import Window
 
 
 class TokenLabels:
-    """Labels of the patches of each image, precomputed by another network.
+    r"""Labels of the patches of each image, precomputed by another network.
 
     Token labeling (Jiang et al., 2021), as in Refined-ViT's advanced recipe. Each patch of a
     training image, which shows a window of the original, gets the labels at its position in a grid
     of labels: the average of bilinear samples within the patch, as in RoIAlign (He et al., 2017),
-    flipped along with the image.
+    flipped along with the image. The class head gets the labels pooled over the window, not the
+    label of the image, which the released loss never reads; MixUp and CutMix mix both by $\lambda$.
 
     ```python
     model = kv.RefinedViT_S(dense_head=True)
@@ -39,6 +40,7 @@ class TokenLabels:
             divided among the other classes).
         relabel_size: Side of an intermediate grid on which the window is sampled before the grid of
             the model, 24 in the released fine-tuning at 448. None for no intermediate grid.
+        relabel: Whether the class head is trained on the pooled labels, or else on the image's own.
 
     Raises:
         ValueError: if the model has no dense head, or the shapes of the labels don't fit.
@@ -50,6 +52,7 @@ class TokenLabels:
         model: keras.Model,
         from_logits: bool = False,
         relabel_size: int | None = None,
+        relabel: bool = True,
     ):
         steps = getattr(model, "layers", ())
         if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
@@ -62,17 +65,25 @@ class TokenLabels:
                 f"`relabel_size` must be a positive integer or None. Received: {relabel_size!r}."
             )
         self.labels, self.from_logits, self.relabel_size = labels, from_logits, relabel_size
+        self.relabel = relabel
         self.grid, self.classes = model.grid, model.output_shape[-1]
         if not isinstance(labels, Mapping):
             _check_shapes(labels, 4, self.classes)
 
     def __call__(self, image: Any, window: Window) -> np.ndarray:
         """Return the targets of a window of an image, by its id: float32 `(patches, classes)`."""
+        return self._sample(image, window, self.grid)
+
+    def of_image(self, image: Any, window: Window) -> np.ndarray:
+        """Return the target of the class head, pooled over a window: float32 `(classes,)`."""
+        return self._sample(image, window, (1, 1))[0]
+
+    def _sample(self, image, window, size):
         grid, classes = self._grid_of(image)
-        if self.relabel_size is not None:
+        if self.relabel_size is not None and size != (1, 1):
             grid = sample(grid, window._replace(flip=False), (self.relabel_size,) * 2)
             window = Window(flip=window.flip)
-        targets = sample(grid, window, self.grid).reshape(-1, grid.shape[-1])
+        targets = sample(grid, window, size).reshape(-1, grid.shape[-1])
         # The number of classes per channel.
         counts = np.ones(grid.shape[-1], "float32")
         if classes is not None:
