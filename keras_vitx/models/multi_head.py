@@ -11,8 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.layers import ops as layer_ops
 from keras_vitx.layers.heads import MultiHead
+from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss
 from keras_vitx.outputs import kind_of
 
@@ -118,7 +118,7 @@ class MultiHeadTraining:
         outputs = y_pred if isinstance(y_pred, dict) else {"head": y_pred}
         if self.in_step:
             # For the rest of the step: the loss, the metrics and the optimizer.
-            self._step.enter_context(layer_ops.scalars_on_device())
+            self._step.enter_context(scalars_on_device())
             activation = _activation_of(head)
             # Near 0 and 1, probabilities in float32 lose what their logits tell.
             loss = _of_logits(loss, kind_of(activation))
