@@ -13,13 +13,7 @@ def square_grid(count: int) -> Grid | None:
     return (side, side) if side and side * side == count else None
 
 
-def resample(
-    embeddings: np.ndarray,
-    old: Grid,
-    new: Grid,
-    num_prefix_tokens: int = 0,
-    antialias: bool = True,
-) -> np.ndarray:
+def resample(embeddings: np.ndarray, old: Grid, new: Grid, num_prefix_tokens=0, antialias=True):
     """Resample position embeddings bicubically.
 
     Embeddings are (1, num_prefix_tokens + rows * columns, dim), row by row; prefix tokens are kept.

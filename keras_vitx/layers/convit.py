@@ -58,11 +58,11 @@ class PositionalAttention(Attention):
         conv_start: Whether the value projection starts as the identity and $v$ as a convolution
             (Equation 5). `num_heads` must be a square; `"partial"` accepts any number and starts
             the heads beyond the largest square at random, as the public code does.
+        locality_strength: How sharply each head initially attends its offset.
+        qkv_bias: Whether the projections have a bias.
         zero_content: Whether the projections to queries and keys start at 0, to the letter of
             Equation 5, rather than near it as in the public code, N(0, 0.02²). At 0 each is the
             other's gradient, so that the attention stays positional for good.
-        locality_strength: How sharply each head initially attends its offset.
-        qkv_bias: Whether the projections have a bias.
         **kwargs: Further arguments of `Attention`.
     """
 

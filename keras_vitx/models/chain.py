@@ -283,8 +283,7 @@ class Chain(MultiHeadTraining, ImageModel):
                             f"Received: size={tuple(size)}, and a model for "
                             f"{self.input_shape[1:3]}."
                         )
-                    grids = old.grid, new.grid, old.num_prefix_tokens
-                    values = resample(values, *grids, antialias)
+                    values = resample(values, old.grid, new.grid, old.num_prefix_tokens, antialias)
                 after.assign(values)
         return resized
 

@@ -140,9 +140,8 @@ class _AsReleased(GlobalClipping):
     @property
     def epsilon(self):
         r"""The epsilon of Keras's $\sqrt v + \epsilon$ that is PyTorch's of $\sqrt{\hat v}$."""
-        beta_2 = getattr(self, "beta_2", None) or self.adam_beta_2
-        step = ops.cast(self.iterations + 1, "float32")
-        return self._epsilon * ops.sqrt(1 - ops.power(ops.cast(beta_2, "float32"), step))
+        beta_2 = self.beta_2 if hasattr(self, "beta_2") else self.adam_beta_2
+        return self._epsilon * ops.sqrt(1 - beta_2 ** ops.cast(self.iterations + 1, "float32"))
 
     @epsilon.setter
     def epsilon(self, value):
@@ -152,15 +151,9 @@ class _AsReleased(GlobalClipping):
         if self.built:
             return
         super().build(variables)
-        # Statistics differ between the replicas of TensorFlow. A copy, as JAX donates arrays.
+        # Means, as replicas of TensorFlow differ; copies, as JAX donates arrays.
         self.averages = [
-            self.add_variable(
-                v.shape,
-                lambda *_, v=v, **__: ops.copy(v),
-                v.dtype,
-                "mean",
-                name=f"{v.name}_average",
-            )
+            self.add_variable(v.shape, lambda *_, v=v, **__: ops.copy(v), v.dtype, "mean")
             for v in self.statistics()
         ]
 

@@ -59,8 +59,7 @@ class Recipe:
             and position embeddings.
         beta_1: AdamW's decay of the mean of the gradients.
         beta_2: Decay of the mean of their squares.
-        epsilon: Added to the root of that mean after its correction for the start at 0, as in
-            PyTorch. (Keras adds it before, where it counts 31.6 times in the first step.)
+        epsilon: Added to the root of that mean, corrected for its start at 0, as in PyTorch.
         clip_norm: Maximum global norm of the gradient; None for no clipping.
         layer_decay: Factor of the learning rate from one block to the block before it; None gives
             all layers the same rate.

@@ -84,8 +84,7 @@ class TokenLabels:
             grid = sample(grid, window._replace(flip=False), (self.relabel_size,) * 2)
             window = Window(flip=window.flip)
         targets = sample(grid, window, size).reshape(-1, grid.shape[-1])
-        # The number of classes per channel.
-        counts = np.ones(grid.shape[-1], "float32")
+        counts = np.ones(grid.shape[-1], "float32")  # The number of classes per channel.
         if classes is not None:
             counts[-1] = self.classes - len(classes)
         if self.from_logits:
