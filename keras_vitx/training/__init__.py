@@ -23,5 +23,5 @@ from keras_vitx.training.run import BestCheckpoint as BestCheckpoint
 from keras_vitx.training.run import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.run import Validate as Validate
 from keras_vitx.training.run import held_out as held_out
-from keras_vitx.training.targets import MixToken as MixToken
+from keras_vitx.training.token_labels import MixToken as MixToken
 from keras_vitx.training.token_labels import TokenLabels as TokenLabels

@@ -274,9 +274,9 @@ def choose_threshold(
 
     Args:
         model: A classifier with independent classes, or of two classes.
-        source, split, **options: As in `evaluate`. Choose on images that are neither trained on nor
-            tested.
+        source, split: As in `evaluate`. Choose on images that are neither trained on nor tested.
         metric: What is best at the threshold: `"f1"` or `"accuracy"`.
+        **options: Further arguments of `evaluate`.
 
     Raises:
         ValueError: if the model predicts one of more than two classes, or as `evaluate`.

@@ -24,8 +24,7 @@ from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.targets import MixToken
-from keras_vitx.training.token_labels import TokenLabels
+from keras_vitx.training.token_labels import MixToken, TokenLabels
 
 log = logging.getLogger(__name__)
 

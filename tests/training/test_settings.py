@@ -35,7 +35,7 @@ def named(tmp_path):
 def test_wrong_arguments_say_the_next_step(named, tmp_path):
     whole = small()
     cut = keras.Model(whole.inputs, keras.layers.Dense(2)(whole.layers[-2].output))
-    features = tiny(kv.ViT, num_heads=2, include_top=False)()
+    features = tiny(kv.ViT)(include_top=False)
     (tmp_path / "x.foo").write_text("")
     images, labels = TRAIN
     plateau = keras.callbacks.ReduceLROnPlateau()
