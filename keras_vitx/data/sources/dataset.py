@@ -3,6 +3,7 @@
 import copy
 import io
 import logging
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.images import read_picture
-from keras_vitx.text import shortened
+from keras_vitx.data.images import as_uint8, read_picture
+from keras_vitx.text import printable, shortened
 
 MAX_CLASSES = 1_000_000  # Larger labels are an error.
 SPLITS = {
@@ -30,6 +31,30 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
+def text_of(name: Any) -> str:
+    """Return the name of a file or class as one printable line, the same for NFC and NFD."""
+    return printable(unicodedata.normalize("NFC", str(name)))
+
+
+def numbers_of(names: Iterable[str]) -> list[int] | None:
+    """Return the numbers that are the names ("0" ... "11"); None if one of them is no number."""
+    names = list(names)
+    return [int(n) for n in names] if all(n.isascii() and n.isdigit() for n in names) else None
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the distinct names of classes, sorted; numbers by value, so that label 2 is "2"."""
+    names = sorted(set(names))
+    if numbers := numbers_of(names):
+        names.sort(key=int)
+        if len(set(numbers)) < len(names):
+            raise ValueError(
+                "Class names that are numbers must be different numbers. Received: "
+                f"{shortened(names, 5)}."
+            )
+    return names
+
+
 class EncodedImages(Sequence):
     """Images by keys such as paths, decoded on access to uint8 (height, width, 3).
 
@@ -38,6 +63,13 @@ class EncodedImages(Sequence):
 
     def __init__(self, keys: Sequence[Any]):
         self.keys = keys
+
+    def __getstate__(self):
+        return vars(self) | {"max_pixels": Image.MAX_IMAGE_PIXELS}
+
+    def __setstate__(self, state):
+        Image.MAX_IMAGE_PIXELS = state.pop("max_pixels")  # Also in a worker process.
+        vars(self).update(state)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -91,6 +123,29 @@ class ImageFiles(EncodedImages):
         return path.relative_to(self.root).as_posix() if self.root else str(path)
 
 
+class ArrayImages(Sequence):
+    """Rows of an array (n, height, width, channels), uint8 or floats in 0..1, as uint8.
+
+    They are read on access, as the array may be a file larger than the memory (`np.memmap`).
+    """
+
+    def __init__(self, array: np.ndarray, rows: np.ndarray | None = None):
+        self.array, self.rows = array, np.arange(len(array)) if rows is None else rows
+        self.shape, self.dtype = (len(self.rows), *array.shape[1:]), np.dtype("uint8")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return as_uint8(self.array[self.rows[index]], "Images")
+
+    def __array__(self, dtype=None, copy=None):
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+    def take(self, indices: np.ndarray) -> "ArrayImages":
+        return ArrayImages(self.array, self.rows[indices])
+
+
 @dataclass(frozen=True)
 class Split:
     """Images and their labels, in the same order; a random-access data source of Grain.
@@ -98,8 +153,9 @@ class Split:
     `split[i]` is the pair of image i and its label.
 
     Attributes:
-        images: A sequence of uint8 arrays (height, width, channels): an array (n, height, width,
-            channels), or an object that decodes image i on access to `images[i]`.
+        images: A sequence of uint8 arrays (height, width, channels), read or decoded on access to
+            `images[i]`. `np.asarray(images)` is the array (n, height, width, channels) of a source
+            of arrays.
         labels: One of
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
@@ -125,7 +181,9 @@ class Split:
     def take(self, indices: np.ndarray) -> "Split":
         """Return the images and labels at `indices`."""
         ids = np.arange(self.size) if self.ids is None else self.ids
-        return Split(self.images[indices], self.labels[indices], ids[indices])
+        images = self.images
+        images = images.take(indices) if isinstance(images, ArrayImages) else images[indices]
+        return Split(images, self.labels[indices], ids[indices])
 
     def id(self, index: int) -> Any:
         """Return the id of an image in messages: its path, or its index in the source."""
@@ -134,9 +192,12 @@ class Split:
         return int(index if self.ids is None else self.ids[index])
 
     def names(self) -> list[str]:
-        """Return names for a list of held-out images: paths relative to the source, or ids."""
+        """Return names for a list of held-out images, each one printable line.
+
+        They are paths relative to the source, or ids.
+        """
         name = getattr(self.images, "name", self.id)
-        return [str(name(index)) for index in range(self.size)]
+        return [text_of(name(index)) for index in range(self.size)]
 
 
 @dataclass(frozen=True)
@@ -146,18 +207,19 @@ class Dataset:
     Attributes:
         name: Name of the source, for messages.
         class_names: Label i means `class_names[i]`; None for regression targets.
-        train: The training images.
+        train: The training images; None of a source for evaluation only.
         validation: The images that select the best epoch: the validation split of the source, or
             images held out from its training split; None with `validation_split=0`.
         test: The test split of the source, which training never uses, or None.
-        skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
+        skipped: Image files that can't be read: of formats that Pillow can't read, such as HEIC
+            without pillow-heif, or no regular files, such as broken links.
         multiple_labels: Whether a prediction is correct if it is any of the labels (n, classes)
             above 0 (ImageNet-ReaL).
     """
 
     name: str
     class_names: tuple[str, ...] | None
-    train: Split
+    train: Split | None = None
     validation: Split | None = None
     test: Split | None = None
     skipped: tuple[Path, ...] = ()
@@ -174,10 +236,6 @@ def dataset_of(
 
     Default class names are the integers up to the largest label.
     """
-    if "train" not in splits:
-        raise ValueError(
-            f"`source` must have training images. Received: {name}, with {', '.join(splits)} only."
-        )
     classes = None if class_names is None else len(class_names)
     loaded = {}
     for split, (images, labels) in splits.items():
@@ -191,9 +249,9 @@ def dataset_of(
     if len({(array.dtype.kind, array.shape[1:]) for array in labels}) > 1:
         forms = ", ".join(f"{array.dtype} {array.shape}" for array in labels)
         raise ValueError(f"Labels must have one form in all splits. Received: {forms}.")
-    first = loaded["train"].labels
+    first = loaded.get("train", next(iter(loaded.values()))).labels
     all_equal = first.dtype.kind == "i" and (first == first[0]).all()
-    if all_equal or classes == 1:
+    if "train" in loaded and (all_equal or classes == 1):
         only = f"every label is {first[0]}" if all_equal else f"only {class_names[0]!r}"
         raise ValueError(f"`source` {name} must have at least two classes. Received: {only}.")
     if class_names is None and not is_regression(np.concatenate(labels)):
@@ -260,7 +318,7 @@ def hold_out(
             return split, None
         held_out = _is_drawn(split.labels, validation_split, seed)
     else:
-        held_out = _is_named(split.names(), set(map(str, validation_split)))
+        held_out = _is_named(split.names(), set(map(text_of, validation_split)))
     return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
 
 
@@ -293,6 +351,9 @@ def _is_drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
             "`validation_split` must be 0, for no validation, if no class has two images. "
             f"Received: {fraction}."
         )
+    if held_out.mean() > 1.5 * fraction:
+        text = "%d of %d images are held out, not %g of them, as each class of two or more has one."
+        log.warning(text, held_out.sum(), len(labels), fraction)
     if single:
         text = "Classes with a single image are used for training and missing from validation: %s."
         log.warning(text, shortened(single, 10))
