@@ -385,14 +385,10 @@ def _match_outputs(
     if outputs is None and len(labels) == classes and list(labels) == sorted(labels):
         return None, tuple(labels)
     if unknown := [name for name in labels if name not in names]:
-        known = (
-            f"knows: {shortened(outputs, 5)}"
-            if outputs
-            else f"knows by `class_names`, or {classes}"
-        )
+        known = shortened(outputs or ["none, as it has no `class_names`"], 5)
         raise ValueError(
-            f"`source` must have only classes that the model {known}. Received: "
-            f"{len(labels)} classes, with {shortened(unknown, 5)}."
+            f"`source` must have only classes that the model knows: {known}. "
+            f"Received: {shortened(unknown, 5)}."
         )
     order = [names.index(name) for name in labels]
     order += sorted(set(range(len(names))) - set(order))
