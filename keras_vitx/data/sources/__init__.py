@@ -45,16 +45,14 @@ def load_dataset(
 
     Args:
         source: One of
-            "fashion_mnist", the sample shipped with the package: 5,000 training images (28, 28, 1)
-            and 1,000 test images of ten classes;
-            a path to a directory with one sub-directory per class, or with directories of splits
-            that hold such sub-directories: `train/` or `training/`; optionally `val/`, `valid/`,
-            `validation/`, `dev/` or `eval/`; and `test/` or `testing/`, in any case;
-            a path to a .csv or .tsv file, or a DataFrame, with the columns `file` and `label`, or
-            one column per class;
-            "tfds:NAME", any dataset of tensorflow-datasets with one label per image, downloaded if
-            necessary;
-            a path to an .npz file with x_train and y_train, x_val and y_val, x_test and y_test (or
+            "fashion_mnist", the sample shipped with the package (6,000 images);
+            a directory with one sub-directory per class, or with directories of splits that hold
+            such sub-directories: `train/` or `training/`; `val/`, `valid/`, `validation/`, `dev/`
+            or `eval/`; `test/` or `testing/`, in any case;
+            a .csv or .tsv file, or a DataFrame, with the columns `file` and `label`, or one column
+            per class;
+            "tfds:NAME", a dataset of tensorflow-datasets with one label per image;
+            an .npz file with x_train and y_train, x_val and y_val, x_test and y_test (or
             train_images and train_labels, ..., as MedMNIST), some of them, and class_names;
             TFRecord shards, if TensorFlow is installed: a file, a pattern such as
             "imagenet/*-of-*", or a directory of files with ".tfrecord" in their names, with the

@@ -58,8 +58,7 @@ def load_arrays(pair: tuple) -> Dataset:
         return _dataset("arrays", {"train": pair})
     raise ValueError(
         "`source` must be (images, labels) or ((x_train, y_train), (x_val, y_val)), with "
-        f"(x_test, y_test) as an optional third pair. Received: {len(pair)} items. Pass files and "
-        "labels as a table: a .csv file or a DataFrame with the columns `file` and `label`."
+        f"(x_test, y_test) as an optional third pair. Received: {len(pair)} items."
     )
 
 
@@ -76,7 +75,7 @@ def _dataset(name: str, pairs: dict[str, tuple], class_names: Any = None) -> Dat
         if images.ndim != 4 or not images.size:
             raise ValueError(
                 f"{what} must be (n, height, width) or (n, height, width, channels), and not "
-                f"empty. Received: shape {images.shape}."
+                f"empty. Received: shape {images.shape}. Names of files are a table (.csv)."
             )
         check_pixels(images, what)
         splits[split] = ArrayImages(images), labels

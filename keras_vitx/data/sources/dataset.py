@@ -3,7 +3,6 @@
 import copy
 import io
 import logging
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -14,55 +13,58 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data.images import as_uint8, read_picture
-from keras_vitx.text import printable, shortened
+from keras_vitx.data.sources.names import text_of
+from keras_vitx.text import shortened
 
 MAX_CLASSES = 1_000_000  # Larger labels are an error.
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("val", "valid", "validation", "dev", "eval"),
-    "test": ("test", "testing"),
-}
-"""The names of each split in directories, files and columns, in lower case."""
 log = logging.getLogger(__name__)
 
 
-def split_of(name: str) -> str | None:
-    """Return the split that a directory or shard of this name holds; None if it is no split's."""
-    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
-
-
-def text_of(name: Any) -> str:
-    """Return the name of a file or class as one printable line, the same for NFC and NFD."""
-    return printable(unicodedata.normalize("NFC", str(name)))
-
-
-def numbers_of(names: Iterable[str]) -> list[int] | None:
-    """Return the numbers that are the names ("0" ... "11"); None if one of them is no number."""
-    names = list(names)
-    return [int(n) for n in names] if all(n.isascii() and n.isdigit() for n in names) else None
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Return the distinct names of classes, sorted; numbers by value, so that label 2 is "2"."""
-    names = sorted(set(names))
-    if numbers := numbers_of(names):
-        names.sort(key=int)
-        if len(set(numbers)) < len(names):
-            raise ValueError(
-                "Class names that are numbers must be different numbers. Received: "
-                f"{shortened(names, 5)}."
-            )
-    return names
-
-
-class EncodedImages(Sequence):
-    """Images by keys such as paths, decoded on access to uint8 (height, width, 3).
-
-    Indexing by an array returns such a sequence.
-    """
+class Images(Sequence):
+    """Images by keys, read on access as uint8 (height, width, channels); part of them by slices."""
 
     def __init__(self, keys: Sequence[Any]):
         self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index):
+        if isinstance(index, (int, np.integer)):
+            return self.read(index)
+        subset = copy.copy(self)
+        subset.keys = [self.keys[i] for i in np.arange(len(self))[index]]
+        return subset
+
+    def read(self, index: int) -> np.ndarray:
+        """Return an image."""
+        raise NotImplementedError
+
+    def id(self, index: int) -> Any:
+        """Return the id of an image in messages."""
+        return self.keys[index]
+
+    def name(self, index: int) -> str:
+        """Return the name of an image in a list of held-out images."""
+        return str(self.id(index))
+
+
+class ArrayImages(Images):
+    """Rows of an array (n, height, width, channels), uint8 or floats in 0..1, by their indices.
+
+    They are not copied before, as the array may be a file larger than the memory (`np.memmap`).
+    """
+
+    def __init__(self, array: np.ndarray):
+        super().__init__(range(len(array)))
+        self.array = array
+
+    def read(self, index: int) -> np.ndarray:
+        return as_uint8(self.array[self.keys[index]], "Images")
+
+
+class EncodedImages(Images):
+    """Images that are decoded to RGB."""
 
     def __getstate__(self):
         return vars(self) | {"max_pixels": Image.MAX_IMAGE_PIXELS}
@@ -71,15 +73,8 @@ class EncodedImages(Sequence):
         Image.MAX_IMAGE_PIXELS = state.pop("max_pixels")  # Also in a worker process.
         vars(self).update(state)
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __getitem__(self, index):
-        if not isinstance(index, np.ndarray):
-            return np.asarray(self.picture(index))
-        subset = copy.copy(self)
-        subset.keys = [self.keys[i] for i in index]
-        return subset
+    def read(self, index: int) -> np.ndarray:
+        return np.asarray(self.picture(index))
 
     def picture(self, index: int) -> Image.Image:
         """Return an RGB picture, which is cheaper to crop than an array; an OSError names it."""
@@ -94,14 +89,6 @@ class EncodedImages(Sequence):
     def open(self, key: Any) -> Path | io.BytesIO:
         """Return the path of an encoded image, or a binary file."""
         raise NotImplementedError
-
-    def id(self, index: int) -> Any:
-        """Return the id of an image in messages."""
-        return self.keys[index]
-
-    def name(self, index: int) -> str:
-        """Return the name of an image in a list of held-out images."""
-        return str(self.id(index))
 
 
 class ImageFiles(EncodedImages):
@@ -123,29 +110,6 @@ class ImageFiles(EncodedImages):
         return path.relative_to(self.root).as_posix() if self.root else str(path)
 
 
-class ArrayImages(Sequence):
-    """Rows of an array (n, height, width, channels), uint8 or floats in 0..1, as uint8.
-
-    They are read on access, as the array may be a file larger than the memory (`np.memmap`).
-    """
-
-    def __init__(self, array: np.ndarray, rows: np.ndarray | None = None):
-        self.array, self.rows = array, np.arange(len(array)) if rows is None else rows
-        self.shape, self.dtype = (len(self.rows), *array.shape[1:]), np.dtype("uint8")
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return as_uint8(self.array[self.rows[index]], "Images")
-
-    def __array__(self, dtype=None, copy=None):
-        return self[:].astype(dtype or self.dtype, copy=False)
-
-    def take(self, indices: np.ndarray) -> "ArrayImages":
-        return ArrayImages(self.array, self.rows[indices])
-
-
 @dataclass(frozen=True)
 class Split:
     """Images and their labels, in the same order; a random-access data source of Grain.
@@ -154,19 +118,15 @@ class Split:
 
     Attributes:
         images: A sequence of uint8 arrays (height, width, channels), read or decoded on access to
-            `images[i]`. `np.asarray(images)` is the array (n, height, width, channels) of a source
-            of arrays.
+            `images[i]`; `np.asarray(images)` if they have one size.
         labels: One of
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
             float32 (n,) or (n, targets): regression targets.
-        ids: The id of each image of an array, (n,): its index in the source. None for 0, 1, 2,
-            ..., and for images with a method `id`.
     """
 
-    images: Sequence[np.ndarray]
+    images: Images
     labels: np.ndarray
-    ids: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -180,24 +140,15 @@ class Split:
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return the images and labels at `indices`."""
-        ids = np.arange(self.size) if self.ids is None else self.ids
-        images = self.images
-        images = images.take(indices) if isinstance(images, ArrayImages) else images[indices]
-        return Split(images, self.labels[indices], ids[indices])
+        return Split(self.images[indices], self.labels[indices])
 
     def id(self, index: int) -> Any:
         """Return the id of an image in messages: its path, or its index in the source."""
-        if isinstance(self.images, EncodedImages):
-            return self.images.id(index)
-        return int(index if self.ids is None else self.ids[index])
+        return self.images.id(index)
 
     def names(self) -> list[str]:
-        """Return names for a list of held-out images, each one printable line.
-
-        They are paths relative to the source, or ids.
-        """
-        name = getattr(self.images, "name", self.id)
-        return [text_of(name(index)) for index in range(self.size)]
+        """Return the lines of a list of held-out images: paths relative to the source, or ids."""
+        return [text_of(self.images.name(index)) for index in range(self.size)]
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,8 @@ from PIL import Image
 
 from keras_vitx.data.images import check_image
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.dataset import (
-    Dataset,
-    ImageFiles,
-    Split,
-    dataset_of,
-    in_order,
-    split_of,
-    text_of,
-)
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of
+from keras_vitx.data.sources.names import in_order, split_of, text_of
 
 LAYOUT = (
     "Expected one sub-directory per class with its images in it (cat/1.jpg, dog/2.png, ...), or "
@@ -162,7 +155,8 @@ def image_files(directory: Path, skipped: list[Path] | None = None) -> list[Path
 
 def _files(directory: str | os.PathLike, visited: set[str]) -> Iterator[os.DirEntry]:
     """Yield all that is below a directory and an image by its suffix, but no directory."""
-    visited.add(os.path.realpath(directory))
+    real = os.path.realpath(directory)
+    visited |= {real, *map(str, Path(real).parents)}  # A link to a parent would be a cycle.
     with os.scandir(directory) as entries:
         for entry in entries:
             if not entry.is_dir():

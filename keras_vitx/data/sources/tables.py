@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources import dataset
-from keras_vitx.data.sources.dataset import SPLITS, Dataset, in_order, split_of, text_of
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
+from keras_vitx.data.sources.names import SPLITS, in_order, split_of, text_of
 from keras_vitx.text import shortened
 
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
@@ -83,9 +83,9 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     splits = {}
     for name in sorted(set(split_names)):
         indices = [i for i, found in enumerate(split_names) if found == name]
-        images_of_split = dataset.ImageFiles([files[i] for i in indices], path.parent)
+        images_of_split = ImageFiles([files[i] for i in indices], path.parent)
         splits[name] = images_of_split, labels[indices]
-    return dataset.dataset_of(str(path), splits, names)
+    return dataset_of(str(path), splits, names)
 
 
 def _rows(table: Any, path: Path) -> tuple[list[str], list[dict[str, str]]]:

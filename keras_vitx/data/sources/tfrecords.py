@@ -10,14 +10,8 @@ from typing import Literal
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.dataset import (
-    SPLITS,
-    Dataset,
-    EncodedImages,
-    dataset_of,
-    split_of,
-    text_of,
-)
+from keras_vitx.data.sources.dataset import Dataset, EncodedImages, dataset_of
+from keras_vitx.data.sources.names import SPLITS, split_of, text_of
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
 from keras_vitx.text import needs_extra
 
