@@ -20,7 +20,7 @@ SUPPORTED = (
     'Expected "fashion_mnist", "tfds:NAME", a directory with one sub-directory per class, a .csv '
     "file or DataFrame of files and labels, an .npz file, "
     'TFRecord shards ("data/*.tfrecord"), or arrays: (images, labels) or ((x_train, y_train), '
-    "(x_val, y_val))."
+    "(x_val, y_val)), which a data set of Hugging Face must become, too."
 )
 
 
