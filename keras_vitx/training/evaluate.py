@@ -12,7 +12,6 @@ import numpy as np
 from keras_vitx.data import load_dataset
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.names import numbers_of
-from keras_vitx.data.sources.dataset import numbers_of
 from keras_vitx.files import write_csv
 from keras_vitx.outputs import class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
