@@ -153,6 +153,7 @@ def pipelines(
     spec, classes = ModelInput.of(model), model.output_shape[-1]
     if not isinstance(source, Dataset):
         source = load_dataset(source, validation_split=validation_split, strict=strict, seed=seed)
+    check_trainable(source)
     names = source.class_names or ()
     if len(names) > classes > 1:  # A single output may be binary classification or regression.
         raise ValueError(
@@ -181,6 +182,12 @@ def pipelines(
         for split in (source.validation, source.test)
     )
     return Pipelines(train, validation, source.class_names, source.skipped, test)
+
+
+def check_trainable(source: Dataset) -> None:
+    """Raise a ValueError if a source has no training images."""
+    if source.train is None:
+        raise ValueError(f"`source` must have training images. Received: {source.name}, without.")
 
 
 def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_vitx.data import load_dataset
 from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.data.sources.names import numbers_of
 from keras_vitx.files import write_csv
 from keras_vitx.outputs import class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
@@ -365,26 +366,31 @@ def _match_outputs(
 ) -> tuple[list[int] | None, tuple[str, ...]]:
     """Return the outputs' indices in the order of the labels, then the others, and their names.
 
-    The order is None if names are unknown, or if they are numbers, which are indices already.
+    Labels are matched by the names of the outputs, else by number if they are numbers, else, if
+    there is one per output, in their order, which is None. It is also None for numbers from 0.
     """
     outputs = class_names_of(model)
-    has_names = labels is not None and not are_numbers(labels)
     if outputs is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
-        synsets = [synset for synset, _ in imagenet_classes()]
-        numbers = list(map(str, range(len(synsets))))
-        outputs = next((names for names in (synsets, numbers) if set(labels) <= set(names)), None)
-    if outputs is None or not has_names:
-        for names in (labels if has_names else None, outputs):
-            if names is not None and len(names) == classes and not are_numbers(names):
-                return None, tuple(names)
-        return None, tuple(map(str, range(classes)))
-    outputs = list(outputs)
-    unknown = [name for name in labels if name not in outputs]
-    if unknown:
+        synsets = tuple(synset for synset, _ in imagenet_classes())
+        outputs = synsets if set(labels) <= set(synsets) else None
+    names = outputs or tuple(map(str, range(classes)))
+    numbers = None if labels is None else numbers_of(labels)
+    if labels is None or (are_numbers(labels) and not set(labels) <= set(names)):
+        return None, names if len(names) == classes else tuple(map(str, range(classes)))
+    if not set(labels) <= set(names) and numbers:
+        by_number = numbers_of(names) or range(classes)
+        names = [
+            labels[numbers.index(n)] if n in numbers else names[i] for i, n in enumerate(by_number)
+        ]
+    if outputs is None and len(labels) == classes and list(labels) == sorted(labels):
+        return None, tuple(labels)
+    if unknown := [name for name in labels if name not in names]:
+        known = shortened(outputs or ["none, as it has no `class_names`"], 5)
         raise ValueError(
-            f"`source` must have only classes that the model knows: {shortened(outputs, 5)}. "
+            f"`source` must have only classes that the model knows: {known}. "
             f"Received: {shortened(unknown, 5)}."
         )
-    order = [outputs.index(name) for name in labels]
-    order += sorted(set(range(len(outputs))) - set(order))
-    return order, tuple(outputs[i] for i in order)
+    order = [names.index(name) for name in labels]
+    order += sorted(set(range(len(names))) - set(order))
+    is_same = are_numbers(labels) and order == list(range(len(names)))
+    return None if is_same else order, tuple(names[i] for i in order)
