@@ -166,7 +166,7 @@ def main():
     import torch
 
     torch.set_num_threads(1)
-    kv.data.batches.IN_MEMORY_BYTES = 0  # as with a data set that does not fit in memory
+    kv.data.loading.IN_MEMORY_BYTES = 0  # as with a data set that does not fit in memory
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         write_files(directory, options.images)

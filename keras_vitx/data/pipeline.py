@@ -93,7 +93,7 @@ def pipelines(
     `preprocess_input`. A training epoch uses each image at most once, in a new order, and drops the
     remainder that doesn't fill a batch; fewer images than one batch form a single smaller batch. A
     training batch depends only on the seed, the epoch and its index; see
-    `keras_vitx.data.batches.Batches` for how epochs are counted.
+    `keras_vitx.data.loading.Batches` for how epochs are counted.
 
     Grain prepares batches in parallel, in threads or in processes (`workers`). Up to 512 MiB of
     decoded images are cached per split.
@@ -135,7 +135,7 @@ def pipelines(
             than the model has outputs.
         OSError: if a file can't be read.
     """
-    from keras_vitx.data.batches import EvaluationBatches, TrainingBatches  # imports Keras
+    from keras_vitx.data.loading import EvaluationBatches, TrainingBatches  # imports Keras
 
     for name, value, minimum in (
         ("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)

@@ -7,8 +7,8 @@ from PIL import Image
 
 from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation import jitter_colors
-from keras_vitx.data.batches import Batches
 from keras_vitx.data.images import normalize, resize, with_channels
+from keras_vitx.data.loading import Batches
 from keras_vitx.data.worker import order
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.segmentation.evaluate import to_model

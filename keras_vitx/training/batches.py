@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.backend import checked_dataset
-from keras_vitx.data.batches import EvaluationBatches
+from keras_vitx.data.loading import EvaluationBatches
 from keras_vitx.outputs import Task, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.devices import in_use

@@ -13,8 +13,8 @@ from keras_vitx.data import (
     Augmentation,
     Mixing,
     Pipelines,
-    batches,
     load_dataset,
+    loading,
     pipelines,
     preprocess_input,
 )
@@ -99,7 +99,7 @@ def test_an_epoch_takes_every_image_once_in_an_order_of_its_own(gray, train):
 
 
 @backend_free
-@pytest.mark.parametrize("memory", [0, batches.IN_MEMORY_BYTES])
+@pytest.mark.parametrize("memory", [0, loading.IN_MEMORY_BYTES])
 @pytest.mark.parametrize(
     "augmentation",
     [None, "crop_flip", "random_resized_crop", STRONG, Augmentation(color_jitter=0.4, repeats=3)],
@@ -107,7 +107,7 @@ def test_an_epoch_takes_every_image_once_in_an_order_of_its_own(gray, train):
 def test_a_batch_depends_on_seed_epoch_and_index_only(
     pets, train, monkeypatch, memory, augmentation
 ):
-    monkeypatch.setattr(batches, "IN_MEMORY_BYTES", memory)
+    monkeypatch.setattr(loading, "IN_MEMORY_BYTES", memory)
     options = {"augmentation": augmentation, "mixing": Mixing()}
     first, others = (train(pets, 4, seed=seed, **options) for seed in (1, 2))
     expected = {}
@@ -173,7 +173,7 @@ def test_normalized_on_a_device_as_on_a_cpu(train):
     found.load_batch.as_uint8 = True
     batch = found.load_batch(0, 0)
     assert batch.images.dtype == np.uint8 and batch.boxes[:, 2].any()
-    images = batches.on_device(batch.images, batch.boxes, found.load_batch.spec.preprocessing)
+    images = loading.on_device(batch.images, batch.boxes, found.load_batch.spec.preprocessing)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(images), wanted, rtol=0, atol=1e-6)
 
 

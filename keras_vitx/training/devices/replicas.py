@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.data.batches import TrainingBatches
+from keras_vitx.data.loading import TrainingBatches
 from keras_vitx.data.worker import shard_of_batch
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.training.batches import BatchTransform
