@@ -161,6 +161,7 @@ def pipelines(
     if names and len(names) < classes:
         text = "The source %s has %d classes, the model %d outputs."
         log.warning(text, source.name, len(names), classes)
+    soft = None if mixing is None else classes
     train = TrainingBatches(
         fraction_of(source.train, fraction, seed),
         spec,
@@ -168,15 +169,14 @@ def pipelines(
         augmentation,
         mixing,
         seed,
-        classes=classes,
+        soft=soft,
         strict=strict,
         targets=targets,
         weights=None if sampling is None else _weights(sampling, source.train.labels, names),
         workers=workers,
     )
-    soft = None if mixing is None else classes
     validation, test = (
-        split and EvaluationBatches(split, spec, batch_size, pad, soft, strict=strict)
+        split and EvaluationBatches(split, spec, batch_size, pad=pad, soft=soft, strict=strict)
         for split in (source.validation, source.test)
     )
     return Pipelines(train, validation, source.class_names, source.skipped, test)

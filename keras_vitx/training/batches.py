@@ -51,8 +51,14 @@ def evaluation_split(
         if crop_ratio is not None:
             spec = ModelInput(spec.input_shape, spec.preprocessing.replace(crop_ratio=crop_ratio))
         strict = arguments.get("strict", False)
-        batches = EvaluationBatches(batches, spec, batch_size, in_use().replicas > 1, strict=strict)
-    return split, batches, source.class_names
+        pad = in_use().replicas > 1
+        batches = EvaluationBatches(batches, spec, batch_size, pad=pad, strict=strict)
+    return split, weighted(batches), source.class_names
+
+
+def weighted(batches: Any) -> Any:
+    """Return evaluation batches of a data set in which what can't be decoded has weight 0."""
+    return batches.weighted() if isinstance(batches, EvaluationBatches) else batches
 
 
 def check_repeats(source: Any) -> None:
