@@ -16,7 +16,7 @@ BACKENDS ?= jax tensorflow torch
 BACKEND ?= tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-backend-free test-older test-oldest test-newest lint constraints clean \
+.PHONY: demo docs test test-backend-free test-older test-oldest test-newest sizes lint constraints clean \
 	$(BACKENDS:%=test-%) $(BACKENDS:%=test-avx2-%) $(BACKENDS:%=test-sse4-%)
 
 demo: .venv/demo
@@ -101,6 +101,10 @@ build/npm: docs/site/npm.sha256
 	rm -rf $@ && mkdir -p $@
 	cd $@ && npm pack --silent $(NPM) >/dev/null && sha256sum --quiet --check $(CURDIR)/$<
 	cd $@ && for package in $(NPM); do tar xzf $$(echo $$package | tr @ -).tgz && mv package $${package%@*}; done
+
+# What follows from the sizes, after adding one.
+sizes: .venv/test
+	PYTHONPATH=. KERAS_BACKEND=torch .venv/bin/python tests/models/written.py
 
 lint: .venv/test
 	.venv/bin/ruff format --check .

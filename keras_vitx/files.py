@@ -1,15 +1,19 @@
 """Atomic writes of files and directories."""
 
 import contextlib
+import csv
 import errno
 import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
+
+from keras_vitx.text import csv_cell
 
 LOCK = "lock"  # A file in a hidden directory.
 
@@ -25,6 +29,18 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     with temporary_beside(path) as temporary:
         yield temporary
         move(temporary, path)
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
+    """Write rows as a CSV file with the columns of all of them, whole or not at all."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, *([row.get(name, "") for name in columns] for row in rows)]
+    with (
+        atomic_write(path) as temporary,
+        # File names may be invalid UTF-8.
+        temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
+        csv.writer(file, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
 
 
 @contextlib.contextmanager

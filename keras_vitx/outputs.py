@@ -130,9 +130,15 @@ class Task:
             return SigmoidCrossentropy(label_smoothing)
         return SmoothedCrossentropy(label_smoothing, from_logits=self.outputs.from_logits)
 
-    def metrics(self, top_5: bool = False) -> list[keras.metrics.Metric]:
-        """Return new metrics; `top_5` adds the top-5 accuracy, for more than five classes."""
+    def metrics(self, top_5: bool = False, threshold: Any = None) -> list[keras.metrics.Metric]:
+        """Return new metrics; `top_5` adds the top-5 accuracy, for more than five classes.
+
+        With `threshold`, the accuracy is that of `predicted`; None is 0.5, or the larger of two.
+        """
         metrics = keras.metrics
+        if threshold is not None:
+            name = "binary_accuracy" if self.kind == "multi-label" else "accuracy"
+            return [metrics.MeanMetricWrapper(self._accuracy_above(threshold), name)]
         accuracy, top_k = {
             "classes": (metrics.SparseCategoricalAccuracy, metrics.SparseTopKCategoricalAccuracy),
             "distributions": (metrics.CategoricalAccuracy, metrics.TopKCategoricalAccuracy),
@@ -153,6 +159,20 @@ class Task:
                 f"All labels must be of one kind. Received: labels of a {found.kind} task, "
                 f"{labels.dtype} {labels.shape}, after those of a {self.kind} task."
             )
+
+    def _accuracy_above(self, threshold):
+        """Return a metric function: whether labels are predicted, by `threshold`."""
+
+        def accuracy(labels, outputs):
+            values = self.outputs.probabilities(outputs)
+            if self.kind != "multi-label":
+                labels = labels[:, 1:] if labels.ndim == 2 and labels.shape[1] == 2 else labels
+                values, labels = values[:, -1:], keras.ops.reshape(labels, (-1, 1))
+            above = values > keras.ops.convert_to_tensor(threshold, values.dtype)
+            right = keras.ops.equal(above, labels > 0.5)
+            return keras.ops.mean(keras.ops.cast(right, "float32"), axis=-1)
+
+        return accuracy
 
 
 def task_of(outputs: Outputs, labels: Any) -> Task:

@@ -36,10 +36,11 @@ def needs_extra(what: str, *extras: str) -> str:
 def printable(text: str, keep: str = "") -> str:
     r"""Return a text with its control characters, but for those in `keep`, written as `\x1b`.
 
-    In names of files and classes, they could move a terminal's cursor or turn the text around.
+    In names of files and classes, they could move a terminal's cursor or turn the text around;
+    bytes of a name that are not UTF-8 could not be written at all.
     """
     return re.sub(
-        "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]",
+        "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]",
         lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(),
         text,
     )

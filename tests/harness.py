@@ -1,18 +1,19 @@
-"""Cases and checks for every layer and every model.
+"""A tiny model of every family, the models of the golden files, and checks.
 
-A new layer needs a row in `LAYERS`, a new family one in `FAMILIES`, a new golden
-file one in `GOLDEN_CASES`; a test fails for those without.
+Families are enrolled by the example in their docstring; a new golden file needs a row in
+`GOLDEN_CASES`. tests/layers/cases.py has the layers.
 """
 
 import contextlib
+import doctest
 import inspect
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -20,42 +21,7 @@ from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.keras_internals import sublayers
-from keras_vitx.layers import (
-    MLP,
-    AccumulatingAttention,
-    Attention,
-    Block,
-    ClassAttention,
-    ClassBlock,
-    ClassToken,
-    ContextBroadcasting,
-    ConvStem,
-    DeepAttention,
-    DenseHead,
-    DistilledHead,
-    DropPath,
-    GatedPositionalAttention,
-    HeadMixing,
-    ImagePreprocessing,
-    LayerScale,
-    LocalMapConvolution,
-    PatchEmbedding,
-    PositionalAttention,
-    PositionEmbedding,
-    ReAttention,
-    RefinedAttention,
-    Refinement,
-    ResidualRefinement,
-    SharedAttention,
-    SharedMapsBlock,
-    SqueezeExcitation,
-    TalkingHeadsAttention,
-    Temperature,
-    TokenMixing,
-    TokenPooling,
-    UniformHeads,
-)
-from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
+from keras_vitx.layers import Block
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -66,336 +32,33 @@ MIXED = ("mixed_bfloat16", "mixed_float16")
 PRECISIONS = ("float32", *MIXED)
 
 
-@dataclass(frozen=True)
-class LayerCase:
-    """One way to construct a layer.
+def tiny(family):
+    """Return a function that makes the model of a family's docstring, with changed arguments."""
+    name = family.__name__
+    example, *_ = doctest.DocTestParser().get_examples(family.__doc__)
+    given = eval(example.source, {"kv": SimpleNamespace(**{name: dict})})
+    given |= {"drop_path": 0.1, "classes": 5}
 
-    Attributes:
-        make: A function that returns the layer, unbuilt.
-        shape: Shape of the input, without the batch; a pair of shapes for a pair.
-        random: Whether training draws random numbers.
-        zero_gradients: Path suffixes of variables that have no effect.
-        float32: Whether it computes in float32 in every precision.
-    """
-
-    make: Callable[[], keras.layers.Layer]
-    shape: tuple
-    random: bool = False
-    zero_gradients: tuple[str, ...] = ()
-    float32: bool = False
-
-    def inputs(self, function):
-        """Return the input, or the pair of inputs: `function` of each shape."""
-        if isinstance(self.shape[0], tuple):
-            return tuple(map(function, self.shape))
-        return function(self.shape)
-
-
-TOKENS = (5, 8)
-PAIR = (TOKENS, (2, 5, 5))
-MAPS = (4, 3, 5)
-LAYERS = {
-    "Attention": LayerCase(lambda: Attention(2), TOKENS),
-    "Attention/maps": LayerCase(
-        lambda: Attention(
-            2,
-            on_logits=[HeadMixing(use_bias=False), HeadMixing(name="second", use_bias=False)],
-            on_weights=[HeadMixing(name="after")],
-            qkv_bias=False,
-            dropout=0.3,
-            proj_dropout=0.2,
-        ),
-        TOKENS,
-        random=True,
-    ),
-    "Attention/uniform": LayerCase(
-        lambda: Attention(1, head_size=4, on_weights=[UniformHeads(2)]), TOKENS
-    ),
-    "Attention/around": LayerCase(
-        lambda: Attention(
-            2,
-            on_input=[ContextBroadcasting()],
-            on_logits=[Temperature(2.0, learnable=True)],
-            on_output=[ContextBroadcasting(scale=0.1)],
-        ),
-        TOKENS,
-    ),
-    "TalkingHeadsAttention": LayerCase(
-        lambda: TalkingHeadsAttention(4), TOKENS, zero_gradients=("proj_l/bias",)
-    ),
-    "DeepAttention": LayerCase(lambda: DeepAttention(2), TOKENS),
-    "RefinedAttention": LayerCase(lambda: RefinedAttention(2), TOKENS),
-    "RefinedAttention/spatial": LayerCase(
-        lambda: RefinedAttention(
-            2, expansion=2, reduction=False, constraint="spatial", grid=[2, 2], dropout=0.2
-        ),
-        TOKENS,
-        random=True,
-    ),
-    "PositionalAttention": LayerCase(
-        lambda: PositionalAttention(4), (9, 8), zero_gradients=("pos_proj/bias",)
-    ),
-    "PositionalAttention/rectangle": LayerCase(
-        lambda: PositionalAttention(
-            2,
-            grid=[2, 3],
-            conv_start=False,
-            qkv_bias=True,
-            on_logits=[HeadMixing(name="mix", use_bias=False)],
-        ),
-        (6, 8),
-        zero_gradients=("pos_proj/bias",),
-    ),
-    "GatedPositionalAttention": LayerCase(
-        lambda: GatedPositionalAttention(4), (9, 8), zero_gradients=("pos_proj/bias",)
-    ),
-    "GatedPositionalAttention/free": LayerCase(
-        lambda: GatedPositionalAttention(
-            2, gate=0.0, learn_gates=False, grid=[2, 3], conv_start=False, qkv_bias=True
-        ),
-        (6, 8),
-        zero_gradients=("pos_proj/bias",),
-    ),
-    "GatedPositionalAttention/partial": LayerCase(
-        lambda: GatedPositionalAttention(
-            6, conv_start="partial", locality_strength=0.5, on_weights=[ReAttention()]
-        ),
-        (4, 12),
-        zero_gradients=("pos_proj/bias",),
-    ),
-    "GatedPositionalAttention/frozen": LayerCase(
-        lambda: GatedPositionalAttention(4, dropout=0.2, trainable=False), (9, 8), random=True
-    ),
-    "SharedAttention": LayerCase(lambda: SharedAttention(2), PAIR),
-    "SharedAttention/deep": LayerCase(
-        lambda: SharedAttention(2, on_weights=[ReAttention(0.5)], dropout=0.2), PAIR, random=True
-    ),
-    "AccumulatingAttention": LayerCase(lambda: AccumulatingAttention(2), PAIR),
-    "AccumulatingAttention/talking": LayerCase(
-        lambda: AccumulatingAttention(
-            2,
-            on_logits=[HeadMixing(name="mix", use_bias=False)],
-            on_weights=[HeadMixing()],
-            qkv_bias=False,
-        ),
-        PAIR,
-    ),
-    "ClassAttention": LayerCase(lambda: ClassAttention(2), TOKENS, zero_gradients=("k/bias",)),
-    "ClassAttention/two": LayerCase(
-        lambda: ClassAttention(
-            4,
-            num_class_tokens=2,
-            class_in_keys=False,
-            on_logits=[HeadMixing(name="mix")],
-            qkv_bias=False,
-            dropout=0.1,
-        ),
-        TOKENS,
-        random=True,
-        zero_gradients=("mix/bias",),
-    ),
-    "HeadMixing": LayerCase(lambda: HeadMixing(), MAPS),
-    "HeadMixing/no_bias": LayerCase(lambda: HeadMixing(use_bias=False), MAPS),
-    "HeadMixing/fewer": LayerCase(lambda: HeadMixing(heads_out=2), MAPS),
-    "ReAttention": LayerCase(lambda: ReAttention(), MAPS, float32=True),
-    "ReAttention/scaled": LayerCase(lambda: ReAttention(map_scale=0.25), MAPS, float32=True),
-    "ReAttention/plain": LayerCase(lambda: ReAttention(normalize=False), MAPS, float32=True),
-    "LocalMapConvolution": LayerCase(lambda: LocalMapConvolution(), MAPS),
-    "LocalMapConvolution/1": LayerCase(lambda: LocalMapConvolution(kernel_size=1), MAPS),
-    "LocalMapConvolution/5": LayerCase(lambda: LocalMapConvolution(kernel_size=5), MAPS),
-    "LocalMapConvolution/bias": LayerCase(lambda: LocalMapConvolution(use_bias=True), MAPS),
-    "LocalMapConvolution/spatial": LayerCase(
-        lambda: LocalMapConvolution(constraint="spatial", grid=[2, 3]), (4, 3, 7)
-    ),
-    "LocalMapConvolution/row_column": LayerCase(
-        lambda: LocalMapConvolution(kernel_size=5, constraint="row+column"), MAPS
-    ),
-    "Refinement": LayerCase(lambda: Refinement(), MAPS),
-    "Refinement/no_reduction": LayerCase(
-        lambda: Refinement(expansion=2, kernel_size=5, reduction=False), MAPS
-    ),
-    "Refinement/spatial": LayerCase(
-        lambda: Refinement(expansion=1, constraint="spatial", grid=(1, 4)), MAPS
-    ),
-    "ResidualRefinement": LayerCase(lambda: ResidualRefinement(), MAPS),
-    "ResidualRefinement/scaled": LayerCase(
-        lambda: ResidualRefinement(expansion=2, kernel_size=5, map_scale=0.5), MAPS
-    ),
-    "Temperature": LayerCase(lambda: Temperature(0.5), MAPS),
-    "Temperature/learnable": LayerCase(lambda: Temperature(2, learnable=True), MAPS),
-    "UniformHeads": LayerCase(lambda: UniformHeads(), MAPS),
-    "UniformHeads/two": LayerCase(lambda: UniformHeads(2), MAPS),
-    "MLP": LayerCase(lambda: MLP(), TOKENS),
-    "MLP/relu": LayerCase(lambda: MLP(2.5, activation="relu", dropout=0.2), TOKENS, random=True),
-    "MLP/around": LayerCase(
-        lambda: MLP(
-            on_input=[ContextBroadcasting()],
-            on_hidden=[ContextBroadcasting(scale=0.5)],
-            on_output=[LayerScale(0.1)],
-            hidden=12,
-        ),
-        TOKENS,
-    ),
-    "TokenMixing": LayerCase(lambda: TokenMixing(6), TOKENS),
-    "TokenMixing/dropout": LayerCase(lambda: TokenMixing(6, dropout=0.2), TOKENS, random=True),
-    "ContextBroadcasting": LayerCase(lambda: ContextBroadcasting(), TOKENS),
-    "ContextBroadcasting/max": LayerCase(lambda: ContextBroadcasting("max", halve=False), TOKENS),
-    "ContextBroadcasting/class": LayerCase(lambda: ContextBroadcasting("class"), TOKENS),
-    "ContextBroadcasting/product": LayerCase(lambda: ContextBroadcasting("class_product"), TOKENS),
-    "ContextBroadcasting/both": LayerCase(
-        lambda: ContextBroadcasting("class_and_mean", scale=0.5, halve=True), TOKENS
-    ),
-    "ContextBroadcasting/scaled": LayerCase(
-        lambda: ContextBroadcasting(scale=keras.initializers.RandomUniform(0.0, 0.2, seed=1)),
-        TOKENS,
-    ),
-    "SqueezeExcitation": LayerCase(lambda: SqueezeExcitation(), (5, 32)),
-    "SqueezeExcitation/ratio": LayerCase(lambda: SqueezeExcitation(ratio=2), TOKENS),
-    "LayerScale": LayerCase(lambda: LayerScale(), TOKENS),
-    "LayerScale/initializer": LayerCase(
-        lambda: LayerScale(keras.initializers.RandomUniform(0.0, 0.2, seed=1)), TOKENS
-    ),
-    "LayerScale/scalar": LayerCase(lambda: LayerScale(1, scalar=True), TOKENS),
-    "DropPath": LayerCase(lambda: DropPath(), TOKENS),
-    "DropPath/rate": LayerCase(lambda: DropPath(0.3, seed=7), TOKENS, random=True),
-    "PatchEmbedding": LayerCase(lambda: PatchEmbedding(8), (16, 32, 3)),
-    "PatchEmbedding/small": LayerCase(lambda: PatchEmbedding(6, patch_size=4), (12, 8, 1)),
-    "PatchEmbedding/stride": LayerCase(
-        lambda: PatchEmbedding(8, patch_size=4, stride=3), (13, 9, 3)
-    ),
-    "ConvStem": LayerCase(lambda: ConvStem(8), (16, 32, 3)),
-    "ConvStem/three": LayerCase(lambda: ConvStem(6, channels=[4, 5, 6], patch_size=4), (8, 12, 1)),
-    "ImagePreprocessing": LayerCase(
-        lambda: ImagePreprocessing((6, 8), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4], crop_ratio=0.9),
-        (9, 14, 3),
-        float32=True,
-    ),
-    "ImagePreprocessing/border": LayerCase(
-        lambda: ImagePreprocessing([12, 12], (0.5,), (0.5,), 1.13, "bilinear"),
-        (7, 9, 1),
-        float32=True,
-    ),
-    "TokenDownsampling": LayerCase(lambda: TokenDownsampling(16, (3, 4)), (13, 8)),
-    "TokenDownsampling/two": LayerCase(
-        lambda: TokenDownsampling(8, [2, 2], num_prefix_tokens=2), (6, 8)
-    ),
-    "PositionEmbedding": LayerCase(lambda: PositionEmbedding((2, 3)), (6, 8)),
-    "PositionEmbedding/prefix": LayerCase(
-        lambda: PositionEmbedding([2, 3], num_prefix_tokens=2), (8, 8)
-    ),
-    "ClassToken": LayerCase(lambda: ClassToken(), TOKENS),
-    "PatchMap": LayerCase(lambda: PatchMap((2, 2)), TOKENS),
-    "TokenPooling": LayerCase(lambda: TokenPooling(), TOKENS),
-    "TokenPooling/avg": LayerCase(lambda: TokenPooling("avg", num_prefix_tokens=2), TOKENS),
-    "TokenPooling/max": LayerCase(lambda: TokenPooling("max", num_prefix_tokens=0), TOKENS),
-    "DistilledHead": LayerCase(lambda: DistilledHead(3), TOKENS, float32=True),
-    "DistilledHead/softmax": LayerCase(
-        lambda: DistilledHead(3, activation="softmax"), TOKENS, float32=True
-    ),
-    "DenseHead": LayerCase(lambda: DenseHead(3), TOKENS, float32=True),
-    "DenseHead/softmax": LayerCase(
-        lambda: DenseHead(3, activation="softmax"), TOKENS, float32=True
-    ),
-    "Block": LayerCase(lambda: Block(Attention(2), MLP()), TOKENS),
-    "Block/talking": LayerCase(
-        lambda: Block(
-            TalkingHeadsAttention(2, dropout=0.1),
-            MLP(2, dropout=0.1),
-            layer_scale=keras.initializers.RandomUniform(0.1, 0.5, seed=2),
-            drop_path=0.2,
-            epsilon=1e-5,
-            name="blocks_3",
-        ),
-        TOKENS,
-        random=True,
-        zero_gradients=("proj_l/bias",),
-    ),
-    "Block/scalar": LayerCase(
-        lambda: Block(Attention(2), MLP(), layer_scale=0.5, scalar_scale=True), TOKENS
-    ),
-    "Block/residual_scale": LayerCase(
-        lambda: Block(
-            DeepAttention(2),
-            MLP(on_output=[ContextBroadcasting(), LayerScale(0.5)]),
-            residual_scale=0.5,
-            epsilon=0.1,
-        ),
-        TOKENS,
-    ),
-    "Block/mixing": LayerCase(lambda: Block(TokenMixing(6), MLP()), TOKENS),
-    "SharedMapsBlock": LayerCase(
-        lambda: SharedMapsBlock(
-            SharedAttention(2, on_weights=[ResidualRefinement(map_scale=0.5)]),
-            MLP(),
-            residual_scale=0.5,
-        ),
-        PAIR,
-    ),
-    "SharedMapsBlock/first": LayerCase(
-        lambda: SharedMapsBlock(Attention(2), MLP(), receives_maps=False), TOKENS
-    ),
-    "SharedMapsBlock/uniform": LayerCase(
-        lambda: SharedMapsBlock(
-            Attention(2, on_weights=[UniformHeads()]), MLP(), receives_maps=False, drop_path=0.2
-        ),
-        TOKENS,
-        random=True,
-    ),
-    "SharedMapsBlock/last": LayerCase(
-        lambda: SharedMapsBlock(AccumulatingAttention(2), MLP(), emits_maps=False, layer_scale=0.5),
-        PAIR,
-    ),
-    "SharedMapsBlock/similarity": LayerCase(
-        lambda: SharedMapsBlock(DeepAttention(2), MLP(), similarity=0.1), PAIR
-    ),
-    "ClassBlock": LayerCase(
-        lambda: ClassBlock(ClassAttention(2), MLP(), layer_scale=0.5),
-        TOKENS,
-        zero_gradients=("k/bias",),
-    ),
-    "ClassBlock/two": LayerCase(
-        lambda: ClassBlock(
-            ClassAttention(2, num_class_tokens=2, class_in_keys=False), MLP(), drop_path=0.1
-        ),
-        TOKENS,
-        random=True,
-        zero_gradients=("k/bias",),
-    ),
-}
-
-
-def tiny(family, **arguments):
-    """Return a function that makes a tiny model of a family, with changed arguments."""
-    common = {"drop_path": 0.1, "input_shape": (16, 16, 3), "classes": 5, **arguments}
-    if family is not kv.PiT:
-        common = {"dim": 8, "depth": 2, "patch_size": 8, **common}
-    return lambda **changes: family(**{**common, **changes})
-
-
-def with_classifier(make):
-    """Return `make`, with weights in a classifier that starts at 0 (Mixer's)."""
-
-    def made(**arguments):
-        model = make(**arguments)
+    def make(**changes):
+        model = family(**given | changes)
         for variable in model.variables:
+            # Mixer's classifier starts at 0.
             if variable.path.endswith("head/kernel") and not array(variable.value).any():
                 variable.assign(numbers(variable.shape, scale=0.02))
         return model
 
-    return made
+    return make
 
 
-FAMILIES: dict[str, Callable[..., keras.Model]] = {
-    "CaiT": tiny(kv.CaiT, depth=3, num_heads=2, class_depth=1, mlp_ratio=2.0, layer_scale=0.5),
-    "ViT": tiny(kv.ViT, num_heads=2),
-    "ConViT": tiny(kv.ConViT, num_heads=4, depth=3, local_depth=2),
-    "DeepViT": tiny(kv.DeepViT, num_heads=2),
-    "RefinedViT": tiny(kv.RefinedViT, num_heads=2, depth=3, expansion=2),
-    "CBViT": tiny(kv.CBViT, num_heads=2),
-    "PiT": tiny(kv.PiT, dims=(8, 16), depths=(1, 2), num_heads=(2, 4), patch_size=6, stride=5),
-    "Mixer": with_classifier(tiny(kv.Mixer)),
-}
-"""A tiny model of each family."""
+FAMILIES: dict[str, Callable[..., keras.Model]] = {}
+"""A tiny model of each family, from the example in its docstring."""
+WITHOUT_EXAMPLE: dict[str, str] = {}
+"""What is wrong with the example of the others."""
+for _name, _family in kv.models.build.FAMILIES.items():
+    try:
+        FAMILIES[_name] = tiny(_family)
+    except Exception as error:
+        WITHOUT_EXAMPLE[_name] = f"{type(error).__name__}: {error}"
 
 
 def randomized(family, scale=0.5, **changes):
@@ -468,8 +131,6 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
     ),
 }
 """The model of each golden file, with its weights."""
-NO_GOLDEN: dict[str, str] = {}
-"""Reason why a family has no golden file, by family, such as "no public code"."""
 
 
 def numbers(shape, seed=0, scale=1.0):
@@ -574,12 +235,6 @@ def joined(outputs):
     return ops.concatenate(
         [ops.reshape(part, (part.shape[0], -1)) for part in keras.tree.flatten(outputs)], axis=1
     )
-
-
-def in_model(case):
-    """Return a functional model of only the layer of `case`."""
-    inputs = case.inputs(keras.Input)
-    return keras.Model(inputs, case.make()(inputs))
 
 
 def run_python(code, *arguments, backend=BACKEND, check=True):

@@ -13,7 +13,7 @@ import pytest
 from examples_runner import few_images
 from harness import BACKEND, gradients, numbers, randomize
 from keras import ops
-from models.test_sizes import COUNTS
+from models.written import COUNTS
 
 import keras_vitx as kv
 from keras_vitx import layers

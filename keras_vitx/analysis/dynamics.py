@@ -9,9 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.analysis.figures import drawing, shade
+from keras_vitx.analysis.figures import shade
 from keras_vitx.analysis.measure import check_measure, measure
 from keras_vitx.analysis.trace import check_images
+from keras_vitx.drawing import Picture, drawing
 from keras_vitx.files import atomic_write, check_writable
 from keras_vitx.text import nearest, needs_extra
 
@@ -192,7 +193,7 @@ def plot_dynamics(
     path: str | os.PathLike,
     measures: str | Sequence[str] = (),
     heads: bool = False,
-) -> Path:
+) -> Picture:
     r"""Plot measures during training: one panel per measure, one curve per block.
 
     ConViT, Figures 5, 10 and 13 (`"nonlocality"`), and with `heads=True` Figures 6 and 14
@@ -231,7 +232,7 @@ def plot_dynamics(
             axis.set_title(title, fontsize=9)
             axis.set_xlabel("epoch")
         axes[-1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
-    return Path(path)
+    return Picture(path)
 
 
 def _check_rows(rows):

@@ -1,45 +1,19 @@
 """Figures of measures: curves by block or against a setting, and heat maps.
 
-Only this module of `keras_vitx.analysis` imports matplotlib; without it, it raises an ImportError.
 The arguments `results` are results of `measure` by label: `{"CaiT": results, ...}`.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_vitx.files import atomic_write
-from keras_vitx.text import nearest, needs_extra
+from keras_vitx.drawing import Picture, drawing
+from keras_vitx.text import nearest
 
 Results = Mapping[str, Mapping[str, np.ndarray]]
 Points = Mapping[float, float] | Sequence[Mapping[str, Any]]
-
-
-@contextmanager
-def drawing(
-    path: str | os.PathLike,
-    shape: tuple[int, int] = (1, 1),
-    cell: tuple[float, float] = (4.0, 3.0),
-    dpi: int = 100,
-) -> Iterator[np.ndarray]:
-    """Yield the axes of a figure, `(rows, columns)`, and write it to `path` at the end.
-
-    The suffix selects the format; `cell` is the size of each of the axes in inches. Raises an
-    ImportError if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(needs_extra("Figures need matplotlib", "plots")) from error
-    rows, columns = shape
-    figure = Figure((columns * cell[0], rows * cell[1]), layout="constrained")
-    yield figure.subplots(rows, columns, squeeze=False)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, dpi=dpi)
 
 
 def mark(axis: Any, row: int, column: int, height: float = 1, width: float = 1) -> None:
@@ -62,7 +36,7 @@ def plot_by_block(
     names: str | Sequence[str],
     path: str | os.PathLike,
     label: str = "",
-) -> Path:
+) -> Picture:
     """Plot measures by block: one panel per measure, one curve per model.
 
     Measures with heads are averaged over them; entropy is drawn with that of uniform attention,
@@ -99,7 +73,7 @@ def plot_by_block(
             axis.set(xlabel="block", ylabel=ylabel)
             axis.locator_params("x", integer=True)
             axis.legend(fontsize=7)
-    return Path(path)
+    return Picture(path)
 
 
 def _curve(axis, results, name, style, **arguments):
@@ -125,7 +99,7 @@ def plot_curves(
     ylabel: str = "accuracy",
     baseline: str | None = None,
     measure: str = "accuracy",
-) -> Path:
+) -> Picture:
     """Plot numbers, such as accuracies, against a setting: one curve per model.
 
     ConViT, Figure 2 (fractions of the images); CaiT, Figure 3 (stochastic depth) and Table 10
@@ -172,10 +146,10 @@ def plot_curves(
                     percent = [100 * (points[x] / base[x] - 1) for x in common]
                     gaps.plot(common, percent, "--", color=f"C{index}", alpha=0.6)
             gaps.set_ylabel(f"gap to {baseline} (%), dashed")
-    return Path(path)
+    return Picture(path)
 
 
-def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLike) -> Path:
+def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLike) -> Picture:
     r"""Plot a measure as a heat map per model; rows are blocks.
 
     `"cross_layer_similarity"`, the fraction of similar attention of all pairs of blocks (DeepViT,
@@ -210,7 +184,7 @@ def plot_matrix(results: Mapping[str, Results], name: str, path: str | os.PathLi
             axis.figure.colorbar(heat, ax=axis)
             axis.set_title(model, fontsize=9)
             axis.locator_params("x", integer=True)
-    return Path(path)
+    return Picture(path)
 
 
 def _rows(name, values):
@@ -225,7 +199,9 @@ def _rows(name, values):
     return matrix
 
 
-def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | os.PathLike) -> Path:
+def plot_confusion(
+    matrix: np.ndarray, class_names: Sequence[str], path: str | os.PathLike
+) -> Picture:
     """Plot a confusion matrix: a row per class, in fractions of its images.
 
     Cells have numbers if there are at most 20 classes. Classes without images and predictions are
@@ -262,4 +238,4 @@ def plot_confusion(matrix: np.ndarray, class_names: Sequence[str], path: str | o
                 color = "black" if fraction > 0.5 else "white"
                 words = f"{100 * fraction:.0f}"
                 axis.text(column, row, words, ha="center", va="center", fontsize=7, color=color)
-    return Path(path)
+    return Picture(path)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from textwrap import fill
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -11,11 +10,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vitx.analysis.figures import drawing, mark
+from keras_vitx.analysis.figures import mark
 from keras_vitx.analysis.measures import entropy
 from keras_vitx.analysis.trace import as_array, class_attention, trace
 from keras_vitx.data import decode_predictions
 from keras_vitx.data.predictions import class_names
+from keras_vitx.drawing import Picture, drawing
 from keras_vitx.outputs import outputs_of
 
 TINY = np.finfo("float32").tiny
@@ -28,7 +28,7 @@ def plot_class_attention(
     shown: np.ndarray | None = None,
     titles: Sequence[str] = (),
     mode: Literal["mean", "heads", "focus"] = "mean",
-) -> Path:
+) -> Picture:
     """Plot the attention of the class token to the patches, beside each image.
 
     Args:
@@ -121,7 +121,7 @@ def plot_query(
     query: tuple[int, int] | None = None,
     blocks: Sequence[str] | None = None,
     shown: np.ndarray | None = None,
-) -> Path:
+) -> Picture:
     """Plot the attention of one patch: for each model, one row per block, one column per head.
 
     ConViT, Figures 7, 16 and 17: the patch is marked by a red box, colors are logarithmic, and
@@ -182,7 +182,7 @@ def plot_maps(
     blocks: Sequence[str] | None = None,
     before: bool = False,
     by_entropy: int | None = None,
-) -> Path:
+) -> Picture:
     """Plot whole maps: one row per model, one column per block.
 
     The maps that multiply the values, averaged over images and heads and divided by their
@@ -251,4 +251,4 @@ def _draw(rows, path, cell_size, cmap):
                 axis.set_title(title, fontsize=7, **({"backgroundcolor": behind} if behind else {}))
                 if patch:
                     mark(axis, *patch)
-    return Path(path)
+    return Picture(path)

@@ -133,9 +133,11 @@ def _walk(model, images, selection):
 def _run(block, x, index, grid):
     """Run a block, and return its trace and its output."""
     with without_gradients():
-        y, parts = block(x, training=False, return_parts=True)
+        y, intermediates = block(x, training=False, return_intermediates=True)
     tokens, shared = x if isinstance(x, (tuple, list)) else (x, None)
-    tensors = {name: parts[name] for name in ("softmax", "maps", "attention_branch", "mlp_branch")}
+    tensors = {
+        name: intermediates[name] for name in ("softmax", "maps", "attention_branch", "mlp_branch")
+    }
     tensors |= {"shared": shared, "inputs": tokens, "outputs": keras.tree.flatten(y)[0]}
     # Each tensor once, so that `softmax` and `maps` are one array if nothing modifies them.
     arrays = {id(tensor): as_array(tensor) for tensor in tensors.values() if tensor is not None}

@@ -44,6 +44,8 @@ def main(
         False, "--scores", help="Also precision, recall, F1 and AUC, over all classes."
     ),
     wrong: Path | None = Option(None, help="Picture of the worst predictions."),
+    per_image: Path | None = Option(None, help="CSV with one row per image, the worst first."),
+    flips: bool = Option(False, "--flips", help="Predict the mean of image and mirror image."),
     real: Path | None = Option(
         None, help="ImageNet-ReaL's real.json; SOURCE is ImageNet's validation directory."
     ),
@@ -76,7 +78,7 @@ def main(
             "`--confusion`, `--per-class` and `--perturb` take one `--crop-ratio`. "
             f"Received: {crop_ratio}."
         )
-    for path in filter(None, (confusion, per_class, wrong)):
+    for path in filter(None, (confusion, per_class, per_image, wrong)):
         check_writable(path)
     perturbations = _perturbations(perturb or (), PERTURBATIONS)
     kv.keep_memory()
@@ -98,6 +100,7 @@ def main(
         "restrict": restrict,
     }
     outputs = {"confusion": bool(confusion or per_class), "scores": scores, "wrong": wrong}
+    outputs |= {"per_image": per_image, "flips": flips}
     rows, counts = [], {}
     for ratio in ratios:
         metrics = kv.evaluate(network, source, split, crop_ratio=ratio, **outputs, **options)

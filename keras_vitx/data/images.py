@@ -88,20 +88,19 @@ def batches_of_files(
 def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
     """Open an image file with Pillow; errors, also in the `with` body, are OSErrors that name it.
 
-    It has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, since a small file can decode to any number.
+    Pillow refuses more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels (179 million unless set),
+    since a small file can decode to any number.
     """
     # Pillow's decoders raise many types of errors on damaged files.
     try:
         file = os.path.expanduser(path) if isinstance(path, (str, os.PathLike)) else path
         with Image.open(file) as image:
-            if math.prod(image.size) > (Image.MAX_IMAGE_PIXELS or math.inf):
-                raise Image.DecompressionBombError
             if not all(image.size):
                 raise ValueError(f"its size is {image.size} (width, height)")
             yield image
     except Image.DecompressionBombError as error:
         raise OSError(
-            f"{path} can't be decoded as an image: it has more than {Image.MAX_IMAGE_PIXELS:,} "
+            f"{path} can't be decoded as an image: it has more than {2 * Image.MAX_IMAGE_PIXELS:,} "
             "pixels. If you trust it, set `PIL.Image.MAX_IMAGE_PIXELS`."
         ) from error
     except Exception as error:
@@ -111,15 +110,16 @@ def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
     """Decode an image file to uint8 (height, width, channels).
 
-    The EXIF orientation is applied, transparency is dropped, 16-bit gray is scaled to 8 bits, and
-    the first frame of an animation is returned.
+    The EXIF orientation is applied, transparency is dropped, and the first frame of an animation is
+    returned. Unsigned 16-bit gray is scaled from 0..65535; signed, 32-bit and floating-point gray,
+    whose range is not known, from the image's own minimum and maximum.
 
     Args:
         path: A file in any format that Pillow reads, or an open binary file.
         channels: 3 for RGB, 1 for gray.
 
     Raises:
-        OSError: if the file can't be read or fully decoded, or has more than
+        OSError: if the file can't be read or fully decoded, or has more than twice
             `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
         ValueError: if `channels` is neither 1 nor 3.
     """
@@ -146,13 +146,17 @@ def check_image(path: str | os.PathLike) -> None:
 
 def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
     """Return an upright picture of mode "RGB" or "L"."""
+    is_16_bit = picture.mode.startswith("I;16") or (picture.mode, picture.format) == ("I", "PPM")
     if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Avoids a copy.
         picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I;16"):
+    if picture.mode.startswith(("I", "F")):
         # Pillow would clip levels above 255 instead of scaling.
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype("uint8"))
-    if picture.mode in ("I", "F"):
-        raise ValueError(f"pixels of Pillow mode {picture.mode!r} have no known range")
+        levels = np.asarray(picture, "float64")
+        low, high = (0, 65536) if is_16_bit else (levels.min(), levels.max())
+        if not np.isfinite(high - low):
+            raise ValueError("its levels are not finite")
+        scale = 256 if is_16_bit else 255
+        picture = Image.fromarray(((levels - low) * (scale / ((high - low) or 1))).astype("uint8"))
     return picture if picture.mode == mode else picture.convert(mode)
 
 
@@ -180,8 +184,14 @@ def pixels_of(image) -> np.ndarray:
 def as_uint8(images, what: str) -> np.ndarray:
     """Return an array as uint8; a ValueError unless it is uint8 or floats in 0..1."""
     images = np.asarray(images)
+    check_pixels(images, what)
+    return images if images.dtype == np.uint8 else np.rint(images * 255).astype("uint8")
+
+
+def check_pixels(images: np.ndarray, what: str) -> None:
+    """Raise a ValueError unless an array is uint8 or floats in 0..1."""
     if images.dtype == np.uint8:
-        return images
+        return
     expected = f"{what} must be uint8 in 0..255 or floats in 0..1. Received: {images.dtype}"
     if images.dtype.kind != "f" or not images.size:
         raise ValueError(f"{expected} of shape {images.shape}.")
@@ -190,7 +200,6 @@ def as_uint8(images, what: str) -> np.ndarray:
         raise ValueError(
             f'{expected} in {low:g}..{high:g}. Convert floats in 0..255 with `.astype("uint8")`.'
         )
-    return np.rint(images * 255).astype("uint8")
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:

@@ -194,8 +194,10 @@ class Loader:
         if self.soft is not None:
             labels = soft_labels(labels, self.soft)
         if self.targets is not None:
-            targets = [self.targets(self.split.id(s.position), s.window) for s in samples]
-            labels = {"head": labels, "aux_head": np.stack(targets)}
+            pairs = [(self.split.id(sample.position), sample.window) for sample in samples]
+            if getattr(self.targets, "relabel", False):
+                labels = np.stack([self.targets.of_image(*pair) for pair in pairs])
+            labels = {"head": labels, "aux_head": np.stack([self.targets(*pair) for pair in pairs])}
         if self.mixing is not None:
             images, labels = self.mixing(images, labels, random, shard, num_shards)
         if not self.as_uint8:

@@ -113,7 +113,8 @@ def pipelines(
             `height`, `width`, as fractions, and `flip`) that returns an array of the same shape for
             all images, such as one label per patch of the window
             (`keras_vitx.training.TokenLabels`). The labels of a batch are then
-            {"head": labels, "aux_head": the stacked arrays}. MixUp mixes both; CutMix is an error.
+            {"head": labels, "aux_head": the stacked arrays}, and those of all splits float32
+            (batch, classes) with `TokenLabels`. MixUp mixes both; CutMix is an error for others.
         fraction: Fraction of the training images of each class to use (ConViT, Table 2).
         seed: Seed of the order, the augmentation and the split.
         validation_split: As in `load_dataset`.
@@ -152,6 +153,7 @@ def pipelines(
     spec, classes = ModelInput.of(model), model.output_shape[-1]
     if not isinstance(source, Dataset):
         source = load_dataset(source, validation_split=validation_split, strict=strict, seed=seed)
+    check_trainable(source)
     names = source.class_names or ()
     if len(names) > classes > 1:  # A single output may be binary classification or regression.
         raise ValueError(
@@ -161,7 +163,7 @@ def pipelines(
     if names and len(names) < classes:
         text = "The source %s has %d classes, the model %d outputs."
         log.warning(text, source.name, len(names), classes)
-    soft = None if mixing is None else classes
+    soft = classes if mixing is not None or getattr(targets, "relabel", False) else None
     train = TrainingBatches(
         fraction_of(source.train, fraction, seed),
         spec,
@@ -180,6 +182,12 @@ def pipelines(
         for split in (source.validation, source.test)
     )
     return Pipelines(train, validation, source.class_names, source.skipped, test)
+
+
+def check_trainable(source: Dataset) -> None:
+    """Raise a ValueError if a source has no training images."""
+    if source.train is None:
+        raise ValueError(f"`source` must have training images. Received: {source.name}, without.")
 
 
 def _weights(sampling: Sampling, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:

@@ -12,8 +12,6 @@ from keras_vitx.layers.convit import GatedPositionalAttention as GatedPositional
 from keras_vitx.layers.convit import PositionalAttention as PositionalAttention
 from keras_vitx.layers.deepvit import DeepAttention as DeepAttention
 from keras_vitx.layers.deepvit import ReAttention as ReAttention
-from keras_vitx.layers.deepvit import SharedAttention as SharedAttention
-from keras_vitx.layers.deepvit import SharedMapsBlock as SharedMapsBlock
 from keras_vitx.layers.deepvit import Temperature as Temperature
 from keras_vitx.layers.heads import DenseHead as DenseHead
 from keras_vitx.layers.heads import DistilledHead as DistilledHead
@@ -22,13 +20,15 @@ from keras_vitx.layers.maps import MapLayer as MapLayer
 from keras_vitx.layers.mlp import MLP as MLP
 from keras_vitx.layers.mlp import TokenMixing as TokenMixing
 from keras_vitx.layers.preprocessing import ImagePreprocessing as ImagePreprocessing
-from keras_vitx.layers.refiner import AccumulatingAttention as AccumulatingAttention
 from keras_vitx.layers.refiner import LocalMapConvolution as LocalMapConvolution
 from keras_vitx.layers.refiner import RefinedAttention as RefinedAttention
 from keras_vitx.layers.refiner import Refinement as Refinement
 from keras_vitx.layers.refiner import ResidualRefinement as ResidualRefinement
 from keras_vitx.layers.regularization import DropPath as DropPath
 from keras_vitx.layers.regularization import LayerScale as LayerScale
+from keras_vitx.layers.sharing import AccumulatingAttention as AccumulatingAttention
+from keras_vitx.layers.sharing import SharedAttention as SharedAttention
+from keras_vitx.layers.sharing import SharedMapsBlock as SharedMapsBlock
 from keras_vitx.layers.tokens import ClassToken as ClassToken
 from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding

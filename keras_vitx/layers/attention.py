@@ -26,8 +26,8 @@ class Attention(Layer):
 
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
     pair of it and the maps that multiplied the values, `(batch, heads, tokens, tokens)`; with
-    `return_parts=True`, a pair of it and a dictionary: `softmax`, the maps before `on_weights`
-    (None if the layer computes none), and `maps`, those that multiplied the values.
+    `return_intermediates=True`, a pair of it and a dictionary: `softmax`, the maps before
+    `on_weights` (None if the layer computes none), and `maps`, those that multiplied the values.
 
     `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a query
     may attend a key; a mask of padding `(batch, keys)` is passed as `mask[:, None, :]`. The softmax
@@ -109,22 +109,23 @@ class Attention(Layer):
         training=False,
         return_attention_scores=False,
         attention_mask=None,
-        return_parts=False,
+        return_intermediates=False,
     ):
         x, shared = x if self.reads_maps else (x, None)
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
         mask = as_mask(attention_mask, value if query is None else query, value)
         changes_maps = self.reads_maps or self.on_logits or self.on_weights or not self.is_fused
+        returns_maps = return_attention_scores or return_intermediates
         weights = maps = None
-        if return_attention_scores or return_parts or changes_maps or (training and self.dropout):
+        if returns_maps or changes_maps or (training and self.dropout):
             weights = self.weights_of(query, key, training, mask)
             maps = self.maps_of(weights, shared, training, mask)
             y = self.aggregate(maps, value, training)
         else:
             y = self.fused(query, key, value, training, mask)
         y = self.project(y, training)
-        if return_parts:
+        if return_intermediates:
             return y, {"softmax": weights, "maps": maps}
         return (y, maps) if return_attention_scores else y
 
@@ -167,7 +168,7 @@ class Attention(Layer):
     def aggregate(self, maps, value, training=False):
         """Multiply the maps with the values, `(batch, queries, heads, size)`."""
         maps = self.run_in_training(self.attn_drop, maps, training and self.dropout)
-        y = ops.save(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
+        y = ops.checkpoint_name(ops.matmul(maps, ops.transpose(value, (0, 2, 1, 3))))
         return ops.transpose(y, (0, 2, 1, 3))
 
     def fused(self, query, key, value, training=False, mask=None):

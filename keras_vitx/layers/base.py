@@ -94,7 +94,7 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         varying: Names of numeric arguments that may differ between blocks of one loop over depth.
         adapted: Changes made to child `Dense` layers after construction (`quantize`,
             `enable_lora`), by name and nested like the children.
-        frozen: What `frozen_parts` recorded of the layer that this one was made from.
+        frozen: What `frozen_layers` recorded of the layer that this one was made from.
     """
 
     initialization = "normal"
@@ -111,7 +111,7 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         """Return the config from which `from_config` makes an equal, unbuilt layer."""
         given = {name: getattr(self, name) for name in arguments(type(self))}
         config = super().get_config() | {name: serialize(value) for name, value in given.items()}
-        if frozen := frozen_parts(self) if self.built else self.frozen:
+        if frozen := frozen_layers(self) if self.built else self.frozen:
             config["frozen"] = frozen
         # Layers passed as arguments record their changes in their own configs.
         passed = set(map(id, keras.tree.flatten(list(given.values()))))
@@ -168,43 +168,43 @@ class Layer(keras.layers.Layer, metaclass=LayerType):
         return layer
 
 
-def frozen_parts(layer: keras.layers.Layer) -> dict[str, bool]:
+def frozen_layers(layer: keras.layers.Layer) -> dict[str, bool]:
     """Return the layers inside that are frozen, or trained, unlike the layer that they are in.
 
     The result has `trainable` by path, such as `"attn/qkv"`, outer layers first.
     """
-    parts = _parts(layer)
+    inner = _inner_layers(layer)
     return {
         path: one.trainable
-        for path, (one, owner) in parts.items()
+        for path, (one, owner) in inner.items()
         if one.trainable != owner and one.weights
     }
 
 
-def freeze_parts(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:
-    """Freeze or train a built layer, and the layers inside it as `frozen_parts` recorded."""
+def freeze_layers(layer: keras.layers.Layer, trainable: bool, frozen: dict[str, bool]) -> None:
+    """Freeze or train a built layer, and the layers inside it as `frozen_layers` recorded."""
     if not trainable:
         layer.trainable = False
-    parts = _parts(layer)
+    inner = _inner_layers(layer)
     for path, value in frozen.items():
-        if path in parts:
-            parts[path][0].trainable = value
+        if path in inner:
+            inner[path][0].trainable = value
 
 
-def _parts(layer: keras.layers.Layer) -> dict[str, tuple[keras.layers.Layer, bool]]:
+def _inner_layers(layer: keras.layers.Layer) -> dict[str, tuple[keras.layers.Layer, bool]]:
     """Return all layers inside by path, each with whether the layer that it is in is trained."""
-    parts: dict[str, tuple[keras.layers.Layer, bool]] = {}
+    inner: dict[str, tuple[keras.layers.Layer, bool]] = {}
     outer, seen = [("", layer)], {id(layer)}
     for prefix, owner in outer:
         for child in children(owner):
             path = prefix + child.name
-            while path in parts:
+            while path in inner:
                 path += "+"  # Two layers of one name.
             if id(child) not in seen:
                 seen.add(id(child))
-                parts[path] = child, owner.trainable
+                inner[path] = child, owner.trainable
                 outer.append((f"{path}/", child))
-    return parts
+    return inner
 
 
 def _freezing(build: Callable[..., None]) -> Callable[..., None]:
@@ -213,7 +213,7 @@ def _freezing(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def build_and_freeze(self, *args, **kwargs):
         build(self, *args, **kwargs)
-        freeze_parts(self, self.trainable, self.frozen)
+        freeze_layers(self, self.trainable, self.frozen)
 
     return build_and_freeze
 

@@ -17,7 +17,7 @@ class Block(Layer):
     with $\eta$ LayerNorm, $\gamma$ LayerScale and $d$ stochastic depth.
 
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
-    pair of it and the maps of the attention; with `return_parts=True`, a pair of it and a
+    pair of it and the maps of the attention; with `return_intermediates=True`, a pair of it and a
     dictionary: `normalized`, the tokens that the attention reads; `softmax` and `maps`, its maps
     before and after modification, None without; `attention_branch` and `mlp_branch`, both branches
     as they are added to the tokens, before stochastic depth. An `attention_mask`, broadcastable to
@@ -124,9 +124,9 @@ class Block(Layer):
             raise ValueError(f"{error} In block {self.name!r}.") from error
         # Keras only quantizes a model in which all layers are built.
         norms, scales = (self.norm1, self.norm2), (self.ls1, self.ls2)
-        for part in (*norms, *scales, self.drop_path1, self.drop_path2):
-            if part is not None:
-                part.build(tokens)
+        for layer in (*norms, *scales, self.drop_path1, self.drop_path2):
+            if layer is not None:
+                layer.build(tokens)
 
     def build_branch(self, name, shape):
         """Build the attention or the MLP, which has to keep the shape."""
@@ -142,22 +142,28 @@ class Block(Layer):
         training=False,
         return_attention_scores=False,
         attention_mask=None,
-        return_parts=False,
+        return_intermediates=False,
     ):
-        shared = None
-        if self.receives_maps:
-            x, shared = x
-            # With a residual dtype, Keras casts them, too.
-            shared = ops.cast(shared, self.compute_dtype)
-        normalized = self.run(self.norm1, x)
-        returns_maps = return_attention_scores or return_parts
-        attended, parts = self.attend(normalized, shared, training, attention_mask, returns_maps)
-        emitted = parts.pop("emitted", None)
-        x, branches = self.add_branches(x, attended, training)
-        y = (x, emitted) if self.emits_maps else x
-        if return_parts:
-            return y, {"normalized": normalized, **parts, **branches}
-        return (y, parts["maps"]) if return_attention_scores else y
+        returns_maps = return_attention_scores or return_intermediates
+        tokens, shared = self.received(x)
+        normalized = self.run(self.norm1, tokens)
+        y, intermediates = self.attend(normalized, shared, training, attention_mask, returns_maps)
+        attention_branch = self.scaled(self.ls1, y)
+        x = self.updated(tokens) + self.dropped(self.drop_path1, attention_branch, training)
+
+        y = self.run(self.mlp, self.run(self.norm2, x), training)
+        mlp_branch = self.scaled(self.ls2, y)
+        x = self.residual(x) + self.dropped(self.drop_path2, mlp_branch, training)
+
+        y = self.returned(x, tokens, intermediates)
+        if return_intermediates:
+            branches = {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
+            return y, {"normalized": normalized, **intermediates, **branches}
+        return (y, intermediates["maps"]) if return_attention_scores else y
+
+    def received(self, x):
+        """Return the tokens of the input, and the maps of an earlier block or None."""
+        return x, None
 
     def attend(self, x, shared, training, attention_mask, returns_maps):
         """Return the output of the attention, and its maps if they are asked for."""
@@ -169,31 +175,30 @@ class Block(Layer):
                 f"Received: a mask for {type(self.attention).__name__}."
             )
         x = (x, shared) if self.reads_maps else x
-        if returns_maps and "return_parts" in accepted:
-            return self.run(self.attention, x, training, return_parts=True, **arguments)
+        if returns_maps and "return_intermediates" in accepted:
+            return self.run(self.attention, x, training, return_intermediates=True, **arguments)
         if returns_maps and self.has_maps:
             arguments["return_attention_scores"] = True
             y, maps = self.run(self.attention, x, training, **arguments)
             return y, {"softmax": maps, "maps": maps}
         return self.run(self.attention, x, training, **arguments), {"softmax": None, "maps": None}
 
-    def add_branches(self, x, attended, training):
-        """Add both branches to `x`, given the output of the attention; return them, too."""
-        attention_branch = self.scaled(self.ls1, attended)
-        x = self.added(x, attention_branch, self.drop_path1, training)
-        y = self.run(self.mlp, self.run(self.norm2, x), training)
-        mlp_branch = self.scaled(self.ls2, y)
-        x = self.added(x, mlp_branch, self.drop_path2, training)
-        return x, {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
-
     def scaled(self, scale, branch):
         r"""Return $\gamma \odot b / s$, with $\gamma$ a LayerScale or None."""
         branch = branch if scale is None else self.run(scale, branch)
         return branch if self.residual_scale == 1 else branch / self.residual_scale
 
-    def added(self, x, branch, drop_path, training):
-        """Return `x` and the branch after stochastic depth, summed."""
-        return self.residual(x) + self.residual(self.run_in_training(drop_path, branch, training))
+    def dropped(self, drop_path, branch, training):
+        """Return a branch after stochastic depth."""
+        return self.residual(self.run_in_training(drop_path, branch, training))
+
+    def updated(self, tokens):
+        """Return the tokens to which the branches are added."""
+        return self.residual(tokens)
+
+    def returned(self, x, tokens, intermediates):
+        """Return the output, given the updated tokens, all tokens, and what `attend` returned."""
+        return x
 
     def residual(self, x):
         """Return tokens, or a branch, in the precision in which they are summed."""

@@ -77,7 +77,9 @@ class ClassBlock(Block):
     `attention_mask` is that of the attention, `(batch, class tokens, keys)`.
     """
 
-    def add_branches(self, x, attended, training):
-        classes = self.attention.num_class_tokens
-        x_class, branches = super().add_branches(x[:, :classes], attended, training)
-        return ops.concatenate([x_class, self.residual(x[:, classes:])], axis=1), branches
+    def updated(self, tokens):
+        return self.residual(tokens[:, : self.attention.num_class_tokens])
+
+    def returned(self, x, tokens, intermediates):
+        patches = tokens[:, self.attention.num_class_tokens :]
+        return ops.concatenate([x, self.residual(patches)], axis=1)

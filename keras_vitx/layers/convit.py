@@ -55,18 +55,16 @@ class PositionalAttention(Attention):
     Args:
         num_heads: Number of heads.
         grid: Rows and columns of patches, as many as tokens; None is a square grid.
-        conv_start: Whether the value projection starts as the identity, $v$ as a convolution
-            (Equation 5), and, without gates, the projections to queries and keys as zeros. Neither
-            of these two then receives a gradient: the attention stays positional, as Appendix A
-            reports. `num_heads` must be a square; `"partial"` accepts any number and starts the
-            heads beyond the largest square at random, as the public code does.
+        conv_start: Whether the value projection starts as the identity and $v$ as a convolution
+            (Equation 5). `num_heads` must be a square; `"partial"` accepts any number and starts
+            the heads beyond the largest square at random, as the public code does.
         locality_strength: How sharply each head initially attends its offset.
         qkv_bias: Whether the projections have a bias.
+        zero_content: Whether the projections to queries and keys start at 0, to the letter of
+            Equation 5, rather than near it as in the public code, N(0, 0.02²). At 0 each is the
+            other's gradient, so that the attention stays positional for good.
         **kwargs: Further arguments of `Attention`.
     """
-
-    # Queries and keys start at 0 beside a convolutional start (Equation 5).
-    zero_content = True
 
     def __init__(
         self,
@@ -75,6 +73,7 @@ class PositionalAttention(Attention):
         conv_start: bool | str = True,
         locality_strength: float = 1.0,
         qkv_bias: bool = False,
+        zero_content: bool = False,
         **kwargs,
     ):
         super().__init__(num_heads, qkv_bias=qkv_bias, **kwargs)
@@ -90,6 +89,7 @@ class PositionalAttention(Attention):
         self.grid = None if grid is None else tuple(grid)
         self.conv_start = conv_start
         self.locality_strength = locality_strength
+        self.zero_content = zero_content
 
     def build_projections(self, input_shape):
         patches = input_shape[1]
@@ -99,7 +99,7 @@ class PositionalAttention(Attention):
                 "`grid` must have as many patches as there are tokens; without one they must "
                 f"fill a square. Received: grid={self.grid}, tokens={patches}."
             )
-        content = {"kernel_initializer": "zeros"} if self.conv_start and self.zero_content else {}
+        content = {"kernel_initializer": "zeros"} if self.zero_content else {}
         identity = {"kernel_initializer": "identity"} if self.conv_start else {}
         self.qk = self.dense(2 * self.width, "qk", input_shape, self.qkv_bias, **content)
         self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias, **identity)
@@ -110,7 +110,7 @@ class PositionalAttention(Attention):
     def projections(self, x, training=False):
         query, key = ops.split(self.run(self.qk, x, training), 2, axis=-1)
         value = self.run(self.v, x, training)
-        return [self.split_heads(part) for part in (query, key, value)]
+        return [self.split_heads(each) for each in (query, key, value)]
 
     def logits_of(self, query, key):
         return super().logits_of(query, key) + self.over_pairs(*self.positions(), ops.add)
@@ -164,9 +164,6 @@ class GatedPositionalAttention(PositionalAttention):
         **kwargs: Further arguments of `PositionalAttention`.
     """
 
-    # The gates dispense with it (Section 3).
-    zero_content = False
-
     def __init__(self, num_heads: int, gate: float = 1.0, learn_gates: bool = True, **kwargs):
         super().__init__(num_heads, **kwargs)
         self.gate = gate
@@ -183,33 +180,34 @@ class GatedPositionalAttention(PositionalAttention):
 
     def gates(self):
         r"""Return $\sigma(\lambda)$, the weight of the positional map per head, `(heads, 1, 1)`."""
-        return ops.sigmoid(ops.reshape(self.gating_param, (self.num_heads, 1, 1)))
-
-    def gated_positions(self):
-        r"""Return $1 - \sigma(\lambda)$, `(heads, 1, 1)`, $\sigma(\lambda) R$ and $C$."""
-        gates = ops.cast(self.gates(), self.compute_dtype)
-        by_row, by_column = self.positions()
-        return 1 - gates, gates * ops.softmax(by_row), ops.softmax(by_column)
+        gates = ops.sigmoid(ops.reshape(self.gating_param, (self.num_heads, 1, 1)))
+        return ops.cast(gates, self.compute_dtype)
 
     def logits_of(self, query, key):
         # The content logits only: the positional logits have a softmax of their own.
         return Attention.logits_of(self, query, key)
 
     def weights_of(self, query, key, training=False, mask=None):
-        content_gate, by_row, by_column = self.gated_positions()
+        gate = self.gates()
         content = ops.cast(super().weights_of(query, key, training, mask), self.compute_dtype)
-        positional = self.over_pairs(by_row, by_column, ops.multiply)
-        if mask is not None:
-            positional = (1 - content_gate) * renormalized(positional[None], mask)
-        return content_gate * content + positional
+        positional = self.positional_maps(mask)
+        return (1 - gate) * content + gate * positional
+
+    def positional_maps(self, mask=None):
+        """Return the softmax of the positional logits, over the allowed keys."""
+        maps = self.over_pairs(*map(ops.softmax, self.positions()), ops.multiply)
+        return maps if mask is None else renormalized(maps[None], mask)
 
     def fused(self, query, key, value, training=False, mask=None):
         if mask is not None:
             # The positional map differs between images and is no product over the axes.
             return super().fused(query, key, value, training, mask)
-        content_gate, by_row, by_column = self.gated_positions()
+        gate = self.gates()
+        by_row, by_column = map(ops.softmax, self.positions())
         content = ops.attention(query, key, value, training=training)
-        return content * content_gate[:, 0] + self.attend_positions(by_row, by_column, value)
+        # The gate multiplies the smallest factor.
+        positional = self.attend_positions(gate * by_row, by_column, value)
+        return (1 - gate)[:, 0] * content + positional
 
     def attend_positions(self, by_row, by_column, value):
         r"""Return $\sigma(\lambda) P V$, `(batch, patches, heads, size)`, by two products."""

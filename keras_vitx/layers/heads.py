@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import keras
-from keras import ops
 
+from keras_vitx.layers import ops
 from keras_vitx.layers.base import Layer, at_least_float32, register
 
 

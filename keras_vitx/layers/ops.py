@@ -84,15 +84,10 @@ def mix_heads(kernel, maps, bias=None):
     r"""Return $\sum_j M_{ij} A_j + b_i$.
 
     `kernel`, $M$, is `(output heads, heads)`; `maps`, $A$, `(batch, heads, queries, keys)`; `bias`,
-    $b$, `(output heads,)`. One product over queries x keys columns is several times faster than a
-    Dense, which would transpose every map.
+    $b$, `(output heads,)`.
     """
-    batch, heads, queries, keys = keras.ops.shape(maps)
-    columns = keras.ops.reshape(maps, (batch, heads, queries * keys))
-    kernel = keras.ops.broadcast_to(kernel, (batch, *kernel.shape))
-    mixed = keras.ops.matmul(kernel, columns)
-    mixed = mixed if bias is None else mixed + keras.ops.expand_dims(bias, -1)
-    return keras.ops.reshape(mixed, (batch, kernel.shape[1], queries, keys))
+    mixed = keras.ops.einsum("ij,bjqk->biqk", kernel, maps)
+    return mixed if bias is None else mixed + keras.ops.reshape(bias, (-1, 1, 1))
 
 
 def convolve_maps(maps, kernel):
@@ -119,24 +114,24 @@ def gelu(x):
     return 0.5 * x * (1 + keras.ops.erf(x * 0.5**0.5))
 
 
-def kept_samples(x, keep, generator, seed):
+def drop_path_mask(x, keep, generator, seed):
     """Return 1 / `keep` with probability `keep`, else 0, for each sample of `x`, `(batch, ...)`."""
     shape = (keras.ops.shape(x)[0], *[1] * (len(x.shape) - 1))
     kept = keras.random.uniform(shape, dtype="float32", seed=generator) < keep
     return keras.ops.cast(keras.ops.cast(kept, "float32") / keep, x.dtype)
 
 
-def numbers_on_device():
+def scalars_on_device():
     """Return a context in which Keras copies no Python numbers to the device."""
     return contextlib.nullcontext()
 
 
-def save(x):
-    """Return `x`, which `save_products` saves."""
+def checkpoint_name(x):
+    """Return `x`, which `remat_policy` saves."""
     return x
 
 
-def gains_from_scan():
+def use_scan():
     """Return whether training runs identical blocks as one loop."""
     return False
 
@@ -146,20 +141,21 @@ def program(function, *inputs):
     return object()
 
 
-def save_products(step):
+def remat_policy(step):
     """Return `step`, the body of a loop, with a policy of what its backward pass finds saved."""
     return step
 
 
 KERNELS = {
+    "tensorflow": ("mix_heads",),
     "torch": (
         *("shape", "reshape", "transpose", "split", "matmul", "cast"),
         *("call", "logits", "softmax", "fused_attention", "mix_heads", "pad", "gelu"),
-        *("kept_samples", "numbers_on_device"),
+        *("drop_path_mask", "scalars_on_device"),
     ),
     "jax": (
-        *("call", "fused_attention", "convolve_maps", "depthwise_conv", "gelu"),
-        *("save", "gains_from_scan", "program", "save_products"),
+        *("call", "fused_attention", "mix_heads", "convolve_maps", "depthwise_conv", "gelu"),
+        *("checkpoint_name", "use_scan", "program", "remat_policy"),
     ),
 }
 """The operations that a backend has a kernel for; all others run in the form above."""

@@ -1,4 +1,4 @@
-"""Refiner's layers: local convolution of maps, both refiners, accumulated maps."""
+"""Refiner's layers: local convolution of maps, both refiners."""
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
@@ -207,27 +207,6 @@ def RefinedAttention(
     own = {"name": "refinement", "dtype": kwargs.get("dtype")}
     layer = Refinement(expansion, kernel_size, reduction, constraint, grid, **own)
     return Attention(num_heads, on_weights=[layer], **kwargs)
-
-
-@register
-class AccumulatingAttention(Attention):
-    r"""Attention that adds the maps of an earlier block to its own.
-
-    $$A = w(\mathrm{softmax}(l(Q K^\top / \sqrt d))) + A_\text{shared} / \sqrt d$$
-    with $d$ the size of a head: the first of the two kinds of block of the released Refined-ViT.
-    The paper does not mention this sum. An `attention_mask` masks both terms.
-
-    Input: a pair of tokens `(batch, tokens, dim)` and shared maps `(batch, heads, tokens, tokens)`.
-    Output: as of `Attention`, `(batch, tokens, dim)`.
-
-    The arguments are those of `Attention`.
-    """
-
-    reads_maps = True
-
-    def maps_of(self, weights, shared, training=False, mask=None):
-        maps = super().maps_of(weights, shared, training, mask)
-        return maps + ops.zero_masked(shared, mask) * self.size**-0.5
 
 
 def check_expansion(expansion: int) -> None:

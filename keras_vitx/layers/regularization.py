@@ -76,7 +76,7 @@ class DropPath(Layer):
         if not training or self.seed_generator is None:
             return x
         keep = 1 - self.rate
-        return x * ops.kept_samples(x, keep, self.seed_generator, self.seed)
+        return x * ops.drop_path_mask(x, keep, self.seed_generator, self.seed)
 
 
 def check_rate(rate: float) -> None:

@@ -19,8 +19,8 @@ from keras_vitx.layers import (
     TokenPooling,
 )
 from keras_vitx.layers.base import at_least_float32
-from keras_vitx.layers.deepvit import check_similarity
 from keras_vitx.layers.initializers import initializers
+from keras_vitx.layers.sharing import check_similarity
 from keras_vitx.models.checks import check_counts, patch_grid
 
 Layers = list[keras.layers.Layer]

@@ -48,6 +48,9 @@ def CaiT(
     Blocks of talking-heads attention with LayerScale (Section 2) run on the patches
     only. Then the class token is added, and class blocks (Section 3) update only it.
 
+        >>> kv.CaiT(dim=8, depth=3, num_heads=2, class_depth=1, mlp_ratio=2.0, layer_scale=0.5,
+        ... patch_size=8, input_shape=(16, 16, 3))
+
     Args:
         dim: Width of a token.
         depth: Number of blocks of the self-attention stage.

@@ -41,6 +41,8 @@ def CBViT(
     Attention then does not have to learn uniform maps (Section 2.2); see
     `ContextBroadcasting`.
 
+        >>> kv.CBViT(dim=8, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
+
     Args:
         dim: Width of a token.
         depth: Number of blocks.

@@ -9,8 +9,8 @@ from keras import ops
 
 from keras_vitx.layers.base import (
     at_least_float32,
-    freeze_parts,
-    frozen_parts,
+    freeze_layers,
+    frozen_layers,
     register,
     serialize,
     to_python,
@@ -54,6 +54,7 @@ class ImageModel(keras.Model):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
+        threshold: float | Sequence[float] | None = None,
         dtype: Any = None,
         **kwargs,
     ):
@@ -67,6 +68,7 @@ class ImageModel(keras.Model):
         self.class_names = class_names
         self.scan = scan
         self.remat = remat
+        self.threshold = threshold
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -127,10 +129,11 @@ class ImageModel(keras.Model):
     def get_config(self) -> dict[str, Any]:
         """Return the config from which `from_config` makes an equal model with new weights."""
         images = self.inputs[0]
-        return {
+        threshold = {} if self.threshold is None else {"threshold": self.threshold}
+        return threshold | {
             "name": self.name,
             "trainable": self.trainable,
-            "frozen": frozen_parts(self),
+            "frozen": frozen_layers(self),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "input_shape": images.shape[1:],
             "images": {
@@ -153,7 +156,7 @@ class ImageModel(keras.Model):
             arguments = dict(zip(config, values, strict=True))
             frozen, trainable = arguments.pop("frozen", {}), arguments.pop("trainable", True)
             model = cls(**arguments)
-        freeze_parts(model, trainable, frozen)
+        freeze_layers(model, trainable, frozen)
         return model
 
 
@@ -187,6 +190,8 @@ class Chain(MultiHeadTraining, ImageModel):
         remat: Whether training keeps only the input of each layer and recomputes the
             rest in the backward pass, which saves memory at the cost of one more forward
             pass.
+        threshold: Probability above which a class is predicted, for independent classes (one
+            number, or one per class) or the second of two; None is 0.5. `kv.evaluate` uses it.
         images: Arguments of the `keras.Input`, such as `name`, `batch_size` and `dtype`.
         input_tensor: A `keras.Input` to use instead of a new one.
         dtype: Dtype policy of the model; the layers have their own.
@@ -202,6 +207,7 @@ class Chain(MultiHeadTraining, ImageModel):
         class_names: Sequence[str] | None = None,
         scan: bool = True,
         remat: bool = False,
+        threshold: float | Sequence[float] | None = None,
         images: dict[str, Any] | None = None,
         input_tensor: Any = None,
         dtype: Any = None,
@@ -214,7 +220,7 @@ class Chain(MultiHeadTraining, ImageModel):
         x = input_tensor
         for layer in layers:
             x = layer(x)
-        about = (family, preprocessing, class_names, scan, remat)
+        about = (family, preprocessing, class_names, scan, remat, threshold)
         super().__init__(input_tensor, x, *about, dtype=dtype, **kwargs)
 
     @property
@@ -252,10 +258,11 @@ class Chain(MultiHeadTraining, ImageModel):
         layout = self.token_layout
         return layout[-1].grid if layout else None
 
-    def at_size(self, size: tuple[int, int]) -> "Chain":
+    def at_size(self, size: tuple[int, int], antialias: bool = True) -> "Chain":
         """Return a copy for images of another `(height, width)`, with resampled positions.
 
-        All other weights are the same. The copy is not compiled.
+        Positions are resampled bicubically as in timm, or with `antialias=False` as in DeiT's code,
+        which fine-tuned CaiT. All other weights are the same. The copy is not compiled.
 
         Raises:
             ValueError: if the network does not fit that size, or has weights that depend on
@@ -276,7 +283,7 @@ class Chain(MultiHeadTraining, ImageModel):
                             f"Received: size={tuple(size)}, and a model for "
                             f"{self.input_shape[1:3]}."
                         )
-                    values = resample(values, old.grid, new.grid, old.num_prefix_tokens)
+                    values = resample(values, old.grid, new.grid, old.num_prefix_tokens, antialias)
                 after.assign(values)
         return resized
 

@@ -42,6 +42,9 @@ def ConViT(
     Blocks of gated positional self-attention (GPSA, Section 3) run on the patches; then
     the class token is added, and plain blocks follow.
 
+        >>> kv.ConViT(dim=8, depth=3, num_heads=4, local_depth=2,
+        ... patch_size=8, input_shape=(16, 16, 3))
+
     Args:
         dim: Width of a token.
         depth: Number of blocks.

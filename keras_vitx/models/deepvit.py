@@ -49,6 +49,8 @@ def DeepViT(
     A plain transformer whose last blocks mix their maps over heads and normalize them
     (Section 4.2). The crop ratio is 0.9 at 224 x 224; the released L at 384 x 384 uses 1.0.
 
+        >>> kv.DeepViT(dim=8, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
+
     Args:
         dim: Width of a token.
         depth: Number of blocks.

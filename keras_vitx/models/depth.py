@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_vitx.keras_internals import autocast, sublayers
-from keras_vitx.layers import ops as layer_ops
+from keras_vitx.layers import ops
 
 logger = logging.getLogger("keras_vitx")
 
@@ -38,13 +37,13 @@ def run(
     equal blocks as one loop where that gains (JAX), and `remat` recomputes all but the inputs of
     layers; both apply in training only. `dtype` is that in which the model computes.
     """
-    loops = training and scan and layer_ops.gains_from_scan()
+    loops = training and scan and ops.use_scan()
     is_pure = training and (remat or _sharding() is not None)
     if not loops and not is_pure:
         # As in a layer of the model that calls them.
         with autocast(dtype):
             for layer in layers:
-                x = layer_ops.call(layer, x, training, dtype)
+                x = ops.call(layer, x, training, dtype)
         return x, []
     with autocast(None):
         programs = _programs(layers, ops.shape(keras.tree.flatten(x)[0])[0]) if loops else []
@@ -53,7 +52,7 @@ def run(
         while start < len(layers):
             units = _first_run(layers[start:], programs[start:]) if loops else [[layers[start]]]
             if len(units) == 1 and not is_pure:
-                x = layer_ops.call(layers[start], x, training)
+                x = ops.call(layers[start], x, training)
             else:
                 x, states, added = (_once if len(units) == 1 else _scanned)(units, x, remat)
                 for unit, values in zip(units, states, strict=True):
@@ -95,7 +94,7 @@ def _scanned(units: list[Unit], x: Any, remat: bool) -> tuple[Any, list, list]:
             y, states, losses = _pure(units[0], values, x)
         return y, (states, losses)
 
-    step = keras.remat(step) if remat else layer_ops.save_products(step)
+    step = keras.remat(step) if remat else ops.remat_policy(step)
     x, (states, losses) = ops.scan(step, x, (values, numbers))
     states = [[state[index] for state in states] for index in range(len(units))]
     return x, states, [ops.sum(loss) for loss in losses]
@@ -124,7 +123,7 @@ def _pure(unit: Unit, values: Sequence[Any], x: Any) -> tuple[Any, list, list]:
         state_mapping=list(zip(trained + states, values, strict=True)), collect_losses=True
     ) as scope:
         for layer in unit:
-            x = layer_ops.call(layer, x, True)
+            x = ops.call(layer, x, True)
         return x, [scope.get_current_value(state) for state in states], list(scope.losses)
 
 
@@ -160,9 +159,9 @@ def _varying_numbers(units: list[Unit]) -> tuple[list, list]:
 
 def _numbers(unit: Unit) -> list[tuple[keras.layers.Layer, str]]:
     """Return the layers and attributes of the numbers that may differ; a 0 disables an operation."""
-    parts = (part for layer in unit for part in sublayers(layer))
-    pairs = ((part, name) for part in parts for name in getattr(part, "varying", ()))
-    return [(part, name) for part, name in pairs if getattr(part, name)]
+    layers = (one for layer in unit for one in sublayers(layer))
+    pairs = ((layer, name) for layer in layers for name in getattr(layer, "varying", ()))
+    return [(layer, name) for layer, name in pairs if getattr(layer, name)]
 
 
 @contextlib.contextmanager
@@ -237,4 +236,4 @@ def _program(layer: keras.layers.Layer, batch: int) -> Any:
 
     x = keras.tree.map_structure(of_batch, layer.input)
     numbers = [keras.KerasTensor((), "float32") for _ in attributes]
-    return layer_ops.program(function, trained + states, numbers, x)
+    return ops.program(function, trained + states, numbers, x)

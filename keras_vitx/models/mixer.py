@@ -35,6 +35,8 @@ def Mixer(
     number of patches. Weights start as in the public code: Xavier uniform in the MLPs, and a
     classifier of zeros.
 
+        >>> kv.Mixer(dim=8, depth=2, patch_size=8, input_shape=(16, 16, 3))
+
     Args:
         dim: Width of a token.
         depth: Number of blocks.

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vitx.layers import ops as layer_ops
 from keras_vitx.layers.heads import MultiHead
+from keras_vitx.layers.ops import scalars_on_device
 from keras_vitx.losses import FunctionLoss, PerHead, as_loss
 from keras_vitx.outputs import kind_of
 
@@ -48,6 +48,10 @@ class MultiHeadTraining:
             losses = loss if isinstance(loss, Mapping) else {"head": loss}
             loss = PerHead({name: as_loss(each) for name, each in losses.items()}, loss_weights)
         super().compile(optimizer, loss, None, *args, **kwargs)
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if hasattr(optimizer, "statistics") and optimizer.use_ema:
+            statistics = [v for v in self.non_trainable_variables if v.name.startswith("moving_")]
+            optimizer.statistics = lambda: statistics
 
     def train_step(self, *args):
         """Run a step of `fit` or `train_on_batch`, in which `call` returns logits by head."""
@@ -56,11 +60,25 @@ class MultiHeadTraining:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         if isinstance(y, dict) and BOX in y:
             x = {self.inputs[0].name: keras.tree.flatten(x)[0], BOX: y[BOX]}
+        if not self.optimizer.built:  # Averages begin with the statistics before the step.
+            self.optimizer.build(self.trainable_variables)
         try:
             with contextlib.ExitStack() as self._step:
-                return super().train_step(*state, (x, y, sample_weight))
+                result = super().train_step(*state, (x, y, sample_weight))
         finally:
             self._step = None
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if state and getattr(optimizer, "averages", ()):
+            logs, (trainable, others, values, metrics) = result
+            variables = [*self.non_trainable_variables, *self.optimizer.variables]
+            pairs = zip(variables, [*others, *values], strict=True)
+            with keras.StatelessScope(list(pairs)) as scope:
+                optimizer.average_statistics()
+            values = [scope.get_current_value(v) for v in self.optimizer.variables]
+            return logs, (trainable, others, values, metrics)
+        if hasattr(optimizer, "averages"):
+            optimizer.average_statistics()
+        return result
 
     def logits_in_step(self, inputs: Any) -> dict[str, Any]:
         """Return the logits of each head by name; `inputs` may include MixToken's box."""
@@ -100,7 +118,7 @@ class MultiHeadTraining:
         outputs = y_pred if isinstance(y_pred, dict) else {"head": y_pred}
         if self.in_step:
             # For the rest of the step: the loss, the metrics and the optimizer.
-            self._step.enter_context(layer_ops.numbers_on_device())
+            self._step.enter_context(scalars_on_device())
             activation = _activation_of(head)
             # Near 0 and 1, probabilities in float32 lose what their logits tell.
             loss = _of_logits(loss, kind_of(activation))

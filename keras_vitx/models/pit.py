@@ -47,6 +47,9 @@ def PiT(
 
     Its Dense layers start with PyTorch's default initialization, as in the released code.
 
+        >>> kv.PiT(dims=(8, 16), depths=(1, 2), num_heads=(2, 4),
+        ... patch_size=6, stride=5, input_shape=(16, 16, 3))
+
     Args:
         dims: Width of a token per stage, each a multiple of the previous one.
         depths: Number of blocks per stage.

@@ -66,6 +66,9 @@ def RefinedViT(
     (`ResidualRefinement`). In the paper's text (Section 3.4, Appendix B.4), the first kind
     refines its own maps linearly, and the second uses them unchanged.
 
+        >>> kv.RefinedViT(dim=8, depth=3, num_heads=2, expansion=2,
+        ... patch_size=8, input_shape=(16, 16, 3))
+
     Args:
         dim: Width of a token.
         depth: Number of blocks.

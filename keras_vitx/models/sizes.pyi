@@ -1,4 +1,4 @@
-# Written by tests/models/stub.py from the signatures at run time; a test compares them.
+# Written by `make sizes` from the signatures at run time; a test compares them.
 # fmt: off
 # ruff: noqa: E501
 import os

@@ -27,6 +27,8 @@ def ViT(
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
+        >>> kv.ViT(dim=8, depth=2, num_heads=2, patch_size=8, input_shape=(16, 16, 3))
+
     Args:
         dim: Width of a token.
         depth: Number of blocks.

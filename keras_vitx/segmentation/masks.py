@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from keras_vitx.data.images import as_uint8, decode_image, open_image
-from keras_vitx.data.sources.dataset import split_of
 from keras_vitx.data.sources.directories import image_files, sub_directories
+from keras_vitx.data.sources.names import split_of
 from keras_vitx.data.sources.tfds import builder_of
 from keras_vitx.files import atomic_write
 

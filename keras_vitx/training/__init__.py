@@ -7,6 +7,7 @@ from keras_vitx.training.devices import is_chief as is_chief
 from keras_vitx.training.devices import use_devices as use_devices
 from keras_vitx.training.distillation import Distillation as Distillation
 from keras_vitx.training.evaluate import Evaluator as Evaluator
+from keras_vitx.training.evaluate import choose_threshold as choose_threshold
 from keras_vitx.training.evaluate import evaluate as evaluate
 from keras_vitx.training.fit import fit as fit
 from keras_vitx.training.optimizer import AdamW as AdamW
@@ -22,5 +23,5 @@ from keras_vitx.training.run import BestCheckpoint as BestCheckpoint
 from keras_vitx.training.run import StopAtNonFinite as StopAtNonFinite
 from keras_vitx.training.run import Validate as Validate
 from keras_vitx.training.run import held_out as held_out
-from keras_vitx.training.targets import MixToken as MixToken
+from keras_vitx.training.token_labels import MixToken as MixToken
 from keras_vitx.training.token_labels import TokenLabels as TokenLabels

@@ -38,7 +38,8 @@ def evaluation_split(
     if is_batches(source):
         if split is not None:
             raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
-        return "batches", source, None
+        return "batches", source, names_with(source)
+    source = several_as_pipelines(source)
     if not isinstance(source, (data.Dataset, data.Pipelines)):
         source = data.load_dataset(source, **arguments)
     splits = [n for n in ("test", "validation", "train") if getattr(source, n) is not None]
@@ -80,7 +81,21 @@ def is_batches(source: Any) -> bool:
     if isinstance(source, keras.utils.PyDataset):
         return True
     others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
-    return isinstance(source, Iterable) and not isinstance(source, others)
+    is_table = hasattr(source, "to_csv")  # A DataFrame, or a data set of Hugging Face.
+    return isinstance(source, Iterable) and not isinstance(source, others) and not is_table
+
+
+def several_as_pipelines(source: Any) -> Any:
+    """Return a source, or `Pipelines` if it is batches: (train, validation[, test])."""
+    if isinstance(source, (tuple, list)) and len(source) in (2, 3) and all(map(is_batches, source)):
+        return data.Pipelines(*source[:2], names_with(source[0]), (), *source[2:])
+    return source
+
+
+def names_with(batches: Any) -> tuple[str, ...] | None:
+    """Return the class names of batches that have them, as Keras's from directories do."""
+    names = getattr(batches, "class_names", None)
+    return None if names is None else tuple(map(str, names))
 
 
 def checked(batches: Any, task: Task) -> Any:
@@ -110,6 +125,11 @@ def labels_of(batches: Any) -> np.ndarray:
         raise ValueError(
             "`source` must have batches (images, labels) or (images, labels, weights). Received: "
             f"{type(batch).__name__}{f' of {len(batch)}' if hasattr(batch, '__len__') else ''}."
+        )
+    if len(getattr(batch[0], "shape", ())) == 3:
+        raise ValueError(
+            "`source` must have images (batch, height, width, channels). Received: images "
+            f"{tuple(batch[0].shape)}, one by one. Call `.batch(batch_size)` on it."
         )
     return np.asarray(batch[1]["head"] if isinstance(batch[1], dict) else batch[1])
 

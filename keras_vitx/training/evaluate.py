@@ -2,14 +2,17 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
 
+from keras_vitx.data import load_dataset
 from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.data.sources.names import numbers_of
+from keras_vitx.files import write_csv
 from keras_vitx.outputs import class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
@@ -23,7 +26,14 @@ from keras_vitx.training.batches import (
 )
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, shard_of
-from keras_vitx.training.scores import confusion_of, draw_worst, predictions_of, scores_of
+from keras_vitx.training.scores import (
+    best_threshold,
+    confusion_of,
+    draw_worst,
+    predictions_of,
+    rows_of,
+    scores_of,
+)
 
 
 class Evaluator(keras.Model):
@@ -37,6 +47,7 @@ class Evaluator(keras.Model):
         metrics: Keras metrics or their names.
         order: Indices of the outputs in the order of the labels; None leaves the order.
         normalize: Whether the outputs of `order` are divided by their sum.
+        flips: Whether the outputs are the mean of those of an image and of its mirror image.
     """
 
     def __init__(
@@ -46,9 +57,10 @@ class Evaluator(keras.Model):
         metrics: Sequence[Any] = (),
         order: Sequence[int] | None = None,
         normalize: bool = False,
+        flips: bool = False,
     ):
         super().__init__()
-        self.model, self.order, self.normalize = model, order, normalize
+        self.model, self.order, self.normalize, self.flips = model, order, normalize, flips
         loss = keras.losses.get(loss)
         per_image = loss.call if isinstance(loss, keras.losses.Loss) else loss
         mean_loss = keras.metrics.MeanMetricWrapper(per_image, name="loss_per_image")
@@ -60,6 +72,8 @@ class Evaluator(keras.Model):
 
     def call(self, images):
         outputs = self.model(images, training=False)
+        if self.flips:
+            outputs = (outputs + self.model(keras.ops.flip(images, 2), training=False)) / 2
         if self.order is None:
             return outputs
         if outputs.shape[-1] == 1:  # The probability of the second of two classes.
@@ -93,7 +107,7 @@ class Evaluator(keras.Model):
 
 
 def evaluate(
-    model: keras.Model,
+    model: keras.Model | Mapping[str, keras.Model],
     source: Any,
     split: SplitName | None = None,
     *,
@@ -105,6 +119,9 @@ def evaluate(
     restrict: bool = False,
     confusion: bool = False,
     scores: bool = False,
+    predictions: bool = False,
+    per_image: str | os.PathLike | None = None,
+    flips: bool = False,
     wrong: str | os.PathLike | None = None,
     perturb: Callable[[Any, np.ndarray, int], np.ndarray] | None = None,
     verbose: str | int = 0,
@@ -129,7 +146,9 @@ def evaluate(
     ImageNet-R) or by the numbers 0 to 999 (ImageNet-V2).
 
     Args:
-        model: A classifier of the zoo, or a Keras model that ends in one.
+        model: A classifier of the zoo, or a Keras model that ends in one. Its attribute
+            `threshold`, if it has one (`choose_threshold`), decides what it predicts. Several
+            models by name, `{"CaiT": ..., "ViT": ...}`, are evaluated side by side.
         source: Any source that `fit` accepts.
         split: `"test"`, `"validation"` or `"train"`; None is the first of these that the source
             has. Your own batches have no splits.
@@ -141,10 +160,15 @@ def evaluate(
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
         restrict: Whether to use only the outputs of the source's classes, as is usual for the 200
             classes of ImageNet-A and ImageNet-R.
-        confusion: Whether to return the confusion matrix. This and the next two predict all images
-            a second time.
+        confusion: Whether to return the confusion matrix. This and the next three predict all
+            images a second time, as does `wrong`.
         scores: Whether to compute precision, recall, F1 and the area under the ROC curve, means
             over the classes, by scikit-learn.
+        predictions: Whether to return all labels and probabilities.
+        per_image: Path of a CSV file with a row per image, those whose label has the lowest
+            probability first: the file name or index, label and prediction, whether it is right,
+            and the probability of the label and of each class.
+        flips: Whether to predict the mean of the outputs for an image and its mirror image.
         wrong: Path of a figure of the 16 images whose label has the lowest probability.
         perturb: A function that changes the images of each batch, such as those of
             `keras_vitx.robustness`. Its arguments are the images, the indices of the outputs of
@@ -162,7 +186,9 @@ def evaluate(
         `"class_names"`, the names of both; and `"per_class"`, one row per class that has images, of
         `"class"`, `"images"`, `"accuracy"` (the fraction of its images that were predicted),
         `"precision"` (the fraction of its predictions that were right, None without predictions)
-        and `"most_confused_with"`, the most frequent wrong prediction, or None.
+        and `"most_confused_with"`, the most frequent wrong prediction, or None. With `predictions`,
+        `"labels"`, integers (n,) or 0 and 1 (n, classes), and `"probabilities"`, (n, classes). For
+        several models, such a dictionary by name.
 
     Raises:
         ValueError: if the model has no classifier or the data don't fit it; or for `confusion`
@@ -170,6 +196,8 @@ def evaluate(
             without an index, and `restrict` without class names or with independent outputs.
         OSError: if the data can't be read.
     """
+    if isinstance(model, Mapping):
+        return _side_by_side(dict(model), source, locals())
     outputs = outputs_of(model)
     options = {"validation_split": validation_split, "seed": seed, "strict": strict}
     split, batches, class_names = evaluation_split(
@@ -189,9 +217,10 @@ def evaluate(
         raise ValueError(
             f"`confusion` must be False without one class per image. Received: a {task.kind} task."
         )
-    if task.kind == "regression" and (scores or wrong is not None):
+    if task.kind == "regression" and (scores or predictions or per_image or wrong):
         raise ValueError(
-            "`scores` must be False and `wrong` None without classes. Received: a regression task."
+            "`scores`, `predictions`, `per_image` and `wrong` must not be set without classes. "
+            "Received: a regression task."
         )
     if perturb is not None:
         if not isinstance(batches, keras.utils.PyDataset) or in_use().replicas > 1:
@@ -200,11 +229,18 @@ def evaluate(
                 f"device. Received: {type(batches).__name__}, on {in_use().count} devices."
             )
         batches = Perturbed(batches, perturb, order)
-    metrics = task.metrics(top_5=True)
+    threshold = getattr(model, "threshold", None)
+    if threshold is not None and task.kind != "multi-label" and max(outputs.classes, 2) != 2:
+        raise ValueError(
+            "`model.threshold` must be None without two classes or several labels per image. "
+            f"Received: {threshold} for {outputs.classes} outputs."
+        )
+    metrics = task.metrics(True, threshold)
     if getattr(source, "multiple_labels", False):
         metrics = [keras.metrics.MeanMetricWrapper(is_any_label, name="accuracy")]
     normalize = restrict and outputs.kind == "softmax"
-    evaluator, speed = Evaluator(model, task.loss(), metrics, order, normalize), _Speed()
+    evaluator = Evaluator(model, task.loss(), metrics, order, normalize, flips)
+    speed = _Speed()
     metrics = evaluator.measure(checked(batches, task), verbose, [speed])
     results = {
         "split": split,
@@ -212,15 +248,90 @@ def evaluate(
         "images_per_second": speed.result(len(labels_of(batches))),
         **metrics,
     }
-    if confusion or scores or wrong is not None:
-        predictions, worst = predictions_of(evaluator, batches, task)
+    if confusion or scores or predictions or per_image is not None or wrong is not None:
+        found, worst = predictions_of(evaluator, batches, task)
         if confusion:
-            results |= confusion_of(predictions, names)
+            results |= confusion_of(found, names, threshold)
         if scores:
-            results |= scores_of(predictions)
+            results |= scores_of(found, threshold)
+        if predictions:
+            results |= {"labels": found[0], "probabilities": found[1]}
+        if per_image is not None:
+            files = _image_names(batches, len(found[0]))
+            write_csv(rows_of(found, files, names, threshold), per_image)
         if wrong is not None:
             draw_worst(worst, names, ModelInput.of(model).preprocessing, wrong)
     return results
+
+
+def choose_threshold(
+    model: keras.Model,
+    source: Any,
+    split: SplitName | None = "validation",
+    *,
+    metric: Literal["f1", "accuracy"] = "f1",
+    **options: Any,
+) -> float | tuple[float, ...]:
+    """Choose and return `model.threshold` on validation images; `evaluate` then predicts by it.
+
+    ```python
+    kv.training.choose_threshold(model, "photos", validation_split=kv.training.held_out(run))
+    kv.evaluate(model, "photos_of_another_day")
+    ```
+
+    A model of several labels per image has a threshold per class, another that of the second of its
+    two classes. It is stored with the model.
+
+    Args:
+        model: A classifier with independent classes, or of two classes.
+        source, split: As in `evaluate`. Choose on images that are neither trained on nor tested.
+        metric: What is best at the threshold: `"f1"` or `"accuracy"`.
+        **options: Further arguments of `evaluate`.
+
+    Raises:
+        ValueError: if the model predicts one of more than two classes, or as `evaluate`.
+    """
+    if metric not in ("f1", "accuracy"):
+        raise ValueError(f"`metric` must be 'f1' or 'accuracy'. Received: {metric!r}.")
+    before, model.threshold = getattr(model, "threshold", None), None
+    try:
+        found = evaluate(model, source, split, predictions=True, **options)
+        labels, values = found["labels"], found["probabilities"]
+        if labels.ndim == 1 and values.shape[1] != 2:
+            raise ValueError(
+                "`model` must predict two classes or several labels per image. Received: one of "
+                f"{values.shape[1]} classes."
+            )
+    except BaseException:
+        model.threshold = before
+        raise
+    if labels.ndim == 1:
+        model.threshold = best_threshold(labels, values[:, 1], metric)
+    else:
+        columns = zip(labels.T, values.T, strict=True)
+        model.threshold = tuple(best_threshold(*column, metric) for column in columns)
+    return model.threshold
+
+
+def _side_by_side(models, source, arguments):
+    """Return the results of each model on the same images."""
+    paths = [name for name in ("wrong", "per_image") if arguments.pop(name) is not None]
+    if paths:
+        raise ValueError(f"`{paths[0]}` must be None for several models, which share a path.")
+    if isinstance(source, (str, os.PathLike)):
+        names = ("validation_split", "seed", "strict")
+        source = load_dataset(source, **{name: arguments[name] for name in names})
+    arguments = {name: arguments[name] for name in arguments.keys() - {"model", "source"}}
+    return {name: evaluate(model, source, **arguments) for name, model in models.items()}
+
+
+def _image_names(batches, count):
+    """Return the names of the images that were evaluated: of files, or indices."""
+    split = getattr(batches, "split", None)
+    if split is None:
+        return [str(index) for index in range(count)]
+    unreadable = getattr(batches, "unreadable", {})
+    return [n for i, n in enumerate(split.names()) if split.id(i) not in unreadable]
 
 
 class Perturbed(BatchTransform):
@@ -264,26 +375,31 @@ def _match_outputs(
 ) -> tuple[list[int] | None, tuple[str, ...]]:
     """Return the outputs' indices in the order of the labels, then the others, and their names.
 
-    The order is None if names are unknown, or if they are numbers, which are indices already.
+    Labels are matched by the names of the outputs, else by number if they are numbers, else, if
+    there is one per output, in their order, which is None. It is also None for numbers from 0.
     """
     outputs = class_names_of(model)
-    has_names = labels is not None and not are_numbers(labels)
     if outputs is None and labels is not None and model.output_shape[-1] == len(imagenet_classes()):
-        synsets = [synset for synset, _ in imagenet_classes()]
-        numbers = list(map(str, range(len(synsets))))
-        outputs = next((names for names in (synsets, numbers) if set(labels) <= set(names)), None)
-    if outputs is None or not has_names:
-        for names in (labels if has_names else None, outputs):
-            if names is not None and len(names) == classes and not are_numbers(names):
-                return None, tuple(names)
-        return None, tuple(map(str, range(classes)))
-    outputs = list(outputs)
-    unknown = [name for name in labels if name not in outputs]
-    if unknown:
+        synsets = tuple(synset for synset, _ in imagenet_classes())
+        outputs = synsets if set(labels) <= set(synsets) else None
+    names = outputs or tuple(map(str, range(classes)))
+    numbers = None if labels is None else numbers_of(labels)
+    if labels is None or (are_numbers(labels) and not set(labels) <= set(names)):
+        return None, names if len(names) == classes else tuple(map(str, range(classes)))
+    if not set(labels) <= set(names) and numbers:
+        by_number = numbers_of(names) or range(classes)
+        names = [
+            labels[numbers.index(n)] if n in numbers else names[i] for i, n in enumerate(by_number)
+        ]
+    if outputs is None and len(labels) == classes and list(labels) == sorted(labels):
+        return None, tuple(labels)
+    if unknown := [name for name in labels if name not in names]:
+        known = shortened(outputs or ["none, as it has no `class_names`"], 5)
         raise ValueError(
-            f"`source` must have only classes that the model knows: {shortened(outputs, 5)}. "
+            f"`source` must have only classes that the model knows: {known}. "
             f"Received: {shortened(unknown, 5)}."
         )
-    order = [outputs.index(name) for name in labels]
-    order += sorted(set(range(len(outputs))) - set(order))
-    return order, tuple(outputs[i] for i in order)
+    order = [names.index(name) for name in labels]
+    order += sorted(set(range(len(names))) - set(order))
+    is_same = are_numbers(labels) and order == list(range(len(names)))
+    return None if is_same else order, tuple(names[i] for i in order)

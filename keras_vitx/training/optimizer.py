@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -130,8 +130,50 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 _AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
 
 
+class _AsReleased(GlobalClipping):
+    """AdamW's epsilon as in PyTorch, and an average of the statistics of batch normalization."""
+
+    # A function, since Keras would make variables in an attribute its own.
+    statistics: Callable[[], Sequence[keras.Variable]] = tuple
+    averages: Sequence[keras.Variable] = ()
+
+    @property
+    def epsilon(self):
+        r"""The epsilon of Keras's $\sqrt v + \epsilon$ that is PyTorch's of $\sqrt{\hat v}$."""
+        beta_2 = self.beta_2 if hasattr(self, "beta_2") else self.adam_beta_2
+        return self._epsilon * ops.sqrt(1 - beta_2 ** ops.cast(self.iterations + 1, "float32"))
+
+    @epsilon.setter
+    def epsilon(self, value):
+        self._epsilon = value
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        # Means, as replicas of TensorFlow differ; copies, as JAX donates arrays.
+        self.averages = [
+            self.add_variable(v.shape, lambda *_, v=v, **__: ops.copy(v), v.dtype, "mean")
+            for v in self.statistics()
+        ]
+
+    def average_statistics(self):
+        """Update the averages of the statistics, after a step."""
+        for variable, average in zip(self.statistics(), self.averages, strict=True):
+            average.assign(self.ema_momentum * average + (1 - self.ema_momentum) * variable)
+
+    def finalize_variable_values(self, var_list):
+        super().finalize_variable_values(var_list)
+        variables, values = [*var_list, *self.statistics()], [*var_list, *self.averages]
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(ops.copy(value))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "epsilon": self._epsilon}
+
+
 @keras.saving.register_keras_serializable(package="keras_vitx")
-class AdamW(GlobalClipping, _AdamW):
+class AdamW(_AsReleased, _AdamW):
     """Keras's AdamW with weight decay of kernels only.
 
     Saved files keep this setting, unlike Keras's `exclude_from_weight_decay`.
@@ -152,7 +194,7 @@ class AdamW(GlobalClipping, _AdamW):
         super().build(variables)
 
 
-class _RatePerVariable(GlobalClipping):
+class _RatePerVariable(_AsReleased):
     """Weight decay of kernels only, and a factor per variable of its rate and so its decay."""
 
     def __init__(
@@ -333,18 +375,18 @@ def rate_factors(model: keras.Model, decay: float) -> tuple[float, ...]:
 def ema_weights(model: keras.Model) -> Iterator[None]:
     """Set the weights of `model` to their moving average in this context, if there is one.
 
-    Statistics of batch normalization are unchanged. In a file saved within, weights and optimizer
-    state are both the average, so training may continue from it; Keras's `SwapEMAWeights` would
-    exchange them.
+    In a `Chain`, the statistics of batch normalization are averaged too. In a file saved within,
+    weights and optimizer state are both the average, so training may continue from it; Keras's
+    `SwapEMAWeights` would exchange them.
     """
     optimizer = optimizer_of(model)
     if not getattr(optimizer, "use_ema", False) or not optimizer.built:
         yield
         return
-    variables = model.trainable_variables
+    variables = [*model.trainable_variables, *getattr(optimizer, "statistics", tuple)()]
     values = copied_values(variables)
     try:
-        optimizer.finalize_variable_values(variables)
+        optimizer.finalize_variable_values(model.trainable_variables)
         # Under JAX, a variable and its average now share an array, which the next step donates.
         assign_values(variables, copied_values(variables))
         yield

@@ -59,12 +59,12 @@ class Recipe:
             and position embeddings.
         beta_1: AdamW's decay of the mean of the gradients.
         beta_2: Decay of the mean of their squares.
-        epsilon: Added to the root of that mean.
+        epsilon: Added to the root of that mean, corrected for its start at 0, as in PyTorch.
         clip_norm: Maximum global norm of the gradient; None for no clipping.
         layer_decay: Factor of the learning rate from one block to the block before it; None gives
             all layers the same rate.
         ema: Momentum of the moving average of the weights, which is validated and is the result;
-            None keeps no average.
+            None keeps no average. In a `Chain`, statistics of normalization are averaged too.
         accumulate_steps: Number of parts of a batch that are computed one after the other to save
             memory. It divides `batch_size`.
         augmentation: Augmentation of the training images, or its name (see

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from keras_vitx.data import Pipelines
+from keras_vitx.data.sources.dataset import ArrayImages
 from keras_vitx.files import atomic_write, remove_stale
 from keras_vitx.keras_internals import build_training
 from keras_vitx.training.batches import BatchRange, first_of, steps_of
@@ -473,11 +474,12 @@ def fingerprint(batches: Pipelines) -> dict[str, Any]:
         if split is None:
             continue
         digest = hashlib.sha256(np.ascontiguousarray(split.labels).tobytes())
-        if isinstance(split.images, np.ndarray):
-            digest.update(np.ascontiguousarray(split.images))
+        if isinstance(split.images, ArrayImages):
+            for image in split.images:
+                digest.update(np.ascontiguousarray(image))
         else:
             for image in map(split.id, range(split.size)):
-                digest.update(Path(str(image)).name.encode())
+                digest.update(os.fsencode(Path(str(image)).name))
                 # An image may vanish during training, which continues without it.
                 if isinstance(image, os.PathLike) and os.path.exists(image):
                     digest.update(b"%d" % os.path.getsize(image))

@@ -1,7 +1,6 @@
 """A training run: its directory, its lock, its record, and the callbacks that write it."""
 
 import contextlib
-import csv
 import datetime
 import importlib.util
 import json
@@ -9,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +17,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from keras_vitx.data import Pipelines
-from keras_vitx.files import atomic_write
-from keras_vitx.text import csv_cell
+from keras_vitx.drawing import Picture, drawing
+from keras_vitx.files import atomic_write, write_csv
 from keras_vitx.training.devices import in_use, is_chief, single_process
-from keras_vitx.training.figures import draw_curves
 from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.resume import checkpoints_in, random_states, set_random_states
@@ -30,6 +28,8 @@ log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 HELD_OUT = "held_out.txt"
+# Columns of a history that are not plotted.
+NOT_PLOTTED = ("epoch", "seconds", "images_per_second")
 
 
 class RunRecord(keras.callbacks.Callback):
@@ -181,10 +181,16 @@ class StopAtNonFinite(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.step is None:
             return
-        message = f"The loss is {logs['loss']} at step {self.step} of epoch {epoch + 1}."
+        # With `steps_per_execution`, Keras tells the loss of several steps.
+        together = self.model.steps_per_execution
+        first = (self.step - 1) // together * together + 1
+        steps = f"step {self.step}" if first == self.step else f"steps {first} to {self.step}"
+        message = f"The loss is {logs['loss']} at {steps} of epoch {epoch + 1}."
         images = []
         if hasattr(self.batches, "ids"):
-            ids = self.batches.ids(epoch, self.step - 1)
+            ids = [
+                i for step in range(first, self.step + 1) for i in self.batches.ids(epoch, step - 1)
+            ]
             images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
             more = ", ..." if len(images) > 8 else ""
             message += f" Its images: {', '.join(map(str, images[:8]))}{more}."
@@ -377,11 +383,26 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     def _write_history(self):
         if self.output is not None:
-            with atomic_write(self.output / "history.csv") as path, path.open("w") as file:
-                columns = dict.fromkeys(key for row in self.rows for key in row)
-                writer = csv.DictWriter(file, columns)
-                writer.writerow({name: csv_cell(name) for name in columns})
-                writer.writerows(self.rows)
+            write_csv(self.rows, self.output / "history.csv")
+
+
+def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Picture:
+    """Plot the columns of a `history.csv` by epoch, each with its `val_` column."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    names = list(dict.fromkeys(c.removeprefix("val_") for c in columns if c not in NOT_PLOTTED))
+    names.sort(key=lambda name: name == "learning_rate")
+    with drawing(path, (1, max(1, len(names)))) as (axes,):
+        for axis, name in zip(axes, names, strict=False):
+            for column, label in ((name, "training"), (f"val_{name}", "validation")):
+                points = [(row["epoch"], row[column]) for row in rows if column in row]
+                if points:
+                    axis.plot(*zip(*points, strict=True), ".-", label=label)
+            axis.set_title(name.replace("_", " "))
+            axis.set_xlabel("epoch")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            if f"val_{name}" in columns:
+                axis.legend()
+    return Picture(path)
 
 
 def path_of(source: Any) -> str | None:

@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_vitx.drawing import Picture, drawing
 from keras_vitx.outputs import Task
 from keras_vitx.preprocessing import Preprocessing
 from keras_vitx.text import needs_extra
-from keras_vitx.training.figures import draw_images
 
 NUM_WORST = 16
 
@@ -47,11 +46,77 @@ def predictions_of(
     return tuple(np.concatenate(arrays) for arrays in zip(*predictions, strict=True)), worst
 
 
-def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
+def predicted_of(predictions: Predictions, threshold: Any = None) -> np.ndarray:
+    """Return the predicted classes: integers (n,), or whether each is predicted, (n, classes).
+
+    `threshold` is that of the second of two classes, or of each of several labels; None is 0.5.
+    """
+    labels, probabilities = predictions
+    if labels.ndim == 2:
+        return probabilities > np.asarray(0.5 if threshold is None else threshold, "float32")
+    if threshold is not None:
+        return (probabilities[:, 1] > np.float32(threshold)).astype("int64")
+    return probabilities.argmax(-1)
+
+
+def rows_of(
+    predictions: Predictions, names: Sequence[str], class_names: Sequence[str], threshold: Any
+) -> list[dict[str, Any]]:
+    """Return a row per image, those whose label has the lowest probability first."""
+    labels, probabilities = predictions
+    predicted, of_label = predicted_of(predictions, threshold), _label_probability(*predictions)
+    if labels.ndim == 2:
+        labels = labels > 0.5
+
+    def words(classes):
+        indices = np.flatnonzero(classes) if np.ndim(classes) else [classes]
+        return "|".join(class_names[index] for index in indices)
+
+    rows = []
+    for i in np.argsort(of_label, kind="stable"):
+        values = zip(class_names, probabilities[i].astype(float).round(6).tolist(), strict=True)
+        rows.append(
+            {
+                "image": names[i],
+                "label": words(labels[i]),
+                "prediction": words(predicted[i]),
+                "right": int(np.array_equal(predicted[i], labels[i])),
+                "label_probability": round(float(of_label[i]), 6),
+                **{f"p({name})": value for name, value in values},
+            }
+        )
+    return rows
+
+
+def best_threshold(
+    labels: np.ndarray, probabilities: np.ndarray, metric: Literal["f1", "accuracy"] = "f1"
+) -> float:
+    """Return the threshold of one class with the best F1 or accuracy, between two probabilities.
+
+    `labels` are 0 and 1, (n,). Of equal thresholds, it is the nearest to 0.5.
+    """
+    order = np.argsort(-probabilities, kind="stable")
+    values, positive = probabilities[order].astype("float64"), labels[order] > 0.5
+    # With the first k images predicted, for k = 0, 1, ...
+    hits, count = np.append(0, np.cumsum(positive)), np.arange(len(values) + 1)
+    total = positive.sum()
+    quality = 2 * hits / np.maximum(count + total, 1)
+    if metric == "accuracy":
+        quality = 2 * hits - count
+    edges = np.concatenate([[1.0], values, [0.0]])
+    thresholds = (edges[:-1] + edges[1:]) / 2
+    quality = np.where(edges[:-1] > edges[1:], quality, -np.inf)  # Equal values go together.
+    best = np.flatnonzero(quality >= quality.max() - 1e-12)
+    return float(thresholds[best[np.abs(thresholds[best] - 0.5).argmin()]])
+
+
+def confusion_of(
+    predictions: Predictions, class_names: Sequence[str], threshold: Any = None
+) -> dict[str, Any]:
     """Return the entries of the result of `evaluate` with `confusion`."""
     labels, probabilities = predictions
     matrix = np.zeros((probabilities.shape[1],) * 2, "int64")
-    np.add.at(matrix, (labels, probabilities.argmax(-1)), 1)
+    np.add.at(matrix, (labels, predicted_of(predictions, threshold)), 1)
     rows = []
     for index in np.flatnonzero(matrix.sum(1)):
         images, predicted, hits = matrix[index].sum(), matrix[:, index].sum(), matrix[index, index]
@@ -73,7 +138,7 @@ def confusion_of(predictions: Predictions, class_names: Sequence[str]) -> dict[s
     }
 
 
-def scores_of(predictions: Predictions) -> dict[str, float]:
+def scores_of(predictions: Predictions, threshold: Any = None) -> dict[str, float]:
     """Return `"precision"`, `"recall"`, `"f1"` and `"auc"`, each a mean over the classes.
 
     Classes of no image, or of all images, have no area under the curve and are left out.
@@ -83,11 +148,10 @@ def scores_of(predictions: Predictions) -> dict[str, float]:
     except ImportError as error:
         raise ImportError(needs_extra("Scores need scikit-learn", "metrics")) from error
     labels, probabilities = predictions
-    predicted = probabilities.argmax(-1)
+    predicted = predicted_of(predictions, threshold)
     targets = labels[:, None] == np.arange(probabilities.shape[1])
     if labels.ndim == 2:
         labels = targets = labels > 0.5
-        predicted = probabilities > 0.5
     scores = precision_recall_fscore_support(labels, predicted, average="macro", zero_division=0)
     scores = dict(zip(("precision", "recall", "f1"), map(float, scores[:3]), strict=True))
     areas = [
@@ -103,7 +167,7 @@ def draw_worst(
     class_names: Sequence[str],
     preprocessing: Preprocessing,
     path: str | os.PathLike,
-) -> Path:
+) -> Picture:
     """Draw images, titled with the probabilities of their label and of the predicted class."""
     labels, probabilities, images = worst
     titles = []
@@ -112,7 +176,14 @@ def draw_worst(
         classes = [np.abs(label - row).argmax()] if labels.ndim == 2 else [label, row.argmax()]
         titles.append("\n".join(f"{class_names[index]}: {row[index]:.0%}" for index in classes))
     pixels = images * np.float32(preprocessing.std) + np.float32(preprocessing.mean)
-    return draw_images(pixels, titles, path)
+    rows = max(-(-len(pixels) // 4), 1)
+    with drawing(path, (rows, 4), (2.2, 2.6)) as axes:
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for axis, image, title in zip(axes.flat, pixels, titles, strict=False):
+            axis.imshow(image.clip(0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
+            axis.set_title(title, fontsize="small")
+    return Picture(path)
 
 
 def _label_probability(labels, probabilities):

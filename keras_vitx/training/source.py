@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_vitx import data
+from keras_vitx.data.pipeline import check_trainable
 from keras_vitx.keras_internals import compile_arguments
 from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
 from keras_vitx.text import nearest, shortened
@@ -18,6 +19,8 @@ from keras_vitx.training.batches import (
     first_of,
     is_batches,
     labels_of,
+    names_with,
+    several_as_pipelines,
     steps_of,
     weighted,
 )
@@ -25,8 +28,7 @@ from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.targets import MixToken
-from keras_vitx.training.token_labels import TokenLabels
+from keras_vitx.training.token_labels import MixToken, TokenLabels
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +78,14 @@ def open_data(
     """
     check_repeats(source)
     distillation = _distillation(recipe, teacher)
+    source = several_as_pipelines(source)
     if isinstance(source, data.Pipelines) or is_batches(source):
         batches = _user_batches(source, recipe, token_labels, arguments)
     else:
         if not isinstance(source, data.Dataset):
             names = arguments.keys() & {"validation_split", "strict"}
             source = data.load_dataset(source, seed=seed, **{n: arguments[n] for n in names})
+        check_trainable(source)
         recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
         if token_labels is not None and not isinstance(token_labels, TokenLabels):
             token_labels = TokenLabels(token_labels, model)
@@ -153,7 +157,7 @@ def _user_batches(
     if isinstance(source, data.Pipelines):
         batches = source
     else:
-        batches = data.Pipelines(source)
+        batches = data.Pipelines(source, class_names=names_with(source))
         if recipe.mixing is not None:
             log.warning("Your own batches are used without the recipe's augmentation and mixing.")
     images = keras.tree.flatten(first_of(batches.train))[0]

@@ -1,4 +1,4 @@
-"""Token labels: targets for each patch of an image that follow its augmentation."""
+"""Targets of patches: labels that follow the augmentation of their image, and MixToken."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,16 +7,19 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
+from keras_vitx.training.batches import BatchTransform
 
 
 class TokenLabels:
-    """Labels of the patches of each image, precomputed by another network.
+    r"""Labels of the patches of each image, precomputed by another network.
 
     Token labeling (Jiang et al., 2021), as in Refined-ViT's advanced recipe. Each patch of a
     training image, which shows a window of the original, gets the labels at its position in a grid
     of labels: the average of bilinear samples within the patch, as in RoIAlign (He et al., 2017),
-    flipped along with the image.
+    flipped along with the image. The class head gets the labels pooled over the window, not the
+    label of the image, which the released loss never reads; MixUp and CutMix mix both by $\lambda$.
 
     ```python
     model = kv.RefinedViT_S(dense_head=True)
@@ -39,6 +42,7 @@ class TokenLabels:
             divided among the other classes).
         relabel_size: Side of an intermediate grid on which the window is sampled before the grid of
             the model, 24 in the released fine-tuning at 448. None for no intermediate grid.
+        relabel: Whether the class head is trained on the pooled labels, or else on the image's own.
 
     Raises:
         ValueError: if the model has no dense head, or the shapes of the labels don't fit.
@@ -50,6 +54,7 @@ class TokenLabels:
         model: keras.Model,
         from_logits: bool = False,
         relabel_size: int | None = None,
+        relabel: bool = True,
     ):
         steps = getattr(model, "layers", ())
         if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
@@ -62,19 +67,26 @@ class TokenLabels:
                 f"`relabel_size` must be a positive integer or None. Received: {relabel_size!r}."
             )
         self.labels, self.from_logits, self.relabel_size = labels, from_logits, relabel_size
+        self.relabel = relabel
         self.grid, self.classes = model.grid, model.output_shape[-1]
         if not isinstance(labels, Mapping):
             _check_shapes(labels, 4, self.classes)
 
     def __call__(self, image: Any, window: Window) -> np.ndarray:
         """Return the targets of a window of an image, by its id: float32 `(patches, classes)`."""
+        return self._sample(image, window, self.grid)
+
+    def of_image(self, image: Any, window: Window) -> np.ndarray:
+        """Return the target of the class head, pooled over a window: float32 `(classes,)`."""
+        return self._sample(image, window, (1, 1))[0]
+
+    def _sample(self, image, window, size):
         grid, classes = self._grid_of(image)
-        if self.relabel_size is not None:
+        if self.relabel_size is not None and size != (1, 1):
             grid = sample(grid, window._replace(flip=False), (self.relabel_size,) * 2)
             window = Window(flip=window.flip)
-        targets = sample(grid, window, self.grid).reshape(-1, grid.shape[-1])
-        # The number of classes per channel.
-        counts = np.ones(grid.shape[-1], "float32")
+        targets = sample(grid, window, size).reshape(-1, grid.shape[-1])
+        counts = np.ones(grid.shape[-1], "float32")  # The number of classes per channel.
         if classes is not None:
             counts[-1] = self.classes - len(classes)
         if self.from_logits:
@@ -131,6 +143,64 @@ class TokenLabels:
         grid = np.repeat(rest[..., None], len(classes) + 1, -1)
         np.put_along_axis(grid, channels.reshape(top_k.shape), scores, -1)
         return grid, classes
+
+
+class MixToken(BatchTransform):
+    r"""Batches with a box in which the network exchanges patches with other images.
+
+    MixToken (Jiang et al., 2021, Section 3.2) is CutMix on tokens, and takes its place. After the
+    patch embedding, the patches in a box are exchanged with those of the batch in reverse order.
+    The class label is mixed by the fraction of the area. Each patch keeps the label of its own
+    image (`TokenLabels`, or that of the image): the outputs of a dense head are exchanged back
+    before the loss. Nothing is exchanged in evaluation.
+
+    The box has the grid's proportions and the area $1 - \lambda$ with $\lambda \sim
+    \mathrm{Beta}(\alpha, \alpha)$, around a uniform center and clipped at the border, as in
+    `keras_vitx.data.Mixing`. It depends on the seed, the epoch and the index of the batch, and is
+    part of the labels:
+
+    ```python
+    model.compile("adamw", SmoothedCrossentropy(0.1), metrics=["accuracy"])
+    model.fit(MixToken(batches.train, model), validation_data=batches.validation)
+    ```
+
+    In training, accuracy refers to the label of the larger area. On several devices of
+    PyTorch or TensorFlow, images are exchanged among those of one device.
+
+    Args:
+        batches: Batches `(images, labels)` or `(images, labels, weights)`, prepared for the model.
+            The loss must be linear in the label, as a cross entropy is.
+        model: The model to train: a `Chain` with a patch embedding.
+        alpha: $\alpha$, above 0.
+        seed: Seed of the boxes.
+
+    Raises:
+        ValueError: if the model has no patch embedding, or `alpha` is out of range.
+    """
+
+    elementwise = True
+
+    def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
+        super().__init__(batches)
+        grids = [
+            step.new_grid for step in getattr(model, "layers", ()) if hasattr(step, "new_grid")
+        ]
+        if not grids:
+            raise ValueError(
+                "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "
+                f"Received: {type(model).__name__} {model.name!r}."
+            )
+        if not alpha > 0:
+            raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")
+        self.grid, self.alpha, self.seed = tuple(grids[0]), alpha, seed
+
+    def transform(self, images, labels, index):
+        # The 1 makes the boxes independent of the augmentation of the same batch.
+        random = np.random.default_rng((self.seed, self.epoch, index, 1))
+        box = np.zeros(self.grid, bool)
+        box[Mixing(mixup=0.0, cutmix=self.alpha).draw(self.grid, random)[1]] = True
+        labels = labels if isinstance(labels, dict) else {"head": labels}
+        return images, {**labels, "mix_token": np.tile(box.reshape(-1), (len(images), 1))}
 
 
 def sample(grid: np.ndarray, window: Window, size: tuple[int, int]) -> np.ndarray:

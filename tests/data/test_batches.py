@@ -18,7 +18,7 @@ from keras_vitx.data import (
     pipelines,
     preprocess_input,
 )
-from keras_vitx.data.sources.dataset import Split, fraction_of
+from keras_vitx.data.sources.dataset import ArrayImages, Split, fraction_of
 
 backend_free = pytest.mark.backend_free
 STRONG = Augmentation(rand_augment="m9-mstd0.5-inc1", erasing=0.25)
@@ -327,12 +327,13 @@ def test_ids_are_paths_or_indices_in_the_source(pets, gray, train):
 @backend_free
 def test_a_fraction_of_each_class():
     labels = np.repeat([0, 1, 2], [60, 30, 1])
-    split = Split(np.arange(91).reshape(-1, 1, 1, 1).astype("uint8"), labels)
+    split = Split(ArrayImages(np.arange(91).reshape(-1, 1, 1, 1).astype("uint8")), labels)
     tenth, half = fraction_of(split, 0.1, 0), fraction_of(split, 0.5, 0)
     assert np.bincount(tenth.labels).tolist() == [6, 3, 1]
     assert np.bincount(half.labels).tolist() == [30, 15, 1]
-    assert set(tenth.ids) < set(half.ids) and (np.diff(tenth.ids) > 0).all()
-    assert set(fraction_of(split, 0.5, 1).ids) != set(half.ids)
+    ids = tenth.images.keys
+    assert set(ids) < set(half.images.keys) and (np.diff(ids) > 0).all()
+    assert set(fraction_of(split, 0.5, 1).images.keys) != set(half.images.keys)
     assert fraction_of(split, 1.0, 0) is split
 
 

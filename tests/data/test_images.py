@@ -277,12 +277,35 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     picture, save, tmp_path, monkeypatch
 ):
     path = save(tmp_path / "large.png", picture(40, 30))
-    for limit in (1_000, 500):  # Pillow itself warns at the one, and raises at the other.
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 599)
+    with pytest.raises(OSError, match=r"large.png can't .* more than 1,198 pixels"):
+        decode_image(path)
+    for limit in (600, None):  # Pillow warns above a limit, and refuses twice as many.
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        with (
-            warnings.catch_warnings(action="ignore"),
-            pytest.raises(OSError, match=rf"large.png can't .* more than {limit:,} pixels"),
-        ):
-            decode_image(path)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert decode_image(path).shape == (40, 30, 3)
+        with warnings.catch_warnings(action="ignore"):
+            assert decode_image(path).shape == (40, 30, 3)
+
+
+@pytest.mark.parametrize(
+    "dtype, levels, suffix, wanted",
+    [
+        (">u2", [0, 255, 256, 65535], ".pgm", [0, 0, 1, 255]),
+        ("uint16", [0, 255, 256, 65535], ".png", [0, 0, 1, 255]),
+        ("uint16", [0, 255, 256, 65535], ".tif", [0, 0, 1, 255]),
+        ("int32", [-1000, 0, 1000, 3000], ".tif", [0, 63, 127, 255]),
+        ("int32", [7, 7, 7, 7], ".tif", [0, 0, 0, 0]),
+        ("float32", [-1, 0, 0.5, 1], ".tif", [0, 127, 191, 255]),
+        ("float32", [0, 0, np.nan, 1], ".tif", None),
+    ],
+)
+def test_gray_of_more_than_8_bits_is_scaled(tmp_path, dtype, levels, suffix, wanted):
+    path, array = tmp_path / f"x{suffix}", np.array([levels], dtype)
+    if suffix == ".pgm":
+        path.write_bytes(b"P5 4 1 65535\n" + array.tobytes())
+    else:
+        Image.fromarray(array).save(path)
+    if wanted is None:
+        with pytest.raises(OSError, match="not finite"):
+            decode_image(path, 1)
+    else:
+        assert decode_image(path, 1).ravel().tolist() == wanted

@@ -10,6 +10,7 @@ from harness import FAMILIES
 import keras_vitx as kv
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.models import MODELS, model_input
+from keras_vitx.training.evaluate import _match_outputs
 from keras_vitx.weights import checkpoints_of
 
 pytestmark = pytest.mark.backend_free
@@ -88,3 +89,41 @@ def test_a_models_own_names_go_first():
 def test_wrong_predictions_are_an_error(shape, arguments, message):
     with pytest.raises(ValueError, match=message):
         kv.decode_predictions(np.zeros(shape), **arguments)
+
+
+NUMBERS = [str(i) for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "order"),
+    [  # (names of the model or their number, names of the data, outputs of these or an error)
+        (12, None, None),
+        (12, NUMBERS, None),
+        (12, ["3", "5", "7"], [3, 5, 7]),
+        (12, ["03", "5", "11"], [3, 5, 11]),
+        (12, [str(i + 1) for i in range(12)], "`source` must have only classes .*no `class_names`"),
+        (3, ["3", "5", "7"], None),
+        (2, ["cat", "dog"], None),
+        (12, ["cat", "dog"], "Received: cat, dog"),
+        (sorted(NUMBERS), NUMBERS, [sorted(NUMBERS).index(name) for name in NUMBERS]),
+        (NUMBERS, ["03", "11"], [3, 11]),
+        (["a", "b", "c"], ["c", "a"], [2, 0]),
+        (["a", "b", "c"], ["c", "x"], "Received: x"),
+        (["a", "b", "c"], ["0", "1"], None),
+        (["a", "b", "c"], ["2"], [2]),
+        (["a", "b", "c"], ["2", "3"], "Received: 3"),
+        (1000, ["n01443537", "n01440764"], [1, 0]),
+        (1000, ["7", "999"], [7, 999]),
+    ],
+)
+def test_labels_and_outputs_match_by_name_or_number(outputs, labels, order):
+    count = outputs if isinstance(outputs, int) else len(outputs)
+    names = None if isinstance(outputs, int) else tuple(outputs)
+    model = SimpleNamespace(class_names=names, output_shape=(None, count))
+    if isinstance(order, str):
+        with pytest.raises(ValueError, match=order):
+            _match_outputs(model, labels, count)
+    else:
+        found, found_names = _match_outputs(model, labels, count)
+        assert (found if order is None else found[: len(order)]) == order
+        assert len(found_names) == count

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +204,9 @@ def test_hidden_directories_and_files_are_no_classes(pets):
     [
         ([], "0 class directories .* one sub-directory per class"),
         (["cat/0.jpg"], "1 class directories .* one sub-directory per class"),
-        (["cat/0.jpg", "fish/bad.txt"], "readable image .* none in .*fish"),
+        (["cat/0.jpg", "fish/bad.txt"], "1 class directories"),
+        (["cat/0.jpg", "dog/0.jpg", "fish/x.cr2"], "readable image .* none of fish"),
+        (["1/0.jpg", "01/0.jpg"], "different numbers. Received: 01, 1"),
         (["train/cat/0.jpg", "train/dog/0.jpg", "val/wolf/0.jpg"], "with wolf"),
     ],
 )
@@ -215,7 +218,147 @@ def test_a_wrong_layout_is_named(tmp_path, files, message):
         load_dataset(tmp_path)
 
 
+PETS = [f"{name}/{i}.jpg" for name in ("cat", "dog") for i in range(2)]
+TRAIN = [f"train/{file}" for file in PETS]
+
+
+@pytest.mark.parametrize(
+    "files, names, counts",
+    [  # (files beside those of PETS or TRAIN, class names, images of train, validation, test)
+        ([*TRAIN, "test/0.jpg", "test/1.jpg"], "cat dog", [4, 0, 0]),
+        ([*TRAIN, "test/unknown/0.jpg"], "cat dog", [4, 0, 0]),
+        ([*TRAIN, "test/"], "cat dog", [4, 0, 0]),
+        ([*TRAIN, "val/"], "cat dog", [4, 0, 0]),
+        ([*TRAIN, "val/cat/0.jpg", "val/owl/", "train/owl/"], "cat dog", [4, 1, 0]),
+        ([*TRAIN, "test/dog/0.jpg", "notes.tfrecord.txt"], "cat dog", [4, 0, 1]),
+        (["test/cat/0.jpg", "test/dog/0.jpg"], "cat dog", [0, 0, 2]),
+        (["val/cat/0.jpg", "test/dog/0.jpg"], "cat dog", [0, 1, 1]),
+        ([*PETS, "owl/", "0.jpg", "$RECYCLE.BIN/0.jpg", "lost+found/0.jpg"], "cat dog", [4, 0, 0]),
+        ([f"{i}/0.jpg" for i in range(12)], " ".join(map(str, range(12))), [12, 0, 0]),
+        (["002/0.jpg", "10/0.jpg", "1/0.jpg"], "1 002 10", [3, 0, 0]),
+        (["train/é/0.jpg", "train/a/0.jpg", "val/e\u0301/0.jpg"], "a é", [2, 1, 0]),
+        ([*PETS, *(f"cat/{junk}/0.jpg" for junk in (
+            ".ipynb_checkpoints", "@eaDir", "deep/@eaDir/0.jpg", ".Trash-1000/files", "__MACOSX",
+            "$Recycle.Bin", "#recycle", "System Volume Information",
+        )), "cat/._0.jpg", "cat/Thumbs.db", "dog/.DS_Store"], "cat dog", [4, 0, 0]),
+    ],
+)  # fmt: skip
+def test_layouts(tmp_path, files, names, counts):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).mkdir(exist_ok=True) if file.endswith("/") else (
+            tmp_path / file
+        ).write_text("not read")
+    source = load_dataset(tmp_path, validation_split=0)
+    assert source.class_names == tuple(names.split())
+    assert [size or 0 for size in sizes(source)] == counts
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes")
+def test_links_are_followed_once_and_what_is_no_file_is_counted(pets, tmp_path, caplog):
+    shutil.copytree(pets / "dog", tmp_path / "elsewhere")
+    (pets / "dog" / "more").symlink_to(tmp_path / "elsewhere")
+    (pets / "dog" / "again").symlink_to(tmp_path / "elsewhere")
+    (pets / "dog" / "more" / "cycle").symlink_to(pets / "dog")
+    (pets / "dog" / "link.jpg").symlink_to(pets / "dog" / "0.jpg")
+    (pets / "dog" / "up").symlink_to(pets)
+    (pets / "cat" / "broken.jpg").symlink_to(tmp_path / "none.jpg")
+    os.mkfifo(pets / "cat" / "pipe.jpg")
+    source = load_dataset(pets, validation_split=0)
+    assert counts(source.train) == [10, 21]
+    assert {path.name for path in source.skipped} == {"broken.jpg", "pipe.jpg"}
+    assert "2 images are no regular files or of formats" in caplog.text
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names that are no text")
+def test_names_of_any_bytes_are_lines_of_text(pets):
+    for name in (b"caf\xe9.jpg", b"a\nb.jpg", "\u2028c.jpg".encode(), b"d\x0be.jpg"):
+        shutil.copy(pets / "cat" / "0.jpg", os.fsencode(pets / "cat") + b"/" + name)
+    os.rename(pets / "cat", os.fsencode(pets) + b"/ch\xe2t")
+    names = load_dataset(pets, validation_split=0).train.names()
+    text = "".join(f"{name}\n" for name in names).encode().decode()
+    assert text.splitlines() == names and len(set(names)) == 24
+    held_out = [name for name in names if "\\" in name]
+    source = load_dataset(pets, validation_split=held_out)
+    assert source.validation.names() == held_out and source.class_names == ("ch\\udce2t", "dog")
+    assert source.validation.images[0].shape[-1] == 3
+
+
+def test_a_split_that_is_not_what_was_asked_for_is_said(arrays, caplog):
+    load_dataset((arrays[0], np.arange(40) // 2), validation_split=0.1)
+    assert "20 of 40 images are held out, not 0.1 of them" in caplog.text
+    caplog.clear()
+    load_dataset(arrays, validation_split=0.1)
+    assert not caplog.records
+
+
+def test_a_memory_mapped_array_stays_in_its_file(arrays, tmp_path):
+    images = np.memmap(tmp_path / "x", "float32", "w+", shape=arrays[0].shape)
+    images[:] = arrays[0] / 255
+    source = load_dataset((images, arrays[1]), validation_split=0.2)
+    for split in (source.train, source.validation):
+        assert np.shares_memory(split.images.array, images) and len(split.images) == split.size
+        np.testing.assert_array_equal(split.images, arrays[0][split.images.keys])
+        np.testing.assert_array_equal(split.images[2], arrays[0][split.images.keys[2]])
+
+
 # Tables
+
+
+def lines(header, *values, mark=","):
+    """A table of the images of PETS."""
+    return [header, *(f"{file}{mark}{value}" for file, value in zip(PETS, values, strict=True))]
+
+
+@pytest.mark.parametrize(
+    "lines, names, labels, validation",
+    [  # (lines of the table, class names, labels of training images, number of the others)
+        (lines("file,label", 10, 2, 2, 9), "2,9,10", [2, 0, 0, 1], 0),
+        (lines("filename, cat, dog", *[" 1, 0"] * 4), "cat,dog", [[1, 0]] * 4, 0),
+        (lines("file;label", *"aabb", mark=";"), "a,b", [0, 0, 1, 1], 0),
+        (["sep=;", *lines("file;label", *"aabb", mark=";")], "a,b", [0, 0, 1, 1], 0),
+        (lines("file\tlabel", *"aabb", mark="\t"), "a,b", [0, 0, 1, 1], 0),
+        (lines("file , label", " a ", "a", '"b"', "b", mark=" ,"), "a,b", [0, 0, 1, 1], 0),
+        ([*lines("file,label", *"aabb"), *lines("", *"aabb")], "a,b", [0, 0, 1, 1], 0),
+        (["file,label", "cat\\0.jpg,a", "./dog/0.jpg,b"], "a,b", [0, 1], 0),
+        (lines("file,label,is_valid", "a,False", "a,TRUE", "b,0", "b,1.0"), "a,b", [0, 1], 2),
+        (lines("file,label,Subset", "a,Training", "a,dev", "b,TRAIN", "b,val"), "a,b", [0, 1], 2),
+        (
+            lines("file,label", *["a big cat", "a big dog"] * 2),
+            "a big cat,a big dog",
+            [0, 1] * 2,
+            0,
+        ),
+        (lines("file,label", 1, 2.5, 3, 4), None, [1, 2.5, 3, 4], 0),
+        (lines("file,label", "1.0", "0.0", 0, 1), "0,1", [1, 0, 0, 1], 0),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_tables_as_people_have_them(pets, lines, names, labels, validation, encoding):
+    (pets / "t.CSV").write_text("\n".join(lines), encoding)
+    source = load_dataset(pets / "t.CSV", validation_split=0)
+    assert source.class_names == (names and tuple(names.split(",")))
+    assert source.train.labels.tolist() == labels
+    assert (source.validation.size if source.validation else 0) == validation
+
+
+def test_labels_are_separated_by_what_is_asked_for(pets):
+    for mark, separator in (("|", "|"), (" ", " "), (";", None), ("|", ";")):
+        rows = ["file,label", f"cat/0.jpg,a{mark}b", "cat/1.jpg,b", "dog/0.jpg,c"]
+        (pets / "t.csv").write_text("\n".join(rows))
+        source = load_dataset(pets / "t.csv", validation_split=0, separator=separator)
+        several = mark == (separator or ";")
+        assert source.class_names == (("a", "b", "c") if several else ("a|b", "b", "c"))
+        assert source.train.labels.ndim == 1 + several
+
+
+def test_a_data_frame_is_a_table(pets, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.chdir(pets)
+    frame = pandas.DataFrame({"file": PETS, "label": [10, 10, 9, 9], "is_valid": [False, True] * 2})
+    source = load_dataset(frame)
+    assert source.class_names == ("9", "10") and source.train.labels.tolist() == [1, 0]
+    assert source.validation.names() == ["cat/1.jpg", "dog/1.jpg"]
 
 
 @pytest.fixture
@@ -259,6 +402,17 @@ def test_tables(table):
         ("file,label cat/0.jpg,a cat/1.jpg,", ValueError, "none in row 3"),
         ("file,label,split cat/0.jpg,a,later", ValueError, "Received: 'later'"),
         ("file,a,b cat/0.jpg,1,x", ValueError, "numbers in 0..1 .* with the columns a, b"),
+        ("file,label cat/0.jpg,a cat/0.jpg,b", ValueError, "one label and split per file"),
+        ("file,label,split cat/0.jpg,a,val ./cat/0.jpg,a,train", ValueError, "label and split per"),
+        ("file,label cat/0.jpg,a|b cat/1.jpg,b", ValueError, r"`separator` must be .* 'a\|b'"),
+        ("file,label cat/0.jpg,a,b", ValueError, "3 values in line 2"),
+        ("file,label cat/0.jpg", ValueError, "1 values in line 2"),
+        ("file,label,label cat/0.jpg,a,b", ValueError, "3 different columns"),
+        ("file,label,fold cat/0.jpg,a,0", ValueError, "column of splits.*Received: '0'"),
+        ("file,label,is_train cat/0.jpg,a,0", ValueError, "column of splits.*Received: '0'"),
+        ("file,label,is_valid cat/0.jpg,a,maybe", ValueError, "true or false in is_valid"),
+        ("file,label,split cat/0.jpg,a,", ValueError, "column of splits.*Received: ''"),
+        ("file,label cat/0.jpg,01 cat/1.jpg,1", ValueError, "different numbers"),
     ],
 )
 def test_wrong_tables_are_named(table, lines, error, message):
@@ -280,6 +434,11 @@ def test_pairs_are_the_splits_and_images_become_bytes(arrays, tmp_path):
     parts = {"x_train": images, "y_train": labels, "x_test": images[:8], "y_test": labels[:8]}
     np.savez(path, **parts)
     assert sizes(load_dataset(str(path), validation_split=0.25)) == [32, 8, 8]
+    medmnist = {"train_images": images, "train_labels": labels[:, None]}
+    np.savez(path, **medmnist, val_images=images[:9], val_labels=labels[:9, None])
+    assert sizes(load_dataset(path)) == [40, 9, None]
+    np.savez(path, test_images=images, test_labels=labels[:, None])
+    assert sizes(load_dataset(path)) == [None, None, 40]
     np.savez(path, **parts, x_val=images[8:12], y_val=labels[8:12])
     for given in (path, (arrays, (images[8:12], labels[8:12]), (images[:8], labels[:8]))):
         source = load_dataset(given)
@@ -307,7 +466,7 @@ def test_labels_of_every_form(arrays, labels, classes):
     of_classes = classes and labels.ndim == 1
     for split in (source.train, source.validation):
         assert split.labels.dtype == (np.int32 if of_classes else np.float32)
-        wanted = labels[split.ids].astype("float32")
+        wanted = labels[split.images.keys].astype("float32")
         np.testing.assert_array_equal(split.labels, wanted.reshape(split.labels.shape))
 
 
@@ -340,6 +499,7 @@ def test_wrong_arrays_are_named(arrays, change, message):
     [
         ({"images": 0, "labels": 1}, ValueError, "x_train and .* Received: images, labels"),
         ({"x_train": 0, "y_train": 1, "x_test": 0}, ValueError, "x_test, x_train, y_train"),
+        ({"train_images": 0}, ValueError, "train_labels.*Received: train_images"),
         ({"x_train": 0, "y_train": 1, "class_names": 2}, ValueError, r"in 0\.\.2\. Received: 3"),
         (b"", OSError, r"set\.npz can't be read"),
         (b"nothing of the kind", OSError, r"set\.npz can't be read"),
@@ -371,7 +531,7 @@ def test_an_npz_file_that_expands_too_far_is_refused(tmp_path, monkeypatch):
 def test_the_sample_is_as_its_readme_says():
     source = load_dataset("fashion_mnist")
     for split, count in ((source.train, 450), (source.validation, 50), (source.test, 100)):
-        assert split.images.shape == (10 * count, 28, 28, 1) and split.images.dtype == np.uint8
+        assert np.asarray(split.images).shape == (10 * count, 28, 28, 1)
         assert counts(split) == [count] * 10
     assert source.class_names[0] == "T-shirt/top" and source.class_names[9] == "Ankle boot"
     assert len({image.tobytes() for image in source.train.images}) == 4500

@@ -79,18 +79,51 @@ def test_shards_of_validation_by_any_name(tmp_path, write, records, name):
     assert (opened.train.size, opened.validation.size) == (12, 4)
 
 
-def test_labels_of_imagenet_start_at_one(write, records):
-    def opened(*labels):
-        shard = write("a.tfrecord", records(lambda i: labels[i % len(labels)], names=IMAGENET))
-        return load_dataset(shard, validation_split=0)
+SYNSETS = {1: b"n01440764", 2: b"n01443537", 5: b"n01494475"}
+TEXTS = {1: b"daisy", 2: b"tulip", 5: b"rose"}
 
-    assert opened(1, 2, 3).train.labels.tolist() == [0, 1, 2] * 4
-    assert opened(1, 2, 3).class_names == ("0", "1", "2")
-    assert opened(0, 1, 3).train.labels.tolist() == [0, 1, 3] * 4
-    with pytest.raises(ValueError, match="must be integers"):
-        opened(-1, 1, 2)
-    with pytest.raises(ValueError, match="at least two classes"):
-        opened(5)
+
+@pytest.mark.parametrize(
+    "labels, wanted, options, names",
+    [  # (labels in the file, labels, arguments or features or labels.txt, the first three names)
+        ((1, 2, 5), "`first_label` must be 0 or 1.*None, labels in 1..5", {}, None),
+        ((2, 3, 4), "`first_label` must be 0 or 1", {}, None),
+        ((1, 2, 5), (0, 1, 4), {"first_label": 1}, ("0", "1", "2")),
+        ((1, 2, 5), (1, 2, 5), {"first_label": 0}, ("0", "1", "2")),
+        ((0, 2, 5), (0, 2, 5), {}, ("0", "1", "2")),
+        ((1, 2, 5), (0, 1, 4), {"image/class/synset": SYNSETS}, ("n01440764", "n01443537")),
+        ((1, 2, 5), (0, 1, 2), {"image/class/text": TEXTS}, ("daisy", "tulip", "rose")),
+        ((1, 2, 5), (0, 2, 1), {"image/class/text": TEXTS, "txt": "daisy rose tulip"}, ("daisy",)),
+        ((1, 2, 5), (0, 1, 4), {"image/class/text": TEXTS, "first_label": 1}, ("0", "1")),
+        ((1, 2, 3), (0, 1, 2), {"txt": "a b c"}, ("a", "b", "c")),
+        ((0, 1, 2), (0, 1, 2), {"txt": "a b c"}, ("a", "b", "c")),
+        ((1, 2, 1), "`first_label` must be 0 or 1", {"txt": "a b c"}, None),
+        ((1, 2, 9), "integers in", {"txt": "a b c", "first_label": 1}, None),
+        ((-1, 1, 2), "must be integers", {}, None),
+        ((5, 5, 5), "at least two classes", {"first_label": 1}, None),
+        ((0, 1, 2), "`first_label` must be 0, 1 or None", {"first_label": 2}, None),
+    ],
+)
+def test_labels_of_imagenet_start_where_the_file_says(
+    tmp_path, write, images, labels, wanted, options, names
+):
+    records, options = [], dict(options)
+    if text := options.pop("txt", None):
+        (tmp_path / "labels.txt").write_text(text.replace(" ", "\n"))
+    features = {name: options.pop(name) for name in list(options) if name.startswith("image/")}
+    for label in labels * 2:
+        data = io.BytesIO()
+        Image.fromarray(images[0]).save(data, "png")
+        texts = {name: by_label[label] for name, by_label in features.items()}
+        records.append(example(data.getvalue(), [label], IMAGENET, **texts))
+    shard = write("a.tfrecord", records)
+    if isinstance(wanted, str):
+        with pytest.raises(ValueError, match=wanted):
+            load_dataset(shard, validation_split=0, **options)
+        return
+    source = load_dataset(shard, validation_split=0, **options)
+    assert source.train.labels.tolist() == [*wanted, *wanted]
+    assert source.class_names[: len(names)] == names
 
 
 @pytest.mark.parametrize(
@@ -120,8 +153,8 @@ def test_files_that_are_not_tfrecords_are_named(tmp_path, write, records):
         path.write_bytes(data)
         with pytest.raises(OSError, match=f"bad.tfrecord .*{message}"):
             load_dataset(path)
-    with pytest.raises(ValueError, match=r"training images.* with test only"):
-        load_dataset(write("a-test.tfrecord", records()))
+    source = load_dataset(write("a-test.tfrecord", records()))
+    assert source.train is None and source.test.size == 12
     with pytest.raises(ValueError, match=r"does not exist\. Expected .*TFRecord shards"):
         load_dataset(f"{tmp_path}/none-*.tfrecord")
 

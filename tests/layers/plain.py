@@ -9,7 +9,8 @@ from math import erf
 
 import keras
 import numpy as np
-from harness import LAYERS, array, numbers, randomize
+from cases import LAYERS
+from harness import array, numbers, randomize
 
 from keras_vitx import layers as kvl
 from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
@@ -32,6 +33,11 @@ def made(name, random=True):
     if random:
         randomize(layer)
     return layer, case.inputs(lambda shape: numbers((3, *shape)))
+
+
+def draws(layer):
+    """Whether training draws random numbers in a built layer."""
+    return any("seed_generator" in variable.path for variable in layer.variables)
 
 
 def value(variable):
@@ -92,7 +98,7 @@ def flat(images):
 @singledispatch
 def plain(layer, x, training=False):
     """Return what `layer` computes of `x`."""
-    raise NotImplementedError(type(layer))
+    raise NotImplementedError(f"tests/layers/plain.py has no formula of {type(layer).__name__}")
 
 
 @plain.register(keras.layers.Dense)

@@ -1,7 +1,10 @@
 """The convolutional start of positional and gated positional attention."""
 
+import keras
 import numpy as np
-from harness import array, close, numbers
+import pytest
+from harness import array, close, gradients, numbers
+from keras import ops
 from plain import places
 
 from keras_vitx.layers import GatedPositionalAttention
@@ -59,3 +62,30 @@ def test_numbers_of_the_convolutional_start():
     nine = array(ConvolutionalStart(0.5)((3, 9), dtype="float32"))
     x, y = [-1, -1, -1, 0, 0, 0, 1, 1, 1], [-1, 0, 1, -1, 0, 1, -1, 0, 1]
     close(nine, np.array([x, y, [-0.5] * 9]))
+
+
+@pytest.mark.parametrize("masked", (False, True))
+def test_fused_gates_equal_their_maps_times_values(masked):
+    layer = GatedPositionalAttention(4, grid=(2, 3), conv_start=False)
+    layer.build((None, 6, 8))
+    layer.gating_param.assign(numbers((4,), seed=9))
+    given = [keras.Variable(numbers((3, 6, 4, 2), seed=seed)) for seed in range(3)]
+    weights = ops.convert_to_tensor(numbers((3, 6, 4, 2), seed=4))
+    mask = ops.convert_to_tensor(numbers((3, 1, 6, 6), seed=5) > -0.5) if masked else None
+
+    def by_maps(query, key, value):
+        return layer.aggregate(layer.weights_of(query, key, mask=mask), value)
+
+    def fused(query, key, value):
+        return layer.fused(query, key, value, mask=mask)
+
+    def loss(run):
+        return lambda: ops.sum(run(*(one + 0 for one in given)) * weights)
+
+    close(
+        array(fused(*(one.value for one in given))), array(by_maps(*(one.value for one in given)))
+    )
+    variables = [*given, layer.gating_param, layer.pos_proj.kernel]
+    (_, found), (_, expected) = (gradients(loss(run), variables) for run in (fused, by_maps))
+    for one, other in zip(found, expected, strict=True):
+        close(array(one), array(other))

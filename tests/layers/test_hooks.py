@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from harness import BACKEND, FAMILIES, LAYERS, array, call, close
+from cases import LAYERS
+from harness import BACKEND, FAMILIES, array, call, close
 from plain import made
 
 from keras_vitx.keras_internals import sublayers

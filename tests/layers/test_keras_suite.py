@@ -1,7 +1,8 @@
 """Keras's own suite, with which it tests its layers, on every layer of the harness."""
 
 import pytest
-from harness import BACKEND, LAYERS, PRECISIONS, precision
+from cases import LAYERS
+from harness import BACKEND, PRECISIONS, precision
 from keras.src.testing import TestCase
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from harness import LAYERS, numbers
+from cases import LAYERS
+from harness import numbers
 
 from keras_vitx.layers import (
     MLP,

@@ -113,20 +113,23 @@ def test_a_block_leaves_branches_out():
 
 
 @pytest.mark.parametrize("attention", (TalkingHeadsAttention, ClassAttention, TokenMixing))
-def test_parts_of_a_block(attention):
+def test_intermediates_of_a_block(attention):
     block = built(Block(attention(2), MLP(2), layer_scale=0.5))
-    y, parts = block(X, return_parts=True)
-    assert set(parts) == {"normalized", "softmax", "maps", "attention_branch", "mlp_branch"}
+    y, intermediates = block(X, return_intermediates=True)
+    assert set(intermediates) == {"normalized", "softmax", "maps", "attention_branch", "mlp_branch"}
     if attention is not ClassAttention:
-        close(array(y), X + array(parts["attention_branch"]) + array(parts["mlp_branch"]))
-    close(array(parts["normalized"]), norm(X, block.norm1))
+        close(
+            array(y),
+            X + array(intermediates["attention_branch"]) + array(intermediates["mlp_branch"]),
+        )
+    close(array(intermediates["normalized"]), norm(X, block.norm1))
     assert block.has_maps == (attention is not TokenMixing)
     if block.has_maps:
         _, maps = attend(block.attention, norm(X, block.norm1))
-        close(array(parts["maps"]), maps)
+        close(array(intermediates["maps"]), maps)
         close(array(block(X, return_attention_scores=True)[1]), maps)
     else:
-        assert parts["maps"] is None and parts["softmax"] is None
+        assert intermediates["maps"] is None and intermediates["softmax"] is None
 
 
 @pytest.mark.parametrize("make", (DistilledHead, DenseHead))

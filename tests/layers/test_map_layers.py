@@ -17,7 +17,7 @@ from keras_vitx.layers import (
     SharedAttention,
     SharedMapsBlock,
 )
-from keras_vitx.layers.deepvit import map_similarity
+from keras_vitx.layers.sharing import map_similarity
 
 MAPS = softmax(numbers((2, 4, 5, 7), seed=3)).astype("float32")
 SHARED = softmax(numbers((3, 2, 5, 5), seed=4)).astype("float32")

@@ -18,6 +18,7 @@ from keras import ops
 
 import keras_vitx as kv
 from keras_vitx.layers import ClassBlock
+from keras_vitx.positions import resample
 
 SHAPE = (24, 16, 3)
 
@@ -108,6 +109,12 @@ def test_another_size():
     assert [one.shape[1:] for one in backbone.maps] == [(4, 3, 8)] * 2
     larger = model.at_size((32, 24))
     compare(lambda: backbone(images), lambda: walk(larger, images, ["blocks_0", "blocks_2"], True))
+    # Positions as DeiT's code resamples them.
+    old, new = (
+        one.get_layer("pos_embed") for one in (model, model.at_size((32, 24), antialias=False))
+    )
+    expected = resample(array(old.embeddings.value), old.grid, new.grid, antialias=False)
+    np.testing.assert_array_equal(array(new.embeddings.value), expected)
 
 
 def test_four_scales():

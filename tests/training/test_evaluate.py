@@ -244,8 +244,12 @@ def test_a_batch_of_which_no_image_can_be_read_counts_as_none(tmp_path):
     kept, model = np.delete(np.arange(12), range(4, 8)), small()
     expected = crossentropy(model, images[kept], labels[kept])
     for given in (source, kv.data.pipelines(source, model, 4)):
-        found = kv.evaluate(model, given, "validation", batch_size=4, confusion=True)
+        options = {"batch_size": 4, "confusion": True, "per_image": tmp_path / "rows.csv"}
+        found = kv.evaluate(model, given, "validation", **options)
         assert found["images"] == found["confusion"].sum() == 8
+        rows = (tmp_path / "rows.csv").read_text().splitlines()[1:]
+        names = [path.relative_to(tmp_path).as_posix() for path in np.array(paths)[kept]]
+        assert sorted(row.split(",")[0] for row in rows) == names
         assert found["loss"] == pytest.approx(expected, rel=1e-4)
         still = {"epochs": 1, "batch_size": 4, "warmup_epochs": 0, "learning_rate": 1e-6}
         history = kv.fit(model, given, **still, verbose=0).history

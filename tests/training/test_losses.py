@@ -52,7 +52,7 @@ def test_a_label_of_tiny_probability_has_a_gradient(kind):
 def test_a_sigmoid_head_trains_on_logits(head):
     """Above a logit of 17, its probability in float32 is 1, whose gradient is 0."""
     if head == "chain":
-        model = tiny(kv.ViT, num_heads=2, classes=3, classifier_activation="sigmoid")()
+        model = tiny(kv.ViT)(classes=3, classifier_activation="sigmoid")
     else:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "sigmoid")])
     layer = model.layers[-1]

@@ -35,7 +35,7 @@ def named(tmp_path):
 def test_wrong_arguments_say_the_next_step(named, tmp_path):
     whole = small()
     cut = keras.Model(whole.inputs, keras.layers.Dense(2)(whole.layers[-2].output))
-    features = tiny(kv.ViT, num_heads=2, include_top=False)()
+    features = tiny(kv.ViT)(include_top=False)
     (tmp_path / "x.foo").write_text("")
     images, labels = TRAIN
     plateau = keras.callbacks.ReduceLROnPlateau()
@@ -58,6 +58,8 @@ def test_wrong_arguments_say_the_next_step(named, tmp_path):
         (whole, named, {"class_weight": {"up": 1.0}}, "`class_weight`.*'up'"),
         (whole, named, {"class_weight": {2: 1.0}}, "`class_weight`"),
         (whole, named, {"class_weight": {0.5: 1.0}}, "`class_weight`"),
+        (whole, TRAIN, {"steps_per_epoch": 9}, "`steps_per_epoch` .* the 2 batches"),
+        (whole, Batched(*TRAIN), {"steps_per_epoch": 9}, "`steps_per_epoch` .* the 3 batches"),
     ):
         with pytest.raises(ValueError, match=message):
             kv.fit(model, source, **SHORT, **arguments)
@@ -157,3 +159,35 @@ def test_early_stopping():
     source = TRAIN, (images, 1 - labels)  # It gets worse and worse.
     history = kv.fit(small(), source, **{**SHORT, "epochs": 20, "patience": 2}).history
     assert len(history["loss"]) < 20
+
+
+def test_all_labels_are_checked():
+    """Not only those of the first batch: beforehand if they are known, else before their step."""
+    images, _ = images_of(48)
+    rows = np.eye(3, dtype="float32")[np.arange(48) % 3]
+    rows[40, :2] = 1  # Several labels, for a softmax.
+    late = np.where(np.arange(48) < 40, 0, 2)
+    for seed in range(4):
+        with pytest.raises(ValueError, match="several labels"):
+            kv.fit(small(3), (images, rows), seed=seed, **SHORT)
+    with pytest.raises(ValueError, match=r"0\.\.1 .* Received: 0\.\.2"):
+        kv.evaluate(small(), (images, late), batch_size=8)
+    model, fits = small(), Batched(images, np.minimum(late, 1))
+    kv.fit(model, fits, **SHORT)
+    assert kv.evaluate(model, fits)["images"] == 48
+    for function in (kv.evaluate, lambda *given: kv.fit(*given, **SHORT)):
+        # TensorFlow raises its own class of errors, with the same words.
+        with pytest.raises(Exception, match=r"0\.\.1 .* Received: 0\.\.2"):
+            function(small(), Batched(images, late))
+
+
+@pytest.mark.parametrize("result", ("best", "last"))
+def test_a_callback_that_restores_weights_has_the_last_word(result):
+    model = small()
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    images, labels = images_of(40, 3)
+    source = TRAIN, (images, 1 - labels)  # It gets worse and worse.
+    kv.fit(model, source, callbacks=[stop], result=result, **{**SHORT, "epochs": 4})
+    assert stop.best_epoch == 0 and stop.best_weights is not None
+    for one, other in zip(model.get_weights(), stop.best_weights, strict=True):
+        np.testing.assert_array_equal(one, other)

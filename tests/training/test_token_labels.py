@@ -96,6 +96,42 @@ def test_the_highest_scores(from_logits, among):
     np.testing.assert_array_equal(by_path("a/2.jpg", Window()), given(2, Window()))
 
 
+def test_the_class_head_learns_the_pooled_labels():
+    """The released loss never reads the image's own label; `relabel=False` reads nothing else."""
+    logits, window = RANDOM.normal(size=(5, 4, 4, CLASSES)).astype("float32"), WINDOWS["part"]
+    pooled = np.exp(sample(logits[2], window, (1, 1))[0, 0])
+    found = TokenLabels(logits, model_of(), from_logits=True).of_image(2, window)
+    np.testing.assert_allclose(found, pooled / pooled.sum(), atol=1e-6)
+    mean = TokenLabels(GRIDS, model_of()).of_image(3, Window(flip=True))
+    np.testing.assert_allclose(mean, GRIDS[3].mean((0, 1)), atol=1e-6)
+
+    source = COLORS[:8], np.arange(8) % 2
+    twos = np.broadcast_to(np.eye(CLASSES, dtype="float32")[2], (8, 4, 4, CLASSES))
+    for relabel in (True, False):
+        labels = TokenLabels(twos, model_of(), relabel=relabel)
+        batches = kv.data.pipelines(source, model_of(), 8, targets=labels, validation_split=0.0)
+        given = batches.train[0][1]
+        assert (given["aux_head"].argmax(-1) == 2).all()
+        if relabel:
+            assert (given["head"].argmax(-1) == 2).all()
+        else:
+            assert sorted(given["head"]) == [0] * 4 + [1] * 4
+
+
+def test_refiner_advanced_mixes_as_released():
+    """MixUp and CutMix, in turn, mix the targets of both heads by the same coefficient."""
+    mixing = kv.training.recipes.get("refiner_advanced").mixing
+    assert mixing.cutmix == 1.0
+    own = np.broadcast_to(np.eye(CLASSES, dtype="float32")[SOURCE[1]][:, None, None], GRIDS_36)
+    labels = TokenLabels(own, model_of())
+    batches = kv.data.pipelines(SOURCE, model_of(), 8, targets=labels, mixing=mixing)
+    for index in range(4):
+        given = batches.train[index][1]
+        np.testing.assert_allclose(given["head"].sum(-1), 1, atol=1e-6)
+        each = np.broadcast_to(given["head"][:, None], given["aux_head"].shape)
+        np.testing.assert_allclose(given["aux_head"], each, atol=1e-6)
+
+
 def test_relabel_size():
     """Fine-tuning at another resolution: labels on a grid of 3, patches on one of 5."""
     model, window = model_of((20, 20)), WINDOWS["part"]._replace(flip=True)
@@ -110,6 +146,7 @@ BLOCKS = RANDOM.integers(0, CLASSES, (36, 4, 4))
 # Each class is a color, that of each patch.
 COLORS = (255 * np.eye(CLASSES)[BLOCKS]).astype("uint8").repeat(4, 1).repeat(4, 2)
 SOURCE = COLORS, np.arange(36) % CLASSES
+GRIDS_36 = (36, 4, 4, CLASSES)
 BY_COLOR = np.eye(CLASSES, dtype="float32")[BLOCKS]
 
 
@@ -121,7 +158,7 @@ def test_the_labels_of_an_image_stay_with_it(crop, minimum):
     batches = kv.data.pipelines(SOURCE, model_of(), 8, augmentation=augmentation, targets=labels)
     seen, given = batches.train[0]
     assert given["aux_head"].shape == (8, 16, CLASSES)
-    assert given["head"].shape == (8,)
+    assert given["head"].shape == (8, CLASSES)
     colors = seen.reshape(8, 4, 4, 4, 4, 3).mean((2, 4)).reshape(8, 16, 3)
     sure = given["aux_head"].max(-1) > 0.75
     agree = colors.argmax(-1) == given["aux_head"].argmax(-1)

@@ -101,7 +101,7 @@ class Mixing:
             raise ValueError(
                 f"`group_size` must divide the batch of {size} images. Received: {self.group_size}."
             )
-        if targets is not None and self.cutmix:
+        if targets is not None and self.cutmix and not getattr(targets, "relabel", False):
             raise ValueError(f"`cutmix` must be 0 with `targets`. Received: {self.cutmix}.")
 
     def __call__(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
+from typing import Literal
 
 from keras_vitx.data.sources.arrays import FASHION_MNIST, load_arrays, load_npz
 from keras_vitx.data.sources.dataset import Dataset, Split, hold_out
@@ -17,9 +18,9 @@ __all__ = ["Dataset", "Split", "load_dataset", "load_real"]
 
 SUPPORTED = (
     'Expected "fashion_mnist", "tfds:NAME", a directory with one sub-directory per class, a .csv '
-    "file of files and labels, an .npz file, "
+    "file or DataFrame of files and labels, an .npz file, "
     'TFRecord shards ("data/*.tfrecord"), or arrays: (images, labels) or ((x_train, y_train), '
-    "(x_val, y_val))."
+    "(x_val, y_val)), which a data set of Hugging Face must become, too."
 )
 
 
@@ -31,6 +32,8 @@ def load_dataset(
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
     splits: bool | None = None,
+    separator: str | None = None,
+    first_label: Literal[0, 1] | None = None,
 ) -> Dataset:
     """Load and validate a labeled set of images.
 
@@ -42,16 +45,15 @@ def load_dataset(
 
     Args:
         source: One of
-            "fashion_mnist", the sample shipped with the package: 5,000 training images (28, 28, 1)
-            and 1,000 test images of ten classes;
-            a path to a directory with one sub-directory per class, or with directories of splits
-            that hold such sub-directories: `train/` or `training/`; optionally `val/`, `valid/`,
-            `validation/`, `dev/` or `eval/`; and `test/` or `testing/`, in any case;
-            a path to a .csv file with the columns `file` and `label`, or one column per class;
-            "tfds:NAME", any dataset of tensorflow-datasets with one label per image, downloaded if
-            necessary;
-            a path to an .npz file with x_train and y_train, and optionally x_val and y_val, x_test
-            and y_test, and class_names;
+            "fashion_mnist", the sample shipped with the package (6,000 images);
+            a directory with one sub-directory per class, or with directories of splits that hold
+            such sub-directories: `train/` or `training/`; `val/`, `valid/`, `validation/`, `dev/`
+            or `eval/`; `test/` or `testing/`, in any case;
+            a .csv or .tsv file, or a DataFrame, with the columns `file` and `label`, or one column
+            per class;
+            "tfds:NAME", a dataset of tensorflow-datasets with one label per image;
+            an .npz file with x_train and y_train, x_val and y_val, x_test and y_test (or
+            train_images and train_labels, ..., as MedMNIST), some of them, and class_names;
             TFRecord shards, if TensorFlow is installed: a file, a pattern such as
             "imagenet/*-of-*", or a directory of files with ".tfrecord" in their names, with the
             features "image" and "label" or "image/encoded" and "image/class/label";
@@ -68,6 +70,9 @@ def load_dataset(
         data_dir: The directory where tensorflow-datasets stores its files.
         splits: Whether the sub-directories of a directory are splits (True) or classes (False);
             None decides by their names, and raises an error if they could be either.
+        separator: What separates several labels of an image in a table; None for ";".
+        first_label: The label of the first class in TFRecords with "image/class/label", 0 or 1;
+            None decides by the names of classes in them, and raises an error if there are none.
 
     Raises:
         ValueError: if the source is not supported, has fewer than two classes, or has labels out of
@@ -81,14 +86,18 @@ def load_dataset(
             "`validation_split` must be a number in [0, 1), or names of images. "
             f"Received: {validation_split!r}."
         )
-    dataset = _load(source, strict, data_dir, splits)
-    if dataset.validation is None:
+    if first_label not in (None, 0, 1):
+        raise ValueError(f"`first_label` must be 0, 1 or None. Received: {first_label!r}.")
+    dataset = _load(source, strict, data_dir, splits, separator, first_label)
+    if dataset.validation is None and dataset.train is not None:
         train, validation = hold_out(dataset.train, validation_split, seed)
         dataset = replace(dataset, train=train, validation=validation)
     return dataset
 
 
-def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool | None) -> Dataset:
+def _load(source, strict, data_dir, splits, separator, first_label) -> Dataset:
+    if hasattr(source, "to_csv") and hasattr(source, "iloc"):
+        return load_table(source, separator)
     if isinstance(source, (tuple, list)):
         return load_arrays(tuple(source))
     if not isinstance(source, (str, os.PathLike)):
@@ -100,10 +109,11 @@ def _load(source, strict: bool, data_dir: str | os.PathLike | None, splits: bool
         return load_npz(FASHION_MNIST, name)
     if name.startswith("tfds:"):
         return load_tfds(name.removeprefix("tfds:"), data_dir)
-    if path.suffix in (".npz", ".csv") and path.is_file():
-        return load_npz(path, name) if path.suffix == ".npz" else load_table(path)
+    suffix = path.suffix.lower()
+    if suffix in (".npz", ".csv", ".tsv") and path.is_file():
+        return load_npz(path, name) if suffix == ".npz" else load_table(path, separator)
     if shards := shards_of(path):
-        return load_tfrecords(shards, name)
+        return load_tfrecords(shards, name, first_label)
     if path.is_dir():
         return load_directory(path, strict, splits)
     reason = "is not a directory, an .npz or a .csv file" if path.exists() else "does not exist"

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.images import as_uint8
-from keras_vitx.data.sources.dataset import Dataset, dataset_of
+from keras_vitx.data.images import check_pixels
+from keras_vitx.data.sources.dataset import ArrayImages, Dataset, dataset_of
 
 FASHION_MNIST = Path(__file__).parents[1] / "fashion_mnist" / "sample.npz"
 KEYS = {
-    "train": ("x_train", "y_train"),
-    "validation": ("x_val", "y_val"),
-    "test": ("x_test", "y_test"),
+    split: [(f"x_{name}", f"y_{name}"), (f"{name}_images", f"{name}_labels")]  # Keras's, MedMNIST's
+    for split, name in (("train", "train"), ("validation", "val"), ("test", "test"))
 }
 MAX_RATIO, MAX_SMALL = 100, 1 << 28
 """Maximum expansion of a compressed .npz file: times its size, or bytes if that is more."""
@@ -34,11 +33,17 @@ def load_npz(path: Path, name: str) -> Dataset:
         raise
     except Exception as error:  # zipfile and NumPy raise many types of errors on damaged files.
         raise OSError(f"{path} can't be read as an .npz file: {error!s:.200}") from error
-    pairs = {split: keys for split, keys in KEYS.items() if not arrays.keys().isdisjoint(keys)}
-    if "train" not in pairs or not all(arrays.keys() >= set(keys) for keys in pairs.values()):
+    pairs = {
+        split: keys
+        for split, options in KEYS.items()
+        for keys in options
+        if not arrays.keys().isdisjoint(keys)
+    }
+    if not pairs or not all(arrays.keys() >= set(keys) for keys in pairs.values()):
         raise ValueError(
-            "`source` must hold x_train and y_train, and optional pairs x_val, y_val and "
-            f"x_test, y_test in {path}. Received: {', '.join(sorted(arrays)) or 'nothing'}."
+            "`source` must hold pairs x_train and y_train, x_val and y_val, x_test and y_test, or "
+            f"train_images and train_labels, ..., at least one, in {path}. Received: "
+            f"{', '.join(sorted(arrays)) or 'nothing'}."
         )
     names = arrays.get("class_names")
     names = None if names is None else tuple(map(str, names))
@@ -70,7 +75,8 @@ def _dataset(name: str, pairs: dict[str, tuple], class_names: Any = None) -> Dat
         if images.ndim != 4 or not images.size:
             raise ValueError(
                 f"{what} must be (n, height, width) or (n, height, width, channels), and not "
-                f"empty. Received: shape {images.shape}."
+                f"empty. Received: shape {images.shape}. Names of files are a table (.csv)."
             )
-        splits[split] = as_uint8(images, what), labels
+        check_pixels(images, what)
+        splits[split] = ArrayImages(images), labels
     return dataset_of(name, splits, class_names)

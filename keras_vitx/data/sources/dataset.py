@@ -12,29 +12,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.images import read_picture
+from keras_vitx.data.images import as_uint8, read_picture
+from keras_vitx.data.sources.names import text_of
 from keras_vitx.text import shortened
 
 MAX_CLASSES = 1_000_000  # Larger labels are an error.
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("val", "valid", "validation", "dev", "eval"),
-    "test": ("test", "testing"),
-}
-"""The names of each split in directories, files and columns, in lower case."""
 log = logging.getLogger(__name__)
 
 
-def split_of(name: str) -> str | None:
-    """Return the split that a directory or shard of this name holds; None if it is no split's."""
-    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
-
-
-class EncodedImages(Sequence):
-    """Images by keys such as paths, decoded on access to uint8 (height, width, 3).
-
-    Indexing by an array returns such a sequence.
-    """
+class Images(Sequence):
+    """Images by keys, read on access as uint8 (height, width, channels); part of them by slices."""
 
     def __init__(self, keys: Sequence[Any]):
         self.keys = keys
@@ -43,11 +30,51 @@ class EncodedImages(Sequence):
         return len(self.keys)
 
     def __getitem__(self, index):
-        if not isinstance(index, np.ndarray):
-            return np.asarray(self.picture(index))
+        if isinstance(index, (int, np.integer)):
+            return self.read(index)
         subset = copy.copy(self)
-        subset.keys = [self.keys[i] for i in index]
+        subset.keys = [self.keys[i] for i in np.arange(len(self))[index]]
         return subset
+
+    def read(self, index: int) -> np.ndarray:
+        """Return an image."""
+        raise NotImplementedError
+
+    def id(self, index: int) -> Any:
+        """Return the id of an image in messages."""
+        return self.keys[index]
+
+    def name(self, index: int) -> str:
+        """Return the name of an image in a list of held-out images."""
+        return str(self.id(index))
+
+
+class ArrayImages(Images):
+    """Rows of an array (n, height, width, channels), uint8 or floats in 0..1, by their indices.
+
+    They are not copied before, as the array may be a file larger than the memory (`np.memmap`).
+    """
+
+    def __init__(self, array: np.ndarray):
+        super().__init__(range(len(array)))
+        self.array = array
+
+    def read(self, index: int) -> np.ndarray:
+        return as_uint8(self.array[self.keys[index]], "Images")
+
+
+class EncodedImages(Images):
+    """Images that are decoded to RGB."""
+
+    def __getstate__(self):
+        return vars(self) | {"max_pixels": Image.MAX_IMAGE_PIXELS}
+
+    def __setstate__(self, state):
+        Image.MAX_IMAGE_PIXELS = state.pop("max_pixels")  # Also in a worker process.
+        vars(self).update(state)
+
+    def read(self, index: int) -> np.ndarray:
+        return np.asarray(self.picture(index))
 
     def picture(self, index: int) -> Image.Image:
         """Return an RGB picture, which is cheaper to crop than an array; an OSError names it."""
@@ -62,14 +89,6 @@ class EncodedImages(Sequence):
     def open(self, key: Any) -> Path | io.BytesIO:
         """Return the path of an encoded image, or a binary file."""
         raise NotImplementedError
-
-    def id(self, index: int) -> Any:
-        """Return the id of an image in messages."""
-        return self.keys[index]
-
-    def name(self, index: int) -> str:
-        """Return the name of an image in a list of held-out images."""
-        return str(self.id(index))
 
 
 class ImageFiles(EncodedImages):
@@ -98,19 +117,16 @@ class Split:
     `split[i]` is the pair of image i and its label.
 
     Attributes:
-        images: A sequence of uint8 arrays (height, width, channels): an array (n, height, width,
-            channels), or an object that decodes image i on access to `images[i]`.
+        images: A sequence of uint8 arrays (height, width, channels), read or decoded on access to
+            `images[i]`; `np.asarray(images)` if they have one size.
         labels: One of
             int32 (n,): the class of each image;
             float32 (n, classes), in [0, 1]: one-hot, soft or multi-hot labels;
             float32 (n,) or (n, targets): regression targets.
-        ids: The id of each image of an array, (n,): its index in the source. None for 0, 1, 2,
-            ..., and for images with a method `id`.
     """
 
-    images: Sequence[np.ndarray]
+    images: Images
     labels: np.ndarray
-    ids: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -124,19 +140,15 @@ class Split:
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return the images and labels at `indices`."""
-        ids = np.arange(self.size) if self.ids is None else self.ids
-        return Split(self.images[indices], self.labels[indices], ids[indices])
+        return Split(self.images[indices], self.labels[indices])
 
     def id(self, index: int) -> Any:
         """Return the id of an image in messages: its path, or its index in the source."""
-        if isinstance(self.images, EncodedImages):
-            return self.images.id(index)
-        return int(index if self.ids is None else self.ids[index])
+        return self.images.id(index)
 
     def names(self) -> list[str]:
-        """Return names for a list of held-out images: paths relative to the source, or ids."""
-        name = getattr(self.images, "name", self.id)
-        return [str(name(index)) for index in range(self.size)]
+        """Return the lines of a list of held-out images: paths relative to the source, or ids."""
+        return [text_of(self.images.name(index)) for index in range(self.size)]
 
 
 @dataclass(frozen=True)
@@ -146,18 +158,19 @@ class Dataset:
     Attributes:
         name: Name of the source, for messages.
         class_names: Label i means `class_names[i]`; None for regression targets.
-        train: The training images.
+        train: The training images; None of a source for evaluation only.
         validation: The images that select the best epoch: the validation split of the source, or
             images held out from its training split; None with `validation_split=0`.
         test: The test split of the source, which training never uses, or None.
-        skipped: Image files of formats that Pillow can't read, such as HEIC without pillow-heif.
+        skipped: Image files that can't be read: of formats that Pillow can't read, such as HEIC
+            without pillow-heif, or no regular files, such as broken links.
         multiple_labels: Whether a prediction is correct if it is any of the labels (n, classes)
             above 0 (ImageNet-ReaL).
     """
 
     name: str
     class_names: tuple[str, ...] | None
-    train: Split
+    train: Split | None = None
     validation: Split | None = None
     test: Split | None = None
     skipped: tuple[Path, ...] = ()
@@ -174,10 +187,6 @@ def dataset_of(
 
     Default class names are the integers up to the largest label.
     """
-    if "train" not in splits:
-        raise ValueError(
-            f"`source` must have training images. Received: {name}, with {', '.join(splits)} only."
-        )
     classes = None if class_names is None else len(class_names)
     loaded = {}
     for split, (images, labels) in splits.items():
@@ -191,9 +200,9 @@ def dataset_of(
     if len({(array.dtype.kind, array.shape[1:]) for array in labels}) > 1:
         forms = ", ".join(f"{array.dtype} {array.shape}" for array in labels)
         raise ValueError(f"Labels must have one form in all splits. Received: {forms}.")
-    first = loaded["train"].labels
+    first = loaded.get("train", next(iter(loaded.values()))).labels
     all_equal = first.dtype.kind == "i" and (first == first[0]).all()
-    if all_equal or classes == 1:
+    if "train" in loaded and (all_equal or classes == 1):
         only = f"every label is {first[0]}" if all_equal else f"only {class_names[0]!r}"
         raise ValueError(f"`source` {name} must have at least two classes. Received: {only}.")
     if class_names is None and not is_regression(np.concatenate(labels)):
@@ -260,7 +269,7 @@ def hold_out(
             return split, None
         held_out = _is_drawn(split.labels, validation_split, seed)
     else:
-        held_out = _is_named(split.names(), set(map(str, validation_split)))
+        held_out = _is_named(split.names(), set(map(text_of, validation_split)))
     return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
 
 
@@ -293,6 +302,9 @@ def _is_drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
             "`validation_split` must be 0, for no validation, if no class has two images. "
             f"Received: {fraction}."
         )
+    if held_out.mean() > 1.5 * fraction:
+        text = "%d of %d images are held out, not %g of them, as each class of two or more has one."
+        log.warning(text, held_out.sum(), len(labels), fraction)
     if single:
         text = "Classes with a single image are used for training and missing from validation: %s."
         log.warning(text, shortened(single, 10))

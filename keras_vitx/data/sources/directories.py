@@ -15,7 +15,8 @@ from PIL import Image
 
 from keras_vitx.data.images import check_image
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of, split_of
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of
+from keras_vitx.data.sources.names import in_order, split_of, text_of
 
 LAYOUT = (
     "Expected one sub-directory per class with its images in it (cat/1.jpg, dog/2.png, ...), or "
@@ -28,53 +29,78 @@ IMAGE_SUFFIXES = (
     *(".jpf", ".jpx", ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl"),
     *(".svg", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf"),
 )
+HIDDEN = {"$recycle.bin", "recycler", "#recycle", "#snapshot", "lost+found", "lost.dir"}
+HIDDEN |= {"system volume information", "__macosx", "__pycache__"}
+"""Directories that systems leave, in lower case; others begin with "." or, of a NAS, with "@"."""
 REAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 log = logging.getLogger(__name__)
 
 
 def load_directory(directory: Path, strict: bool = False, splits: bool | None = None) -> Dataset:
-    """Load a directory from the names of its files, without reading them; see `load_dataset`."""
-    directories = _split_directories(directory, splits)
-    train = directories["train"]
-    names = [path.name for path in sub_directories(train)]
-    if len(names) < 2:
+    """Load a directory from the names of its files, without reading them; see `load_dataset`.
+
+    Left out, with a warning, are: a class directory without files of images; a test directory
+    without classes, whose images have no labels; any other directory of a split without images.
+    """
+    by_split, skipped = _split_directories(directory, splits), []
+    files: dict[str, dict[str, list[Path]]] = {}
+    for split, path in by_split.items():
+        classes = files[split] = {}
+        for child in sub_directories(path):
+            unreadable, found = len(skipped), image_files(child, skipped)
+            if found or len(skipped) > unreadable:
+                classes.setdefault(text_of(child.name), []).extend(found)
+            else:
+                log.warning("%s has no images, and is no class.", child)
+    names = in_order(files["train"] if "train" in files else itertools.chain(*files.values()))
+    for split, path in by_split.items():
+        unknown = sorted(files[split].keys() - set(names))
+        is_unlabeled = split == "test" and len(unknown) == len(files[split]) < 2
+        if split != "train" and (is_unlabeled or not any(_files(path, set()))):
+            log.warning("%s has no images of a class, and is not used.", path)
+            del files[split]
+        elif unknown:
+            raise ValueError(
+                f"`source` must have the classes of {by_split['train']} in all splits. Received: "
+                f"{path} with {', '.join(unknown)}."
+            )
+        elif loose := [e for e in os.scandir(path) if e.is_file() and _is_image(e)]:
+            log.warning(
+                "%d images in no class are not used, such as %s.", len(loose), loose[0].path
+            )
+    if len(names) < 2 and ("train" in files or not names):
         raise ValueError(
             f"`source` must have at least two classes. Received: {len(names)} class directories in "
-            f"{train}. {LAYOUT}"
+            f"{by_split.get('train', directory)}. {LAYOUT}"
         )
-    skipped: list[Path] = []
+    for name, found in files.get("train", {}).items():
+        if not found:
+            raise ValueError(
+                f"`source` must have a readable image of every class. Received: none of {name} in "
+                f"{by_split['train']}. {LAYOUT}"
+            )
     loaded = {}
-    for split, path in directories.items():
-        if unknown := sorted({child.name for child in sub_directories(path)} - set(names)):
-            raise ValueError(
-                f"`source` must have the classes of {train} in all splits. Received: {path} with "
-                f"{', '.join(unknown)}."
-            )
-        by_class = [image_files(path / name, skipped) for name in names]
-        if split == "train" and [] in by_class:
-            empty = train / names[by_class.index([])]
-            raise ValueError(
-                f"`source` must have a readable image of every class. Received: none in {empty}. "
-                f"{LAYOUT}"
-            )
-        labels = np.repeat(np.arange(len(names)), [len(files) for files in by_class])
-        loaded[split] = ImageFiles(itertools.chain(*by_class), directory), labels
+    for split, classes in files.items():
+        paths = [sorted(classes.get(name, ())) for name in names]
+        labels = np.repeat(np.arange(len(names)), list(map(len, paths)))
+        loaded[split] = ImageFiles(itertools.chain(*paths), directory), labels
     if skipped:
         suffixes = ", ".join(sorted({path.suffix.lower() for path in skipped}))
-        message = f"{len(skipped)} images are of formats that Pillow can't read here ({suffixes})"
+        message = f"{len(skipped)} images are no regular files or of formats that Pillow can't read"
         if strict:
-            raise OSError(f"{message}, such as {skipped[0]}.")
-        log.warning("%s, and are skipped, such as %s.", message, skipped[0])
+            raise OSError(f"{message} ({suffixes}), such as {skipped[0]}.")
+        log.warning("%s (%s), and are skipped, such as %s.", message, suffixes, skipped[0])
     return dataset_of(str(directory), loaded, names, skipped)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a directory is not the user's, but of a system, an editor or an archive."""
+    return name.startswith((".", "@")) or name.lower() in HIDDEN
 
 
 def sub_directories(directory: Path) -> list[Path]:
     """Return the directories in a directory, sorted by name, without hidden ones."""
-    return sorted(
-        path
-        for path in directory.iterdir()
-        if path.is_dir() and not path.name.startswith((".", "__"))
-    )
+    return sorted(p for p in directory.iterdir() if p.is_dir() and not is_hidden(p.name))
 
 
 def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
@@ -87,12 +113,12 @@ def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
         return {"train": directory}
     if splits is None:
         split_directories = [path for paths in by_split.values() for path in paths]
-        others = [path for path in others if next(_files(path), None) is not None]
+        others = [path for path in others if next(_files(path, set()), None) is not None]
         # The directory of a class holds images directly.
         nested = any(map(sub_directories, split_directories))
         if others and not nested:
             return {"train": directory}  # Such as the classes "test" and "cat".
-        if others or not nested or "train" not in by_split:
+        if others or not nested:
             names = ", ".join(f"{path.name}/" for path in split_directories + others[:3])
             reason = "" if "train" in by_split else " There is no train/."
             raise ValueError(
@@ -101,8 +127,6 @@ def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
                 "or splits=False for classes, or the path of the directory that holds the classes. "
                 f"{LAYOUT}"
             )
-    if "train" not in by_split:
-        raise ValueError(f"`source` must have a train/. Received: {directory} without. {LAYOUT}")
     for paths in by_split.values():
         if len(paths) > 1:
             names = " or ".join(f"{path.name}/" for path in paths)
@@ -118,19 +142,36 @@ def readable_suffixes() -> frozenset[str]:
 
 
 def image_files(directory: Path, skipped: list[Path] | None = None) -> list[Path]:
-    """Return the image files below a directory, sorted; add unreadable formats to `skipped`."""
+    """Return the image files below a directory, sorted; add those that can't be read to `skipped`.
+
+    Links are followed, each directory once. Hidden files and directories are left out at any depth.
+    """
     readable, others = [], [] if skipped is None else skipped
-    for path in _files(directory):
-        (readable if path.suffix.lower() in readable_suffixes() else others).append(path)
+    for entry in _files(directory, set()):
+        is_readable = entry.is_file() and _suffix(entry) in readable_suffixes()
+        (readable if is_readable else others).append(Path(entry.path))
     return sorted(readable)
 
 
-def _files(directory: Path) -> Iterator[Path]:
-    """Yield all files below a directory that are images by their suffix."""
-    for root, _, names in os.walk(directory):
-        for name in names:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-                yield Path(root, name)
+def _files(directory: str | os.PathLike, visited: set[str]) -> Iterator[os.DirEntry]:
+    """Yield all that is below a directory and an image by its suffix, but no directory."""
+    real = os.path.realpath(directory)
+    visited |= {real, *map(str, Path(real).parents)}  # A link to a parent would be a cycle.
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.is_dir():
+                if _is_image(entry):
+                    yield entry
+            elif not is_hidden(entry.name) and os.path.realpath(entry) not in visited:
+                yield from _files(entry.path, visited)
+
+
+def _suffix(entry: os.DirEntry) -> str:
+    return os.path.splitext(entry.name)[1].lower()
+
+
+def _is_image(entry: os.DirEntry) -> bool:
+    return not entry.name.startswith(".") and _suffix(entry) in IMAGE_SUFFIXES
 
 
 def unreadable(paths: Sequence[Path]) -> dict[Path, OSError]:

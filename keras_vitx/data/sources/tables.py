@@ -1,93 +1,172 @@
-"""CSV sources: a table of image files and their labels."""
+"""Tables of image files and their labels: CSV files and DataFrames."""
 
+import contextlib
 import csv
-from collections.abc import Sequence
+import logging
+import os
+import unicodedata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of, split_of
+from keras_vitx.data.sources.dataset import Dataset, ImageFiles, dataset_of
+from keras_vitx.data.sources.names import SPLITS, in_order, split_of, text_of
 from keras_vitx.text import shortened
 
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
 LABEL = ("label", "labels", "class", "target", "category", "tags")
-SPLIT = ("split", "subset", "partition", "set")
-SEPARATORS = (";", "|")  # Between the labels of an image.
+# What numbers in the last three mean is not known, and is an error.
+SPLIT = ("split", "subset", "partition", "set", "fold", "is_train", "is_training")
+FLAGS = {f"is_{name}": key for key in ("validation", "test") for name in SPLITS[key]}
+TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+log = logging.getLogger(__name__)
 
 
-def load_table(path: Path) -> Dataset:
-    """Load a .csv file with a header and one row per image file, which must exist.
+def load_table(table: Any, separator: str | None = None) -> Dataset:
+    """Load a table with a header and a row per image file, which must exist.
 
-    Columns, by name in any case:
+    It is the path of a file with commas, semicolons, tabs or "|" between its columns, in UTF-8 or
+    UTF-16; or a DataFrame, whose files are relative to the current directory. Columns, by name in
+    any case, without spaces around names and values:
 
     - `file` (or `path`, `image`, ...): path of the image, relative to the table.
-    - `label` (or `labels`, `class`, ...): the class by name, or several, separated by ";" or "|",
-      for multi-hot labels, where an empty label is no class. Numbers with a decimal point in every
-      row are regression targets.
+    - `label` (or `labels`, `class`, ...): the class by name, or several, separated by `separator`
+      (";" if None, and "|" is then an error), for multi-hot labels, where an empty label is no
+      class. Numbers, one or more with a decimal point, are regression targets.
     - Without `label`, each other column is a class and holds numbers in 0..1.
-    - `split` (or `subset`, ...): a name in `dataset.SPLITS`; "train" without such a column.
+    - `split` (or `subset`, ...): a name in `dataset.SPLITS`; or `is_valid`, `is_test`: true or
+      false. "train" without such a column.
+
+    Rows of the same file are one image, and must have the same label and split.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        rows, columns = list(reader), reader.fieldnames or []
+    path = table if isinstance(table, Path) else Path("DataFrame")
+    columns, rows = _rows(table, path)
     file_column, label, split = (
-        next((column for column in columns if column.strip().lower() in names), None)
+        next((column for column in columns if column.lower() in names), None)
         for names in (FILE, LABEL, SPLIT)
     )
-    classes = [name for name in columns if name not in (file_column, split)]
+    flags = {name: FLAGS[name.lower()] for name in columns if name.lower() in FLAGS}
+    classes = [name for name in columns if name not in (file_column, split, *flags)]
     if file_column is None or not rows or not (label or classes):
         raise ValueError(
             f"`source` must have a column `file`, and a column `label` or one per class, in {path}."
             f" Received: the columns {', '.join(columns) or 'none'} and {len(rows)} rows."
         )
-    files = [path.parent / row[file_column] for row in rows]
+    images: dict[str, tuple] = {}
+    for row in rows:
+        file = _existing(path.parent, row[file_column])
+        values = [row[name] for name in ([label] if label else classes)], _split(row, split, flags)
+        first = images.setdefault(os.path.abspath(file), (file, *values))
+        if first[1:] != values:
+            raise ValueError(
+                "`source` must have one label and split per file; one row may have several labels, "
+                f"as in 'cat;dog'. Received: {first[1:]} and {values} for {file} in {path}."
+            )
+    files, values, split_names = zip(*images.values(), strict=True)
     if missing := [file for file in files if not file.is_file()]:
         raise OSError(f"{path} names {len(missing)} files that do not exist, such as {missing[0]}.")
+    if len(files) < len(rows):
+        log.warning("%s has %d rows for %d files, which count once.", path, len(rows), len(files))
     if label is not None:
-        names, labels = _labels([(row[label] or "").strip() for row in rows])
+        names, labels = _labels([text_of(value) for (value,) in values], separator)
     else:
-        names = classes
-        try:
-            labels = np.array([[float(row[name]) for name in classes] for row in rows])
-        except (TypeError, ValueError):
-            labels = np.array(np.nan)
+        names, labels = list(map(text_of, classes)), np.array(np.nan)
+        with contextlib.suppress(ValueError):
+            labels = np.array([list(map(float, row)) for row in values])
         if not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError(
                 "`source` must have a column `label`, or numbers in 0..1 in its other columns. "
                 f"Received: {path} with the columns {shortened(classes, 5)}."
             )
-    rows_of_split: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        name = split_of((row[split] or "train").strip()) if split else "train"
-        if name is None:
-            raise ValueError(
-                f"`source` must have the splits train, val, test. Received: {row[split]!r} in "
-                f"{path}."
-            )
-        rows_of_split.setdefault(name, []).append(i)
-    splits = {
-        name: (ImageFiles([files[i] for i in indices], path.parent), labels[indices])
-        for name, indices in rows_of_split.items()
-    }
+    splits = {}
+    for name in sorted(set(split_names)):
+        indices = [i for i, found in enumerate(split_names) if found == name]
+        images_of_split = ImageFiles([files[i] for i in indices], path.parent)
+        splits[name] = images_of_split, labels[indices]
     return dataset_of(str(path), splits, names)
 
 
-def _labels(texts: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
+def _rows(table: Any, path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the columns and rows of a table, without spaces around names and values."""
+    text = "\0"
+    if table is not path:
+        text = table.to_csv(index=False)
+    else:
+        content = path.read_bytes()
+        is_utf_16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+        with contextlib.suppress(UnicodeDecodeError):
+            text = content.decode("utf-16" if is_utf_16 else "utf-8-sig")
+    if "\0" in text:
+        raise ValueError(
+            "`source` must be a table in UTF-8, or in UTF-16 with a byte-order mark. Received: "
+            f'{path} in another encoding. Save it as "CSV UTF-8".'
+        )
+    lines = text.splitlines(keepends=True)
+    if lines and lines[0].startswith("sep="):  # Of Excel.
+        del lines[0]
+    for delimiter in ";\t|,":
+        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+        columns = [name.strip() for name in next(reader, [])]
+        if len(columns) > 1 and not {name.lower() for name in columns}.isdisjoint(FILE):
+            break
+    rows = []
+    for row in reader:
+        values = [value.strip() for value in row]
+        is_wrong = any(values[len(columns) :]) or not len(values) >= len(columns) == len({*columns})
+        if values and is_wrong:
+            raise ValueError(
+                f"`source` must have {len(columns)} different columns with a value each in every "
+                f"row. Received: {len(values)} values in line {reader.line_num} of {path}."
+            )
+        if any(values):
+            rows.append(dict(zip(columns, values, strict=False)))
+    return columns, rows
+
+
+def _existing(directory: Path, name: str) -> Path:
+    """Return the path of an image as written, or as another system or an archive writes it."""
+    forms = (unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name))
+    paths = [directory / form for form in (name, *forms, name.replace("\\", "/"))]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def _split(row: Mapping[str, str], split: str | None, flags: Mapping[str, str]) -> str:
+    """Return the split of a row by its column of splits, or by columns such as `is_valid`."""
+    values = {flag: TRUTH.get(row[flag].lower()) for flag in flags}
+    named = {flags[flag] for flag, value in values.items() if value} or {"train"}
+    name = split_of(row[split]) if split else named.pop()
+    if name is None or (not split and (named or None in values.values())):
+        raise ValueError(
+            "`source` must have train, val or test in its column of splits, or true or false in "
+            f"is_valid and is_test. Received: {row[split] if split else row!r:.200}."
+        )
+    return name
+
+
+def _labels(texts: Sequence[str], separator: str | None) -> tuple[list[str] | None, np.ndarray]:
     """Return the class names, None for numbers, and the labels."""
-    if all("." in text for text in texts):
-        try:
-            return None, np.array([float(text) for text in texts])
-        except ValueError:
-            pass  # Names with a period.
-    separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
-    if separator is None:
+    with contextlib.suppress(ValueError):
+        numbers = np.array([float(text) for text in texts])
+        if any("." in text for text in texts):
+            return None, numbers
+    if separator is None and (unclear := [text for text in texts if "|" in text]):
+        raise ValueError(
+            '`separator` must be "|" if it separates the labels of an image, or ";" if "|" is part '
+            f"of names. Received: None, and the label {unclear[0]!r}."
+        )
+    several = [[name.strip() for name in text.split(separator or ";")] for text in texts]
+    names = in_order(name for row in several for name in row if name)
+    index = {name: i for i, name in enumerate(names)}
+    if max(map(len, several)) == 1:
         if "" in texts:
             raise ValueError(
                 "`source` must have a label in every row of a table. Received: none in row "
                 f"{texts.index('') + 2}."
             )
-        names, labels = np.unique(texts, return_inverse=True)
-        return names.tolist(), labels
-    several = [[name.strip() for name in text.split(separator)] for text in texts]
-    names = sorted({name for row in several for name in row if name})
-    return names, np.array([[name in row for name in names] for row in several], "float32")
+        return names, np.array([index[text] for text in texts])
+    labels = np.zeros((len(texts), len(names)), "float32")
+    for row, found in zip(labels, several, strict=True):
+        row[[index[name] for name in found if name]] = 1
+    return names, labels

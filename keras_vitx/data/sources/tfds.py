@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.dataset import Dataset, EncodedImages, dataset_of, split_of
+from keras_vitx.data.sources.dataset import Dataset, EncodedImages, dataset_of
+from keras_vitx.data.sources.names import split_of
 from keras_vitx.text import nearest, needs_extra
 
 log = logging.getLogger(__name__)

@@ -5,16 +5,23 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from keras_vitx.data.sources.dataset import SPLITS, Dataset, EncodedImages, dataset_of, split_of
+from keras_vitx.data.predictions import imagenet_classes
+from keras_vitx.data.sources.dataset import Dataset, EncodedImages, dataset_of
+from keras_vitx.data.sources.names import SPLITS, split_of, text_of
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
 from keras_vitx.text import needs_extra
 
 # Image and label: of ImageNet's shards, and of tensorflow-datasets.
 FEATURES = (("image/encoded", "image/class/label"), ("image", "label"))
+NAMES = ("image/class/synset", "image/class/text")
 NAMES_FILES = ("labels.txt", "label.labels.txt")
+SHARD = re.compile(
+    r"^[^.].*\.tfrecords?(?![a-z])(?!.*\.(txt|json|md|csv|pbtxt|index)$)", re.IGNORECASE
+)
 SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(sum(SPLITS.values(), ()))})(?=[-_.])", re.IGNORECASE)
 
 
@@ -34,42 +41,71 @@ class RecordImages(EncodedImages):
 
 def shards_of(source: Path) -> list[Path]:
     """Return the shards of a file or directory (".tfrecord" in their names) or of a pattern."""
-    if source.is_dir():
-        files = source.glob("*.tfrecord*")
-    elif source.is_file():
-        files = [source] if ".tfrecord" in source.name else []
+    if source.exists():
+        files = source.iterdir() if source.is_dir() else [source]
+        files = (file for file in files if SHARD.search(file.name))
     else:
         files = map(Path, glob.glob(str(source)))
     return sorted(file for file in files if file.is_file())
 
 
-def load_tfrecords(shards: Sequence[Path], name: str) -> Dataset:
+def load_tfrecords(
+    shards: Sequence[Path], name: str, first_label: Literal[0, 1] | None = None
+) -> Dataset:
     """Load TFRecord shards of encoded images (JPEG, PNG, ...) with one integer label each.
 
-    The features are `FEATURES`. Labels of ImageNet's shards that start at 1 are reduced by 1. A
-    file labels.txt beside the shards may hold the class names, one per line. A shard with the name
-    of a split between separators, such as "valid-00000-of-00001", belongs to that split, others are
-    training images.
+    The features are `FEATURES`. A file labels.txt beside the shards may hold the class names, one
+    per line. A shard with the name of a split between separators, such as "valid-00000-of-00001",
+    belongs to that split, others are training images.
+
+    "label" starts at 0. What "image/class/label" starts at is decided by, in this order,
+    `first_label`; the name of the class in each example (`NAMES`), found in labels.txt, else in
+    ImageNet's synsets, else all that there are, in the order of their labels; a label 0; or a label
+    that labels.txt has no line for otherwise. It is a ValueError if none of them does.
     """
     splits: dict[str, list[tuple]] = {}
     for shard in shards:
         names = SPLIT.findall(shard.name)
         split = split_of(names[-1]) if names else "train"
         splits.setdefault(split, []).extend(_examples(shard))
-    all_examples = [example for examples in splits.values() for example in examples]
-    is_imagenet = {feature for *_, feature in all_examples} == {FEATURES[0][1]}
-    first_label = int(is_imagenet and min(label for _, label, _ in all_examples) == 1)
-    loaded = {}
-    for split, examples in splits.items():
-        labels = np.array([label for _, label, _ in examples]) - first_label
-        loaded[split] = RecordImages([key for key, _, _ in examples]), labels
     files = [shards[0].parent / file for file in NAMES_FILES]
     names = next((f.read_text("utf-8").splitlines() for f in files if f.is_file()), None)
+    every = [example for examples in splits.values() for example in examples]
+    label_of, names = _numbering({(label, *text) for _, label, *text in every}, names, first_label)
+    loaded = {}
+    for split, examples in splits.items():
+        labels = np.array([label_of[label] for _, label, *_ in examples])
+        loaded[split] = RecordImages([key for key, *_ in examples]), labels
     return dataset_of(name, loaded, names)
 
 
-def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
-    """Yield the key of each image of a shard, its label, and the name of the label's feature."""
+def _numbering(
+    found: set[tuple[int, str, str]], names: Sequence[str] | None, first_label: int | None
+) -> tuple[dict[int, int], Sequence[str] | None]:
+    """Return the index of each label, and the class names, from all (label, class, feature)."""
+    text_by_label = {label: text for label, text, _ in sorted(found)}
+    present, texts = list(text_by_label), list(text_by_label.values())
+    if first_label is None and len(set(texts)) == len(found) and "" not in texts:
+        synsets = [synset for synset, _ in imagenet_classes()]
+        known = next((known for known in (names or synsets, texts) if set(texts) <= set(known)), ())
+        if names is None or known is names:
+            return {label: known.index(text) for label, text in text_by_label.items()}, known
+    if first_label is None:
+        is_imagenet = {feature for *_, feature in found} == {FEATURES[0][1]}
+        if not is_imagenet or min(present) <= 0:
+            first_label = 0
+        elif names is not None and max(present) == len(names):
+            first_label = 1
+        else:
+            raise ValueError(
+                f"`first_label` must be 0 or 1, as {FEATURES[0][1]!r} starts at either. Received: "
+                f"None, labels in {min(present)}..{max(present)}, and no names of classes."
+            )
+    return {label: label - first_label for label in present}, names
+
+
+def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str, str]]:
+    """Yield the key of each image of a shard, its label, its class, and the label's feature."""
     keep_tensorflow_off_the_gpu()
     try:
         import tensorflow as tf
@@ -95,7 +131,10 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str]]:
                     'as "image" and "label" or "image/encoded" and "image/class/label". Received: '
                     f"the features {', '.join(sorted(features)) or 'of no example'}."
                 )
-            yield (shard, start + record.index(images[0]), len(images[0])), labels[0], label_name
+            texts = [features[name].bytes_list.value for name in NAMES if name in features]
+            text = next((text_of(text[0].decode("utf-8", "replace")) for text in texts if text), "")
+            key = shard, start + record.index(images[0]), len(images[0])
+            yield key, labels[0], text, label_name
             start += len(record) + 16
     except (tf.errors.OpError, DecodeError) as error:
         hint = " It is compressed." if shard.read_bytes()[:2] == b"\x1f\x8b" else ""

@@ -10,6 +10,7 @@ from jax import numpy as jnp
 from jax.extend import core
 
 from keras_vitx.layers import ops
+from keras_vitx.layers.kernels.tensorflow import mix_heads as mix_heads  # Keras's operations only.
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_attention = ops.call, ops.fused_attention
@@ -17,7 +18,7 @@ _plain_convolve_maps, _plain_depthwise_conv = ops.convolve_maps, ops.depthwise_c
 _plain_gelu = ops.gelu
 
 SAVED = "saved"
-"""The name by which `save_products` knows what else is worth saving."""
+"""The name by which `remat_policy` knows what else is worth saving."""
 
 
 def on_cpu():
@@ -98,12 +99,12 @@ def depthwise_conv(x, kernel, strides):
 def fused_attention(query, key, value, mask=None, training=False):
     """Multiply with heads first, several times faster than JAX's own, and save the maps. CPU."""
     if not on_cpu():
-        return save(_attention_of_accelerators(query, key, value, mask, training))
+        return checkpoint_name(_attention_of_accelerators(query, key, value, mask, training))
     if keras.backend.standardize_dtype(query.dtype) == "bfloat16":
         return _plain_attention(query, key, value, mask, training)
     query = query * query.shape[-1] ** -0.5
     query, key, value = (
-        save(keras.ops.transpose(part, (0, 2, 1, 3))) for part in (query, key, value)
+        checkpoint_name(keras.ops.transpose(each, (0, 2, 1, 3))) for each in (query, key, value)
     )
     logits = keras.ops.matmul(query, keras.ops.transpose(key, (0, 1, 3, 2)))
     logits = ops.at_least_float32(ops.mask_logits(logits, mask))
@@ -117,10 +118,10 @@ def fused_attention(query, key, value, mask=None, training=False):
         y = keras.ops.matmul(keras.ops.cast(weights, value.dtype), value)
         # The result has fewer entries than the maps.
         y = keras.ops.cast(y / sums, value.dtype)
-    return save(keras.ops.transpose(y, (0, 2, 1, 3)))
+    return checkpoint_name(keras.ops.transpose(y, (0, 2, 1, 3)))
 
 
-def gains_from_scan():
+def use_scan():
     """A step of one block compiles several times faster than one of all blocks. All devices."""
     return True
 
@@ -194,8 +195,8 @@ def described(value, names=None):
     return value
 
 
-def save_products(step):
-    """Save only products with weights, and what `save` marks, for the backward pass. All devices.
+def remat_policy(step):
+    """Save products with weights and what `checkpoint_name` marks, no more. All devices.
 
     Without it, the loop saves 4 to 15 times as many bytes; recomputing the rest is faster.
     """
@@ -205,8 +206,8 @@ def save_products(step):
     return jax.checkpoint(step, policy=policy, prevent_cse=False)
 
 
-def save(x):
-    """Mark `x` for `save_products`. All devices."""
+def checkpoint_name(x):
+    """Mark `x` for `remat_policy`. All devices."""
     return ad_checkpoint.checkpoint_name(x, SAVED)
 
 
@@ -263,5 +264,5 @@ def _saved_softmax(logits):
 @_saved_softmax.defjvp
 def _softmax_jvp(primals, tangents):
     # JAX's own computes the derivative from a softmax that cannot be marked.
-    y, (change,) = save(_saved_softmax(*primals)), tangents
+    y, (change,) = checkpoint_name(_saved_softmax(*primals)), tangents
     return y, y * (change - keras.ops.sum(y * change, axis=-1, keepdims=True))

@@ -11,7 +11,7 @@ from keras_vitx.keras_internals import remat_mode
 from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
-_plain_call, _plain_kept_samples = ops.call, ops.kept_samples
+_plain_call, _plain_drop_path_mask = ops.call, ops.drop_path_mask
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -76,8 +76,8 @@ def batch_norm(layer, x, training=False):
     x = x.movedim(layer.axis, 1)
     dtype = torch.promote_types(x.dtype, torch.float32)
     gamma, beta, moving_mean, moving_variance = (
-        None if part is None else _value(part).to(dtype)
-        for part in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
+        None if each is None else _value(each).to(dtype)
+        for each in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
     )
     if not learns:
         y = functional.batch_norm(
@@ -171,7 +171,7 @@ def fused_attention(query, key, value, mask=None, training=False):
 
     It has no second derivative: `keras.config.disable_flash_attention()` turns it off.
     """
-    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     is_slow = query.device.type == "cpu" and query.dtype is torch.bfloat16  # 2 to 7 times.
     if is_slow or keras.config.is_flash_attention_enabled() is False:
         scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
@@ -214,20 +214,20 @@ def gelu(x):
     return functional.gelu(x)
 
 
-def kept_samples(x, keep, generator, seed):
+def drop_path_mask(x, keep, generator, seed):
     """Draw from PyTorch's generator unless there is a seed: Keras's waits for an accelerator."""
     if seed is not None:
-        return _plain_kept_samples(x, keep, generator, seed)
+        return _plain_drop_path_mask(x, keep, generator, seed)
     shape = (x.shape[0], *[1] * (x.ndim - 1))
     return x.new_empty(shape).bernoulli_(keep).div_(keep)
 
 
-def numbers_on_device():
+def scalars_on_device():
     """Make tensors of numbers on the accelerator: Keras's copies from the host wait for it."""
-    return contextlib.nullcontext() if torch.compiler.is_compiling() else _NumbersOnDevice()
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _ScalarsOnDevice()
 
 
-class _NumbersOnDevice(torch.overrides.TorchFunctionMode):
+class _ScalarsOnDevice(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         host = (np.ndarray, float, int, tuple, list)

@@ -163,6 +163,8 @@ class Replicate(keras.callbacks.Callback):
             return
         norms = [x for x in sublayers(self.model) if isinstance(x, keras.layers.BatchNormalization)]
         variables = [v for norm in norms for v in (norm.moving_mean, norm.moving_variance)]
+        optimizer = getattr(self.model, "optimizer", None)
+        variables += getattr(getattr(optimizer, "inner_optimizer", optimizer), "averages", ())
         if _runs("torch"):
             means = _sums([v.value.detach() / in_use().count for v in variables])
         else:

@@ -10,10 +10,11 @@
 | `CaiT_S24`, `CaiT_S36`, `CaiT_S48` | 84.3, 85.0, 85.1 |
 | `CaiT_M24`, `CaiT_M36` | 84.5, 84.9 |
 
-The weights are those of the training at 224, whose positions are resampled bicubically (Refiner's
-code resamples them bilinearly). DeiT's command keeps its code's default of five epochs of warm-up:
-`warmup_epochs=5`. Refined-ViT reaches 84.6 (S), 85.6 (M) and 85.7 (L) at 384, and 85.9 (L) at 448
-(Table 7); with a crop ratio of 1.13, the calibration of the receptive field, 85.98 (Table 5).
+The weights are those of the training at 224. Loading them resamples positions bicubically as timm;
+DeiT's code as `kv.load(path).at_size((384, 384), antialias=False)`, 5 to 8 % apart; Refiner's
+bilinearly. DeiT's command keeps its code's default of five epochs of warm-up: `warmup_epochs=5`.
+Refined-ViT reaches 84.6 (S), 85.6 (M) and 85.7 (L) at 384, and 85.9 (L) at 448 (Table 7); with a
+crop ratio of 1.13, the calibration of the receptive field, 85.98 (Table 5).
 """
 
 from keras_vitx.training.recipes import deit

@@ -4,7 +4,8 @@
 
 `RefinedViT_S`, `RefinedViT_M` and `RefinedViT_L` reach 83.6, 84.6 and 84.9 (Refiner, Table 7;
 8 V100), created with `dense_head=True` and trained with labels per patch from an NFNet-F6 (see
-`kv.training.TokenLabels`). Without them, every patch has the label of its image.
+`kv.training.TokenLabels`), which also are the class head's target, pooled over the crop: the
+released loss never reads the image's own label. Without them, every patch has that label.
 
 Differences between the paper's Table 8 and the released code, which is the default here: the
 table has a learning rate of `5e-3 * batch_size / 512` and `drop_path=0.1 * blocks / 12`, with

@@ -1,16 +1,27 @@
-"""Writes keras_vitx/models/sizes.pyi, by which editors and type checkers know the parameters.
+"""Writes what follows from the sizes (`make sizes`).
 
-python tests/models/stub.py
+That is keras_vitx/models/sizes.pyi, by which editors and type checkers know the parameters, and
+rows of docs/sizes.md. Rows that are there stay: their counts are those of public code.
 """
 
 import inspect
+import re
+from itertools import groupby
+from math import prod
 from pathlib import Path
+
+import keras
 
 import keras_vitx as kv
 from keras_vitx.models.build import FAMILIES, MODELS
 
 PATH = Path(kv.models.__file__).with_name("sizes.pyi")
-HEAD = """# Written by tests/models/stub.py from the signatures at run time; a test compares them.
+TABLE = Path(__file__).parents[2] / "docs" / "sizes.md"
+ROW = r"^\| (\w+) \| ([\d, +]+) \| ([\d, ]+) \| ([\d, –]+) \| ([\d,]+) \| "
+SIZES = {name: cells for name, *cells in re.findall(ROW, TABLE.read_text(), re.MULTILINE)}
+"""Blocks, width, heads and parameters of each size, as docs/sizes.md has them."""
+COUNTS = {name: int(cells[-1].replace(",", "")) for name, cells in SIZES.items()}
+HEAD = """# Written by `make sizes` from the signatures at run time; a test compares them.
 # fmt: off
 # ruff: noqa: E501
 import os
@@ -69,5 +80,39 @@ def stub():
     return HEAD + "".join(lines)
 
 
+def count(name, **arguments):
+    """Count the parameters of a size without allocating them."""
+    try:
+        # In this scope, variables have a shape but no value.
+        with keras.StatelessScope(initialize_variables=False):
+            model = kv.create_model(name, **arguments)
+        assert all(variable._value is None for variable in model.weights)
+        return sum(prod(variable.shape) for variable in model.trainable_variables)
+    finally:
+        keras.utils.clear_session()  # Keras keeps a list of variables without values.
+
+
+def new_rows():
+    """Return the sections of docs/sizes.md for sizes that it lacks; GMACs are left to fill in."""
+    text = ""
+    new = [name for name in MODELS if name not in SIZES]
+    for family, names in groupby(new, lambda name: MODELS[name].family):
+        text += f"\n## {family}\n\n| size | blocks | width | heads | parameters | GMACs |\n"
+        text += "|---|---|---|---|---|---|\n"
+        for name in names:
+            data = MODELS[name].data
+            cells = [
+                ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                for value in (
+                    data.get("depths", data.get("depth")),
+                    data.get("dims", data.get("dim")),
+                    data.get("num_heads", "–"),
+                )
+            ]
+            text += f"| {' | '.join([name, *cells])} | {count(name):,} | – |\n"
+    return text
+
+
 if __name__ == "__main__":
     PATH.write_text(stub())
+    TABLE.write_text(TABLE.read_text() + new_rows())

@@ -1,0 +1,331 @@
+"""Cases of every layer. Those of `@register` and the public ones are enrolled by themselves.
+
+The first case of a layer has the arguments that it requires, from `REQUIRED`, and the input that
+its docstring states. `ROWS` has further cases, and the first where a layer needs another.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import keras
+
+from keras_vitx import layers
+from keras_vitx.layers import (
+    MLP,
+    AccumulatingAttention,
+    Attention,
+    Block,
+    ClassAttention,
+    ClassBlock,
+    ContextBroadcasting,
+    ConvStem,
+    DeepAttention,
+    DenseHead,
+    DistilledHead,
+    DropPath,
+    GatedPositionalAttention,
+    HeadMixing,
+    ImagePreprocessing,
+    LayerScale,
+    LocalMapConvolution,
+    PatchEmbedding,
+    PositionalAttention,
+    PositionEmbedding,
+    ReAttention,
+    RefinedAttention,
+    Refinement,
+    ResidualRefinement,
+    SharedAttention,
+    SharedMapsBlock,
+    SqueezeExcitation,
+    TalkingHeadsAttention,
+    Temperature,
+    TokenMixing,
+    TokenPooling,
+    UniformHeads,
+)
+from keras_vitx.layers.tokens import PatchMap, TokenDownsampling
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """One way to construct a layer.
+
+    Attributes:
+        make: A function that returns the layer, unbuilt.
+        shape: Shape of the input, without the batch; a pair of shapes for a pair.
+    """
+
+    make: Callable[[], keras.layers.Layer]
+    shape: tuple
+
+    def inputs(self, function):
+        """Return the input, or the pair of inputs: `function` of each shape."""
+        if isinstance(self.shape[0], tuple):
+            return tuple(map(function, self.shape))
+        return function(self.shape)
+
+    def model(self):
+        """Return a functional model of only this layer."""
+        inputs = self.inputs(keras.Input)
+        return keras.Model(inputs, self.make()(inputs))
+
+
+REQUIRED = {
+    "num_heads": lambda: 4,
+    "dim": lambda: 8,
+    "hidden": lambda: 6,
+    "classes": lambda: 3,
+    "attention": lambda: Attention(2),
+    "mlp": lambda: MLP(),
+}
+"""Values of arguments without a default."""
+DIMENSIONS = {
+    **{"heads": 4, "queries": 3, "keys": 5, "patches": 9, "dim": 8},
+    **{"height": 16, "width": 32, "channels": 3},
+}
+"""Dimensions of inputs, by their names in docstrings; others are 5."""
+FLOAT32 = ("ReAttention", "ImagePreprocessing", "DistilledHead", "DenseHead")
+"""Layers that compute in float32 in every precision."""
+NO_EFFECT = ("/proj_l/bias", "/pos_proj/bias", "/k/bias", "/mix/bias")
+"""Endings of the paths of variables that a softmax cancels."""
+
+TOKENS = (5, 8)
+PAIR = (TOKENS, (2, 5, 5))
+MAPS = (4, 3, 5)
+ROWS = {
+    "Attention/maps": lambda: Attention(
+        2,
+        on_logits=[HeadMixing(use_bias=False), HeadMixing(name="second", use_bias=False)],
+        on_weights=[HeadMixing(name="after")],
+        qkv_bias=False,
+        dropout=0.3,
+        proj_dropout=0.2,
+    ),
+    "Attention/uniform": lambda: Attention(1, head_size=4, on_weights=[UniformHeads(2)]),
+    "Attention/around": lambda: Attention(
+        2,
+        on_input=[ContextBroadcasting()],
+        on_logits=[Temperature(2.0, learnable=True)],
+        on_output=[ContextBroadcasting(scale=0.1)],
+    ),
+    "RefinedAttention/spatial": lambda: RefinedAttention(
+        2, expansion=2, reduction=False, constraint="spatial", grid=[2, 2], dropout=0.2
+    ),
+    "PositionalAttention/rectangle": (
+        lambda: PositionalAttention(
+            2,
+            grid=[2, 3],
+            conv_start=False,
+            qkv_bias=True,
+            on_logits=[HeadMixing(name="mix", use_bias=False)],
+        ),
+        (6, 8),
+    ),
+    "GatedPositionalAttention/free": (
+        lambda: GatedPositionalAttention(
+            2, gate=0.0, learn_gates=False, grid=[2, 3], conv_start=False, qkv_bias=True
+        ),
+        (6, 8),
+    ),
+    "GatedPositionalAttention/partial": (
+        lambda: GatedPositionalAttention(
+            6, conv_start="partial", locality_strength=0.5, on_weights=[ReAttention()]
+        ),
+        (4, 12),
+    ),
+    "GatedPositionalAttention/frozen": lambda: GatedPositionalAttention(
+        4, dropout=0.2, trainable=False
+    ),
+    "SharedAttention/deep": (
+        lambda: SharedAttention(2, on_weights=[ReAttention(0.5)], dropout=0.2),
+        PAIR,
+    ),
+    "AccumulatingAttention/talking": (
+        lambda: AccumulatingAttention(
+            2,
+            on_logits=[HeadMixing(name="mix", use_bias=False)],
+            on_weights=[HeadMixing()],
+            qkv_bias=False,
+        ),
+        PAIR,
+    ),
+    "ClassAttention/two": lambda: ClassAttention(
+        4,
+        num_class_tokens=2,
+        class_in_keys=False,
+        on_logits=[HeadMixing(name="mix")],
+        qkv_bias=False,
+        dropout=0.1,
+    ),
+    "HeadMixing/no_bias": lambda: HeadMixing(use_bias=False),
+    "HeadMixing/fewer": lambda: HeadMixing(heads_out=2),
+    "ReAttention/scaled": lambda: ReAttention(map_scale=0.25),
+    "ReAttention/plain": lambda: ReAttention(normalize=False),
+    "LocalMapConvolution/1": lambda: LocalMapConvolution(kernel_size=1),
+    "LocalMapConvolution/5": lambda: LocalMapConvolution(kernel_size=5),
+    "LocalMapConvolution/bias": lambda: LocalMapConvolution(use_bias=True),
+    "LocalMapConvolution/spatial": (
+        lambda: LocalMapConvolution(constraint="spatial", grid=[2, 3]),
+        (4, 3, 7),
+    ),
+    "LocalMapConvolution/row_column": lambda: LocalMapConvolution(
+        kernel_size=5, constraint="row+column"
+    ),
+    "Refinement/no_reduction": lambda: Refinement(expansion=2, kernel_size=5, reduction=False),
+    "Refinement/spatial": lambda: Refinement(expansion=1, constraint="spatial", grid=(1, 4)),
+    "ResidualRefinement/scaled": lambda: ResidualRefinement(
+        expansion=2, kernel_size=5, map_scale=0.5
+    ),
+    "Temperature": (lambda: Temperature(0.5), MAPS),
+    "Temperature/learnable": lambda: Temperature(2, learnable=True),
+    "UniformHeads/two": lambda: UniformHeads(2),
+    "MLP/relu": lambda: MLP(2.5, activation="relu", dropout=0.2),
+    "MLP/around": lambda: MLP(
+        on_input=[ContextBroadcasting()],
+        on_hidden=[ContextBroadcasting(scale=0.5)],
+        on_output=[LayerScale(0.1)],
+        hidden=12,
+    ),
+    "TokenMixing/dropout": lambda: TokenMixing(6, dropout=0.2),
+    "ContextBroadcasting/max": lambda: ContextBroadcasting("max", halve=False),
+    "ContextBroadcasting/class": lambda: ContextBroadcasting("class"),
+    "ContextBroadcasting/product": lambda: ContextBroadcasting("class_product"),
+    "ContextBroadcasting/both": lambda: ContextBroadcasting(
+        "class_and_mean", scale=0.5, halve=True
+    ),
+    "ContextBroadcasting/scaled": lambda: ContextBroadcasting(
+        scale=keras.initializers.RandomUniform(0.0, 0.2, seed=1)
+    ),
+    "SqueezeExcitation": (SqueezeExcitation, (5, 32)),
+    "SqueezeExcitation/ratio": (lambda: SqueezeExcitation(ratio=2), TOKENS),
+    "LayerScale": (LayerScale, TOKENS),
+    "LayerScale/initializer": lambda: LayerScale(
+        keras.initializers.RandomUniform(0.0, 0.2, seed=1)
+    ),
+    "LayerScale/scalar": lambda: LayerScale(1, scalar=True),
+    "DropPath": (DropPath, TOKENS),
+    "DropPath/rate": lambda: DropPath(0.3, seed=7),
+    "PatchEmbedding/small": (lambda: PatchEmbedding(6, patch_size=4), (12, 8, 1)),
+    "PatchEmbedding/stride": (lambda: PatchEmbedding(8, patch_size=4, stride=3), (13, 9, 3)),
+    "ConvStem/three": (lambda: ConvStem(6, channels=[4, 5, 6], patch_size=4), (8, 12, 1)),
+    "ImagePreprocessing": (
+        lambda: ImagePreprocessing((6, 8), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4], crop_ratio=0.9),
+        (9, 14, 3),
+    ),
+    "ImagePreprocessing/border": (
+        lambda: ImagePreprocessing([12, 12], (0.5,), (0.5,), 1.13, "bilinear"),
+        (7, 9, 1),
+    ),
+    "TokenDownsampling": (lambda: TokenDownsampling(16, (3, 4)), (13, 8)),
+    "TokenDownsampling/two": (lambda: TokenDownsampling(8, [2, 2], num_prefix_tokens=2), (6, 8)),
+    "PositionEmbedding": (lambda: PositionEmbedding((2, 3)), (6, 8)),
+    "PositionEmbedding/prefix": (lambda: PositionEmbedding([2, 3], num_prefix_tokens=2), (8, 8)),
+    "PatchMap": (lambda: PatchMap((2, 2)), TOKENS),
+    "TokenPooling/avg": lambda: TokenPooling("avg", num_prefix_tokens=2),
+    "TokenPooling/max": lambda: TokenPooling("max", num_prefix_tokens=0),
+    "DistilledHead/softmax": lambda: DistilledHead(3, activation="softmax"),
+    "DenseHead/softmax": lambda: DenseHead(3, activation="softmax"),
+    "Block/talking": lambda: Block(
+        TalkingHeadsAttention(2, dropout=0.1),
+        MLP(2, dropout=0.1),
+        layer_scale=keras.initializers.RandomUniform(0.1, 0.5, seed=2),
+        drop_path=0.2,
+        epsilon=1e-5,
+        name="blocks_3",
+    ),
+    "Block/scalar": lambda: Block(Attention(2), MLP(), layer_scale=0.5, scalar_scale=True),
+    "Block/residual_scale": lambda: Block(
+        DeepAttention(2),
+        MLP(on_output=[ContextBroadcasting(), LayerScale(0.5)]),
+        residual_scale=0.5,
+        epsilon=0.1,
+    ),
+    "Block/mixing": lambda: Block(TokenMixing(6), MLP()),
+    "SharedMapsBlock": (
+        lambda: SharedMapsBlock(
+            SharedAttention(2, on_weights=[ResidualRefinement(map_scale=0.5)]),
+            MLP(),
+            residual_scale=0.5,
+        ),
+        PAIR,
+    ),
+    "SharedMapsBlock/first": (
+        lambda: SharedMapsBlock(Attention(2), MLP(), receives_maps=False),
+        TOKENS,
+    ),
+    "SharedMapsBlock/uniform": (
+        lambda: SharedMapsBlock(
+            Attention(2, on_weights=[UniformHeads()]), MLP(), receives_maps=False, drop_path=0.2
+        ),
+        TOKENS,
+    ),
+    "SharedMapsBlock/last": (
+        lambda: SharedMapsBlock(AccumulatingAttention(2), MLP(), emits_maps=False, layer_scale=0.5),
+        PAIR,
+    ),
+    "SharedMapsBlock/similarity": (
+        lambda: SharedMapsBlock(DeepAttention(2), MLP(), similarity=0.1),
+        PAIR,
+    ),
+    "ClassBlock": (lambda: ClassBlock(ClassAttention(2), MLP(), layer_scale=0.5), TOKENS),
+    "ClassBlock/two": (
+        lambda: ClassBlock(
+            ClassAttention(2, num_class_tokens=2, class_in_keys=False), MLP(), drop_path=0.1
+        ),
+        TOKENS,
+    ),
+}
+
+
+def first_case(make):
+    """Return the first case of a layer, made with the arguments that it requires."""
+    parameters = inspect.signature(make).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+    if unknown := [name for name in names if name not in REQUIRED]:
+        raise ValueError(f"arguments without a default and a value in REQUIRED: {unknown}")
+
+    def made():
+        return make(**{name: REQUIRED[name]() for name in names})
+
+    stated = re.search(r"Inputs?\b[^;]*", inspect.getdoc(type(made())))
+    stated = stated[0].partition("\n\n")[0].partition("Output:")[0] if stated else ""
+    shapes = [
+        tuple(DIMENSIONS.get(name, 5) for name in dimensions.split(", "))
+        for dimensions in re.findall(r"`\(batch, ([^.]+?)\)`", stated)
+    ]
+    if not shapes:
+        raise ValueError("the docstring must state an input, such as Input: `(batch, tokens, dim)`")
+    case = LayerCase(made, shapes[0] if len(shapes) == 1 else tuple(shapes))
+    if keras.backend.backend() == "torch":  # The others compile it, which takes seconds.
+        case.model()
+    return case
+
+
+def enrolled():
+    """Return every registered and every public layer; the latter may be functions that make one."""
+    found = {name: made for name, made in vars(layers).items() if name[0].isupper()}
+    for cls in keras.saving.get_custom_objects().values():
+        if cls.__module__.startswith("keras_vitx.layers.") and issubclass(cls, keras.layers.Layer):
+            found[cls.__name__] = cls
+    del found["MapLayer"]
+    return found
+
+
+LAYERS: dict[str, LayerCase] = {}
+WITHOUT_CASE: dict[str, str] = {}
+"""Why there is no first case, by layer."""
+for _name, _make in enrolled().items():
+    if _name not in ROWS:
+        try:
+            LAYERS[_name] = first_case(_make)
+        except Exception as error:
+            WITHOUT_CASE[_name] = f"{type(error).__name__}: {error}"
+for _name, _row in ROWS.items():
+    _make, _shape = _row if isinstance(_row, tuple) else (_row, None)
+    _first = _name.partition("/")[0]
+    if _first not in WITHOUT_CASE:
+        LAYERS[_name] = LayerCase(_make, _shape or LAYERS[_first].shape)
