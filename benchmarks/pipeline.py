@@ -29,6 +29,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 import keras_vitx as kv
+from keras_vitx.data import loading
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
 
 HEIGHT, WIDTH = 375, 500
@@ -105,9 +106,8 @@ def endless(batches: Iterable) -> Iterator:
 
 def in_this_thread(batches, as_uint8: bool) -> Iterator:
     """Our batches in this thread, for the device or normalized."""
-    batches.make.as_uint8 = as_uint8
-    for step in itertools.count():
-        yield batches.make(*divmod(step, len(batches)))
+    batches.loader.as_uint8 = as_uint8
+    yield from map(batches.dataset().__getitem__, itertools.count())
 
 
 def per_core(batches: Iterator, steps: int, size: int) -> float:
@@ -166,7 +166,7 @@ def main():
     import torch
 
     torch.set_num_threads(1)
-    kv.data.batches.IN_MEMORY_BYTES = 0  # as with a data set that does not fit in memory
+    loading.IN_MEMORY_BYTES = 0  # as with a data set that does not fit in memory
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         write_files(directory, options.images)

@@ -103,6 +103,24 @@ def is_worker() -> bool:
     return WORKER in os.environ
 
 
+def has_accelerator() -> bool:
+    """Return whether images can be sent to a GPU or TPU as uint8.
+
+    They can't under TensorFlow, whose `fit` uses `tf.data`, or with `keras.distribution`.
+    """
+    import keras
+
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    if keras.backend.backend() == "jax" and keras.distribution.distribution() is None:
+        import jax
+
+        return jax.default_backend() != "cpu"
+    return False
+
+
 def without_gradients() -> contextlib.AbstractContextManager:
     """Return a context in which PyTorch does not keep activations for a backward pass."""
     import keras

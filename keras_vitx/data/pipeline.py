@@ -93,7 +93,7 @@ def pipelines(
     `preprocess_input`. A training epoch uses each image at most once, in a new order, and drops the
     remainder that doesn't fill a batch; fewer images than one batch form a single smaller batch. A
     training batch depends only on the seed, the epoch and its index; see
-    `keras_vitx.data.batches.Batches` for how epochs are counted.
+    `keras_vitx.data.loading.Batches` for how epochs are counted.
 
     Grain prepares batches in parallel, in threads or in processes (`workers`). Up to 512 MiB of
     decoded images are cached per split.
@@ -136,7 +136,7 @@ def pipelines(
             than the model has outputs.
         OSError: if a file can't be read.
     """
-    from keras_vitx.data.batches import EvaluationBatches, TrainingBatches  # imports Keras
+    from keras_vitx.data.loading import EvaluationBatches, TrainingBatches  # imports Keras
 
     for name, value, minimum in (
         ("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)
@@ -163,6 +163,7 @@ def pipelines(
     if names and len(names) < classes:
         text = "The source %s has %d classes, the model %d outputs."
         log.warning(text, source.name, len(names), classes)
+    soft = classes if mixing is not None or getattr(targets, "relabel", False) else None
     train = TrainingBatches(
         fraction_of(source.train, fraction, seed),
         spec,
@@ -170,15 +171,14 @@ def pipelines(
         augmentation,
         mixing,
         seed,
-        classes=classes,
+        soft=soft,
         strict=strict,
         targets=targets,
         weights=None if sampling is None else _weights(sampling, source.train.labels, names),
         workers=workers,
     )
-    soft = classes if mixing is not None or getattr(targets, "relabel", False) else None
     validation, test = (
-        split and EvaluationBatches(split, spec, batch_size, pad, soft, strict=strict)
+        split and EvaluationBatches(split, spec, batch_size, pad=pad, soft=soft, strict=strict)
         for split in (source.validation, source.test)
     )
     return Pipelines(train, validation, source.class_names, source.skipped, test)

@@ -1,5 +1,6 @@
 """Batches of images and masks, at the input size of a model."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,8 @@ from PIL import Image
 
 from keras_vitx.data import Pipelines
 from keras_vitx.data.augmentation import jitter_colors
-from keras_vitx.data.batches import Batches
 from keras_vitx.data.images import normalize, resize, with_channels
-from keras_vitx.data.worker import order
+from keras_vitx.data.loading import Batches, import_grain, order
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.segmentation.evaluate import to_model
 from keras_vitx.segmentation.masks import IGNORED, MaskedImages, load_dataset, resize_mask
@@ -68,12 +68,16 @@ class EvaluationPairs(Batches):
     """The validation batches of `pipelines`, of masked images with `classes` classes."""
 
     def __init__(self, masked: MaskedImages, model: Any, classes: int, batch_size: int = 16):
-        super().__init__(self.batch)
+        super().__init__(None)
         self.masked, self.spec = masked, ModelInput.of(model)
         self.classes, self.batch_size = classes, batch_size
 
     def __len__(self) -> int:
         return -(-self.masked.size // self.batch_size)
+
+    def dataset(self) -> Any:
+        steps = import_grain().MapDataset.range(sys.maxsize)
+        return steps.map(lambda step: self.batch(*divmod(step, len(self))))
 
     def batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         positions = range(self.masked.size)[index * self.batch_size :][: self.batch_size]

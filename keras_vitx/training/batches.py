@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.backend import checked_dataset
-from keras_vitx.data.batches import EvaluationBatches
+from keras_vitx.data.loading import EvaluationBatches
 from keras_vitx.outputs import Task, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.training.devices import in_use
@@ -52,8 +52,14 @@ def evaluation_split(
         if crop_ratio is not None:
             spec = ModelInput(spec.input_shape, spec.preprocessing.replace(crop_ratio=crop_ratio))
         strict = arguments.get("strict", False)
-        batches = EvaluationBatches(batches, spec, batch_size, in_use().replicas > 1, strict=strict)
-    return split, batches, source.class_names
+        pad = in_use().replicas > 1
+        batches = EvaluationBatches(batches, spec, batch_size, pad=pad, strict=strict)
+    return split, weighted(batches), source.class_names
+
+
+def weighted(batches: Any) -> Any:
+    """Return evaluation batches of a data set in which what can't be decoded has weight 0."""
+    return batches.weighted() if isinstance(batches, EvaluationBatches) else batches
 
 
 def check_repeats(source: Any) -> None:

@@ -87,11 +87,20 @@ class Evaluator(keras.Model):
         verbose: str | int = 0,
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> dict[str, float]:
-        """Return the mean loss and the metrics over `dataset`, by name."""
+        """Return the mean loss and the metrics over `dataset`, by name.
+
+        Raises an OSError if none of its images can be decoded.
+        """
         # Under TensorFlow, the first `evaluate` does not reset the metrics of training.
         self.reset()
         dataset, callbacks = shard_of(dataset, pad=True), [Replicate(), *callbacks]
-        results = self.evaluate(dataset, verbose=verbose, callbacks=callbacks, return_dict=True)
+        try:
+            results = self.evaluate(dataset, verbose=verbose, callbacks=callbacks, return_dict=True)
+        finally:  # Under JAX, an error of the data would leave the model without its variables.
+            getattr(self, "jax_state_sync", lambda: None)()
+        errors = getattr(dataset, "unreadable", None)
+        if errors and not self.count():
+            raise OSError(f"no image of the data can be decoded: {next(iter(errors.values()))}")
         # Keras's own mean loss includes padding.
         results["loss"] = results.pop("loss_per_image")
         return results

@@ -22,6 +22,7 @@ from keras_vitx.training.batches import (
     names_with,
     several_as_pipelines,
     steps_of,
+    weighted,
 )
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.distillation import Distillation
@@ -107,7 +108,7 @@ def open_data(
                 f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
     class_weight = _class_weight(class_weight, batches.class_names, model.output_shape[-1])
-    batches = _with_targets(batches, model, recipe, distillation, class_weight, seed)
+    batches = _with_targets(batches.map(weighted), model, recipe, distillation, class_weight, seed)
     labels = labels_of(batches.train)
     check_batch(len(labels), in_use())
     size = len(labels) * recipe.accumulate_steps

@@ -10,10 +10,9 @@ from PIL import Image
 
 from keras_vitx.data import Augmentation, Mixing, pipelines
 from keras_vitx.data.augmentation import PRESETS
-from keras_vitx.data.augmentation.mixing import check_mixable, soft_labels
+from keras_vitx.data.augmentation.mixing import check_mixable, shard_of_batch, soft_labels
 from keras_vitx.data.augmentation.windows import random_shift, resized_crop
 from keras_vitx.data.images import resize
-from keras_vitx.data.worker import shard_of_batch
 
 pytestmark = pytest.mark.backend_free
 MEAN = (0.485, 0.456, 0.406)
@@ -168,7 +167,7 @@ def test_a_coefficient_per_group(group_size, groups):
             np.testing.assert_array_equal(mixed, images[own])
             np.testing.assert_array_equal(of_mixed, labels[own])
     with pytest.raises(ValueError, match="`group_size` must divide the batch of 6"):
-        Mixing(group_size=4).check_batch(6)
+        Mixing(group_size=4).check(np.arange(6) % 2, 2, 6)
 
 
 def test_bytes_are_rounded():
@@ -229,7 +228,7 @@ def test_keras_cv_makes_the_same_batches_from_a_seed(pictures, make_model, monke
     found = train()
     # Again, after another.
     (images, labels), (others, _), (again, _) = (
-        found.to_inputs(found.load_batch(0, i)) for i in (0, 1, 0)
+        found.to_inputs(found.dataset()[i]) for i in (0, 1, 0)
     )
     np.testing.assert_array_equal(images, again)
     assert images.shape == (4, 16, 16, 3) and images.dtype == np.float32

@@ -14,7 +14,7 @@ from training.test_fit import small
 
 import keras_vitx as kv
 from keras_vitx.cli import train
-from keras_vitx.data.worker import shard_of_batch
+from keras_vitx.data.augmentation.mixing import shard_of_batch
 from keras_vitx.training.devices import Devices
 from keras_vitx.training.devices.replicas import Shard
 

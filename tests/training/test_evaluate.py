@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 from test_fit import TEST, TRAIN, VALIDATION, Batched, best_of, crossentropy, ready, small
 
 import keras_vitx as kv
@@ -220,6 +221,45 @@ def test_the_worst_images_are_found():
     assert len(every[0]) == 50
     order = np.argsort(p, kind="stable")[:16]
     np.testing.assert_allclose(worst[2], ready(images)[order])
+
+
+def files(directory, images, labels):
+    """Image files of two classes, and their paths in order."""
+    paths = []
+    for index, image in enumerate(images):
+        paths.append(directory / f"class {labels[index]}" / f"{index:02}.png")
+        paths[-1].parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[..., 0]).save(paths[-1])
+    return paths
+
+
+def test_a_batch_of_which_no_image_can_be_read_counts_as_none(tmp_path):
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 255, (12, 4, 4, 1), "uint8"), np.repeat([0, 1], 6)
+    for split in ("train", "val"):
+        paths = files(tmp_path / split, images, labels)
+    source = kv.data.load_dataset(tmp_path)
+    for path in paths[4:8]:
+        path.write_bytes(b"")
+    kept, model = np.delete(np.arange(12), range(4, 8)), small()
+    expected = crossentropy(model, images[kept], labels[kept])
+    for given in (source, kv.data.pipelines(source, model, 4)):
+        options = {"batch_size": 4, "confusion": True, "per_image": tmp_path / "rows.csv"}
+        found = kv.evaluate(model, given, "validation", **options)
+        assert found["images"] == found["confusion"].sum() == 8
+        rows = (tmp_path / "rows.csv").read_text().splitlines()[1:]
+        names = [path.relative_to(tmp_path).as_posix() for path in np.array(paths)[kept]]
+        assert sorted(row.split(",")[0] for row in rows) == names
+        assert found["loss"] == pytest.approx(expected, rel=1e-4)
+        still = {"epochs": 1, "batch_size": 4, "warmup_epochs": 0, "learning_rate": 1e-6}
+        history = kv.fit(model, given, **still, verbose=0).history
+        assert history["val_loss"] == [pytest.approx(expected, rel=1e-3)]
+    with pytest.raises(OSError, match=r"04\.png"):
+        kv.evaluate(model, kv.data.pipelines(source, model, 4, strict=True), "validation")
+    for path in paths:
+        path.write_bytes(b"")
+    with pytest.raises(OSError, match=r"no image .* can be decoded: .*00\.png"):
+        kv.evaluate(model, source, "validation", batch_size=4)
 
 
 @pytest.mark.backend_free

@@ -136,23 +136,6 @@ class Augmentation:
                     needs_extra('`augmentation` by="keras_cv" needs keras-cv', "keras-cv")
                 )
 
-    def batch(
-        self,
-        images: Sequence[Any],
-        size: tuple[int, int],
-        randoms: Sequence[np.random.Generator],
-        mean: Sequence[float],
-    ) -> tuple[Sequence[np.ndarray], Sequence[Window]]:
-        """Apply `pixels` to each image, with its own generator, or the layers of keras-cv."""
-        if self.by == "keras_cv":
-            from keras_vitx.data.augmentation.keras_cv import augment
-
-            seed = int(randoms[0].integers(2**31))
-            return augment(self, images, size, seed), [Window()] * len(images)
-        pairs = zip(images, randoms, strict=True)
-        pairs = [self.pixels(image, size, random, mean) for image, random in pairs]
-        return tuple(zip(*pairs, strict=True))
-
     def pixels(
         self,
         image: np.ndarray,

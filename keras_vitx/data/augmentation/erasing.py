@@ -7,6 +7,7 @@ Zhong et al., 2020, with timm's defaults and mode "pixel". In `keras.layers.Rand
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,3 +51,18 @@ def erase_box(image: np.ndarray, box: Sequence[int]) -> None:
     numbers = noise(image.size)[offset : offset + image.size].reshape(image.shape)
     window = slice(top, top + rows), slice(left, left + columns)
     image[window] = numbers[window]
+
+
+def erase_boxes(images: Any, boxes: np.ndarray) -> Any:
+    """Return the images (n, height, width, channels), tensors of Keras, as after `erase_box`."""
+    from keras import ops
+
+    height, width, channels = images.shape[1:]
+    boxes = ops.convert_to_tensor(boxes)[:, :, None]
+    rows, columns = ops.arange(height), ops.arange(width)
+    inside_rows = (rows >= boxes[:, 0]) & (rows < boxes[:, 0] + boxes[:, 2])
+    inside_columns = (columns >= boxes[:, 1]) & (columns < boxes[:, 1] + boxes[:, 3])
+    inside = ops.logical_and(inside_rows[:, :, None], inside_columns[:, None])
+    count = height * width * channels
+    values = ops.take(ops.convert_to_tensor(noise(count)), boxes[:, 4] + ops.arange(count))
+    return ops.where(inside[..., None], ops.reshape(values, images.shape), images)

@@ -92,12 +92,17 @@ class Mixing:
         cut_area = math.prod(extent.stop - extent.start for extent in box)
         return 1 - cut_area / math.prod(size), tuple(box)
 
-    def check_batch(self, size: int) -> None:
-        """Raise a ValueError if a batch of this size can't be split into groups."""
+    def check(
+        self, labels: np.ndarray, classes: int | None, size: int, targets: Any = None
+    ) -> None:
+        """Raise a ValueError if batches of `size` images, of such labels can't be mixed."""
+        check_mixable(labels, classes)
         if self.group_size is not None and size % self.group_size:
             raise ValueError(
                 f"`group_size` must divide the batch of {size} images. Received: {self.group_size}."
             )
+        if targets is not None and self.cutmix and not getattr(targets, "relabel", False):
+            raise ValueError(f"`cutmix` must be 0 with `targets`. Received: {self.cutmix}.")
 
     def __call__(
         self,
@@ -114,7 +119,7 @@ class Mixing:
             labels: float32 (n, ...), as from `soft_labels`, or a dictionary of such arrays.
             random: Source of the coefficients and the boxes.
             shard, num_shards: The shard of a batch that the images are
-                (`data.worker.shard_of_batch`).
+                (`shard_of_batch`).
         """
         count = len(images)
         pairs = (count + 1) // 2
@@ -135,6 +140,18 @@ class Mixing:
             for array in mixed.values():
                 array[pair] = _mix(array[pair], coefficient)
         return images, mixed if isinstance(labels, dict) else mixed[""]
+
+
+def shard_of_batch(count: int, shard: int, num_shards: int) -> np.ndarray:
+    """Return the indices of the images of a shard of a batch, in ascending order.
+
+    Shards of even size contain pairs of images i and `count - 1 - i`, which `Mixing` mixes.
+    """
+    size = count // num_shards
+    if size % 2:
+        return np.arange(shard * size, (shard + 1) * size)
+    first = np.arange(shard * size // 2, (shard + 1) * size // 2)
+    return np.concatenate([first, count - 1 - first[::-1]])
 
 
 def _mix(values: np.ndarray, coefficient: float) -> np.ndarray:

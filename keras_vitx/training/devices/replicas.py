@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vitx.data.batches import TrainingBatches
-from keras_vitx.data.worker import shard_of_batch
+from keras_vitx.data.augmentation.mixing import shard_of_batch
+from keras_vitx.data.loading import TrainingBatches
 from keras_vitx.keras_internals import sublayers
 from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import Devices, check_batch, copies_of, in_use
