@@ -395,9 +395,10 @@ def _match_outputs(
         return None, tuple(labels)
     if unknown := [name for name in labels if name not in names]:
         known = shortened(outputs or ["none, as it has no `class_names`"], 5)
+        next_step = "" if outputs else " Set `model.class_names`, in the order of its outputs."
         raise ValueError(
             f"`source` must have only classes that the model knows: {known}. "
-            f"Received: {shortened(unknown, 5)}."
+            f"Received: {shortened(unknown, 5)}.{next_step}"
         )
     order = [names.index(name) for name in labels]
     order += sorted(set(range(len(names))) - set(order))

@@ -24,6 +24,7 @@ def of_several(images, classes=3):
 def test_a_row_per_image(tmp_path):
     images, labels = classes_of()
     model = small(8)
+    model.class_names = NAMES
     source = named(images, labels, NAMES, tmp_path / "a.npz")
     kv.evaluate(model, source, per_image=tmp_path / "rows.csv")
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
@@ -50,7 +51,9 @@ def test_a_row_per_file(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture[..., 0]).save(path)
     (tmp_path / "photos" / "left" / "0.png").write_bytes(b"no image")
-    kv.evaluate(small(), tmp_path / "photos", per_image=tmp_path / "rows.csv")
+    model = small()
+    model.class_names = ("left", "right")
+    kv.evaluate(model, tmp_path / "photos", per_image=tmp_path / "rows.csv")
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert {row["image"] for row in rows} == {
         *(f"left/{i}.png" for i in (2, 4)),
