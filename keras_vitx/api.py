@@ -46,7 +46,7 @@ def preprocess_input(images, model):
 
     Raises:
         ValueError: if the name is unknown, or an array has another shape, dtype or range.
-        OSError: if a file can't be decoded, or has more than `PIL.Image.MAX_IMAGE_PIXELS`
-            pixels; the message names it.
+        OSError: if a file can't be decoded, or has more than twice
+            `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
     """
     return data.preprocess_input(images, models.model_input(model))
