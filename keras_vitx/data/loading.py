@@ -53,6 +53,7 @@ class Batch(NamedTuple):
     errors: tuple[tuple[Any, str], ...] = ()
 
 
+@functools.cache
 def import_grain() -> Any:
     """Return Grain, which is slow to import and not needed to predict."""
     from absl.logging import get_absl_logger
@@ -240,9 +241,8 @@ class Batches(PyDataset):
     def __init__(self, loader: Any, workers: int = 0, endless: bool = False):
         super().__init__(workers=1)
         self.loader, self.processes, self.endless = loader, workers, endless
-        self.epoch = 0
         self._lock = threading.Lock()
-        self._next, self._recent = None, {}
+        self.epoch, self._next, self._recent = 0, None, {}
         self._iterators: list[Any] = []
         # Also when the program ends, or processes would leave shared memory behind.
         weakref.finalize(self, _close, self._iterators)

@@ -156,7 +156,7 @@ def evaluate(
         validation_split: Images to hold out and evaluate from a source without validation images:
             the names in `held_out`, or a fraction. 0 holds out none.
         seed: Seed of a fraction, as in `fit`.
-        strict: Whether an image that can't be decoded is an error.
+        strict: Whether an image that can't be decoded is an error; if not, it does not count.
         crop_ratio: Replaces that of the model's preprocessing; above 1, images are padded.
         restrict: Whether to use only the outputs of the source's classes, as is usual for the 200
             classes of ImageNet-A and ImageNet-R.
