@@ -12,7 +12,6 @@ from keras_vitx.keras_internals import children
 from keras_vitx.layers import ops
 from keras_vitx.layers.initializers import initializers
 
-
 # Arguments in earlier files, with the value that each had unless a model was prepared to export.
 EARLIER = {"constant_positions": False, "normalize": True}
 
