@@ -32,4 +32,4 @@ def test_weights_that_do_not_fit(monkeypatch):
     on(monkeypatch, "a small GPU", held // 2, ())
     with pytest.raises(ValueError, match=r"`model` must fit .* a small GPU.*shard_weights=True"):
         kv.fit(model, "fashion_mnist", epochs=1)
-    devices.check_limits(model, shares=8)
+    devices.check_limits(model, num_shards=8)
