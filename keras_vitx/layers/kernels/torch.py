@@ -234,6 +234,9 @@ class _ScalarsOnDevice(torch.overrides.TorchFunctionMode):
         copies = function is torch.as_tensor and isinstance(args[0], host) and "dtype" in kwargs
         if copies and np.size(args[0]) == 1:
             return torch.full(np.shape(args[0]), np.asarray(args[0]).item(), **kwargs)
+        if function is torch._foreach_add and isinstance(args[1], torch.Tensor):
+            # Of AdamW's epsilon, which PyTorch would read to the host.
+            return torch.ops.aten._foreach_add.Tensor(*args)
         return function(*args, **kwargs)
 
 
