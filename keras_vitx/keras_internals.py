@@ -84,6 +84,13 @@ class GlobalClipping:
         return [one * factor for one in grads]
 
 
+def functions_of_adam() -> tuple[Any, Any]:
+    """Return PyTorch's function by which Keras's Adam adds epsilon, and its form for tensors."""
+    import torch
+
+    return torch._foreach_add, torch.ops.aten._foreach_add.Tensor
+
+
 def build_training(model: keras.Model, batch: Any) -> None:
     """Create the variables of a compiled model's optimizer, loss and metrics, as `fit` does.
 

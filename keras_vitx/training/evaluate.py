@@ -391,7 +391,8 @@ def _match_outputs(
         names = [
             labels[numbers.index(n)] if n in numbers else names[i] for i, n in enumerate(by_number)
         ]
-    if outputs is None and not numbers and len(labels) == classes:
+    in_order = not numbers or list(labels) == sorted(labels)
+    if outputs is None and in_order and len(labels) == classes:
         return None, tuple(labels)
     if unknown := [name for name in labels if name not in names]:
         known = shortened(outputs or ["none, as it has no `class_names`"], 5)

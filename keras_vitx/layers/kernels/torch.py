@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from keras_vitx.keras_internals import remat_mode
+from keras_vitx.keras_internals import functions_of_adam, remat_mode
 from keras_vitx.layers import ops
 
 # The plain forms: `ops` replaces its functions only after this module is imported.
 _plain_call, _plain_drop_path_mask = ops.call, ops.drop_path_mask
 
+ADD_TO_ALL, ADD_TENSOR_TO_ALL = functions_of_adam()
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -234,9 +235,9 @@ class _ScalarsOnDevice(torch.overrides.TorchFunctionMode):
         copies = function is torch.as_tensor and isinstance(args[0], host) and "dtype" in kwargs
         if copies and np.size(args[0]) == 1:
             return torch.full(np.shape(args[0]), np.asarray(args[0]).item(), **kwargs)
-        if function is torch._foreach_add and isinstance(args[1], torch.Tensor):
+        if function is ADD_TO_ALL and isinstance(args[1], torch.Tensor):
             # Of AdamW's epsilon, which PyTorch would read to the host.
-            return torch.ops.aten._foreach_add.Tensor(*args)
+            return ADD_TENSOR_TO_ALL(*args)
         return function(*args, **kwargs)
 
 
