@@ -195,7 +195,7 @@ class BatchTransform(keras.utils.PyDataset):
 
     Batches are `(images, labels)` or `(images, labels, weights)`. All other attributes are those
     of the wrapped batches. `elementwise` says whether `transform` treats each image independently,
-    so that it can be applied to a share of a batch.
+    so that it can be applied to a shard of a batch.
     """
 
     elementwise = False

@@ -65,7 +65,7 @@ class Recipe:
             all layers the same rate.
         ema: Momentum of the moving average of the weights, which is validated and is the result;
             None keeps no average. In a `Chain`, statistics of normalization are averaged too.
-        accumulate_steps: Number of parts of a batch that are computed one after the other to save
+        accumulate_steps: Number of micro-batches of a batch, computed one after the other to save
             memory. It divides `batch_size`.
         augmentation: Augmentation of the training images, or its name (see
             `keras_vitx.data.pipelines`); None uses the evaluation transform.
@@ -324,7 +324,7 @@ GROUPS = {
     "targets": _names("label_smoothing", "distillation_weight"),
 }
 
-# The values to which `but` adds a setting if augmentation or mixing is None.
+# The values to which `replace` adds a setting if augmentation or mixing is None.
 OFF: dict[str, Any] = {
     "augmentation": Augmentation(crop=None, flip=0.0),
     "mixing": Mixing(mixup=0.0, cutmix=0.0),

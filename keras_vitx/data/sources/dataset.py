@@ -17,7 +17,7 @@ from keras_vitx.data.sources.names import text_of
 from keras_vitx.text import shortened
 
 MAX_CLASSES = 1_000_000  # Larger labels are an error.
-HOW = "Give it to `keras_vitx.data.load_dataset`, and the result to `fit` or `evaluate`."
+HINT = "Give it to `keras_vitx.data.load_dataset`, and the result to `fit` or `evaluate`."
 log = logging.getLogger(__name__)
 
 

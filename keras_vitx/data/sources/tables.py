@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.dataset import HOW, Dataset, ImageFiles, dataset_of
+from keras_vitx.data.sources.dataset import HINT, Dataset, ImageFiles, dataset_of
 from keras_vitx.data.sources.names import SPLITS, in_order, split_of, text_of
 from keras_vitx.text import shortened
 
@@ -154,7 +154,7 @@ def _labels(texts: Sequence[str], separator: str | None) -> tuple[list[str] | No
     if separator is None and (unclear := [text for text in texts if "|" in text]):
         raise ValueError(
             '`separator` must be "|" if it separates the labels of an image, or ";" if "|" is part '
-            f"of names. Received: None, and the label {unclear[0]!r}. {HOW}"
+            f"of names. Received: None, and the label {unclear[0]!r}. {HINT}"
         )
     several = [[name.strip() for name in text.split(separator or ";")] for text in texts]
     names = in_order(name for row in several for name in row if name)

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.dataset import HOW, Dataset, EncodedImages, dataset_of
+from keras_vitx.data.sources.dataset import HINT, Dataset, EncodedImages, dataset_of
 from keras_vitx.data.sources.names import SPLITS, split_of, text_of
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
 from keras_vitx.text import needs_extra
@@ -99,7 +99,7 @@ def _numbering(
         else:
             raise ValueError(
                 f"`first_label` must be 0 or 1, as {FEATURES[0][1]!r} starts at either. Received: "
-                f"None, labels in {min(present)}..{max(present)}, and no names of classes. {HOW}"
+                f"None, labels in {min(present)}..{max(present)}, and no names of classes. {HINT}"
             )
     return {label: label - first_label for label in present}, names
 

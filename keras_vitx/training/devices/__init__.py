@@ -26,7 +26,7 @@ MIN_SHARDED = 4096
 class Devices:
     """The devices in use: `count` in all processes, with `replicas` copies of the model.
 
-    Each of the `processes` reads its share of every batch. Process 0, the chief, writes the files.
+    Each of the `processes` reads its shard of every batch. Process 0, the chief, writes the files.
     """
 
     count: int = 1
