@@ -171,7 +171,7 @@ class Chain(MultiHeadTraining, ImageModel):
     Input: images `(batch, height, width, channels)`. Output: the output of the last layer.
     If that layer combines several heads (`DistilledHead`, `DenseHead`), `fit` and
     `train_on_batch` train each of them; see `compute_loss`. In a custom training loop,
-    `model(images, training=True, return_parts=True)` returns the outputs of the heads by
+    `model(images, training=True, by_head=True)` returns the outputs of the heads by
     name. Inside another model, the combined prediction is trained.
 
     As always in Keras, the argument `training` switches dropout, stochastic depth and
@@ -298,12 +298,12 @@ class Chain(MultiHeadTraining, ImageModel):
             x, grid = layer(x), grid_after(layer, grid)
         return self.from_config({**config, "input_shape": shape})
 
-    def call(self, inputs, training=None, mask=None, return_parts=None):
+    def call(self, inputs, training=None, mask=None, by_head=None):
         if training and self.in_step:
             return self.logits_in_step(inputs)
         x, (*body, head) = self.as_images(inputs), self.layers
-        if training and return_parts and isinstance(head, MultiHead):
-            return head(self.run(body, x, training), return_parts=True)
+        if training and by_head and isinstance(head, MultiHead):
+            return head(self.run(body, x, training), by_head=True)
         return self.run(self.layers, x, training)
 
     def get_compile_config(self) -> dict[str, Any]:

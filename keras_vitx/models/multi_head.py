@@ -96,7 +96,7 @@ class MultiHeadTraining:
         head.activation = keras.activations.linear
         try:
             if is_several:
-                return head(x, return_parts=True)
+                return head(x, by_head=True)
             return {"head": self.run([head], x, True)}
         finally:
             head.activation = activation

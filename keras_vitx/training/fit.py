@@ -80,8 +80,9 @@ def fit(
         seed: Seed of the split, order and augmentation of the images.
         verbose: As in `keras.Model.fit`.
         **settings: Settings of the recipe to change, such as `epochs=3` or
-            `precision="mixed_bfloat16"`, see `Recipe.replace`; and the arguments `validation_split`,
-            `fraction`, `sampling`, `strict` and `workers` of `keras_vitx.data.pipelines`.
+            `precision="mixed_bfloat16"`, see `Recipe.replace`; and the arguments
+            `validation_split`, `fraction`, `sampling`, `strict` and `workers` of
+            `keras_vitx.data.pipelines`.
 
     Returns:
         The history, as `keras.Model.fit` returns it. Its attribute `test` holds the loss and

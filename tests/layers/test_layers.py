@@ -143,11 +143,11 @@ def test_logits_of_multi_head(make, activation):
         logits["head_dist"] = dense(layer.head_dist, X[:, 1])
     else:
         logits["aux_head"] = dense(layer.aux_head, X[:, 1:])
-    parts = layer(X, return_parts=True)
+    parts = layer(X, by_head=True)
     assert list(parts) == list(logits) == list(layer.names) == list(layer.loss_weights)
     for name, part in logits.items():
         close(array(parts[name]), softmax(part) if activation else part)
-        close(array(layer.parts(X)[name]), part)
+        close(array(layer.logits_by_head(X)[name]), part)
 
 
 STEPS = ("logits_of", "softmax_of", "weights_of", "maps_of", "aggregate")

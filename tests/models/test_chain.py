@@ -49,7 +49,7 @@ def crossentropy(targets, probabilities):
 
 
 def probabilities_of(model):
-    outputs = compiled(lambda: model(IMAGES, training=True, return_parts=True))
+    outputs = compiled(lambda: model(IMAGES, training=True, by_head=True))
     return {name: array(outputs[name]) for name in model.get_layer("head").names}
 
 
@@ -79,7 +79,7 @@ def test_the_loss_reaches_its_floor(head):
         # PyTorch's DistributedDataParallel requires a gradient for every parameter.
         assert BACKEND != "torch" or variable.value.grad is not None, variable.path
     # The prediction uses all heads, and each of them has learned.
-    parts = compiled(lambda: model(images, training=True, return_parts=True))
+    parts = compiled(lambda: model(images, training=True, by_head=True))
     for part in parts.values() if isinstance(parts, dict) else [parts]:
         best = array(part).argmax(-1)
         np.testing.assert_array_equal(best.T, np.broadcast_to(labels, best.T.shape))
@@ -148,7 +148,7 @@ def test_one_training_in_several_ways(head):
         history = model.fit(IMAGES, LABELS, 4, epochs=3, shuffle=False, verbose=0).history
         losses[how] = history["loss"]
         close(losses[how], losses["plain"], 0.02 if how == "bfloat16" else 1e-4)
-    y = compiled(lambda: model(IMAGES, training=True, return_parts=True))
+    y = compiled(lambda: model(IMAGES, training=True, by_head=True))
     assert {keras.backend.standardize_dtype(part.dtype) for part in y.values()} == {"float32"}
 
 

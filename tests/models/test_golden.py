@@ -81,7 +81,7 @@ def restored(variables):
 
 def training_logits(model, images):
     """The logits in training, of each classifier, as the public code returns them."""
-    y = model(images, training=True, return_parts=True)
+    y = model(images, training=True, by_head=True)
     if not isinstance(y, dict):
         return y
     # In the public code, patches of the dense head have their own labels; DeiT's file was made

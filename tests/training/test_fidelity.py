@@ -92,7 +92,7 @@ def released_updates(model, recipe, loss_of, rates):
     for rate in rates:
         for group in optimizer.param_groups:
             group["lr"] = rate
-        outputs = model(IMAGES, training=True, return_parts=True)
+        outputs = model(IMAGES, training=True, by_head=True)
         outputs = outputs if isinstance(outputs, dict) else {"head": outputs}
         optimizer.zero_grad()
         (loss_of(outputs) + sum(model.losses)).backward()

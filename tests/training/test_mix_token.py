@@ -74,7 +74,7 @@ def outputs_of(model, images, box):
         x = array(layer(x))
     if not hasattr(head, "names"):
         return {"head": array(head(x))}
-    parts = {name: array(part) for name, part in head(x, return_parts=True).items()}
+    parts = {name: array(part) for name, part in head(x, by_head=True).items()}
     if "aux_head" in parts:
         parts["aux_head"] = exchange(parts["aux_head"], box)
     return parts
@@ -175,7 +175,7 @@ def test_fit_learns_and_leaves_no_trace():
     assert model.get_config() == config
     assert [variable.path for variable in model.variables] == paths
     # Outside of a step, training mode exchanges nothing either.
-    parts = model(images, training=True, return_parts=True)
+    parts = model(images, training=True, by_head=True)
     for name, expected in outputs_of(model, images, np.zeros(6, bool)).items():
         close(array(parts[name]), expected)
 

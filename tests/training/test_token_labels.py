@@ -178,7 +178,7 @@ def test_fit_learns_the_labels_of_the_patches(mix_token):
     targets = {"token_labels": BY_COLOR, "mix_token": mix_token}
     kv.fit(model, SOURCE, "refiner_advanced", **targets, **changes)
     images = kv.preprocess_input(COLORS, model)
-    patches = array(model(images, training=True, return_parts=True)["aux_head"])
+    patches = array(model(images, training=True, by_head=True)["aux_head"])
     assert (patches.argmax(-1) == BLOCKS.reshape(36, 16)).mean() > 0.95
 
 
