@@ -117,6 +117,10 @@ GOLDEN_CASES: dict[str, Callable[..., keras.Model]] = {
     "refined_vit_dense": golden("refined_vit_dense", kv.RefinedViT, depth=4, dense_head=True),
     "vit": golden("vit", kv.ViT, num_heads=3),
     "deit_distilled": golden("deit_distilled", kv.ViT, num_heads=3, distillation_token=True),
+    "deit3": golden("deit3", kv.ViT, num_heads=3, layer_scale=1e-6, class_position=False),
+    "dinov2": golden(
+        "dinov2", kv.ViT, num_heads=3, layer_scale=1e-5, class_position=False, register_tokens=4
+    ),
     "cb_vit": golden("cb_vit", kv.CBViT, num_heads=3),
     "mixer": golden("mixer", kv.Mixer, num_heads=LEFT_OUT),
     "pit": golden(

@@ -33,4 +33,5 @@ from keras_vitx.layers.tokens import ClassToken as ClassToken
 from keras_vitx.layers.tokens import ConvStem as ConvStem
 from keras_vitx.layers.tokens import PatchEmbedding as PatchEmbedding
 from keras_vitx.layers.tokens import PositionEmbedding as PositionEmbedding
+from keras_vitx.layers.tokens import RegisterTokens as RegisterTokens
 from keras_vitx.layers.tokens import TokenPooling as TokenPooling

@@ -237,6 +237,8 @@ class ClassToken(Layer):
         count: Number of tokens, at least 1, for networks that keep several in one variable.
     """
 
+    initializer = staticmethod(normal)
+
     def __init__(self, count: int = 1, **kwargs):
         super().__init__(**kwargs)
         if not isinstance(count, int) or count < 1:
@@ -245,12 +247,26 @@ class ClassToken(Layer):
 
     def build(self, input_shape):
         shape = (1, self.count, input_shape[-1])
-        self.token = self.add_weight(name="token", shape=shape, initializer=normal())
+        self.token = self.add_weight(name="token", shape=shape, initializer=self.initializer())
 
     def call(self, x):
         token = ops.cast(self.token, x.dtype)
         token = ops.broadcast_to(token, (ops.shape(x)[0], *token.shape[1:]))
         return ops.concatenate([token, x], axis=1)
+
+
+@register
+class RegisterTokens(ClassToken):
+    """Learned tokens before the patches, which only attention reads (Darcet et al., Section 2.2).
+
+    Input: `(batch, tokens, dim)`. Output: `(batch, count + tokens, dim)`. They start near zero, as
+    in DINOv2's code.
+
+    Args:
+        count: Number of tokens, at least 1.
+    """
+
+    initializer = staticmethod(lambda: keras.initializers.RandomNormal(stddev=1e-6))
 
 
 @register

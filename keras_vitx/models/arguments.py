@@ -83,8 +83,9 @@ class ModelArguments:
             `(batch, dim)`.
         weights: None for random initialization; `"imagenet"`; the name of a catalog
             entry; `"hf://owner/repo"` or `"hf://owner/repo@revision"` (a branch, tag or
-            commit) on the Hugging Face hub; a directory written by `kv.save` or Keras; or the path of
-            a `.safetensors`, `.pth`, `.ckpt`, `.weights.h5`, `.weights.json` or `.keras` file.
+            commit) on the Hugging Face hub; a directory written by `kv.save`, Keras or
+            Transformers; or the path of a `.safetensors`, `.pth`, `.ckpt`, `.weights.h5`,
+            `.weights.json` or `.keras` file.
         input_shape: Image shape, `(height, width, channels)`, with sides that are multiples
             of the patch size. None means that of the checkpoint, or else of the size.
         pooling: `"token"` (the class token), `"avg"` or `"max"` (over the patches). Under
@@ -101,6 +102,9 @@ class ModelArguments:
             precision. docs/guides/memory.md has what both give.
         dtype: Dtype policy of the model, such as `"mixed_bfloat16"`; None is the global one,
             `keras.config.dtype_policy()`.
+        strict: Whether the file must have all weights of the model and no others, but for a
+            classifier of other classes. If not, weights that it lacks, such as those of another
+            `attention`, keep their initial values, and others are left out; a log line lists both.
     """
 
     drop_path: float | Sequence[float] = 0.0
@@ -118,6 +122,7 @@ class ModelArguments:
     remat: bool = False
     residual_dtype: str | None = None
     dtype: Any = None
+    strict: bool = True
 
     def __post_init__(self):
         known = (None, *TokenPooling.poolings)
@@ -238,17 +243,19 @@ class ModelArguments:
         dense_head: bool = False,
         initialization: str = "normal",
         dim: int = 1,
+        num_register_tokens: int = 0,
     ) -> Layers:
         """Return the layers after the last norm: pooling, a classifier, both or none.
 
         The classifier runs in float32 also where the other layers run in half precision.
 
         Args:
-            num_class_tokens: Number of leading tokens that are not patches. With two,
+            num_class_tokens: Number of leading tokens that are classified. With two,
                 each has its own classifier, as in a distilled model.
             dense_head: Whether the patches are also classified.
             initialization: Initial weights of the classifiers, as in `layers.initializers`.
             dim: Width of the last tokens, on which `"uniform"` depends.
+            num_register_tokens: Number of tokens between those and the patches.
 
         Raises:
             ValueError: if `pooling="token"` and there is no class token, or if `pooling` is
@@ -270,7 +277,8 @@ class ModelArguments:
         layers: Layers = []
         if self.include_top or self.pooling:
             pooling = self.pooling or ("token" if num_class_tokens else "avg")
-            layers.append(TokenPooling(pooling, num_class_tokens, name="pool"))
+            prefix = num_class_tokens + num_register_tokens
+            layers.append(TokenPooling(pooling, prefix, name="pool"))
         if self.include_top:
             starts = initializers(initialization, dim)
             layers.append(

@@ -246,7 +246,9 @@ def _model(
     # Without `classes`, the file determines them.
     is_open = "classes" not in passed and "classes" not in overrides
     model = build(layers)
-    model = checkpoints.load(model, checkpoint, identities, rebuild if is_open else None)
+    model = checkpoints.load(
+        model, checkpoint, identities, rebuild if is_open else None, network.strict
+    )
     if tensor is None or is_input:
         return model
     inputs = sources[0] if len(sources) == 1 else sources

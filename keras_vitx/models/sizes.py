@@ -28,6 +28,20 @@ ViT_B_Plus = _variant("ViT_B_Plus", ViT, dim=1024, depth=12, num_heads=16, drop_
 ViT_16B = _variant("ViT_16B", ViT, dim=384, depth=16, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
 ViT_24B = _variant("ViT_24B", ViT, dim=384, depth=24, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
 ViT_32B = _variant("ViT_32B", ViT, dim=384, depth=32, num_heads=12, mlp_ratio=3.0, drop_path=0.2)
+# DeiT III: widths as DeiT's; LayerScale and stochastic depth as released (M's rate is not).
+_DEIT3 = dict(depth=12, layer_scale=1e-4, class_position=False)
+DeiT3_S = _variant("DeiT3_S", ViT, dim=384, num_heads=6, drop_path=0.05, **_DEIT3)
+DeiT3_M = _variant("DeiT3_M", ViT, dim=512, num_heads=8, drop_path=0.1, **_DEIT3)
+DeiT3_B = _variant("DeiT3_B", ViT, dim=768, num_heads=12, drop_path=0.2, **_DEIT3)
+# DINOv2, Table 17, without and with registers. Its checkpoints have no classifier.
+_DINOV2 = dict(input_shape=(518, 518, 3), patch_size=14, layer_scale=1e-5, crop_ratio=1.0)
+_REG = dict(register_tokens=4, class_position=False, **_DINOV2)
+DINOv2_S = _variant("DINOv2_S", ViT, dim=384, depth=12, num_heads=6, **_DINOV2)
+DINOv2_B = _variant("DINOv2_B", ViT, dim=768, depth=12, num_heads=12, **_DINOV2)
+DINOv2_L = _variant("DINOv2_L", ViT, dim=1024, depth=24, num_heads=16, **_DINOV2)
+DINOv2_S_Reg = _variant("DINOv2_S_Reg", ViT, dim=384, depth=12, num_heads=6, **_REG)
+DINOv2_B_Reg = _variant("DINOv2_B_Reg", ViT, dim=768, depth=12, num_heads=12, **_REG)
+DINOv2_L_Reg = _variant("DINOv2_L_Reg", ViT, dim=1024, depth=24, num_heads=16, **_REG)
 
 # CaiT. Width, depth and heads: Table 3. LayerScale and stochastic depth: Table 4 (the
 # released code starts XXS36 at 1e-5).

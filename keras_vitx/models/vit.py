@@ -1,19 +1,28 @@
-"""ViT and DeiT: the plain vision transformer, with or without a distillation token.
+"""ViT, DeiT, DeiT III and DINOv2: the plain vision transformer.
 
-Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.12877.
+Dosovitskiy et al., 2020, arXiv 2010.11929; Touvron et al., 2020, arXiv 2012.12877; Touvron et al.,
+2022, arXiv 2204.07118; Oquab et al., 2023, arXiv 2304.07193; Darcet et al., 2023, arXiv 2309.16588.
 """
 
 import keras
 
-from keras_vitx.layers import MLP, Attention, PatchEmbedding, PositionEmbedding
+from keras_vitx.layers import MLP, Attention, PatchEmbedding, PositionEmbedding, RegisterTokens
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.build import family
-from keras_vitx.models.checks import check_heads
+from keras_vitx.models.checks import check_counts, check_heads
 from keras_vitx.models.common import class_tokens, last_norm
 from keras_vitx.preprocessing import IMAGENET_DEFAULT
+from keras_vitx.weights.names import Row, Table
+
+CHECKPOINT = Table(
+    rows=(
+        Row(r"(.+)/ls([12])/gamma", r"\1/ls\2/gamma"),
+        Row(r"reg_token/token", r"reg_token"),
+    )
+)
 
 
-@family(IMAGENET_DEFAULT.replace(crop_ratio=0.9))
+@family(IMAGENET_DEFAULT.replace(crop_ratio=0.9), CHECKPOINT)
 def ViT(
     args: ModelArguments,
     dim: int,
@@ -24,6 +33,8 @@ def ViT(
     patch_size: int = 16,
     layer_scale: float | keras.initializers.Initializer | None = None,
     scalar_scale: bool = False,
+    register_tokens: int = 0,
+    class_position: bool = True,
 ) -> Layers:
     """ViT: self-attention between the patches and a class token in every block.
 
@@ -41,10 +52,18 @@ def ViT(
             disables LayerScale (CaiT, Table 1).
         scalar_scale: Whether LayerScale has one learned weight per branch instead of one
             per channel.
+        register_tokens: Number of learned tokens between the class token and the patches, which
+            no classifier reads (Darcet et al., Section 2.2).
+        class_position: Whether the class token and the registers have position embeddings. If not,
+            they join the patches after these have theirs (DeiT III, DINOv2 with registers).
     """
     grid = args.grid(patch_size)
     check_heads(dim, num_heads)
+    check_counts(minimum=0, register_tokens=register_tokens)
     tokens = class_tokens(distillation_token)
+    registers = [RegisterTokens(register_tokens, name="reg_token")] if register_tokens else []
+    prefix, count = [*registers, *tokens], len(tokens) + register_tokens
+    positions = PositionEmbedding(grid, count if class_position else 0, name="pos_embed")
     blocks = args.blocks(
         lambda index: Attention(num_heads),
         lambda index: MLP(mlp_ratio, dropout=args.dropout),
@@ -54,9 +73,8 @@ def ViT(
     )
     return [
         PatchEmbedding(dim, patch_size, name="patch_embed"),
-        *tokens,
-        PositionEmbedding(grid, len(tokens), name="pos_embed"),
+        *([*prefix, positions] if class_position else [positions, *prefix]),
         *blocks,
         last_norm(),
-        *args.head(len(tokens)),
+        *args.head(len(tokens), num_register_tokens=register_tokens),
     ]

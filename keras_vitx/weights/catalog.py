@@ -12,6 +12,7 @@ from keras_vitx.text import nearest
 IMAGENET = "imagenet"
 IMAGENET_21K = "imagenet-21k"
 CIFAR10 = "cifar10"
+LVD_142M = "lvd-142m"
 
 CONSTRUCTORS: dict[str, Callable[..., Any]] = {}
 """The constructor of every size, by name; `models.variant` registers them."""
@@ -26,7 +27,7 @@ class Checkpoint:
         constructor: Name of the constructor whose models it fits, such as "CaiT_XXS24".
         image_size: Side of the square training images, in pixels.
         top1: Published top-1 accuracy on the dataset's test images, in percent; None if they have
-            other classes (ImageNet-21k).
+            other classes (ImageNet-21k) or the checkpoint has no head.
         top5: Published top-5 accuracy, likewise.
         top1_real: Top-1 accuracy with the ImageNet-ReaL labels.
         top1_v2: Top-1 accuracy on ImageNet-V2 (matched frequency).
@@ -37,7 +38,7 @@ class Checkpoint:
         revision: Commit of the hub repository; None if unknown. Loading a file with neither a
             `revision` nor a `sha256` logs a warning.
         sha256: SHA-256 of `file`, or a prefix of it; None if unknown.
-        classes: Number of classes of the head.
+        classes: Number of classes of the head; 0 without a head.
         dataset: The dataset whose classes the head has, also accepted by `weights=`.
         preprocessing: Preprocessing of the images.
         license: SPDX identifier in lower case; None if no license is stated.
@@ -110,6 +111,22 @@ vit_base_patch16_384.augreg_in21k_ft_in1k  ViT_B      inception 1      86.01 97.
 vit_base_patch16_224.augreg_in1k           ViT_B      inception 0.9   79.154 94.108 84.388  66.34
 vit_base_patch16_384.augreg_in1k           ViT_B      inception 1     81.102 95.334 86.214  68.97
 vit_base_patch16_224.augreg_in21k          ViT_B      inception 0.9
+deit3_small_patch16_224.fb_in1k            DeiT3_S    default   0.9   81.382 95.454 87.002  70.77
+deit3_small_patch16_224.fb_in22k_ft_in1k   DeiT3_S    default   1     83.082 96.774 88.343  73.85
+deit3_small_patch16_384.fb_in1k            DeiT3_S    default   1     83.432 96.674 88.308  73.01
+deit3_small_patch16_384.fb_in22k_ft_in1k   DeiT3_S    default   1     84.846 97.486 89.372  75.13
+deit3_medium_patch16_224.fb_in1k           DeiT3_M    default   0.9    83.09 96.284 87.822  72.50
+deit3_medium_patch16_224.fb_in22k_ft_in1k  DeiT3_M    default   1      84.55  97.18 88.921  74.68
+deit3_base_patch16_224.fb_in1k             DeiT3_B    default   0.9    83.80 96.584 88.261  73.42
+deit3_base_patch16_224.fb_in22k_ft_in1k    DeiT3_B    default   1     85.728 97.746 89.472  76.53
+deit3_base_patch16_384.fb_in1k             DeiT3_B    default   1     85.088 97.252 88.940  74.76
+deit3_base_patch16_384.fb_in22k_ft_in1k    DeiT3_B    default   1     86.742  98.11 89.888  77.98
+vit_small_patch14_dinov2.lvd142m           DINOv2_S   default   1
+vit_small_patch14_reg4_dinov2.lvd142m      DINOv2_S_Reg default 1
+vit_base_patch14_dinov2.lvd142m            DINOv2_B   default   1
+vit_base_patch14_reg4_dinov2.lvd142m       DINOv2_B_Reg default 1
+vit_large_patch14_dinov2.lvd142m           DINOv2_L   default   1
+vit_large_patch14_reg4_dinov2.lvd142m      DINOv2_L_Reg default 1
 pit_b_224.in1k                             PiT_B      default   0.9   82.458 95.704 86.707  71.65
 pit_b_distilled_224.in1k                   PiT_B      default   0.9   83.774 96.468 88.106  73.82
 mixer_b16_224.goog_in21k_ft_in1k           Mixer_B16  inception 0.875 76.616  92.25 82.012  63.22
@@ -140,7 +157,8 @@ NORMALIZATION = {
 def _timm(row: str) -> Checkpoint:
     name, constructor, normalization, crop_ratio, *accuracies = row.split()
     stem = name.partition(".")[0]
-    side = re.search(r"\d{3}$|$", stem)[0] or "224"
+    has_head = "dinov2" not in stem
+    side = re.search(r"\d{3}$|$", stem)[0] or ("224" if has_head else "518")
     file = None
     if stem in HASHES:
         file = f"{stem}-{HASHES[stem]}.pth"
@@ -148,6 +166,9 @@ def _timm(row: str) -> Checkpoint:
         file = f"{constructor.removeprefix('CaiT_')}_{side}.pth"
     # Accuracies are those of ImageNet-1k.
     classes = 1000 if accuracies else 11221 if normalization == "miil" else 21843
+    dataset = IMAGENET if accuracies else IMAGENET_21K
+    if not has_head:
+        classes, dataset = 0, LVD_142M
     return Checkpoint(
         name,
         constructor,
@@ -156,11 +177,11 @@ def _timm(row: str) -> Checkpoint:
         source=f"hf://timm/{name}",
         url=file and f"https://dl.fbaipublicfiles.com/deit/{file}",
         classes=classes,
-        dataset=IMAGENET if classes == 1000 else IMAGENET_21K,
+        dataset=dataset,
         preprocessing=NORMALIZATION[normalization].replace(crop_ratio=float(crop_ratio)),
         distillation_token="_distilled" in name,
         # Context Broadcasting adds no variables.
-        also_starts=(f"CB{constructor}",) if stem.startswith(("deit", "pit")) else (),
+        also_starts=(f"CB{constructor}",) if stem.startswith(("deit_", "pit")) else (),
     )
 
 
@@ -226,8 +247,8 @@ def find(
     """Return the checkpoint that `weights=name` refers to.
 
     Args:
-        name: A checkpoint's name; or a dataset's, "imagenet", "imagenet-21k" or "cifar10", for the
-            constructor's checkpoint with the nearest resolution.
+        name: A checkpoint's name; or a dataset's, "imagenet", "imagenet-21k", "lvd-142m" or
+            "cifar10", for the constructor's checkpoint with the nearest resolution.
         constructor: Name of the constructor of the model; None for any.
         image_size: Side or (height, width) of the model's images, in pixels. None selects the
             smallest resolution.

@@ -63,6 +63,18 @@ def vit():
     return VisionTransformer(**THREE)
 
 
+def deit3():
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(**THREE, init_values=1e-6, no_embed_class=True)
+
+
+def dinov2():
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(**THREE, init_values=1e-5, no_embed_class=True, reg_tokens=4)
+
+
 def cb_vit():
     model = vit()
     for block in model.blocks:
@@ -123,7 +135,10 @@ def from_checkout(repository, module):
         sys.path.remove(CHECKOUTS[repository])
 
 
-TIMM = {each.__name__: each for each in (cait, convit, vit, cb_vit, deit_distilled, mixer, pit)}
+TIMM = {
+    each.__name__: each
+    for each in (cait, convit, vit, deit3, dinov2, cb_vit, deit_distilled, mixer, pit)
+}
 CASES = {
     **TIMM,
     "deepvit_pure": deepvit(3),
