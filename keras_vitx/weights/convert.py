@@ -46,6 +46,8 @@ class Conversion(NamedTuple):
     arrays: Iterator[tuple[Any, np.ndarray]]  # Each variable with its array, read lazily.
     head: bool  # Whether `arrays` includes the classifier.
     classes: int | None  # Number in the file; None without a classifier.
+    started: tuple[str, ...] = ()  # Names of the variables that the file does not have.
+    unused: tuple[str, ...] = ()  # Names of the arrays that the model does not have.
 
 
 class _Entry(NamedTuple):
@@ -59,13 +61,15 @@ class _Entry(NamedTuple):
     on_image: bool  # Whether it is the kernel of the convolution on the image.
 
 
-def convert(file: WeightsFile, model, sizes: Sizes | None = None) -> Conversion:
+def convert(
+    file: WeightsFile, model, sizes: Sizes | None = None, strict: bool = True
+) -> Conversion:
     """Match every variable of a model with its array in a file, by the family's rename table.
 
     Position embeddings are resampled, and the first kernel is adapted to the image channels. A
     classifier with another number of classes is skipped. Any other difference raises a ValueError
     that lists all missing, unexpected and misshapen arrays, and the size in `sizes` that the file
-    looks like.
+    looks like; unless `strict`, only misshapen ones, and a file that fits nothing.
     """
     entries = _entries(model, file.native)
     ignored = (*IGNORED, "/grid") if file.native else IGNORED
@@ -74,7 +78,7 @@ def convert(file: WeightsFile, model, sizes: Sizes | None = None) -> Conversion:
     heads = [entry for entry in entries if is_head(entry.name)]
     classes = _classes(heads, arrays, file.native)
     model_classes = _classes(heads, {entry.name: entry for entry in heads}, file.native)
-    has_head = bool(heads) and classes in (None, model_classes)
+    has_head = bool(heads) and not file.headless and classes in (None, model_classes)
     if not has_head:
         entries = [entry for entry in entries if not is_head(entry.name)]
         arrays = {name: array for name, array in arrays.items() if not is_head(name)}
@@ -93,11 +97,12 @@ def convert(file: WeightsFile, model, sizes: Sizes | None = None) -> Conversion:
             wrong[entry.name] = f"{array.shape} in the file, {entry.shape} in the model"
         else:
             matches.append((entry, array, grid))
-    if missing or extra or wrong:
+    if wrong or not matches or (strict and (missing or extra)):
         message = _mismatch(missing, extra, wrong, entries, file, model, sizes)
         raise ValueError(message)
     values = ((entry.variable, _read(entry, array, grid)) for entry, array, grid in matches)
-    return Conversion(values, has_head, classes)
+    has_head = has_head and all(not is_head(name) for name in missing)
+    return Conversion(values, has_head, classes, tuple(missing), tuple(extra))
 
 
 def to_checkpoint(model) -> dict[str, np.ndarray]:

@@ -122,6 +122,15 @@ def is_model_directory(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
+def is_transformers_directory(path: Path) -> bool:
+    """Return whether `path` is a directory that Transformers wrote, by its `config.json`."""
+    try:
+        config = json.loads((path / CONFIG).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "model_type" in config and "library_name" not in config
+
+
 @contextlib.contextmanager
 def open_directory(directory: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
     """Yield the model's config, the name of the weights file, and a path to the open file.

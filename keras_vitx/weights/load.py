@@ -13,7 +13,14 @@ import numpy as np
 
 from keras_vitx.weights.catalog import CHECKPOINTS, DATASETS, Checkpoint, find
 from keras_vitx.weights.convert import abbreviate, convert
-from keras_vitx.weights.description import CONFIG, from_config, is_model_directory, open_directory
+from keras_vitx.weights.description import (
+    CONFIG,
+    SAFETENSORS,
+    from_config,
+    is_model_directory,
+    is_transformers_directory,
+    open_directory,
+)
 from keras_vitx.weights.hub import SCHEME, Address, check_hash, download, parse, shipped_path
 from keras_vitx.weights.keras_files import is_keras_directory
 from keras_vitx.weights.names import Sizes
@@ -109,6 +116,8 @@ def _local_file(text: str) -> LocalFile:
     path = Path(text).expanduser()
     if is_keras_directory(path):
         return LocalFile(text, path)
+    if is_transformers_directory(path):
+        return LocalFile(text, path / SAFETENSORS)
     in_directory = is_model_directory(path)
     if path.is_dir() and not in_directory:
         raise IsADirectoryError(
@@ -154,12 +163,14 @@ def load(
     source: LocalFile | None,
     sizes: Sizes | None = None,
     rebuild: Callable[[int], Any] | None = None,
+    strict: bool = True,
 ) -> Any:
     """Load a weights file into a built model, and return the model.
 
-    Either every variable is assigned, or a ValueError lists what doesn't fit. If the classifier has
-    another number of classes, `rebuild` makes the model for that number; without it, the
-    classifier keeps its weights, with a warning. The metadata of the file sets
+    Either every variable is assigned, or a ValueError lists what doesn't fit. Unless `strict`, what
+    the file lacks keeps its initial values, and what only the file has is left out. If the
+    classifier has another number of classes, `rebuild` makes the model for that number; without it,
+    the classifier keeps its weights, with a warning. The metadata of the file sets
     `model.preprocessing` and, with the classifier, `model.class_names`.
     """
     if source is None:
@@ -173,11 +184,13 @@ def load(
             if source.in_directory:
                 file = file._replace(description=from_config(config))
             # All published checkpoints are of square images.
-            file = file._replace(square=source.checkpoint is not None)
-            conversion = convert(file, model, sizes)
+            entry = source.checkpoint
+            headless = entry is not None and entry.classes == 0
+            file = file._replace(square=entry is not None, headless=headless)
+            conversion = convert(file, model, sizes, strict)
             if rebuild and conversion.classes is not None and not conversion.head:
                 model = rebuild(conversion.classes)
-                conversion = convert(file, model, sizes)
+                conversion = convert(file, model, sizes, strict)
             description = source.checkpoint or file.description
             names = description and conversion.head and description.class_names
             if names and len(names) != conversion.classes:
@@ -204,7 +217,17 @@ def load(
             "%s: all weights loaded except the head's: the file's head has %d classes.",
             *(source.weights, conversion.classes),
         )
+    if not strict:
+        logger.warning(
+            "%s: %d variables start anew (%s); %d arrays of the file are left out (%s).",
+            *(source.weights, len(conversion.started), _listed(conversion.started)),
+            *(len(conversion.unused), _listed(conversion.unused)),
+        )
     return model
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(abbreviate(names)) or "none"
 
 
 def warn_not_finite(paths: Sequence[str], source: str) -> None:
@@ -216,7 +239,7 @@ def warn_not_finite(paths: Sequence[str], source: str) -> None:
         )
 
 
-def load_weights(model, weights: str | os.PathLike | None) -> None:
+def load_weights(model, weights: str | os.PathLike | None, strict: bool = True) -> None:
     """Load the weights that `weights` refers to into a built model.
 
     Args:
@@ -224,11 +247,14 @@ def load_weights(model, weights: str | os.PathLike | None) -> None:
         weights: None, the name of a checkpoint, "hf://owner/repo" or "hf://owner/repo/file" (with
             "@revision" after the repository for a branch, tag or commit), the path of a file
             (`.safetensors`; `.pth`, `.pt`, `.bin`, `.ckpt` or `.pth.tar`; `.weights.h5`,
-            `.weights.json` or `.keras`), or a directory that `kv.save` or Keras wrote.
+            `.weights.json` or `.keras`), or a directory that `kv.save`, Keras or Transformers
+            wrote.
+        strict: Whether the file must have all weights of the model and no others. If not, weights
+            that it lacks keep their values, and others are left out; a log line lists both.
 
     Raises:
         ValueError: if the name is unknown, or the file is damaged or doesn't fit the model.
         OSError: if the file doesn't exist or can't be downloaded.
         ImportError: if a PyTorch file is given and PyTorch isn't installed.
     """
-    load(model, resolve(weights, None, tuple(model.input_shape[1:3])))
+    load(model, resolve(weights, None, tuple(model.input_shape[1:3])), strict=strict)

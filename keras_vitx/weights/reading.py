@@ -28,6 +28,7 @@ from keras_vitx.weights.description import (
 from keras_vitx.weights.keras_files import open_checked_h5, read_archive, shards
 from keras_vitx.weights.names import checkpoint_names, is_head, renumber, weights_of
 from keras_vitx.weights.torch_files import check_tensor, read_tables, to_numpy
+from keras_vitx.weights.transformers import REGISTERS, prefix_of, timm_names
 
 # Where training scripts store the weights; the first is taken: averaged weights.
 PREFERRED = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -45,13 +46,15 @@ class WeightsFile(NamedTuple):
     """An open file of weights.
 
     `native` says that names and layouts are those of Keras, where the array "LAYER/grid" holds the
-    grid of position embeddings, and `square` that all images were square.
+    grid of position embeddings, `square` that all images were square, and `headless` that there is
+    no classifier.
     """
 
     arrays: dict[str, StoredArray]
     description: Description | None = None
     native: bool = False
     square: bool = False
+    headless: bool = False
 
     def grid_of(self, layer: str) -> Grid | None:
         """Return the grid of the positions of a layer, or None if the file does not tell it."""
@@ -134,6 +137,39 @@ def _rank(place: tuple[str, str]) -> int:
     return PREFERRED.index(first) if first in PREFERRED else len(PREFERRED)
 
 
+def _from_transformers(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+    """Return the arrays of a Transformers checkpoint by timm's names, and others as they are."""
+    prefix = prefix_of(arrays)
+    if prefix is None:
+        return arrays
+    has_registers = prefix + REGISTERS in arrays
+    joined = {
+        name: _joined([arrays[part] for part in parts])
+        for name, parts in timm_names(arrays, prefix).items()
+    }
+    if has_registers:
+        # As in timm, whose class token has the position of its own added.
+        token, positions = joined["cls_token"].read, joined["pos_embed"]
+        one, count, dim = positions.shape
+        joined["cls_token"] = joined["cls_token"]._replace(
+            read=lambda: token() + positions.read()[:, :1]
+        )
+        joined["pos_embed"] = positions._replace(
+            shape=(one, count - 1, dim), read=lambda: positions.read()[:, 1:]
+        )
+    return joined
+
+
+def _joined(parts: Sequence[StoredArray]) -> StoredArray:
+    """Return arrays as one, along the first axis."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    return StoredArray(
+        shape, parts[0].dtype, lambda: np.concatenate([part.read() for part in parts])
+    )
+
+
 def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
     file = stack.enter_context(safe_open(path, framework="numpy"))
     arrays = {}
@@ -141,7 +177,7 @@ def _read_safetensors(path: Path, model, stack: contextlib.ExitStack) -> Weights
         array = file.get_slice(name)
         read = partial(file.get_tensor, name)
         arrays[name] = StoredArray(tuple(array.get_shape()), array.get_dtype(), read)
-    arrays = _select({"": arrays}, checkpoint_names(model), ".")
+    arrays = _from_transformers(_select({"": arrays}, checkpoint_names(model), "."))
     return WeightsFile(arrays, from_metadata(file.metadata()))
 
 
@@ -184,7 +220,7 @@ def _read_torch(path: Path, model, stack: contextlib.ExitStack) -> WeightsFile:
         check_tensor(tensor, name, size)
         dtype = str(tensor.dtype).removeprefix("torch.")
         arrays[name] = StoredArray(tuple(tensor.shape), dtype, partial(to_numpy, tensor))
-    return WeightsFile(arrays)
+    return WeightsFile(_from_transformers(arrays))
 
 
 READERS = {

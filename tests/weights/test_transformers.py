@@ -1,0 +1,125 @@
+"""Checkpoints of Transformers, and weights that a file has only in part."""
+
+import keras
+import numpy as np
+import pytest
+from harness import array, close, numbers
+from safetensors.numpy import load_file, save_file
+
+import keras_vitx as kv
+from keras_vitx.layers import Attention, HeadMixing
+from keras_vitx.weights import to_checkpoint
+
+SMALL = {"dim": 24, "depth": 2, "num_heads": 3, "patch_size": 8, "input_shape": (32, 32, 3)}
+COMMON = {
+    **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32},
+    **{"patch_size": 8, "num_labels": 5, "layer_norm_eps": 1e-6},
+}
+MLP_SIZE = {"intermediate_size": 96}
+NO_POSITION = {"layer_scale": 1.0, "class_position": False, "register_tokens": 4}
+# Class in Transformers, config, ours.
+NETWORKS = {
+    "vit": ("ViTForImageClassification", MLP_SIZE, {"classes": 5}),
+    "vit-bare": ("ViTModel", MLP_SIZE, {"include_top": False}),
+    "deit": (
+        "DeiTForImageClassificationWithTeacher",
+        MLP_SIZE,
+        {"classes": 5, "distillation_token": True},
+    ),
+    "dinov2": ("Dinov2Model", {}, {"include_top": False, "layer_scale": 1.0}),
+    "dinov2_with_registers": (
+        "Dinov2WithRegistersModel",
+        {"num_register_tokens": 4},
+        {"include_top": False, **NO_POSITION},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def written(request, tmp_path_factory, timm):
+    """A directory that Transformers wrote, its images and outputs, and our arguments."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    kind, extra, ours = NETWORKS[request.param]
+    kind = getattr(transformers, kind)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**COMMON, **extra)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        images = torch.randn(2, 3, 32, 32)
+        outputs = model(images)
+    outputs = getattr(outputs, "logits", getattr(outputs, "last_hidden_state", None))
+    path = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(path)
+    return path, images.permute(0, 2, 3, 1).numpy(), outputs.numpy(), ours
+
+
+def test_transformers_directory(written):
+    path, images, outputs, arguments = written
+    for weights in (path, path / "model.safetensors"):
+        model = kv.ViT(**SMALL, **arguments, classifier_activation=None, weights=weights)
+        close(array(model(images, training=False)), outputs)
+
+
+def vit(**changes):
+    return kv.ViT(**SMALL | {"classes": 5} | changes)
+
+
+@pytest.fixture
+def file(tmp_path):
+    model = vit()
+    for variable in model.variables:
+        variable.assign(numbers(variable.shape, seed=len(variable.path), scale=0.4))
+    save_file(to_checkpoint(model), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors", model
+
+
+def talking(start):
+    mix = {"use_bias": False, "kernel_initializer": start, "name": "mix"}
+    return lambda index: Attention(3, on_logits=[HeadMixing(**mix)])
+
+
+def test_strict_loading_refuses_a_modification(file):
+    with pytest.raises(ValueError, match=r"2 missing from the file: .*mix\.weight"):
+        vit(attention=talking("identity"), weights=file[0])
+
+
+def test_a_modification_that_starts_as_the_identity_changes_nothing(file, caplog):
+    path, plain = file
+    images = numbers((2, 32, 32, 3))
+    model = vit(attention=talking("identity"), weights=path, strict=False)
+    close(array(model(images)), array(plain(images)))
+    assert "2 variables start anew (blocks.0.attn.mix.weight, blocks.1" in caplog.text
+    changed = vit(attention=talking("ones"), weights=path, strict=False)
+    assert np.abs(array(changed(images)) - array(plain(images))).max() > 1e-4
+
+
+def test_what_the_model_lacks_is_left_out_and_named(file, caplog, tmp_path):
+    path, plain = file
+    arrays = load_file(path) | {"extra.weight": np.zeros(3, "float32")}
+    save_file(arrays, tmp_path / "more.safetensors")
+    model = vit(weights=tmp_path / "more.safetensors", strict=False)
+    assert (
+        "0 variables start anew (none); 1 arrays of the file are left out (extra.w" in caplog.text
+    )
+    for ours, theirs in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(array(ours), array(theirs))
+
+
+def test_other_shapes_and_other_networks_are_errors_still(file, tmp_path):
+    with pytest.raises(ValueError, match="of another shape"):
+        kv.ViT(**SMALL | {"dim": 48}, classes=5, weights=file[0], strict=False)
+    save_file({"a.weight": np.zeros((3, 3), "float32")}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="doesn't fit"):
+        vit(weights=tmp_path / "other.safetensors", strict=False)
+
+
+def test_a_headless_file_starts_the_head(file, tmp_path):
+    arrays = {name: one for name, one in load_file(file[0]).items() if "head" not in name}
+    save_file(arrays, tmp_path / "bare.safetensors")
+    with pytest.raises(ValueError, match="no classifier"):
+        vit(weights=tmp_path / "bare.safetensors")
+    model = vit(weights=tmp_path / "bare.safetensors", strict=False)
+    assert model.head_loaded is False
+    assert isinstance(model, keras.Model)
