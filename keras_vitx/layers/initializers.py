@@ -1,17 +1,69 @@
 """Weight initializers of the released code, by name."""
 
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
 from numbers import Real
 
 import keras
+import numpy as np
+
+_DRAWS = contextvars.ContextVar("draws", default=True)
 
 
-def normal() -> keras.initializers.Initializer:
+@contextlib.contextmanager
+def without_drawing() -> Iterator[None]:
+    """Let `Normal` and `Uniform` return zeros, for a model whose weights are loaded next."""
+    token = _DRAWS.set(False)
+    try:
+        yield
+    finally:
+        _DRAWS.reset(token)
+
+
+def start_anew(layers: Sequence[keras.layers.Layer]) -> None:
+    """Assign new initial values to the kernels and the biases of `layers`."""
+    for layer in layers:
+        for name in ("kernel", "bias"):
+            variable, start = (getattr(layer, each, None) for each in (name, f"{name}_initializer"))
+            if variable is not None and start is not None:
+                variable.assign(start(variable.shape, variable.dtype))
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class Normal(keras.initializers.RandomNormal):
+    """Keras's `RandomNormal`, drawn by NumPy: the same numbers for a seed on all backends.
+
+    XLA would compile a program for each shape, most of the seconds to make a model under JAX.
+    """
+
+    def __call__(self, shape, dtype=None):
+        drawn = _drawn(self.seed, "standard_normal", shape)
+        return keras.ops.convert_to_tensor(self.mean + self.stddev * drawn, dtype)
+
+
+@keras.saving.register_keras_serializable(package="keras_vitx")
+class Uniform(keras.initializers.RandomUniform):
+    """Keras's `RandomUniform`, drawn by NumPy as in `Normal`."""
+
+    def __call__(self, shape, dtype=None):
+        drawn = _drawn(self.seed, "random", shape)
+        return keras.ops.convert_to_tensor(self.minval + (self.maxval - self.minval) * drawn, dtype)
+
+
+def _drawn(seed: int, method: str, shape: Sequence[int]) -> np.ndarray:
+    if not _DRAWS.get():
+        return np.zeros(shape, "float32")
+    return getattr(np.random.default_rng(seed), method)(shape, "float32")
+
+
+def normal(stddev: float = 0.02) -> keras.initializers.Initializer:
     """Return the initializer of Dense kernels, tokens and position embeddings, N(0, 0.02²).
 
     The released `trunc_normal_(std=.02)` truncates at the values -2 and 2. Keras's
     `TruncatedNormal` truncates at two deviations, which leaves a deviation of 0.0176.
     """
-    return keras.initializers.RandomNormal(stddev=0.02)
+    return Normal(stddev=stddev)
 
 
 def uniform(fan_in: int) -> keras.initializers.Initializer:
@@ -21,7 +73,7 @@ def uniform(fan_in: int) -> keras.initializers.Initializer:
     kernel; that times the channels for other convolutions; the input width for a Dense.
     """
     bound = fan_in**-0.5
-    return keras.initializers.RandomUniform(-bound, bound)
+    return Uniform(-bound, bound)
 
 
 def start_from(value: float | str | keras.initializers.Initializer):
@@ -43,7 +95,7 @@ def initializers(name: str, fan_in: int) -> dict[str, keras.initializers.Initial
     pairs = {
         "normal": (normal(), zeros),
         "uniform": (uniform(fan_in), uniform(fan_in)),
-        "xavier": (keras.initializers.GlorotUniform(), keras.initializers.RandomNormal(0.0, 1e-6)),
+        "xavier": (keras.initializers.GlorotUniform(), normal(1e-6)),
         "lecun": (keras.initializers.LecunNormal(), zeros),
         "zeros": (zeros, zeros),
     }

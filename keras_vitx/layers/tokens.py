@@ -266,7 +266,7 @@ class RegisterTokens(ClassToken):
         count: Number of tokens, at least 1.
     """
 
-    initializer = staticmethod(lambda: keras.initializers.RandomNormal(stddev=1e-6))
+    initializer = staticmethod(lambda: normal(1e-6))
 
 
 @register

@@ -16,7 +16,9 @@ from typing import Any
 import keras
 
 from keras_vitx import weights as checkpoints
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import to_python
+from keras_vitx.layers.initializers import start_anew, without_drawing
 from keras_vitx.models.arguments import Layers, ModelArguments
 from keras_vitx.models.chain import Chain
 from keras_vitx.models.checks import are_counts
@@ -245,10 +247,15 @@ def _model(
 
     # Without `classes`, the file determines them.
     is_open = "classes" not in passed and "classes" not in overrides
-    model = build(layers)
-    model = checkpoints.load(
-        model, checkpoint, identities, rebuild if is_open else None, network.strict
-    )
+    # Whatever a strict file lacks is the classifier's.
+    is_filled = checkpoint is not None and network.strict
+    with without_drawing() if is_filled else contextlib.nullcontext():
+        model = build(layers)
+        model = checkpoints.load(
+            model, checkpoint, identities, rebuild if is_open else None, network.strict
+        )
+    if is_filled and network.include_top and not model.head_loaded:
+        start_anew(sublayers(model.layers[-1]))
     if tensor is None or is_input:
         return model
     inputs = sources[0] if len(sources) == 1 else sources

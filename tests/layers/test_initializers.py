@@ -17,6 +17,7 @@ from keras_vitx.layers import (
     Refinement,
     ResidualRefinement,
 )
+from keras_vitx.layers.initializers import Normal, Uniform
 from keras_vitx.layers.tokens import TokenDownsampling
 
 MAPS = (None, 16, 20, 20)
@@ -120,3 +121,19 @@ def test_gradients_of_fresh_models_reach_queries_and_keys(make):
     size = np.linalg.norm(found[0][:, :96]) / np.linalg.norm(found[1])
     # 0.03 in the ViT, 0.006 behind the refiner; 4e-6 behind one that starts with stddev 0.02.
     assert size > 2e-3
+
+
+def test_starts_of_a_seed_are_the_same_on_every_backend():
+    start = Normal(stddev=0.02, seed=3)
+    for one in (start, start.clone()):
+        expected = [[0.048343, 0.0028553], [-0.0102537, -0.0019342]]
+        np.testing.assert_allclose(array(one((2, 2))), expected, rtol=1e-4)
+    drawn = array(Uniform(-1, 3, seed=3)((4000,)))
+    assert (drawn.min(), drawn.max()) == pytest.approx((-1, 3), abs=0.01)
+    assert keras.backend.standardize_dtype(Normal(seed=3)((2,), "float16").dtype) == "float16"
+
+
+def test_a_new_classifier_on_loaded_weights_is_drawn():
+    deviation = array(kv.ViT_Mini(weights="cifar10", classes=7).get_layer("head").kernel).std()
+    assert 0.018 < deviation < 0.022
+    assert array(kv.ViT_Mini(weights="cifar10").get_layer("head").kernel).std() > 0.03
