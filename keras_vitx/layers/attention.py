@@ -27,7 +27,8 @@ class Attention(Layer):
     Input: `(batch, tokens, dim)`. Output: the same shape; with `return_attention_scores=True`, a
     pair of it and the maps that multiplied the values, `(batch, heads, tokens, tokens)`; with
     `return_intermediates=True`, a pair of it and a dictionary: `softmax`, the maps before
-    `on_weights` (None if the layer computes none), and `maps`, those that multiplied the values.
+    `on_weights` (None if the layer computes none), `maps`, those that multiplied the values, and
+    `shared`, what a block passes on to the next (`shared_of`).
 
     `attention_mask` is boolean and broadcastable to `(batch, queries, keys)`, True where a query
     may attend a key; a mask of padding `(batch, keys)` is passed as `mask[:, None, :]`. The softmax
@@ -38,8 +39,10 @@ class Attention(Layer):
 
     A subclass overrides the step in which it differs: `projections` (to queries, keys and values,
     with `build_projections`), `logits_of`, `softmax_of` (the maps of logits), `weights_of` (the
-    maps before `on_weights`), `maps_of` (after), `aggregate`. Fused attention runs where none of
-    them differs, or the subclass has its own `fused`.
+    maps before `on_weights`), `maps_of` (after), `aggregate`, `gated` (a function of the result and
+    the input). Fused attention runs where none but `projections` and `gated` differs, or the
+    subclass has its own `fused`. With `reads_maps`, a block receives what `shared_of` of the block
+    before returned, of `shared_shape`: `maps_of` and `with_shared` read it.
 
     Args:
         num_heads: Number of query and key heads.
@@ -114,6 +117,8 @@ class Attention(Layer):
         x, shared = x if self.reads_maps else (x, None)
         x = self.run_all(self.on_input, x, training)
         query, key, value = self.projections(x, training)
+        if self.reads_maps:
+            query, key, value = self.with_shared(query, key, value, shared)
         mask = as_mask(attention_mask, value if query is None else query, value)
         changes_maps = self.reads_maps or self.on_logits or self.on_weights or not self.is_fused
         returns_maps = return_attention_scores or return_intermediates
@@ -124,9 +129,10 @@ class Attention(Layer):
             y = self.aggregate(maps, value, training)
         else:
             y = self.fused(query, key, value, training, mask)
-        y = self.project(y, training)
+        y = self.project(self.gated(y, x, training), training)
         if return_intermediates:
-            return y, {"softmax": weights, "maps": maps}
+            passed_on = self.shared_of(maps, value, shared)
+            return y, {"softmax": weights, "maps": maps, "shared": passed_on}
         return (y, maps) if return_attention_scores else y
 
     def projections(self, x, training=False):
@@ -175,6 +181,29 @@ class Attention(Layer):
         """Return `aggregate(weights_of(query, key), value)` without the maps."""
         return ops.attention(query, key, value, mask, training)
 
+    def gated(self, y, x, training=False):
+        """Return the values of all heads, `(batch, queries, heads, size)`, in view of the tokens.
+
+        `x`, `(batch, tokens, dim)`, is what the projections read. Here, `y` is returned as it is.
+        """
+        return y
+
+    def with_shared(self, query, key, value, shared):
+        """Return queries, keys and values in view of what the block before passed on."""
+        return query, key, value
+
+    def shared_of(self, maps, value, shared):
+        """Return what a block passes on to the next: its maps, or those that it received."""
+        return maps if self.computes_maps else shared
+
+    def shared_shape(self, tokens):
+        """Return the shape of what a block passes on, for a number of tokens or None."""
+        return (None, self.emitted_heads, tokens, tokens)
+
+    def check_shared(self, tokens, shared):
+        """Raise a ValueError unless the layer can use what it receives, given both shapes."""
+        check_shared_maps(tokens, shared, self.num_heads)
+
     def project(self, y, training=False):
         """Project the aggregated values of all heads to the output of the layer."""
         batch, tokens, heads, size = ops.shape(y)
@@ -185,9 +214,7 @@ class Attention(Layer):
     def build(self, input_shape):
         # `width` is that of all queries, or keys; `emitted_heads` the number of heads of the maps
         # that a block passes on to the next.
-        if self.reads_maps:
-            input_shape, shared = input_shape
-            check_shared_maps(input_shape, shared, self.num_heads)
+        input_shape, shared = input_shape if self.reads_maps else (input_shape, None)
         _, tokens, dim = input_shape
         if self.head_size is None and dim % self.num_heads:
             raise ValueError(
@@ -204,6 +231,8 @@ class Attention(Layer):
         self.emitted_heads = heads if self.computes_maps else self.num_heads
         self.proj = self.dense(dim, "proj", (None, queries, self.value_width))
         self.build_projections(input_shape)
+        if self.reads_maps:
+            self.check_shared(input_shape, shared)
 
     def maps_shape(self, tokens):
         """Return the shape of the maps for a number of tokens, or None."""

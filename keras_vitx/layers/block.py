@@ -155,7 +155,7 @@ class Block(Layer):
         mlp_branch = self.scaled(self.ls2, y)
         x = self.residual(x) + self.dropped(self.drop_path2, mlp_branch, training)
 
-        y = self.returned(x, tokens, intermediates)
+        y = self.returned(x, tokens, intermediates.pop("shared", None))
         if return_intermediates:
             branches = {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
             return y, {"normalized": normalized, **intermediates, **branches}
@@ -196,8 +196,8 @@ class Block(Layer):
         """Return the tokens to which the branches are added."""
         return self.residual(tokens)
 
-    def returned(self, x, tokens, intermediates):
-        """Return the output, given the updated tokens, all tokens, and what `attend` returned."""
+    def returned(self, x, tokens, shared):
+        """Return the output, given the updated tokens, all tokens, and what is passed on."""
         return x
 
     def residual(self, x):
@@ -212,5 +212,5 @@ class Block(Layer):
         y = keras.KerasTensor((batch, count, dim), dtype=self.input_dtype)
         if not self.emits_maps:
             return y
-        shape = (batch, self.attention.emitted_heads, count, count)
+        shape = (batch, *self.attention.shared_shape(count)[1:])
         return y, keras.KerasTensor(shape, dtype=self.compute_dtype)

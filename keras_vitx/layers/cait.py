@@ -80,6 +80,6 @@ class ClassBlock(Block):
     def updated(self, tokens):
         return self.residual(tokens[:, : self.attention.num_class_tokens])
 
-    def returned(self, x, tokens, intermediates):
+    def returned(self, x, tokens, shared):
         patches = tokens[:, self.attention.num_class_tokens :]
         return ops.concatenate([x, self.residual(patches)], axis=1)

@@ -63,8 +63,9 @@ class AccumulatingAttention(Attention):
 class SharedMapsBlock(Block):
     r"""A block that shares attention maps with the next block.
 
-    Like `Block`. It emits the maps that its attention computed, or, if that computes none
-    (`SharedAttention`), those that it received.
+    Like `Block`. It emits what `attention.shared_of` returns: the maps that the attention computed,
+    or, if it computes none (`SharedAttention`), those that it received; values or other tensors, if
+    a subclass of `Attention` says so.
 
     Input: tokens `(batch, tokens, dim)`; with `receives_maps`, a pair of them and maps
     `(batch, heads, tokens, tokens)`. Output: such a pair with `emits_maps`, else the tokens; with
@@ -117,16 +118,13 @@ class SharedMapsBlock(Block):
         compares = training and self.similarity
         returns_maps = returns_maps or self.emits_maps or compares
         y, intermediates = super().attend(x, shared, training, attention_mask, returns_maps)
-        used = intermediates["maps"]
-        emitted = used if self.attention.computes_maps else shared
         if compares:
-            maps = used if self.similarity_of == "used" else emitted
+            maps = intermediates["maps" if self.similarity_of == "used" else "shared"]
             self.add_loss(self.similarity * map_similarity(maps, shared, self.similarity_over))
-        return y, {**intermediates, "emitted": emitted}
+        return y, intermediates
 
-    def returned(self, x, tokens, intermediates):
-        emitted = intermediates.pop("emitted")
-        return (x, emitted) if self.emits_maps else x
+    def returned(self, x, tokens, shared):
+        return (x, shared) if self.emits_maps else x
 
 
 SIMILARITY_AXES = {"heads": 1, "queries": 2}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_vitx.keras_internals import sublayers
 from keras_vitx.layers.base import (
     at_least_float32,
     freeze_layers,
@@ -217,9 +218,10 @@ class Chain(MultiHeadTraining, ImageModel):
             precision = at_least_float32(layers[0].dtype_policy) if layers else None
             defaults = {"name": "images", "dtype": precision}
             input_tensor = keras.Input(input_shape, **defaults | (images or {}))
-        x = input_tensor
+        x, grid = input_tensor, None
         for layer in layers:
-            x = layer(x)
+            _tell_grid(layer, grid, x)
+            x, grid = layer(x), grid_after(layer, grid)
         about = (family, preprocessing, class_names, scan, remat, threshold)
         super().__init__(input_tensor, x, *about, dtype=dtype, **kwargs)
 
@@ -295,6 +297,7 @@ class Chain(MultiHeadTraining, ImageModel):
         for index, described in enumerate(config["layers"]):
             config["layers"][index] = _with_grid(described, grid)
             layer = keras.saving.deserialize_keras_object(config["layers"][index])
+            _tell_grid(layer, grid, x)
             x, grid = layer(x), grid_after(layer, grid)
         return self.from_config({**config, "input_shape": shape})
 
@@ -324,6 +327,19 @@ class Chain(MultiHeadTraining, ImageModel):
 def grid_after(layer: keras.layers.Layer, grid: Grid | None) -> Grid | None:
     """Return the rows and columns of the patches that `layer` returns, given those before it."""
     return getattr(layer, "new_grid", getattr(layer, "grid", grid))
+
+
+def _tell_grid(layer: keras.layers.Layer, grid: Grid | None, x: Any) -> None:
+    """Call `set_grid` of every layer in `layer` that has it, before they are built.
+
+    It is told the rows and columns of patches, and how many tokens of `x` come before them.
+    """
+    shape = keras.tree.flatten(x)[0].shape
+    if grid is None or len(shape) != 3 or shape[1] is None:
+        return
+    for one in sublayers(layer):
+        if hasattr(one, "set_grid"):
+            one.set_grid(grid, shape[1] - grid[0] * grid[1])
 
 
 def _of_other_shape(model: Chain, other: Chain) -> set[str]:

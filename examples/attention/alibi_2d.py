@@ -1,0 +1,24 @@
+"""ALiBi in 2-D: logits fall with the distance of the patches, at another slope in each head
+(Press et al., 2021, arXiv 2108.12409; Fuller et al., 2023, arXiv 2311.00566)."""
+
+import keras
+import numpy as np
+
+import keras_vitx as kv
+from keras_vitx.layers import Attention
+
+
+@keras.saving.register_keras_serializable(package="examples")
+class ALiBiAttention(Attention):
+    def set_grid(self, grid, num_prefix_tokens):
+        places = np.indices(grid).reshape(2, -1).T
+        distances = np.linalg.norm(places[:, None] - places, axis=-1)
+        self.distances = np.pad(distances, (num_prefix_tokens, 0))
+
+    def logits_of(self, query, key):
+        slopes = 2.0 ** (-8 * np.arange(1, self.num_heads + 1) / self.num_heads)
+        bias = slopes[:, None, None] * self.distances
+        return super().logits_of(query, key) - keras.ops.cast(bias, query.dtype)
+
+
+model = kv.ViT_Mini(attention=lambda index: ALiBiAttention(4))
