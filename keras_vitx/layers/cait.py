@@ -56,7 +56,8 @@ class ClassAttention(Attention):
         )
 
     def build_projections(self, input_shape):
-        self.q = self.dense(self.width, "q", input_shape, self.qkv_bias)
+        queries = (None, self.num_class_tokens, input_shape[-1])
+        self.q = self.dense(self.width, "q", queries, self.qkv_bias)
         self.k = self.dense(self.width, "k", input_shape, self.qkv_bias)
         self.v = self.dense(self.value_width, "v", input_shape, self.qkv_bias)
 
@@ -76,6 +77,11 @@ class ClassBlock(Block):
     Input and output: `(batch, class tokens + patches, dim)`, class tokens first. An
     `attention_mask` is that of the attention, `(batch, class tokens, keys)`.
     """
+
+    def build_branch(self, name, shape):
+        if name == "mlp":
+            shape = (None, self.attention.num_class_tokens, shape[-1])
+        super().build_branch(name, shape)
 
     def updated(self, tokens):
         return self.residual(tokens[:, : self.attention.num_class_tokens])

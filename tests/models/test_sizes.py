@@ -1,7 +1,7 @@
 """The registered sizes: exact parameter counts."""
 
 import pytest
-from models.written import COUNTS, PATH, count, stub
+from models.written import COUNTS, GMACS, PATH, count, of_unallocated, stub
 
 import keras_vitx as kv
 
@@ -11,6 +11,22 @@ pytestmark = pytest.mark.backend_free
 @pytest.mark.parametrize("name", [name for name in COUNTS if name in kv.list_models()])
 def test_parameters(name):
     assert count(name) == COUNTS[name]
+
+
+@pytest.mark.parametrize(("name", "gmacs"), GMACS.items())
+def test_macs_are_those_of_the_papers(name, gmacs):
+    assert of_unallocated(kv.count_macs, name) / 1e9 == pytest.approx(gmacs, rel=0.012)
+
+
+# CaiT, Tables 3 and 6.
+@pytest.mark.parametrize(
+    ("name", "side", "gmacs"),
+    [("CaiT_XXS24", 384, 9.6), ("CaiT_S24", 384, 32.2), ("CaiT_S36", 384, 48.0)]
+    + [("CaiT_M36", 384, 173.3), ("CaiT_M48", 448, 329.6)],
+)
+def test_macs_at_other_sizes(name, side, gmacs):
+    found = of_unallocated(kv.count_macs, name, input_shape=(side, side, 3)) / 1e9
+    assert found == pytest.approx(gmacs, rel=0.01)
 
 
 def test_every_size_has_a_row():

@@ -17,10 +17,11 @@ from keras_vitx.models.build import FAMILIES, MODELS
 
 PATH = Path(kv.models.__file__).with_name("sizes.pyi")
 TABLE = Path(__file__).parents[2] / "docs" / "sizes.md"
-ROW = r"^\| (\w+) \| ([\d, +]+) \| ([\d, ]+) \| ([\d, –]+) \| ([\d,]+) \| "
+ROW = r"^\| (\w+) \| ([\d, +]+) \| ([\d, ]+) \| ([\d, –]+) \| ([\d,]+) \| ([\d.]*)"
 SIZES = {name: cells for name, *cells in re.findall(ROW, TABLE.read_text(), re.MULTILINE)}
-"""Blocks, width, heads and parameters of each size, as docs/sizes.md has them."""
-COUNTS = {name: int(cells[-1].replace(",", "")) for name, cells in SIZES.items()}
+"""Blocks, width, heads, parameters and GMACs of each size, as docs/sizes.md has them."""
+COUNTS = {name: int(cells[3].replace(",", "")) for name, cells in SIZES.items()}
+GMACS = {name: float(cells[4]) for name, cells in SIZES.items() if cells[4]}
 HEAD = """# Written by `make sizes` from the signatures at run time; a test compares them.
 # fmt: off
 # ruff: noqa: E501
@@ -82,18 +83,27 @@ def stub():
 
 def count(name, **arguments):
     """Count the parameters of a size without allocating them."""
+    return of_unallocated(
+        lambda model: sum(prod(variable.shape) for variable in model.trainable_variables),
+        name,
+        **arguments,
+    )
+
+
+def of_unallocated(function, name, **arguments):
+    """Return a function of a model whose variables have no values."""
     try:
         # In this scope, variables have a shape but no value.
         with keras.StatelessScope(initialize_variables=False):
             model = kv.create_model(name, **arguments)
         assert all(variable._value is None for variable in model.weights)
-        return sum(prod(variable.shape) for variable in model.trainable_variables)
+        return function(model)
     finally:
         keras.utils.clear_session()  # Keras keeps a list of variables without values.
 
 
 def new_rows():
-    """Return the sections of docs/sizes.md for sizes that it lacks; GMACs are left to fill in."""
+    """Return the sections of docs/sizes.md for sizes that it lacks."""
     text = ""
     new = [name for name in MODELS if name not in SIZES]
     for family, names in groupby(new, lambda name: MODELS[name].family):
@@ -109,7 +119,8 @@ def new_rows():
                     data.get("num_heads", "–"),
                 )
             ]
-            text += f"| {' | '.join([name, *cells])} | {count(name):,} | – |\n"
+            macs = of_unallocated(kv.count_macs, name) / 1e9
+            text += f"| {' | '.join([name, *cells])} | {count(name):,} | {macs:.2f} |\n"
     return text
 
 
