@@ -21,8 +21,10 @@ def test_macs_are_those_of_the_papers(name, gmacs):
 # CaiT, Tables 3 and 6.
 @pytest.mark.parametrize(
     ("name", "side", "gmacs"),
-    [("CaiT_XXS24", 384, 9.6), ("CaiT_S24", 384, 32.2), ("CaiT_S36", 384, 48.0)]
-    + [("CaiT_M36", 384, 173.3), ("CaiT_M48", 448, 329.6)],
+    [
+        *(("CaiT_XXS24", 384, 9.6), ("CaiT_S24", 384, 32.2), ("CaiT_S36", 384, 48.0)),
+        *(("CaiT_M36", 384, 173.3), ("CaiT_M48", 448, 329.6)),
+    ],
 )
 def test_macs_at_other_sizes(name, side, gmacs):
     found = of_unallocated(kv.count_macs, name, input_shape=(side, side, 3)) / 1e9

@@ -18,10 +18,11 @@ from keras_vitx.models.build import FAMILIES, MODELS
 PATH = Path(kv.models.__file__).with_name("sizes.pyi")
 TABLE = Path(__file__).parents[2] / "docs" / "sizes.md"
 ROW = r"^\| (\w+) \| ([\d, +]+) \| ([\d, ]+) \| ([\d, –]+) \| ([\d,]+) \| ([\d.]*)"
-SIZES = {name: cells for name, *cells in re.findall(ROW, TABLE.read_text(), re.MULTILINE)}
-"""Blocks, width, heads, parameters and GMACs of each size, as docs/sizes.md has them."""
-COUNTS = {name: int(cells[3].replace(",", "")) for name, cells in SIZES.items()}
-GMACS = {name: float(cells[4]) for name, cells in SIZES.items() if cells[4]}
+ROWS = re.findall(ROW, TABLE.read_text(), re.MULTILINE)
+SIZES = {name: cells for name, *cells, _ in ROWS}
+"""Blocks, width, heads and parameters of each size, as docs/sizes.md has them."""
+COUNTS = {name: int(cells[-1].replace(",", "")) for name, cells in SIZES.items()}
+GMACS = {name: float(gmacs) for name, *_, gmacs in ROWS if gmacs}
 HEAD = """# Written by `make sizes` from the signatures at run time; a test compares them.
 # fmt: off
 # ruff: noqa: E501
