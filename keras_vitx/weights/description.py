@@ -144,9 +144,9 @@ def open_directory(directory: Path) -> Iterator[tuple[dict[str, Any], str, Path]
     with contextlib.ExitStack() as stack:
         for _ in range(ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
-                content = (directory / CONFIG).read_bytes()
+                content = _file(directory / CONFIG).read_bytes()
                 config, name = read_config(content)
-                file = stack.enter_context((directory / name).open("rb"))
+                file = stack.enter_context(_file(directory / name).open("rb"))
                 before, after = os.fstat(file.fileno()), (directory / name).stat()
                 if (directory / CONFIG).read_bytes() == content and os.path.samestat(before, after):
                     break
@@ -160,6 +160,12 @@ def open_directory(directory: Path) -> Iterator[tuple[dict[str, Any], str, Path]
         # A descriptor's path outlives the file's; on Windows, an open file can't be removed.
         path = Path(f"/dev/fd/{file.fileno()}")
         yield config, name, path if path.exists() else directory / name
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError  # Opening a pipe would wait for ever.
+    return path
 
 
 def read_config(content: bytes) -> tuple[dict[str, Any], str]:

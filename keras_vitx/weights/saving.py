@@ -193,9 +193,8 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
         elif is_keras_directory(path) or (path.suffix == ".keras" and not path.is_dir()):
             model = _load_archive(path, custom_objects)
         elif is_model_directory(path) or path.is_dir():
-            with open_directory(path) as (config, name, weights):
-                model = _from_config(config, custom_objects, weights)
-                _fill(model, name, weights)
+            with open_directory(path) as opened:
+                model = _from_config(*opened, custom_objects)
         elif path.suffix in (".h5", ".hdf5"):
             raise ValueError(
                 "the file is of Keras's legacy format, which is not read. Save the model to a "
@@ -229,13 +228,12 @@ def _load_from_hub(address: Address, custom_objects: dict) -> keras.Model:
         address = address._replace(revision=path.parent.name)
     config, name = read_config(path.read_bytes())
     _refuse(config, custom_objects)
-    weights = download(address._replace(file=name))
-    model = _from_config(config, custom_objects, weights)
-    _fill(model, name, weights)
-    return model
+    return _from_config(config, name, download(address._replace(file=name)), custom_objects)
 
 
 def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError("it is not a file.")  # Opening a pipe would wait for ever.
     if not path.is_dir():
         path.open("rb").close()  # Raises an OSError if the path is wrong.
     # Keras accepts archives that expand to a hundred times their size, and weights to a thousand.
@@ -277,7 +275,8 @@ def _check_claims(config: Any, custom_objects: dict, size: int) -> None:
     try:
         with without_values():
             # Keras takes a config apart.
-            model = keras.saving.deserialize_keras_object(deepcopy(config), custom_objects)
+            config = deepcopy(config)
+            model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
             claimed = 4 * sum(math.prod(variable.shape) for variable in model.variables)
     except Exception:
         found = [each for _, each in objects_in(config) if each is not None]
@@ -289,8 +288,8 @@ def _check_claims(config: Any, custom_objects: dict, size: int) -> None:
         raise ValueError(f"its weights would take {claimed:,} bytes, and their file has {size:,}")
 
 
-def _from_config(config: dict[str, Any], custom_objects: dict, weights: Path) -> keras.Model:
-    """Return the model of a config, with new weights, no more than the file of weights can have."""
+def _from_config(config: dict, name: str, weights: Path, custom_objects: dict) -> keras.Model:
+    """Return the model of a config, with weights from the file called `name` in its directory."""
     _refuse(config, custom_objects)
     from_config(config)
     try:
@@ -300,11 +299,12 @@ def _from_config(config: dict[str, Any], custom_objects: dict, weights: Path) ->
             raise ValueError(f"it describes a {type(model).__name__}, not a model of keras_vitx")
     except Exception as error:  # Keras raises whatever a bad config provokes.
         raise ValueError(f"{CONFIG} can't be used: {_reason(error)}") from error
+    _fill(model, name, weights)
     return model
 
 
 def _fill(model: keras.Model, name: str, weights: Path) -> None:
-    """Load every weight of the model from the file that is called `name` in its directory."""
+    """Load every weight of the model from a file."""
     if name == SAFETENSORS:
         with open_weights(weights, model, name) as checkpoint:
             conversion = convert(checkpoint, model)

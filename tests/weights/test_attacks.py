@@ -327,3 +327,12 @@ def test_overlapping_heaps_of_text_do_not_hang(unused, tmp_path):
     path.write_bytes(b"".join(units) + struct.pack("<H14x", 1))
     error, _ = attempt(partial(load_weights, unused, path))
     assert type(error) is ValueError and "heap" in str(error)
+
+
+@pytest.mark.parametrize("name", [CONFIG, "model.safetensors", "model.keras"])
+def test_a_pipe_is_not_waited_for(directory, tmp_path, name):
+    path = shutil.copytree(directory, tmp_path / "model")
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    error, _ = attempt(partial(kv.load, path / name if name.endswith("keras") else path))
+    assert type(error) in (ValueError, FileNotFoundError) and str(path) in str(error)
