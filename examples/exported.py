@@ -19,7 +19,7 @@ path, photograph = map(Path, sys.argv[1:])
 record = path / "export.json" if path.is_dir() else path.with_name(f"{path.name}.json")
 record = json.loads(record.read_text())
 _, height, width, _ = record["inputs"]["images"]["shape"]
-image = ImageOps.exif_transpose(Image.open(photograph)).convert("RGB")
+image = ImageOps.exif_transpose(Image.open(photograph, formats=("JPEG", "PNG"))).convert("RGB")
 pixels = np.asarray(image if height is None else ImageOps.fit(image, (width, height)))[None]
 
 if path.suffix == ".onnx":

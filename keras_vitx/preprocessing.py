@@ -101,6 +101,9 @@ IMAGENET_DEFAULT = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 IMAGENET_INCEPTION = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Mean and deviation of 0.5, which map pixels to -1..1 (timm's `IMAGENET_INCEPTION_MEAN`)."""
 
+MAX_VALUES = 1 << 25
+"""Values (pixels times channels) that an image may be resized to, whatever a file claims."""
+
 
 @dataclass(frozen=True)
 class ModelInput:
@@ -111,6 +114,15 @@ class ModelInput:
 
     input_shape: tuple[int | None, ...]
     preprocessing: Preprocessing
+
+    def __post_init__(self):
+        crop_ratio = self.preprocessing.crop_ratio
+        values = math.prod(side or 1 for side in self.input_shape[1:])
+        if values > MAX_VALUES * min(crop_ratio, 1) ** 2:
+            raise ValueError(
+                f"`model` must take images that are resized to at most {MAX_VALUES:,} values. "
+                f"Received: images of shape {self.input_shape[1:]} and crop_ratio={crop_ratio}."
+            )
 
     @classmethod
     def of(cls, model: Any) -> "ModelInput":

@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from keras_vitx.preprocessing import ModelInput, Preprocessing
+from keras_vitx.preprocessing import MAX_VALUES, ModelInput, Preprocessing
 
 LONG = 128
 """Images longer than this many crops are cut before resizing; others match timm's exactly."""
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "TGA", "QOI", "JPEG2000")
+FORMATS += ("AVIF", "HEIF", "JXL")  # Where Pillow has them, the last two by plugins.
+"""The formats of images that are opened, by Pillow's names. For EPS, it would start a program."""
+
+SMALL, PIXELS_PER_BYTE = 25_000_000, 32
+"""Pixels that any file may decode to, and how many more for its size; a bomb claims thousands."""
 
 
 def preprocess_input(images, model) -> np.ndarray:
@@ -86,25 +93,40 @@ def batches_of_files(
 
 @contextlib.contextmanager
 def open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
-    """Open an image file with Pillow; errors, also in the `with` body, are OSErrors that name it.
+    """Open an image file of `FORMATS`; errors, also in the `with` body, are OSErrors that name it.
 
-    Pillow refuses more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels (179 million unless set),
-    since a small file can decode to any number.
+    Since a small file can decode to any number of pixels, no more than `SMALL` or, for larger
+    files, `PIXELS_PER_BYTE` are accepted, nor more than twice `PIL.Image.MAX_IMAGE_PIXELS`
+    (179 million unless set); any number if that is None.
     """
+    limit = 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
     # Pillow's decoders raise many types of errors on damaged files.
     try:
-        file = os.path.expanduser(path) if isinstance(path, (str, os.PathLike)) else path
-        with Image.open(file) as image:
+        with contextlib.ExitStack() as stack:
+            file = path
+            if isinstance(path, (str, os.PathLike)):
+                file = os.path.expanduser(path)
+                if os.path.exists(file) and not os.path.isfile(file):
+                    raise ValueError("it is not a file")  # Opening a pipe would wait for ever.
+                file = stack.enter_context(open(file, "rb"))
+            limit = min(limit, max(SMALL, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
+            Image.init()
+            formats = [name for name in FORMATS if name in Image.OPEN]
+            image = stack.enter_context(Image.open(file, formats=formats))
             if not all(image.size):
                 raise ValueError(f"its size is {image.size} (width, height)")
+            if Image.MAX_IMAGE_PIXELS is not None and math.prod(image.size) > limit:
+                raise Image.DecompressionBombError
             yield image
     except Image.DecompressionBombError as error:
         raise OSError(
-            f"{path} can't be decoded as an image: it has more than {2 * Image.MAX_IMAGE_PIXELS:,} "
-            "pixels. If you trust it, set `PIL.Image.MAX_IMAGE_PIXELS`."
+            f"{path} can't be decoded as an image: it has more than {limit:,} pixels. If you trust "
+            "it, set `PIL.Image.MAX_IMAGE_PIXELS`; None is no limit."
         ) from error
     except Exception as error:
-        raise OSError(f"{path} can't be decoded as an image: {error}") from error
+        unknown = f"it is none of {', '.join(FORMATS)}"
+        cause = unknown if isinstance(error, UnidentifiedImageError) else error
+        raise OSError(f"{path} can't be decoded as an image: {cause}") from error
 
 
 def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
@@ -115,12 +137,12 @@ def decode_image(path: str | os.PathLike, channels: int = 3) -> np.ndarray:
     whose range is not known, from the image's own minimum and maximum.
 
     Args:
-        path: A file in any format that Pillow reads, or an open binary file.
+        path: A file in one of `FORMATS`, or an open binary file.
         channels: 3 for RGB, 1 for gray.
 
     Raises:
-        OSError: if the file can't be read or fully decoded, or has more than twice
-            `PIL.Image.MAX_IMAGE_PIXELS` pixels; the message names it.
+        OSError: if the file can't be read or fully decoded, or has too many pixels for its size or
+            for `PIL.Image.MAX_IMAGE_PIXELS`; the message names it.
         ValueError: if `channels` is neither 1 nor 3.
     """
     if channels not in (1, 3):
@@ -151,12 +173,14 @@ def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith(("I", "F")):
         # Pillow would clip levels above 255 instead of scaling.
-        levels = np.asarray(picture, "float64")
+        levels = np.array(picture, "float64")
         low, high = (0, 65536) if is_16_bit else (levels.min(), levels.max())
         if not np.isfinite(high - low):
             raise ValueError("its levels are not finite")
         scale = 256 if is_16_bit else 255
-        picture = Image.fromarray(((levels - low) * (scale / ((high - low) or 1))).astype("uint8"))
+        levels -= low
+        levels *= scale / ((high - low) or 1)
+        picture = Image.fromarray(levels.astype("uint8"))
     return picture if picture.mode == mode else picture.convert(mode)
 
 
@@ -253,10 +277,18 @@ def resize_and_crop(
         raise ValueError(f"`image` must have at least one pixel. Received: shape {image.shape}.")
     # To limit memory for extreme aspect ratios, cut both ends of a long image equally.
     scale = min(side / target for side, target in zip(image.shape, size, strict=False))
-    limits = [math.ceil(LONG * target * scale * max(crop_ratio, 1)) for target in size]
+    channels = image.shape[-1]
+    long = min(LONG, MAX_VALUES * min(crop_ratio, 1) ** 2 / math.prod((*size, channels)))
+    limits = [math.ceil(long * target * scale * max(crop_ratio, 1)) for target in size]
     top, left = (max(n - limit, 0) // 2 for n, limit in zip(image.shape, limits, strict=False))
     image = image[top : len(image) - top, left : image.shape[1] - left]
-    image = resize(image, _scaled_size(image.shape[:2], size, crop_ratio), filters[interpolation])
+    scaled = _scaled_size(image.shape[:2], size, crop_ratio)
+    if math.prod((*scaled, channels)) > 2 * MAX_VALUES:
+        raise ValueError(
+            f"`size` and `crop_ratio` must resize images to at most {2 * MAX_VALUES:,} values. "
+            f"Received: {size} and {crop_ratio}, which need {scaled} pixels of {channels} channels."
+        )
+    image = resize(image, scaled, filters[interpolation])
     border = [max(target - side, 0) for side, target in zip(image.shape, size, strict=False)]
     if any(border):
         image = np.pad(image, [(width // 2, width - width // 2) for width in border] + [(0, 0)])

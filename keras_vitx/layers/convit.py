@@ -3,7 +3,6 @@
 from math import isqrt
 
 import keras
-import numpy as np
 
 from keras_vitx.layers import ops
 from keras_vitx.layers.attention import Attention
@@ -31,9 +30,9 @@ class ConvolutionalStart(keras.initializers.Initializer):
         heads = shape[1]
         side = isqrt(heads)
         center = (side - 1) / 2 if side % 2 == 0 else side // 2
-        heads_2, heads_1 = np.divmod(np.arange(side**2), side)
-        x, y = 2 * (heads_2 - center), 2 * (heads_1 - center)
-        kernel = ops.convert_to_tensor(np.stack([x, y, -np.ones(side**2)]), dtype=dtype)
+        offsets = 2 * (ops.arange(side, dtype="float32") - center)
+        x, y = offsets[:, None] + 0 * offsets, offsets + 0 * offsets[:, None]
+        kernel = ops.cast(ops.reshape(ops.stack([x, y, 0 * x - 1]), (3, side**2)), dtype)
         if heads > side**2:
             rest = normal()((shape[0], heads - side**2), dtype=dtype)
             kernel = ops.concatenate([kernel, rest], axis=1)

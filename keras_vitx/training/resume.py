@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -336,9 +337,10 @@ def write_state(
 def read_state(path: str | os.PathLike) -> dict[str, Any]:
     """Return the state in a file of `write_state`."""
     with safe_open(path, "numpy") as file:
+        read = functools.cache(file.get_tensor)  # Once, however often it is named.
 
         def array_of(value: dict[str, Any]) -> Any:
-            return file.get_tensor(value["array"]) if value.keys() == {"array"} else value
+            return read(value["array"]) if value.keys() == {"array"} else value
 
         return json.loads(file.metadata()["state"], object_hook=array_of)
 
@@ -349,7 +351,7 @@ def read_last_state(directory: str | os.PathLike) -> dict[str, Any] | None:
     for path in reversed(files):
         try:
             return read_state(path)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             log.warning("%s can't be read (%s); the previous one is used.", path, error)
     if files:
         raise OSError(f"No checkpoint in {directory} can be read.")

@@ -21,12 +21,22 @@ SAFETENSORS = "model.safetensors"
 # Keras's own format, for variables that have no name in PyTorch checkpoints.
 KERAS_WEIGHTS = "model.weights.h5"
 
+# JSON takes up to thirty times its length in memory. The config of the largest size has 115 kB.
+MAX_JSON = 2 << 20
+
 ATTEMPTS = 50
 PAUSE = 0.01  # seconds between them
 
 
 class FileError(ValueError):
     """A file is not accepted; the message says why."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse the JSON of a file; a FileError if it is too long."""
+    if len(text) > MAX_JSON:
+        raise FileError(f"Its JSON must have at most {MAX_JSON:,} bytes. Received: {len(text):,}.")
+    return json.loads(text)
 
 
 def cause_of(error: Exception) -> str:
@@ -66,7 +76,7 @@ def from_metadata(metadata: Mapping[str, str] | None) -> Description | None:
     if not metadata or metadata.get("library") != LIBRARY:
         return None
     try:
-        values = {key: json.loads(metadata[key]) for key in Description._fields}
+        values = {key: parse_json(metadata[key]) for key in Description._fields}
     except (KeyError, ValueError, RecursionError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise FileError(f"The file's metadata can't be used ({cause:.100}).") from error
@@ -143,9 +153,9 @@ def open_directory(directory: Path) -> Iterator[tuple[dict[str, Any], str, Path]
     with contextlib.ExitStack() as stack:
         for _ in range(ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
-                content = (directory / CONFIG).read_bytes()
+                content = _file(directory / CONFIG).read_bytes()
                 config, name = read_config(content)
-                file = stack.enter_context((directory / name).open("rb"))
+                file = stack.enter_context(_file(directory / name).open("rb"))
                 before, after = os.fstat(file.fileno()), (directory / name).stat()
                 if (directory / CONFIG).read_bytes() == content and os.path.samestat(before, after):
                     break
@@ -161,16 +171,22 @@ def open_directory(directory: Path) -> Iterator[tuple[dict[str, Any], str, Path]
         yield config, name, path if path.exists() else directory / name
 
 
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError  # Opening a pipe would wait for ever.
+    return path
+
+
 def read_config(content: bytes) -> tuple[dict[str, Any], str]:
     """Read a `config.json`: the serialized model, and the name of the weights file beside it.
 
     Raises a ValueError if it is damaged, or was not written by `kv.save`.
     """
     try:
-        values = json.loads(content)
+        values = parse_json(content)
         library, config, name = (values.get(key) for key in ("library_name", "model", "weights"))
     except (ValueError, AttributeError, RecursionError) as error:
-        raise FileError(f"{CONFIG} is damaged ({type(error).__name__}).") from error
+        raise FileError(f"{CONFIG} is damaged ({cause_of(error)}).") from error
     if library != LIBRARY:
         raise FileError(
             f"{CONFIG} doesn't describe a model of keras_vitx. If the weights belong to a size, "

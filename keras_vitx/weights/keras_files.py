@@ -7,7 +7,6 @@ of a file bounds the memory.
 import contextlib
 import io
 import itertools
-import json
 import math
 import re
 import struct
@@ -19,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from keras_vitx.weights.description import CONFIG, KERAS_WEIGHTS, FileError
+from keras_vitx.weights.description import CONFIG, KERAS_WEIGHTS, FileError, parse_json
 
 
 @contextlib.contextmanager
@@ -62,6 +61,7 @@ def open_checked_h5(*sources: Path | io.BytesIO) -> Iterator[list[tuple[str, str
 
 def _check_heaps(content: np.ndarray | memoryview) -> None:
     """Check the text heaps of an HDF5 file: HDF5 1.14 loops forever on an entry of length 0."""
+    steps = len(content) // 16  # The entries of heaps that do not overlap.
     for match in re.finditer(rb"GCOL\x01", content):
         start = match.start()
         # A size below the minimum or beyond the end of the file is array data that matched by
@@ -74,7 +74,8 @@ def _check_heaps(content: np.ndarray | memoryview) -> None:
             number, length = struct.unpack_from("<H6xQ", content, position)
             # Entry 0 is the free space at the end; its length includes its header.
             length = 16 + (length + 7) // 8 * 8 if number else length
-            if not 0 < length <= end - position:
+            steps -= 1
+            if not 0 < length <= end - position or steps < 0:
                 raise ValueError("a heap of text is damaged")
             position += length
 
@@ -93,7 +94,7 @@ def _check_array(array: Any, size: int) -> None:
 
 def shards(path: Path) -> list[Path]:
     """Return the files beside a `.weights.json` that hold its arrays."""
-    parts = json.loads(path.read_bytes())["weight_map"].values()
+    parts = parse_json(path.read_bytes())["weight_map"].values()
     names = {name for part in parts for name in ([part] if isinstance(part, str) else part)}
     for name in sorted(names):
         if not re.fullmatch(r"[^/\\\0]+\.weights\.h5", name):
@@ -105,8 +106,9 @@ def shards(path: Path) -> list[Path]:
 
 def is_keras_directory(directory: Path) -> bool:
     """Return whether Keras wrote a directory, by `keras.saving.save_model(..., zipped=False)`."""
+    path = directory / CONFIG
     try:
-        config = json.loads((directory / CONFIG).read_bytes())
+        config = path.is_file() and parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and "class_name" in config
@@ -120,7 +122,7 @@ def read_archive(path: Path) -> tuple[dict[str, Any], Path | io.BytesIO]:
             raise FileError(f"The directory holds no {KERAS_WEIGHTS}.")
     else:
         config, weights = _members(path)
-    config = json.loads(config)
+    config = parse_json(config)
     if not isinstance(config, dict):
         raise FileError(f"The file is damaged: its {CONFIG} holds a {type(config).__name__}.")
     return config, weights

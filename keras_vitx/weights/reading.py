@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -82,7 +82,7 @@ def open_weights(path: Path, model, name: str | None = None) -> Iterator[Weights
     if path.stat().st_size == 0:
         raise ValueError("The file is empty.")
     with contextlib.ExitStack() as stack:
-        with _as_value_error(suffix):
+        with as_value_error(suffix):
             file = READERS[suffix](path, model, stack)
         if not file.arrays:
             raise ValueError("The file holds no arrays.")
@@ -90,7 +90,7 @@ def open_weights(path: Path, model, name: str | None = None) -> Iterator[Weights
 
 
 @contextlib.contextmanager
-def _as_value_error(suffix: str) -> Iterator[None]:
+def as_value_error(suffix: str) -> Iterator[None]:
     """Re-raise whatever a library raises about a bad file as a ValueError."""
     try:
         yield
@@ -230,17 +230,3 @@ READERS = {
     ".weights.json": lambda path, model, stack: _read_keras_weights(shards(path), model, stack),
     ".keras": _read_keras,
 }
-
-
-def check_archive(path: Path) -> dict[str, Any]:
-    """Check what `keras.saving.load_model` is to read, and return its config.
-
-    Keras accepts archives that expand to a hundred times their size, and weights files to a
-    thousand. Raises a ValueError if the file is damaged, not a `.keras` file, or expands too far.
-    """
-    if not path.is_dir():
-        path.open("rb").close()  # Raises an OSError if the path is wrong.
-    with _as_value_error(".keras"):
-        config, weights = read_archive(path)
-        with open_checked_h5(weights):
-            return config

@@ -2,12 +2,14 @@
 
 import importlib.metadata
 import json
+import math
 import numbers
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import keras
 import numpy as np
 
 from keras_vitx.files import atomic_write, locked, remove_stale
-from keras_vitx.keras_internals import sublayers
+from keras_vitx.keras_internals import sublayers, without_values
 from keras_vitx.serialized import check_registered, objects_in
 from keras_vitx.weights.card import image_processor, model_card
 from keras_vitx.weights.catalog import CONSTRUCTORS, checkpoints_of
@@ -25,14 +27,15 @@ from keras_vitx.weights.description import (
     KERAS_WEIGHTS,
     LIBRARY,
     SAFETENSORS,
+    from_config,
     is_model_directory,
     open_directory,
     read_config,
 )
 from keras_vitx.weights.hub import SCHEME, Address, download, parse, upload
-from keras_vitx.weights.keras_files import is_keras_directory, open_checked_h5
+from keras_vitx.weights.keras_files import is_keras_directory, open_checked_h5, read_archive
 from keras_vitx.weights.load import warn_not_finite
-from keras_vitx.weights.reading import check_archive, open_weights
+from keras_vitx.weights.reading import as_value_error, open_weights
 from keras_vitx.weights.save import save_safetensors
 
 # The classes of Keras that a config may name, by their modules. Of layers, the kinds that only
@@ -45,6 +48,9 @@ _PLAIN = re.compile(
 )
 
 CARD, PREPROCESSOR = "README.md", "preprocessor_config.json"
+
+MAX_RATIO, SMALL = 8, 1 << 26
+"""Bytes that a model's weights may take: times those of their file, or of a file of any size."""
 
 
 def save(
@@ -187,9 +193,8 @@ def load(source: str | os.PathLike, custom_objects: Mapping[str, Any] | None = N
         elif is_keras_directory(path) or (path.suffix == ".keras" and not path.is_dir()):
             model = _load_archive(path, custom_objects)
         elif is_model_directory(path) or path.is_dir():
-            with open_directory(path) as (config, name, weights):
-                model = _from_config(config, custom_objects)
-                _fill(model, name, weights)
+            with open_directory(path) as opened:
+                model = _from_config(*opened, custom_objects)
         elif path.suffix in (".h5", ".hdf5"):
             raise ValueError(
                 "the file is of Keras's legacy format, which is not read. Save the model to a "
@@ -222,14 +227,23 @@ def _load_from_hub(address: Address, custom_objects: dict) -> keras.Model:
         # The same commit, should the branch move before the weights are downloaded.
         address = address._replace(revision=path.parent.name)
     config, name = read_config(path.read_bytes())
-    model = _from_config(config, custom_objects)
-    _fill(model, name, download(address._replace(file=name)))
-    return model
+    _refuse(config, custom_objects)
+    return _from_config(config, name, download(address._replace(file=name)), custom_objects)
 
 
 def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
-    config = check_archive(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError("it is not a file.")  # Opening a pipe would wait for ever.
+    if not path.is_dir():
+        path.open("rb").close()  # Raises an OSError if the path is wrong.
+    # Keras accepts archives that expand to a hundred times their size, and weights to a thousand.
+    with as_value_error(".keras"):
+        config, weights = read_archive(path)
+        with open_checked_h5(weights):
+            pass
     try:
+        size = weights.stat().st_size if isinstance(weights, Path) else len(weights.getbuffer())
+        _check_claims({**config, "compile_config": None}, custom_objects, size)
         return keras.saving.load_model(path, custom_objects, compile=False)
     except Exception as error:  # Keras raises whatever a bad config provokes.
         config.pop("compile_config", None)
@@ -243,25 +257,54 @@ def _load_archive(path: Path, custom_objects: dict) -> keras.Model:
         ) from error
 
 
-def _from_config(config: dict[str, Any], custom_objects: dict) -> keras.Model:
-    """Return the model of a config, with new weights."""
+def _refuse(config: Any, custom_objects: dict) -> None:
+    refused = sorted(foreign_objects(config).keys() - custom_objects.keys())
+    if refused:
+        raise ValueError(
+            f"{CONFIG} can't be used: it uses {', '.join(refused)}, neither of keras_vitx nor a "
+            "plain layer of Keras. If it is a class of yours, give it in `custom_objects`."
+        )
+
+
+def _check_claims(config: Any, custom_objects: dict, size: int) -> None:
+    """Raise a ValueError, before an array is made, if a model has more weights than its file.
+
+    `size` is that of the file, in bytes; weights may be stored in a quarter of their bytes, and
+    others (LoRA's) not at all.
+    """
     try:
-        refused = sorted(foreign_objects(config).keys() - custom_objects.keys())
-        if refused:
-            raise ValueError(
-                f"it uses {', '.join(refused)}, neither of keras_vitx nor a plain layer of Keras. "
-                "If it is a class of yours, give it in `custom_objects`."
-            )
+        with without_values():
+            # Keras takes a config apart.
+            config = deepcopy(config)
+            model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
+            claimed = 4 * sum(math.prod(variable.shape) for variable in model.variables)
+    except Exception:
+        found = [each for _, each in objects_in(config) if each is not None]
+        packages = {each.__module__.partition(".")[0] for each in found}
+        if not custom_objects and packages <= {"keras", LIBRARY}:
+            raise
+        return  # A class of the user's may need values.
+    if claimed > max(MAX_RATIO * size, SMALL):
+        raise ValueError(f"its weights would take {claimed:,} bytes, and their file has {size:,}")
+
+
+def _from_config(config: dict, name: str, weights: Path, custom_objects: dict) -> keras.Model:
+    """Return the model of a config, with weights from the file called `name` in its directory."""
+    _refuse(config, custom_objects)
+    from_config(config)
+    try:
+        _check_claims(config, custom_objects, weights.stat().st_size)
         model = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=True)
         if not _is_chain(model):
             raise ValueError(f"it describes a {type(model).__name__}, not a model of keras_vitx")
     except Exception as error:  # Keras raises whatever a bad config provokes.
         raise ValueError(f"{CONFIG} can't be used: {_reason(error)}") from error
+    _fill(model, name, weights)
     return model
 
 
 def _fill(model: keras.Model, name: str, weights: Path) -> None:
-    """Load every weight of the model from the file that is called `name` in its directory."""
+    """Load every weight of the model from a file."""
     if name == SAFETENSORS:
         with open_weights(weights, model, name) as checkpoint:
             conversion = convert(checkpoint, model)

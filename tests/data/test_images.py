@@ -1,7 +1,9 @@
 """From files and arrays to the input of a model, and the record that says how."""
 
 import json
+import os
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -280,6 +282,12 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 599)
     with pytest.raises(OSError, match=r"large.png can't .* more than 1,198 pixels"):
         decode_image(path)
+    monkeypatch.setattr(images, "SMALL", 1100)
+    monkeypatch.setattr(images, "PIXELS_PER_BYTE", 0.1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+    with pytest.raises(OSError, match=r"large.png can't .* more than 1,100 pixels.*None is no lim"):
+        decode_image(path)
+    monkeypatch.setattr(images, "PIXELS_PER_BYTE", 1)
     for limit in (600, None):  # Pillow warns above a limit, and refuses twice as many.
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with warnings.catch_warnings(action="ignore"):
@@ -309,3 +317,53 @@ def test_gray_of_more_than_8_bits_is_scaled(tmp_path, dtype, levels, suffix, wan
             decode_image(path, 1)
     else:
         assert decode_image(path, 1).ravel().tolist() == wanted
+
+
+@pytest.mark.parametrize("kind", ["EPS", "a pipe", "a directory"])
+def test_what_is_no_image_file_is_not_opened(tmp_path, monkeypatch, kind):
+    path, started = tmp_path / "cat.jpg", tmp_path / "started"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        path.write_text(
+            "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+        )
+        (tmp_path / "gs").write_text(f"#!/bin/sh\n[ $1 = --version ] || touch {started}\n")
+        (tmp_path / "gs").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = "it is none of JPEG, PNG" if kind == "EPS" else "it is not a file"
+    for read in (decode_image, images.check_image):
+        with pytest.raises(OSError, match=f"cat.jpg can't be decoded as an image: {words}"):
+            read(path)
+    assert not started.exists()
+
+
+def test_pillow_opens_files_in_one_place():
+    package = Path(kv.__file__).parent
+    sources = {path: path.read_text() for path in package.rglob("*.py")}
+    opening = [
+        path.relative_to(package).as_posix() for path in sources if "Image.open(" in sources[path]
+    ]
+    assert opening == ["data/images.py"] and sources[package / opening[0]].count("Image.open(") == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "crop_ratio"),
+    [
+        ((20_000, 20_000, 3), 1.0),
+        ((32, 32, 3), 0.002),
+        ((8, 8, 1 << 20), 1.0),
+        ((None, 1 << 26, 3), 1),
+    ],
+)
+def test_a_claim_of_giant_images_is_refused(shape, crop_ratio):
+    channels = [0.5] * shape[-1]
+    with pytest.raises(ValueError, match="at most 33,554,432 values"):
+        ModelInput((None, *shape), Preprocessing(channels, channels, crop_ratio))
+
+
+def test_an_image_across_a_long_model_is_refused(make_model, picture):
+    with pytest.raises(ValueError, match="`size` and `crop_ratio` must resize images to at most"):
+        preprocess_input(picture(40, 40), make_model((1, 1 << 22)))

@@ -147,6 +147,10 @@ def test_files_that_are_not_tfrecords_are_named(tmp_path, write, records):
     whole = write("bad.tfrecord", records()).read_bytes()
     for data, message in (
         (whole[:-40], "truncated"),
+        (
+            bytes(5) + b"\1\0\0" + b"\xaa=k\xe4" + bytes(99),
+            "truncated",
+        ),  # 1 TiB, with its checksum.
         (b"\x1f\x8b" + whole[2:], "compressed"),
         (whole[:12] + b"\xff" * 30 + whole[42:], "corrupted"),
     ):

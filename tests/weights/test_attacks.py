@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import struct
 import zipfile
 import zlib
 from functools import partial
@@ -261,3 +262,77 @@ def test_a_config_with_other_objects_is_refused(directory, tmp_path, intruder, n
     words = rf"config\.json can't be used.*{re.escape(name)}.*neither of keras_vitx nor"
     with pytest.raises(ValueError, match=words):
         kv.load(directory)
+
+
+def layer(name, config, module="keras.layers", **more):
+    return {"module": module, "class_name": name, "config": {"name": "added", **config}, **more}
+
+
+ORTHOGONAL = entry("keras.initializers", "Orthogonal", registered_name=None)
+# What takes 1 GB or more if it is believed, as a replacement in the config's text or a layer.
+CLAIMS = [
+    *[
+        ('"dim": 8', '"dim": 6144'),
+        ('"dim": 8', '"dim": 1000000000'),
+        ('"units": 5', '"units": 1000000000'),
+    ],
+    *[('"mlp_ratio": 2.0', '"mlp_ratio": 1e9'), ('"count": 1', '"count": 1000000000')],
+    ('"input_shape": [16, 16, 3]', '"input_shape": [20000, 20000, 3]'),
+    ('"grid": [2, 2]', '"grid": [20000, 20000]'),
+    ('"patch_size": 8', '"patch_size": 1'),
+    layer("Dense", {"units": 10**8}),
+    layer("Dense", {"units": 10**5, "kernel_initializer": ORTHOGONAL}),
+    layer("Dense", {"units": 10**5}, build_config={"input_shape": [None, 10**5]}),
+    layer("Embedding", {"input_dim": 10**7, "output_dim": 100}),
+]
+
+
+@pytest.mark.parametrize("kind", ["directory", "archive"])
+@pytest.mark.parametrize("claim", CLAIMS, ids=str)
+def test_what_a_config_claims_is_not_made(directory, tmp_path, claim, kind):
+    path = shutil.copytree(directory, tmp_path / "model")
+    values = json.loads((path / CONFIG).read_text())
+    config = values["model"]
+    if isinstance(claim, dict):
+        config["config"]["layers"].append({"registered_name": None, **claim})
+    else:
+        text = json.dumps(config)
+        config = json.loads(text.replace(*claim))
+    (path / CONFIG).write_text(json.dumps({**values, "model": config}))
+    if kind == "archive":
+        whole, path = kv.load(directory), tmp_path / "model.keras"
+        whole.save(path)
+        with zipfile.ZipFile(path) as file:
+            members = {name: file.read(name) for name in file.namelist()}
+        packed(path, {**members, CONFIG: json.dumps(config)}, zipfile.ZIP_STORED)
+    image = np.zeros((40, 40, 3), "uint8")
+    error, taken = attempt(lambda: kv.preprocess_input(image, kv.load(path)))
+    assert type(error) is ValueError and (path.name in str(error) or "20000" in str(claim))
+    assert taken < 150 << 20, taken >> 20
+
+
+def test_a_long_config_is_refused(directory, tmp_path):
+    path = shutil.copytree(directory, tmp_path / "model")
+    (path / CONFIG).write_text('{"model": [' + "[]," * 700_000 + "[]]}")
+    error, taken = attempt(partial(kv.load, path))
+    assert "must have at most 2,097,152 bytes" in str(error) and taken < SLACK
+
+
+def test_overlapping_heaps_of_text_do_not_hang(unused, tmp_path):
+    path, count = tmp_path / "file.weights.h5", 1 << 15
+    # Each entry holds the head of a heap whose entries are all that follow.
+    units = [
+        struct.pack("<H6xQ8sQH14x", 1, 32, b"GCOL\x01", 48 * (count - i), 1) for i in range(count)
+    ]
+    path.write_bytes(b"".join(units) + struct.pack("<H14x", 1))
+    error, _ = attempt(partial(load_weights, unused, path))
+    assert type(error) is ValueError and "heap" in str(error)
+
+
+@pytest.mark.parametrize("name", [CONFIG, "model.safetensors", "model.keras"])
+def test_a_pipe_is_not_waited_for(directory, tmp_path, name):
+    path = shutil.copytree(directory, tmp_path / "model")
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    error, _ = attempt(partial(kv.load, path / name if name.endswith("keras") else path))
+    assert type(error) in (ValueError, FileNotFoundError) and str(path) in str(error)

@@ -1,12 +1,11 @@
 """Damaged files of every kind: one clear error each, or a sound result.
 
 They are read in a process of their own, which measures how much memory it takes, and how long.
-`python tests/weights/test_mutations.py DIRECTORY COUNT` tries COUNT mutations of each kind.
+`python tests/weights/test_mutations.py DIRECTORY COUNT [KIND ...]` tries COUNT mutations of each.
 """
 
 import codecs
 import ctypes
-import importlib.util
 import io
 import json
 import os
@@ -18,6 +17,7 @@ import sys
 import warnings
 import zipfile
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from PIL import Image
 from tiny import SAVERS, make_tiny, weights_of
 
 import keras_vitx as kv
+from keras_vitx.training.resume import read_last_state, write_state
 from keras_vitx.training.run import read_run
 from keras_vitx.weights import load_weights, to_checkpoint
 
@@ -169,8 +170,26 @@ def write_recipe(directory):
     return path
 
 
-def write_image(directory):
-    path = directory / "image.png"
+def write_archive(directory):
+    model = kv.CaiT(8, 1, 2, patch_size=8, class_depth=1, input_shape=(16, 16, 3), classes=2)
+    model.save(directory / "model.keras")
+    return directory / "model.keras"
+
+
+def write_table(directory):
+    rows = [f"{write_image(directory, f'.{i}.png').name},{i % 2},train" for i in range(6)]
+    (directory / "table.csv").write_text("\n".join(["file,label,split", *rows]))
+    return directory / "table.csv"
+
+
+def write_checkpoint(directory):
+    (directory / "checkpoints").mkdir()
+    state = {"values": [np.zeros(9, "float32")] * 2, "random": {"numpy": list(range(50))}}
+    return write_state(directory / "checkpoints", 3, state)
+
+
+def write_image(directory, suffix=".png"):
+    path = directory / f"image{suffix}"
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype="uint8")
     Image.fromarray(pixels).save(path)
     return path
@@ -182,7 +201,13 @@ OTHERS = {
     "directory": (write_directory, lambda path: kv.load(path.parent)),
     "recipe": (write_recipe, kv.training.Recipe.read),
     "run": (write_recipe, lambda path: read_run(path.parent)),
-    "image": (write_image, kv.data.decode_image),
+    "archive": (write_archive, kv.load),
+    "checkpoint": (write_checkpoint, lambda path: read_last_state(path.parent)),
+    "csv": (write_table, read_source),
+    **{
+        suffix: (partial(write_image, suffix=suffix), kv.data.decode_image)
+        for suffix in (".png", ".jpg", ".gif", ".webp", ".tif", ".bmp", ".ppm", ".tga", ".jp2")
+    },
 }
 
 
@@ -217,7 +242,7 @@ def fuzz(kind: str, path: Path, read, count: int) -> dict:
         # Whoever kills this process can tell which file it was.
         print(f"{kind} {number}", file=sys.stderr, flush=True)
         target, change = path, mutated
-        if kind in (".pth", ".keras") and number % 2 == 0:
+        if kind in (".pth", ".keras", "archive") and number % 2 == 0:
             target, change = path.with_stem("sealed"), resealed
         target.write_bytes(change(content, random.Random(f"{kind}{number}")))
         load = partial(read, target)
@@ -230,13 +255,15 @@ def fuzz(kind: str, path: Path, read, count: int) -> dict:
                 result["wrong"].append(f"{number} takes {taken} bytes, {allowed} allowed")
         result["read" if error is None else "refused"] += 1
         # An error about weights lists all that doesn't fit.
-        is_clear = str(path.parent) in str(error) and len(str(error)) < 20_000
+        # What the values of a table can't be names the row, not the file.
+        is_named = kind == "csv" or str(path.parent) in str(error)
+        is_clear = is_named and len(str(error)) < 20_000
         if error is not None and not (is_clear and type(error) in (ValueError, OSError)):
             result["wrong"].append(f"{number} raises {error!r:.300}")
     return result
 
 
-def main(directory: Path, count: int) -> None:
+def main(directory: Path, count: int, *kinds: str) -> None:
     """Print one line per kind of file: its name, and the outcomes of its mutations."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -247,14 +274,14 @@ def main(directory: Path, count: int) -> None:
     small = {"dim": 8, "depth": 1, "class_depth": 1, "num_heads": 2, "input_shape": (16, 16, 3)}
     source, model = make_tiny(**small), make_tiny(**small)
     read_weights = weights_reader(source, model)
-    for kind in WEIGHTS:
+    for kind in set(WEIGHTS) & set(kinds or WEIGHTS):
         path = write_weights(kind, large, directory)
         error, taken = attempt(partial(load_weights, large, path))
         sound = {"error": error and repr(error), "memory": taken, "size": path.stat().st_size}
         result = fuzz(kind, write_weights(kind, source, directory), read_weights, count)
         print(json.dumps([kind, {**result, "sound": sound}]), flush=True)
     for kind, (write, read) in OTHERS.items():
-        if kind != "records" or importlib.util.find_spec("tensorflow"):
+        if kind in (kinds or OTHERS) and (kind != "records" or find_spec("tensorflow")):
             print(json.dumps([kind, fuzz(kind, write(directory), read, count)]), flush=True)
 
 
@@ -277,7 +304,7 @@ def outcome(tmp_path_factory):
 @pytest.mark.parametrize("kind", [*WEIGHTS, *OTHERS])
 def test_a_damaged_file_is_read_or_is_one_clear_error(outcome, kind):
     results, last = outcome
-    if kind == "records" and not importlib.util.find_spec("tensorflow"):
+    if kind == "records" and not find_spec("tensorflow"):
         pytest.skip("needs TensorFlow")
     assert kind in results, f"the process ended at {last}"
     result = results[kind]
@@ -297,4 +324,4 @@ def test_sound_weights_are_read_one_array_at_a_time(outcome, kind):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from keras_vitx.data.images import check_image
+from keras_vitx.data.images import FORMATS, check_image
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of
 from keras_vitx.data.sources.names import in_order, split_of, text_of
@@ -136,9 +136,10 @@ def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
 
 @functools.cache
 def readable_suffixes() -> frozenset[str]:
-    """Return the `IMAGE_SUFFIXES` that Pillow reads here."""
+    """Return the `IMAGE_SUFFIXES` of `FORMATS` that Pillow reads here."""
     formats = Image.registered_extensions()
-    return frozenset(suffix for suffix in IMAGE_SUFFIXES if formats.get(suffix) in Image.OPEN)
+    read = Image.OPEN.keys() & set(FORMATS)
+    return frozenset(suffix for suffix in IMAGE_SUFFIXES if formats.get(suffix) in read)
 
 
 def image_files(directory: Path, skipped: list[Path] | None = None) -> list[Path]:

@@ -42,7 +42,10 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     Rows of the same file are one image, and must have the same label and split.
     """
     path = table if isinstance(table, Path) else Path("DataFrame")
-    columns, rows = _rows(table, path)
+    try:
+        columns, rows = _rows(table, path)
+    except csv.Error as error:
+        raise ValueError(f"`source` must be a table. Received: {path}: {error}.") from error
     file_column, label, split = (
         next((column for column in columns if column.lower() in names), None)
         for names in (FILE, LABEL, SPLIT)

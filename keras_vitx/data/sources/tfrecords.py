@@ -113,6 +113,7 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str, st
     except ImportError as error:
         message = f"`source` {shard} needs TensorFlow, which reads TFRecords"
         raise ImportError(needs_extra(message, "data")) from error
+    _check_lengths(shard)
     options = tf.data.Options()
     options.autotune.enabled = False  # Its thread takes a second to stop.
     records = tf.data.TFRecordDataset(str(shard)).with_options(options)
@@ -137,5 +138,16 @@ def _examples(shard: Path) -> Iterator[tuple[tuple[Path, int, int], int, str, st
             yield key, labels[0], text, label_name
             start += len(record) + 16
     except (tf.errors.OpError, DecodeError) as error:
+        raise OSError(f"{shard} can't be read as TFRecords: {error!s:.200}.") from error
+
+
+def _check_lengths(shard: Path) -> None:
+    """Raise an OSError for a record longer than its shard, for which TensorFlow may crash."""
+    position, size = 0, shard.stat().st_size
+    with shard.open("rb") as file:
+        while position < size:
+            file.seek(position)
+            position += int.from_bytes(file.read(8), "little") + 16
+    if position > size:
         hint = " It is compressed." if shard.read_bytes()[:2] == b"\x1f\x8b" else ""
-        raise OSError(f"{shard} can't be read as TFRecords: {error!s:.200}.{hint}") from error
+        raise OSError(f"{shard} can't be read as TFRecords: a record is truncated.{hint}")
