@@ -147,6 +147,16 @@ def test_directories_that_could_be_splits_or_classes(pets, root):
     shutil.rmtree(directory / "train")
     with pytest.raises(ValueError, match="There is no train/"):
         load_dataset(directory)
+    # Kaggle's, COCO's names.
+    for train, test in (("training_set", "test_set"), ("train2017", "val2017")):
+        directory = root(**{train: "", test: "dog"})
+        for name in ("more", "valid", "test"):
+            shutil.rmtree(directory / name, ignore_errors=True)
+        with pytest.raises(ValueError, match=f"None, for .*{train}/.*splits=True"):
+            load_dataset(directory)
+        assert sorted(filter(None, sizes(load_dataset(directory, splits=True))))[0] < 20
+        assert load_dataset(directory, splits=False).class_names == tuple(sorted((train, test)))
+        shutil.rmtree(directory)
     # A train and a bus are classes.
     (pets / "cat").rename(pets / "train")
     shutil.rmtree(pets / "train" / "deep")
@@ -263,11 +273,24 @@ def test_links_are_followed_once_and_what_is_no_file_is_counted(pets, tmp_path, 
     (pets / "dog" / "link.jpg").symlink_to(pets / "dog" / "0.jpg")
     (pets / "dog" / "up").symlink_to(pets)
     (pets / "cat" / "broken.jpg").symlink_to(tmp_path / "none.jpg")
+    (pets / "dog" / "broken.jpg").symlink_to(tmp_path / "none.jpg")
+    (pets / "dog" / "itself.jpg").symlink_to("itself.jpg")
     os.mkfifo(pets / "cat" / "pipe.jpg")
     source = load_dataset(pets, validation_split=0)
     assert counts(source.train) == [10, 21]
-    assert {path.name for path in source.skipped} == {"broken.jpg", "pipe.jpg"}
-    assert "2 images are no regular files or of formats" in caplog.text
+    assert {path.name for path in source.skipped} == {"broken.jpg", "itself.jpg", "pipe.jpg"}
+    assert "4 images are no regular files or of formats" in caplog.text
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links")
+@pytest.mark.parametrize(
+    "link, target",
+    [("puma", "cat"), ("dog/more", "cat"), ("cat/more", "dog/deep"), ("dog/x.jpg", "cat/0.jpg")],
+)
+def test_a_link_that_gives_an_image_two_classes_is_named(pets, link, target):
+    (pets / link).symlink_to(pets / target)
+    with pytest.raises(ValueError, match=f"each image in one class.*{target} in "):
+        load_dataset(pets)
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names that are no text")
