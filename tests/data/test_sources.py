@@ -411,6 +411,8 @@ def test_tables(table):
     assert source.test.labels.tolist() == [[0, 1, 1]]
     source = table("image,MEL,NV", "cat/0.jpg,1.0,0.0", "cat/1.jpg,0,1")
     assert source.class_names == ("MEL", "NV") and source.train.labels.tolist() == [[1, 0], [0, 1]]
+    source = table("image_id,file_name,label", "1,cat/0.jpg,(cat)", "2,dog/0.jpg,dog")
+    assert source.class_names == ("(cat)", "dog") and source.train.names()[0] == "cat/0.jpg"
     source = table("path,label", "cat/0.jpg,23.0", "cat/1.jpg,31.0")
     assert source.class_names is None and source.train.labels.tolist() == [23, 31]
 
@@ -428,6 +430,9 @@ def test_tables(table):
         ("file,label cat/0.jpg,a cat/0.jpg,b", ValueError, "one label and split per file"),
         ("file,label,split cat/0.jpg,a,val ./cat/0.jpg,a,train", ValueError, "label and split per"),
         ("file,label cat/0.jpg,a|b cat/1.jpg,b", ValueError, r"`separator` must be .* 'a\|b'"),
+        ("file,label cat/0.jpg,['a'] cat/1.jpg,['b']", ValueError, r"`separator` .* \"\['a'\]\""),
+        ("file,label cat/0.jpg,[0;1] cat/1.jpg,[1;0]", ValueError, r"`separator` must be given"),
+        ("file,class,label cat/0.jpg,pet,a", ValueError, "one column `label` or one per class"),
         ("file,label cat/0.jpg,a,b", ValueError, "3 values in line 2"),
         ("file,label cat/0.jpg", ValueError, "1 values in line 2"),
         ("file,label,label cat/0.jpg,a,b", ValueError, "3 different columns"),

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import logging
 import os
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from keras_vitx.data.sources.names import SPLITS, in_order, split_of, text_of
 from keras_vitx.text import shortened
 
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
+"""In their order: "image_id" may stand beside another one."""
 LABEL = ("label", "labels", "class", "target", "category", "tags")
 # What numbers in the last three mean is not known, and is an error.
 SPLIT = ("split", "subset", "partition", "set", "fold", "is_train", "is_training")
 FLAGS = {f"is_{name}": key for key in ("validation", "test") for name in SPLITS[key]}
+SEVERAL = re.compile(r"\||^[\[({]\s*['\"\d\])}]")  # "cat|dog", or a list in a DataFrame.
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 log = logging.getLogger(__name__)
 
@@ -43,21 +46,22 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     """
     path = table if isinstance(table, Path) else Path("DataFrame")
     columns, rows = _rows(table, path)
-    file_column, label, split = (
-        next((column for column in columns if column.lower() in names), None)
-        for names in (FILE, LABEL, SPLIT)
+    file_column, split = (
+        next((column for name in names for column in columns if column.lower() == name), None)
+        for names in (FILE, SPLIT)
     )
+    label = [name for name in columns if name.lower() in LABEL]
     flags = {name: FLAGS[name.lower()] for name in columns if name.lower() in FLAGS}
-    classes = [name for name in columns if name not in (file_column, split, *flags)]
-    if file_column is None or not rows or not (label or classes):
+    classes = label or [name for name in columns if name not in (file_column, split, *flags)]
+    if file_column is None or not rows or not classes or len(label) > 1:
         raise ValueError(
-            f"`source` must have a column `file`, and a column `label` or one per class, in {path}."
-            f" Received: the columns {', '.join(columns) or 'none'} and {len(rows)} rows."
+            f"`source` must have a column `file`, and one column `label` or one per class, in "
+            f"{path}. Received: the columns {', '.join(columns) or 'none'} and {len(rows)} rows."
         )
     images: dict[str, tuple] = {}
     for row in rows:
         file = _existing(path.parent, row[file_column])
-        values = [row[name] for name in ([label] if label else classes)], _split(row, split, flags)
+        values = [row[name] for name in classes], _split(row, split, flags)
         first = images.setdefault(os.path.abspath(file), (file, *values))
         if first[1:] != values:
             raise ValueError(
@@ -69,7 +73,7 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
         raise OSError(f"{path} names {len(missing)} files that do not exist, such as {missing[0]}.")
     if len(files) < len(rows):
         log.warning("%s has %d rows for %d files, which count once.", path, len(rows), len(files))
-    if label is not None:
+    if label:
         names, labels = _labels([text_of(value) for (value,) in values], separator)
     else:
         names, labels = list(map(text_of, classes)), np.array(np.nan)
@@ -151,10 +155,10 @@ def _labels(texts: Sequence[str], separator: str | None) -> tuple[list[str] | No
         numbers = np.array([float(text) for text in texts])
         if any("." in text for text in texts):
             return None, numbers
-    if separator is None and (unclear := [text for text in texts if "|" in text]):
+    if separator is None and (unclear := list(filter(SEVERAL.search, texts))):
         raise ValueError(
-            '`separator` must be "|" if it separates the labels of an image, or ";" if "|" is part '
-            f"of names. Received: None, and the label {unclear[0]!r}. {HINT}"
+            "`separator` must be given where labels may be several: '|', or ';' if they are names; "
+            f"join lists by ';'. Received: None, and the label {unclear[0]!r}. {HINT}"
         )
     several = [[name.strip() for name in text.split(separator or ";")] for text in texts]
     names = in_order(name for row in several for name in row if name)
