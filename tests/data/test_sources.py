@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -473,6 +474,21 @@ def test_pairs_are_the_splits_and_images_become_bytes(arrays, tmp_path):
         assert sizes(source) == [40, 4, 8]
         np.testing.assert_array_equal(source.validation.images, images[8:12])
         np.testing.assert_array_equal(source.test.images, images[:8])
+
+
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: x[5:, ::-1, :4], lambda x: x[..., :1]])
+def test_a_memory_map_is_opened_and_not_copied_by_another_process(tmp_path, change):
+    images = np.random.default_rng(0).integers(256, size=(400, 16, 16, 3), dtype="uint8")
+    np.save(tmp_path / "images.npy", images)
+    mapped = change(np.load(tmp_path / "images.npy", mmap_mode="r"))
+    split = load_dataset((mapped, np.arange(len(mapped)) % 2), validation_split=0).train
+    sent = pickle.dumps(split)
+    assert len(sent) < 20_000
+    for again in (pickle.loads(sent), pickle.loads(pickle.dumps(pickle.loads(sent)))):
+        np.testing.assert_array_equal(again.images, change(images))
+    own = load_dataset((np.load(tmp_path / "images.npy", mmap_mode="c"), np.arange(400) % 2))
+    own.train.images.array.base[:] = 7  # Not in the file.
+    assert pickle.loads(pickle.dumps(own.train)).images[0].max() == 7
 
 
 @pytest.mark.parametrize(

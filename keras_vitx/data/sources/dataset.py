@@ -1,6 +1,5 @@
 """Labeled sets of images, and their training, validation and test splits."""
 
-import copy
 import io
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +32,9 @@ class Images(Sequence):
     def __getitem__(self, index):
         if isinstance(index, (int, np.integer)):
             return self.read(index)
-        subset = copy.copy(self)
-        subset.keys = [self.keys[i] for i in np.arange(len(self))[index]]
+        subset = object.__new__(type(self))
+        keys = [self.keys[i] for i in np.arange(len(self))[index]]
+        vars(subset).update(vars(self), keys=keys)
         return subset
 
     def read(self, index: int) -> np.ndarray:
@@ -53,12 +53,29 @@ class Images(Sequence):
 class ArrayImages(Images):
     """Rows of an array (n, height, width, channels), uint8 or floats in 0..1, by their indices.
 
-    They are not copied before, as the array may be a file larger than the memory (`np.memmap`).
+    They are not copied before, as the array may be a file larger than the memory (`np.memmap`),
+    which a worker process opens itself.
     """
 
     def __init__(self, array: np.ndarray):
         super().__init__(range(len(array)))
         self.array = array
+
+    def __getstate__(self):
+        array = root = self.array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c":
+            return vars(self)
+        offset = root.offset + array.ctypes.data - root.ctypes.data
+        view = array.shape, array.dtype.str, offset, array.strides
+        return vars(self) | {"array": (root.filename, *view)}
+
+    def __setstate__(self, state):
+        if isinstance(state["array"], tuple):
+            file, shape, dtype, *view = state["array"]
+            state["array"] = np.ndarray(shape, dtype, np.memmap(file, "uint8", "r"), *view)
+        vars(self).update(state)
 
     def read(self, index: int) -> np.ndarray:
         return as_uint8(self.array[self.keys[index]], "Images")
