@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,10 +117,13 @@ def sub_directories(directory: Path) -> list[Path]:
 
 def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
     """Return the directory of each split, or `directory` if its sub-directories are classes."""
+    by_split: dict[str, list[Path]] = {}
+    others = []
     children = sub_directories(directory)
-    by_split, others = _by_split(children, split_of)
-    if by_words := not by_split:
-        by_split, others = _by_split(children, split_in)
+    by_words = not any(split_of(path.name) for path in children)
+    for path in children:
+        split = (split_in if by_words else split_of)(path.name)
+        (by_split.setdefault(split, []) if split else others).append(path)
     if splits is False or len(by_split) < 1 + by_words:
         return {"train": directory}
     if splits is None:
@@ -144,17 +147,6 @@ def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
             names = " or ".join(f"{path.name}/" for path in paths)
             raise ValueError(f"`source` must have either {names} in {directory}. Received: both.")
     return {split: paths[0] for split, paths in by_split.items()}
-
-
-def _by_split(
-    paths: Sequence[Path], name_of: Callable[[str], str | None]
-) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Return the directories of each split, and the others."""
-    by_split: dict[str | None, list[Path]] = {}
-    for path in paths:
-        by_split.setdefault(name_of(path.name), []).append(path)
-    others = by_split.pop(None, [])
-    return by_split, others
 
 
 @functools.cache
@@ -242,25 +234,23 @@ def load_real(directory: str | os.PathLike, labels: str | os.PathLike) -> Datase
     """
     directory, path = Path(directory).expanduser(), Path(labels).expanduser()
     names = tuple(synset for synset, _ in imagenet_classes())
+    expected = f"`labels` must be a list of lists of integers in 0..999. Received: {path}"
+    known = set(range(len(names)))
     try:
         entries = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"`labels` must be JSON. Received: {path} ({error}).") from error
-    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        raise ValueError(f"`labels` must be lists of integers in 0..999. Received: {path}.")
+        is_valid = all(known.issuperset(entry) for entry in entries)
+    except (ValueError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"{expected}.")
     files, rows = [], []
     for file in image_files(directory):
-        number = REAL_NUMBER.match(file.name)
-        if number is None:
+        if not (number := REAL_NUMBER.match(file.name)):
             continue
-        index = int(number[1]) - 1
-        if not 0 <= index < len(entries):
-            raise ValueError(
-                f"`labels` must have an entry for every image. Received: {path} with "
-                f"{len(entries)}, none for {file.name}."
-            )
-        if entries[index]:
-            is_label = np.isin(np.arange(len(names)), entries[index])
+        if not 0 < int(number[1]) <= len(entries):
+            raise ValueError(f"{expected} with {len(entries)}, none for {file.name}.")
+        if entry := entries[int(number[1]) - 1]:
+            is_label = np.isin(np.arange(len(names)), entry)
             files.append(file)
             rows.append(np.float32(is_label / is_label.sum()))
     if not files:
@@ -270,7 +260,3 @@ def load_real(directory: str | os.PathLike, labels: str | os.PathLike) -> Datase
         )
     split = Split(ImageFiles(files), np.stack(rows))
     return Dataset(str(directory), names, train=split, test=split, multiple_labels=True)
-
-
-def _is_entry(entry) -> bool:
-    return isinstance(entry, list) and all(isinstance(c, int) and 0 <= c < 1000 for c in entry)

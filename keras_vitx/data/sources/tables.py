@@ -78,7 +78,7 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     else:
         names, labels = list(map(text_of, classes)), np.array(np.nan)
         with contextlib.suppress(ValueError):
-            labels = np.array([list(map(float, row)) for row in values])
+            labels = np.array(values, "float64")
         if not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError(
                 "`source` must have a column `label`, or numbers in 0..1 in its other columns. "
@@ -87,29 +87,27 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     splits = {}
     for name in sorted(set(split_names)):
         indices = [i for i, found in enumerate(split_names) if found == name]
-        images_of_split = ImageFiles([files[i] for i in indices], path.parent)
-        splits[name] = images_of_split, labels[indices]
+        splits[name] = ImageFiles([files[i] for i in indices], path.parent), labels[indices]
     return dataset_of(str(path), splits, names)
 
 
 def _rows(table: Any, path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Return the columns and rows of a table, without spaces around names and values."""
-    text = "\0"
-    if table is not path:
-        text = table.to_csv(index=False)
-    else:
-        content = path.read_bytes()
-        is_utf_16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
-        with contextlib.suppress(UnicodeDecodeError):
-            text = content.decode("utf-16" if is_utf_16 else "utf-8-sig")
+    try:
+        if table is not path:
+            text = table.to_csv(index=False)
+        elif (content := path.read_bytes())[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            text = content.decode("utf-16")
+        else:
+            text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
     if "\0" in text:
         raise ValueError(
             "`source` must be a table in UTF-8, or in UTF-16 with a byte-order mark. Received: "
             f'{path} in another encoding. Save it as "CSV UTF-8".'
         )
-    lines = text.splitlines(keepends=True)
-    if lines and lines[0].startswith("sep="):  # Of Excel.
-        del lines[0]
+    lines = re.sub("^sep=.*\n", "", text).splitlines(keepends=True)  # Excel's first line.
     for delimiter in ";\t|,":
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         columns = [name.strip() for name in next(reader, [])]
@@ -140,8 +138,11 @@ def _split(row: Mapping[str, str], split: str | None, flags: Mapping[str, str]) 
     """Return the split of a row by its column of splits, or by columns such as `is_valid`."""
     values = {flag: TRUTH.get(row[flag].lower()) for flag in flags}
     named = {flags[flag] for flag, value in values.items() if value} or {"train"}
-    name = split_of(row[split]) if split else named.pop()
-    if name is None or (not split and (named or None in values.values())):
+    if split:
+        name = split_of(row[split])
+    else:
+        name = named.pop() if len(named) == 1 and None not in values.values() else None
+    if name is None:
         raise ValueError(
             "`source` must have train, val or test in its column of splits, or true or false in "
             f"is_valid and is_test. Received: {row[split] if split else row!r:.200}."
