@@ -121,11 +121,11 @@ class Augmentation:
 
         It is an ImportError if keras-cv is needed and not installed, else a ValueError.
         """
+        colors = [name for name in ("rand_augment", "color_jitter") if getattr(self, name)]
         possible = (1, 3) if self.by == "pillow" else (3,)
-        if channels not in possible and (self.rand_augment is not None or self.color_jitter):
-            name = "rand_augment" if self.rand_augment is not None else "color_jitter"
+        if colors and channels not in possible:
             raise ValueError(
-                f"`{name}` must be off for images without {' or '.join(map(str, possible))} "
+                f"`{colors[0]}` must be off for images without {' or '.join(map(str, possible))} "
                 f"channels, with by={self.by!r}. Received: {channels} channels."
             )
         if self.by == "keras_cv":

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.dataset import Dataset, EncodedImages, dataset_of
+from keras_vitx.data.sources.dataset import Dataset, Images, dataset_of
 from keras_vitx.data.sources.names import split_of
 from keras_vitx.text import nearest, needs_extra
 
 log = logging.getLogger(__name__)
 
 
-class TfdsImages(EncodedImages):
+class TfdsImages(Images):
     """Images of a split by their indices in `examples`, whose `image` is encoded."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], split: str):

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.dataset import HINT, Dataset, EncodedImages, dataset_of
+from keras_vitx.data.sources.dataset import HINT, Dataset, Images, dataset_of
 from keras_vitx.data.sources.names import numbers_of, split_in, text_of
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
 from keras_vitx.text import needs_extra
@@ -24,7 +24,7 @@ SHARD = re.compile(
 )
 
 
-class RecordImages(EncodedImages):
+class RecordImages(Images):
     """Images within records, by keys (shard, offset in bytes, length)."""
 
     def open(self, key: tuple[Path, int, int]) -> io.BytesIO:
