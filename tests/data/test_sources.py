@@ -414,6 +414,8 @@ def test_tables(table):
     assert source.class_names == ("MEL", "NV") and source.train.labels.tolist() == [[1, 0], [0, 1]]
     source = table("image_id,file_name,label", "1,cat/0.jpg,(cat)", "2,dog/0.jpg,dog")
     assert source.class_names == ("(cat)", "dog") and source.train.names()[0] == "cat/0.jpg"
+    source = table("path,label", "cat/0.jpg,tabby cat", "cat/1.jpg,tabby", "dog/0.jpg,dog")
+    assert source.class_names == ("dog", "tabby", "tabby cat")
     source = table("path,label", "cat/0.jpg,23.0", "cat/1.jpg,31.0")
     assert source.class_names is None and source.train.labels.tolist() == [23, 31]
 
@@ -433,6 +435,7 @@ def test_tables(table):
         ("file,label cat/0.jpg,a|b cat/1.jpg,b", ValueError, r"`separator` must be .* 'a\|b'"),
         ("file,label cat/0.jpg,['a'] cat/1.jpg,['b']", ValueError, r"`separator` .* \"\['a'\]\""),
         ("file,label cat/0.jpg,[0;1] cat/1.jpg,[1;0]", ValueError, r"`separator` must be given"),
+        ("file;label cat/0.jpg;a,b cat/1.jpg;a dog/0.jpg;b", ValueError, r"`separator`.*'a,b'"),
         ("file,class,label cat/0.jpg,pet,a", ValueError, "one column `label` or one per class"),
         ("file,label cat/0.jpg,a,b", ValueError, "3 values in line 2"),
         ("file,label cat/0.jpg", ValueError, "1 values in line 2"),

@@ -150,16 +150,27 @@ def _split(row: Mapping[str, str], split: str | None, flags: Mapping[str, str]) 
     return name
 
 
+def _parts(text: str, separator: str) -> set[str]:
+    return {part.strip() for part in text.split(separator)}
+
+
 def _labels(texts: Sequence[str], separator: str | None) -> tuple[list[str] | None, np.ndarray]:
     """Return the class names, None for numbers, and the labels."""
     with contextlib.suppress(ValueError):
         numbers = np.array([float(text) for text in texts])
         if any("." in text for text in texts):
             return None, numbers
-    if separator is None and (unclear := list(filter(SEVERAL.search, texts))):
+    known = set(texts)
+    unclear = [
+        text
+        for text in sorted(known)
+        if SEVERAL.search(text) or any(_parts(text, mark) < known for mark in " ," if mark in text)
+    ]
+    if separator is None and unclear:
         raise ValueError(
-            "`separator` must be given where labels may be several: '|', or ';' if they are names; "
-            f"join lists by ';'. Received: None, and the label {unclear[0]!r}. {HINT}"
+            "`separator` must be given where labels may be several: what separates them, or ';' if "
+            f"they are names; join lists by ';'. Received: None, and the label {unclear[0]!r}. "
+            f"{HINT}"
         )
     several = [[name.strip() for name in text.split(separator or ";")] for text in texts]
     names = in_order(name for row in several for name in row if name)
