@@ -166,5 +166,5 @@ def test_a_damaged_image_is_named(write, records):
     good = next(records())
     split = load_dataset(write("a.tfrecord", [good, example(b"no image", [1])]), validation_split=0)
     assert split.train.images[0].shape == (20, 24, 3)
-    with pytest.raises(OSError, match=r"a\.tfrecord, byte \d+: .*decoded"):
+    with pytest.raises(OSError, match=r"a\.tfrecord, byte \d+ can't be decoded(?!.*BytesIO)"):
         split.train.images[1]

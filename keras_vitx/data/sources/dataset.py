@@ -55,10 +55,8 @@ class Images(Sequence):
         file = self.open(self.keys[index])
         try:
             return read_picture(file)
-        except OSError as error:
-            if isinstance(file, Path):  # The message names the file.
-                raise
-            raise OSError(f"{self.id(index)}: {error}") from error
+        except OSError as error:  # Its message has the file, which may be one in memory.
+            raise OSError(str(error).replace(str(file), str(self.id(index)))) from error
 
     def read(self, index: int) -> np.ndarray:
         return np.asarray(self.picture(index))
