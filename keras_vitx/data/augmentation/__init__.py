@@ -143,17 +143,10 @@ class Augmentation:
         random: np.random.Generator,
         mean: Sequence[float],
     ) -> tuple[np.ndarray, Window]:
-        """Apply all steps before normalization.
+        """Apply all steps before normalization; return uint8 (*size, channels), and its window.
 
-        Args:
-            image: uint8 (height, width, channels): the original for a random resized crop,
-                otherwise an image of size `size`.
-            size: (height, width) of the result.
-            random: Source of all random numbers.
-            mean: Mean color in 0..1 per channel, which RandAugment uses beyond the image.
-
-        Returns:
-            uint8 (*size, channels), and the window of the image that it shows.
+        The image is uint8 (height, width, channels): the original for a random resized crop, else
+        of that size. RandAugment uses `mean`, in 0..1 per channel, beyond the image.
         """
         if self.crop == "random_resized":
             image, window = resized_crop(

@@ -30,17 +30,9 @@ log = logging.getLogger(__name__)
 def load_table(table: Any, separator: str | None = None) -> Dataset:
     """Load a table with a header and a row per image file, which must exist.
 
-    It is the path of a file with commas, semicolons, tabs or "|" between its columns, in UTF-8 or
-    UTF-16; or a DataFrame, whose files are relative to the current directory. Columns, by name in
-    any case, without spaces around names and values:
-
-    - `file` (or `path`, `image`, ...): path of the image, relative to the table.
-    - `label` (or `labels`, `class`, ...): the class by name, or several, separated by `separator`
-      (";" if None, and "|" is then an error), for multi-hot labels, where an empty label is no
-      class. Numbers, one or more with a decimal point, are regression targets.
-    - Without `label`, each other column is a class and holds numbers in 0..1.
-    - `split` (or `subset`, ...): a name in `dataset.SPLITS`; or `is_valid`, `is_test`: true or
-      false. "train" without such a column.
+    It is the path of a file, or a DataFrame, whose files are relative to the current directory.
+    Columns are found by their names in any case: of the file (`FILE`), its label (`LABEL`), or else
+    a column of numbers in 0..1 per class, and its split (`SPLIT` or `FLAGS`), "train" without.
 
     Rows of the same file are one image, and must have the same label and split.
     """

@@ -53,14 +53,13 @@ def load_tfrecords(
 ) -> Dataset:
     """Load TFRecord shards of encoded images (JPEG, PNG, ...) with one integer label each.
 
-    The features are `FEATURES`. A file labels.txt beside the shards may hold the class names, one
-    per line. A shard with the name of a split between separators, such as "valid-00000-of-00001",
-    belongs to that split, others are training images.
+    The features are `FEATURES`. A shard belongs to the split in its name, or to training.
 
     "label" starts at 0. What "image/class/label" starts at is decided by, in this order,
-    `first_label`; the name of the class in each example (`NAMES`), found in labels.txt, else in
-    ImageNet's synsets, else all that there are, in the order of their labels; a label 0; or a label
-    that labels.txt has no line for otherwise. It is a ValueError if none of them does.
+    `first_label`; numbered lines of labels.txt beside the shards; the name of the class in each
+    example (`NAMES`), found in labels.txt, else in ImageNet's synsets, else all that there are, in
+    the order of their labels; a label 0; or a label that labels.txt has no line for otherwise. It
+    is a ValueError if none of them does.
     """
     splits: dict[str, list[tuple]] = {}
     for shard in shards:
