@@ -19,7 +19,7 @@ from keras_vitx.data.augmentation.erasing import draw_erasing, erase_box, erase_
 from keras_vitx.data.augmentation.mixing import Mixing, shard_of_batch, soft_labels
 from keras_vitx.data.augmentation.windows import Window
 from keras_vitx.data.images import fit_to_model, normalize, with_channels
-from keras_vitx.data.sources.dataset import Split
+from keras_vitx.data.sources.dataset import ArrayImages, Split
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 
 if is_worker():  # Worker processes unpickle loaders; without Keras they start in a second.
@@ -140,7 +140,7 @@ class Loader:
         images, crop = self.split.images, self.augmentation and self.augmentation.crop
         if crop != "random_resized":
             return fit_to_model(images[position], self.spec, 1.0 if crop == "shift" else None)
-        if hasattr(images, "picture") and self.spec.channels == 3:
+        if self.spec.channels == 3 and not isinstance(images, ArrayImages):
             return images.picture(position)  # Cheaper to crop than an array.
         return with_channels(images[position], self.spec.channels)
 

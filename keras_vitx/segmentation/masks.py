@@ -217,7 +217,7 @@ def _array_pairs(images, masks, first_label):
 
 def _tfds(name, first_label, data_dir):
     """Return the masked images of each split of a dataset of tensorflow-datasets."""
-    builder = builder_of(name, data_dir, ("image", "segmentation_mask"))
+    builder = builder_of(name, data_dir, image="Image", segmentation_mask="Image")
     splits = {}
     for split in builder.info.splits:
         examples = builder.as_data_source(split=split)

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -147,6 +148,16 @@ def test_directories_that_could_be_splits_or_classes(pets, root):
     shutil.rmtree(directory / "train")
     with pytest.raises(ValueError, match="There is no train/"):
         load_dataset(directory)
+    # Kaggle's, COCO's names.
+    for train, test in (("training_set", "test_set"), ("train2017", "val2017")):
+        directory = root(**{train: "", test: "dog"})
+        for name in ("more", "valid", "test"):
+            shutil.rmtree(directory / name, ignore_errors=True)
+        with pytest.raises(ValueError, match=f"None, for .*{train}/.*splits=True"):
+            load_dataset(directory)
+        assert sorted(filter(None, sizes(load_dataset(directory, splits=True))))[0] < 20
+        assert load_dataset(directory, splits=False).class_names == tuple(sorted((train, test)))
+        shutil.rmtree(directory)
     # A train and a bus are classes.
     (pets / "cat").rename(pets / "train")
     shutil.rmtree(pets / "train" / "deep")
@@ -263,11 +274,24 @@ def test_links_are_followed_once_and_what_is_no_file_is_counted(pets, tmp_path, 
     (pets / "dog" / "link.jpg").symlink_to(pets / "dog" / "0.jpg")
     (pets / "dog" / "up").symlink_to(pets)
     (pets / "cat" / "broken.jpg").symlink_to(tmp_path / "none.jpg")
+    (pets / "dog" / "broken.jpg").symlink_to(tmp_path / "none.jpg")
+    (pets / "dog" / "itself.jpg").symlink_to("itself.jpg")
     os.mkfifo(pets / "cat" / "pipe.jpg")
     source = load_dataset(pets, validation_split=0)
     assert counts(source.train) == [10, 21]
-    assert {path.name for path in source.skipped} == {"broken.jpg", "pipe.jpg"}
-    assert "2 images are no regular files or of formats" in caplog.text
+    assert {path.name for path in source.skipped} == {"broken.jpg", "itself.jpg", "pipe.jpg"}
+    assert "4 images are no regular files or of formats" in caplog.text
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links")
+@pytest.mark.parametrize(
+    "link, target",
+    [("puma", "cat"), ("dog/more", "cat"), ("cat/more", "dog/deep"), ("dog/x.jpg", "cat/0.jpg")],
+)
+def test_a_link_that_gives_an_image_two_classes_is_named(pets, link, target):
+    (pets / link).symlink_to(pets / target)
+    with pytest.raises(ValueError, match=f"each image in one class.*{target} in "):
+        load_dataset(pets)
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names that are no text")
@@ -388,6 +412,10 @@ def test_tables(table):
     assert source.test.labels.tolist() == [[0, 1, 1]]
     source = table("image,MEL,NV", "cat/0.jpg,1.0,0.0", "cat/1.jpg,0,1")
     assert source.class_names == ("MEL", "NV") and source.train.labels.tolist() == [[1, 0], [0, 1]]
+    source = table("image_id,file_name,label", "1,cat/0.jpg,(cat)", "2,dog/0.jpg,dog")
+    assert source.class_names == ("(cat)", "dog") and source.train.names()[0] == "cat/0.jpg"
+    source = table("path,label", "cat/0.jpg,tabby cat", "cat/1.jpg,tabby", "dog/0.jpg,dog")
+    assert source.class_names == ("dog", "tabby", "tabby cat")
     source = table("path,label", "cat/0.jpg,23.0", "cat/1.jpg,31.0")
     assert source.class_names is None and source.train.labels.tolist() == [23, 31]
 
@@ -405,6 +433,10 @@ def test_tables(table):
         ("file,label cat/0.jpg,a cat/0.jpg,b", ValueError, "one label and split per file"),
         ("file,label,split cat/0.jpg,a,val ./cat/0.jpg,a,train", ValueError, "label and split per"),
         ("file,label cat/0.jpg,a|b cat/1.jpg,b", ValueError, r"`separator` must be .* 'a\|b'"),
+        ("file,label cat/0.jpg,['a'] cat/1.jpg,['b']", ValueError, r"`separator` .* \"\['a'\]\""),
+        ("file,label cat/0.jpg,[0;1] cat/1.jpg,[1;0]", ValueError, r"`separator` must be given"),
+        ("file;label cat/0.jpg;a,b cat/1.jpg;a dog/0.jpg;b", ValueError, r"`separator`.*'a,b'"),
+        ("file,class,label cat/0.jpg,pet,a", ValueError, "one column `label` or one per class"),
         ("file,label cat/0.jpg,a,b", ValueError, "3 values in line 2"),
         ("file,label cat/0.jpg", ValueError, "1 values in line 2"),
         ("file,label,label cat/0.jpg,a,b", ValueError, "3 different columns"),
@@ -445,6 +477,21 @@ def test_pairs_are_the_splits_and_images_become_bytes(arrays, tmp_path):
         assert sizes(source) == [40, 4, 8]
         np.testing.assert_array_equal(source.validation.images, images[8:12])
         np.testing.assert_array_equal(source.test.images, images[:8])
+
+
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: x[5:, ::-1, :4], lambda x: x[..., :1]])
+def test_a_memory_map_is_opened_and_not_copied_by_another_process(tmp_path, change):
+    images = np.random.default_rng(0).integers(256, size=(400, 16, 16, 3), dtype="uint8")
+    np.save(tmp_path / "images.npy", images)
+    mapped = change(np.load(tmp_path / "images.npy", mmap_mode="r"))
+    split = load_dataset((mapped, np.arange(len(mapped)) % 2), validation_split=0).train
+    sent = pickle.dumps(split)
+    assert len(sent) < 20_000
+    for again in (pickle.loads(sent), pickle.loads(pickle.dumps(pickle.loads(sent)))):
+        np.testing.assert_array_equal(again.images, change(images))
+    own = load_dataset((np.load(tmp_path / "images.npy", mmap_mode="c"), np.arange(400) % 2))
+    own.train.images.array.base[:] = 7  # Not in the file.
+    assert pickle.loads(pickle.dumps(own.train)).images[0].max() == 7
 
 
 @pytest.mark.parametrize(

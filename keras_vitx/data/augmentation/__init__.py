@@ -121,11 +121,11 @@ class Augmentation:
 
         It is an ImportError if keras-cv is needed and not installed, else a ValueError.
         """
+        colors = [name for name in ("rand_augment", "color_jitter") if getattr(self, name)]
         possible = (1, 3) if self.by == "pillow" else (3,)
-        if channels not in possible and (self.rand_augment is not None or self.color_jitter):
-            name = "rand_augment" if self.rand_augment is not None else "color_jitter"
+        if colors and channels not in possible:
             raise ValueError(
-                f"`{name}` must be off for images without {' or '.join(map(str, possible))} "
+                f"`{colors[0]}` must be off for images without {' or '.join(map(str, possible))} "
                 f"channels, with by={self.by!r}. Received: {channels} channels."
             )
         if self.by == "keras_cv":
@@ -143,17 +143,10 @@ class Augmentation:
         random: np.random.Generator,
         mean: Sequence[float],
     ) -> tuple[np.ndarray, Window]:
-        """Apply all steps before normalization.
+        """Apply all steps before normalization; return uint8 (*size, channels), and its window.
 
-        Args:
-            image: uint8 (height, width, channels): the original for a random resized crop,
-                otherwise an image of size `size`.
-            size: (height, width) of the result.
-            random: Source of all random numbers.
-            mean: Mean color in 0..1 per channel, which RandAugment uses beyond the image.
-
-        Returns:
-            uint8 (*size, channels), and the window of the image that it shows.
+        The image is uint8 (height, width, channels): the original for a random resized crop, else
+        of that size. RandAugment uses `mean`, in 0..1 per channel, beyond the image.
         """
         if self.crop == "random_resized":
             image, window = resized_crop(

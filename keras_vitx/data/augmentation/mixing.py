@@ -112,14 +112,10 @@ class Mixing:
         shard: int = 0,
         num_shards: int = 1,
     ) -> tuple[np.ndarray, Any]:
-        """Return the mixed images and labels.
+        """Return the mixed images and labels, of a shard of a batch (`shard_of_batch`).
 
-        Args:
-            images: (n, height, width, channels), float32, or uint8 (rounded); changed in place.
-            labels: float32 (n, ...), as from `soft_labels`, or a dictionary of such arrays.
-            random: Source of the coefficients and the boxes.
-            shard, num_shards: The shard of a batch that the images are
-                (`shard_of_batch`).
+        Images are (n, height, width, channels), float32, or uint8 (rounded), and changed in place;
+        labels float32 (n, ...), as from `soft_labels`, or a dictionary of such arrays.
         """
         count = len(images)
         pairs = (count + 1) // 2

@@ -18,7 +18,7 @@ __all__ = ["Dataset", "Split", "load_dataset", "load_real"]
 
 SUPPORTED = (
     'Expected "fashion_mnist", "tfds:NAME", a directory with one sub-directory per class, a .csv '
-    "file or DataFrame of files and labels, an .npz file, "
+    "file or pandas DataFrame of files and labels, an .npz file, "
     'TFRecord shards ("data/*.tfrecord"), or arrays: (images, labels) or ((x_train, y_train), '
     "(x_val, y_val)), which a data set of Hugging Face must become, too."
 )

@@ -1,6 +1,5 @@
 """Sources that are arrays: in memory, in an .npz file, or shipped with the package."""
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,16 @@ MAX_RATIO, MAX_SMALL = 100, 1 << 28
 def load_npz(path: Path, name: str) -> Dataset:
     """Load an .npz file of arrays, see `load_dataset`; an OSError if it expands excessively."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            expanded = sum(member.file_size for member in archive.infolist())
-        if expanded > max(MAX_RATIO * path.stat().st_size, MAX_SMALL):
-            raise ValueError(
-                f"its arrays expand to {expanded:,} bytes, over {MAX_RATIO} times its size"
-            )
         with np.load(path, allow_pickle=False) as file:
+            expanded = sum(member.file_size for member in file.zip.infolist())
+            if expanded > max(MAX_RATIO * path.stat().st_size, MAX_SMALL):
+                raise ValueError(
+                    f"its arrays expand to {expanded:,} bytes, over {MAX_RATIO} times its size"
+                )
             arrays = dict(file)
     except (FileNotFoundError, PermissionError):
         raise
-    except Exception as error:  # zipfile and NumPy raise many types of errors on damaged files.
+    except Exception as error:  # NumPy raises many types of errors on damaged files.
         raise OSError(f"{path} can't be read as an .npz file: {error!s:.200}") from error
     pairs = {
         split: keys

@@ -1,6 +1,5 @@
 """Labeled sets of images, and their training, validation and test splits."""
 
-import copy
 import io
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Images(Sequence):
-    """Images by keys, read on access as uint8 (height, width, channels); part of them by slices."""
+    """Encoded images by keys, decoded to RGB, uint8 (height, width, 3), on access; sliced by copy.
+
+    `open` returns the path of an image, or a binary file.
+    """
 
     def __init__(self, keys: Sequence[Any]):
         self.keys = keys
@@ -33,13 +35,31 @@ class Images(Sequence):
     def __getitem__(self, index):
         if isinstance(index, (int, np.integer)):
             return self.read(index)
-        subset = copy.copy(self)
-        subset.keys = [self.keys[i] for i in np.arange(len(self))[index]]
+        subset = object.__new__(type(self))
+        keys = [self.keys[i] for i in np.arange(len(self))[index]]
+        vars(subset).update(vars(self), keys=keys)
         return subset
 
+    def __getstate__(self):
+        return vars(self) | {"max_pixels": Image.MAX_IMAGE_PIXELS}
+
+    def __setstate__(self, state):
+        Image.MAX_IMAGE_PIXELS = state.pop("max_pixels")  # Also in a worker process.
+        vars(self).update(state)
+
+    def open(self, key: Any) -> Path | io.BytesIO:
+        return key
+
+    def picture(self, index: int) -> Image.Image:
+        """Return an RGB picture, which is cheaper to crop than an array; an OSError names it."""
+        file = self.open(self.keys[index])
+        try:
+            return read_picture(file)
+        except OSError as error:  # Its message has the file, which may be one in memory.
+            raise OSError(str(error).replace(str(file), str(self.id(index)))) from error
+
     def read(self, index: int) -> np.ndarray:
-        """Return an image."""
-        raise NotImplementedError
+        return np.asarray(self.picture(index))
 
     def id(self, index: int) -> Any:
         """Return the id of an image in messages."""
@@ -50,49 +70,7 @@ class Images(Sequence):
         return str(self.id(index))
 
 
-class ArrayImages(Images):
-    """Rows of an array (n, height, width, channels), uint8 or floats in 0..1, by their indices.
-
-    They are not copied before, as the array may be a file larger than the memory (`np.memmap`).
-    """
-
-    def __init__(self, array: np.ndarray):
-        super().__init__(range(len(array)))
-        self.array = array
-
-    def read(self, index: int) -> np.ndarray:
-        return as_uint8(self.array[self.keys[index]], "Images")
-
-
-class EncodedImages(Images):
-    """Images that are decoded to RGB."""
-
-    def __getstate__(self):
-        return vars(self) | {"max_pixels": Image.MAX_IMAGE_PIXELS}
-
-    def __setstate__(self, state):
-        Image.MAX_IMAGE_PIXELS = state.pop("max_pixels")  # Also in a worker process.
-        vars(self).update(state)
-
-    def read(self, index: int) -> np.ndarray:
-        return np.asarray(self.picture(index))
-
-    def picture(self, index: int) -> Image.Image:
-        """Return an RGB picture, which is cheaper to crop than an array; an OSError names it."""
-        file = self.open(self.keys[index])
-        try:
-            return read_picture(file)
-        except OSError as error:
-            if isinstance(file, Path):  # The message names the file.
-                raise
-            raise OSError(f"{self.id(index)}: {error}") from error
-
-    def open(self, key: Any) -> Path | io.BytesIO:
-        """Return the path of an encoded image, or a binary file."""
-        raise NotImplementedError
-
-
-class ImageFiles(EncodedImages):
+class ImageFiles(Images):
     """Image files, listed relative to `root` in held-out images, so that the directory may move."""
 
     def __init__(self, paths: Iterable[Path], root: Path | None = None):
@@ -103,12 +81,40 @@ class ImageFiles(EncodedImages):
     def paths(self) -> list[Path]:
         return self.keys
 
-    def open(self, key: Path) -> Path:
-        return key
-
     def name(self, index: int) -> str:
         path = self.keys[index]
         return path.relative_to(self.root).as_posix() if self.root else str(path)
+
+
+class ArrayImages(Images):
+    """Rows of an array (n, height, width, channels), uint8 or floats in 0..1, by their indices.
+
+    They are not copied before, as the array may be a file larger than the memory (`np.memmap`),
+    which a worker process opens itself.
+    """
+
+    def __init__(self, array: np.ndarray):
+        super().__init__(range(len(array)))
+        self.array = array
+
+    def __getstate__(self):
+        array = root = self.array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c":
+            return vars(self)
+        offset = root.offset + array.ctypes.data - root.ctypes.data
+        view = array.shape, array.dtype.str, offset, array.strides
+        return vars(self) | {"array": (root.filename, *view)}
+
+    def __setstate__(self, state):
+        if isinstance(state["array"], tuple):
+            file, shape, dtype, *view = state["array"]
+            state["array"] = np.ndarray(shape, dtype, np.memmap(file, "uint8", "r"), *view)
+        vars(self).update(state)
+
+    def read(self, index: int) -> np.ndarray:
+        return as_uint8(self.array[self.keys[index]], "Images")
 
 
 @dataclass(frozen=True)
@@ -290,14 +296,9 @@ def _is_named(all_names: Sequence[str], names: set[str]) -> np.ndarray:
 
 def _is_drawn(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Return whether each image is drawn for validation, (n,)."""
-    random = np.random.RandomState(seed)
-    held_out = np.zeros(len(labels), bool)
-    single = []
-    for group, indices in _groups(labels).items():
-        count = min(max(round(len(indices) * fraction), 1), len(indices) - 1)
-        held_out[random.permutation(indices)[:count]] = True
-        if not count:
-            single.append(str(group))
+    drawn = _draw(labels, fraction, np.random.RandomState(seed), keep=1)
+    held_out = np.isin(np.arange(len(labels)), np.concatenate([*drawn.values()]))
+    single = [str(group) for group, indices in drawn.items() if not len(indices)]
     if not held_out.any():
         raise ValueError(
             "`validation_split` must be 0, for no validation, if no class has two images. "
@@ -319,17 +320,20 @@ def fraction_of(split: Split, fraction: float, seed: int) -> Split:
     """
     if fraction == 1:
         return split
-    random = np.random.default_rng(seed)
-    selected = [
-        random.permutation(indices)[: max(round(len(indices) * fraction), 1)]
-        for indices in _groups(split.labels).values()
-    ]
-    return split.take(np.sort(np.concatenate(selected)))
+    drawn = _draw(split.labels, fraction, np.random.default_rng(seed))
+    return split.take(np.sort(np.concatenate([*drawn.values()])))
 
 
-def _groups(labels: np.ndarray) -> dict[int, np.ndarray]:
-    """Return the indices of the images of each class."""
+def _draw(labels: np.ndarray, fraction: float, random: Any, keep: int = 0) -> dict[int, np.ndarray]:
+    """Return random indices of each class, at least one, but for `keep` of them."""
     if is_regression(labels):
-        return {0: np.arange(len(labels))}
-    classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
-    return {int(label): np.flatnonzero(classes == label) for label in np.unique(classes)}
+        classes = np.zeros(len(labels), int)
+    else:
+        classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
+    groups = {int(label): np.flatnonzero(classes == label) for label in np.unique(classes)}
+    return {
+        label: random.permutation(group)[
+            : min(max(round(len(group) * fraction), 1), len(group) - keep)
+        ]
+        for label, group in groups.items()
+    }

@@ -16,7 +16,7 @@ from PIL import Image
 from keras_vitx.data.images import FORMATS, check_image
 from keras_vitx.data.predictions import imagenet_classes
 from keras_vitx.data.sources.dataset import Dataset, ImageFiles, Split, dataset_of
-from keras_vitx.data.sources.names import in_order, split_of, text_of
+from keras_vitx.data.sources.names import in_order, split_in, split_of, text_of
 
 LAYOUT = (
     "Expected one sub-directory per class with its images in it (cat/1.jpg, dog/2.png, ...), or "
@@ -43,20 +43,12 @@ def load_directory(directory: Path, strict: bool = False, splits: bool | None = 
     without classes, whose images have no labels; any other directory of a split without images.
     """
     by_split, skipped = _split_directories(directory, splits), []
-    files: dict[str, dict[str, list[Path]]] = {}
-    for split, path in by_split.items():
-        classes = files[split] = {}
-        for child in sub_directories(path):
-            unreadable, found = len(skipped), image_files(child, skipped)
-            if found or len(skipped) > unreadable:
-                classes.setdefault(text_of(child.name), []).extend(found)
-            else:
-                log.warning("%s has no images, and is no class.", child)
+    files = {split: _classes(path, skipped) for split, path in by_split.items()}
     names = in_order(files["train"] if "train" in files else itertools.chain(*files.values()))
     for split, path in by_split.items():
         unknown = sorted(files[split].keys() - set(names))
         is_unlabeled = split == "test" and len(unknown) == len(files[split]) < 2
-        if split != "train" and (is_unlabeled or not any(_files(path, set()))):
+        if split != "train" and (is_unlabeled or not files[split]):
             log.warning("%s has no images of a class, and is not used.", path)
             del files[split]
         elif unknown:
@@ -64,21 +56,18 @@ def load_directory(directory: Path, strict: bool = False, splits: bool | None = 
                 f"`source` must have the classes of {by_split['train']} in all splits. Received: "
                 f"{path} with {', '.join(unknown)}."
             )
-        elif loose := [e for e in os.scandir(path) if e.is_file() and _is_image(e)]:
-            log.warning(
-                "%d images in no class are not used, such as %s.", len(loose), loose[0].path
-            )
+        elif loose := [p for p in path.iterdir() if _is_image(p.name) and p.is_file()]:
+            log.warning("%d images in no class are not used, such as %s.", len(loose), loose[0])
     if len(names) < 2 and ("train" in files or not names):
         raise ValueError(
             f"`source` must have at least two classes. Received: {len(names)} class directories in "
             f"{by_split.get('train', directory)}. {LAYOUT}"
         )
-    for name, found in files.get("train", {}).items():
-        if not found:
-            raise ValueError(
-                f"`source` must have a readable image of every class. Received: none of {name} in "
-                f"{by_split['train']}. {LAYOUT}"
-            )
+    if empty := [name for name, found in files.get("train", {}).items() if not found]:
+        raise ValueError(
+            f"`source` must have a readable image of every class. Received: none of {empty[0]} in "
+            f"{by_split['train']}. {LAYOUT}"
+        )
     loaded = {}
     for split, classes in files.items():
         paths = [sorted(classes.get(name, ())) for name in names]
@@ -91,6 +80,29 @@ def load_directory(directory: Path, strict: bool = False, splits: bool | None = 
             raise OSError(f"{message} ({suffixes}), such as {skipped[0]}.")
         log.warning("%s (%s), and are skipped, such as %s.", message, suffixes, skipped[0])
     return dataset_of(str(directory), loaded, names, skipped)
+
+
+def _classes(directory: Path, skipped: list[Path]) -> dict[str, list[Path]]:
+    """Return the image files of each class; a ValueError if a link gives an image two classes."""
+    classes: dict[str, list[Path]] = {}
+    places = []
+    for child in sub_directories(directory):
+        name, known = text_of(child.name), len(skipped)
+        found = image_files(child, skipped, visited := set())
+        places += [(place, name) for place in visited]
+        if found or len(skipped) > known:
+            classes.setdefault(name, []).extend(found)
+        else:
+            log.warning("%s has no images, and is no class.", child)
+    class_of = dict(places)
+    for place, name in sorted(places):
+        others = {class_of[place], class_of.get(os.path.dirname(place), name)} - {name}
+        if others:
+            raise ValueError(
+                "`source` must have each image in one class, also behind links. Received: "
+                f"{place} in {name} and {others.pop()}."
+            )
+    return classes
 
 
 def is_hidden(name: str) -> bool:
@@ -106,27 +118,30 @@ def sub_directories(directory: Path) -> list[Path]:
 def _split_directories(directory: Path, splits: bool | None) -> dict[str, Path]:
     """Return the directory of each split, or `directory` if its sub-directories are classes."""
     by_split: dict[str, list[Path]] = {}
-    for path in sub_directories(directory):
-        by_split.setdefault(split_of(path.name) or "", []).append(path)
-    others = by_split.pop("", [])
-    if not by_split or splits is False:
+    others = []
+    children = sub_directories(directory)
+    by_words = not any(split_of(path.name) for path in children)
+    for path in children:
+        split = (split_in if by_words else split_of)(path.name)
+        (by_split.setdefault(split, []) if split else others).append(path)
+    if splits is False or len(by_split) < 1 + by_words:
         return {"train": directory}
     if splits is None:
         split_directories = [path for paths in by_split.values() for path in paths]
-        others = [path for path in others if next(_files(path, set()), None) is not None]
+        others = [path for path in others if next(_files(path), None) is not None]
         # The directory of a class holds images directly.
         nested = any(map(sub_directories, split_directories))
-        if others and not nested:
-            return {"train": directory}  # Such as the classes "test" and "cat".
-        if others or not nested:
+        if by_words or nested == bool(others):
             names = ", ".join(f"{path.name}/" for path in split_directories + others[:3])
             reason = "" if "train" in by_split else " There is no train/."
             raise ValueError(
                 f"`splits` must be set where directories could be splits or classes. Received: "
-                f"None, for {names} in {directory}.{reason} Pass `splits=True`, "
-                "or splits=False for classes, or the path of the directory that holds the classes. "
-                f"{LAYOUT}"
+                f"None, for {names} in {directory}.{reason} Pass `splits=True`, or splits=False "
+                "for classes, to `keras_vitx.data.load_dataset`; or pass the directory that holds "
+                f"the classes. {LAYOUT}"
             )
+        if others:
+            return {"train": directory}  # Such as the classes "test" and "cat".
     for paths in by_split.values():
         if len(paths) > 1:
             names = " or ".join(f"{path.name}/" for path in paths)
@@ -142,37 +157,46 @@ def readable_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix in IMAGE_SUFFIXES if formats.get(suffix) in read)
 
 
-def image_files(directory: Path, skipped: list[Path] | None = None) -> list[Path]:
+def image_files(
+    directory: Path, skipped: list[Path] | None = None, visited: set[str] | None = None
+) -> list[Path]:
     """Return the image files below a directory, sorted; add those that can't be read to `skipped`.
 
     Links are followed, each directory once. Hidden files and directories are left out at any depth.
+    Real paths of directories and of what links lead to are added to `visited`.
     """
     readable, others = [], [] if skipped is None else skipped
-    for entry in _files(directory, set()):
-        is_readable = entry.is_file() and _suffix(entry) in readable_suffixes()
-        (readable if is_readable else others).append(Path(entry.path))
+    for path, is_file in _files(directory, visited):
+        is_readable = is_file and path.suffix.lower() in readable_suffixes()
+        (readable if is_readable else others).append(path)
     return sorted(readable)
 
 
-def _files(directory: str | os.PathLike, visited: set[str]) -> Iterator[os.DirEntry]:
-    """Yield all that is below a directory and an image by its suffix, but no directory."""
-    real = os.path.realpath(directory)
-    visited |= {real, *map(str, Path(real).parents)}  # A link to a parent would be a cycle.
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if not entry.is_dir():
-                if _is_image(entry):
-                    yield entry
-            elif not is_hidden(entry.name) and os.path.realpath(entry) not in visited:
-                yield from _files(entry.path, visited)
+def _files(directory: Path, visited: set[str] | None = None) -> Iterator[tuple[Path, bool]]:
+    """Yield all that is an image by its suffix below a directory, and whether it is a file."""
+    visited = set() if visited is None else visited
+    pending, top = [os.fspath(directory)], os.path.realpath(directory)
+    while pending:
+        real = os.path.realpath(path := pending.pop())
+        is_above = real != top and top.startswith(os.path.join(real, ""))  # A cycle of links.
+        if real in visited or is_above:
+            continue
+        visited.add(real)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                # Entries know what they are, but raise an error for a link to itself.
+                is_link = entry.is_symlink()
+                if os.path.isdir(entry) if is_link else entry.is_dir():
+                    pending += [] if is_hidden(entry.name) else [entry.path]
+                elif _is_image(entry.name):
+                    is_file = os.path.isfile(entry) if is_link else entry.is_file()
+                    if is_link and is_file:
+                        visited.add(os.path.realpath(entry))
+                    yield Path(entry.path), is_file
 
 
-def _suffix(entry: os.DirEntry) -> str:
-    return os.path.splitext(entry.name)[1].lower()
-
-
-def _is_image(entry: os.DirEntry) -> bool:
-    return not entry.name.startswith(".") and _suffix(entry) in IMAGE_SUFFIXES
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def unreadable(paths: Sequence[Path]) -> dict[Path, OSError]:
@@ -211,25 +235,23 @@ def load_real(directory: str | os.PathLike, labels: str | os.PathLike) -> Datase
     """
     directory, path = Path(directory).expanduser(), Path(labels).expanduser()
     names = tuple(synset for synset, _ in imagenet_classes())
+    expected = f"`labels` must be a list of lists of integers in 0..999. Received: {path}"
+    known = set(range(len(names)))
     try:
         entries = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"`labels` must be JSON. Received: {path} ({error}).") from error
-    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        raise ValueError(f"`labels` must be lists of integers in 0..999. Received: {path}.")
+        is_valid = all(known.issuperset(entry) for entry in entries)
+    except (ValueError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"{expected}.")
     files, rows = [], []
     for file in image_files(directory):
-        number = REAL_NUMBER.match(file.name)
-        if number is None:
+        if not (number := REAL_NUMBER.match(file.name)):
             continue
-        index = int(number[1]) - 1
-        if not 0 <= index < len(entries):
-            raise ValueError(
-                f"`labels` must have an entry for every image. Received: {path} with "
-                f"{len(entries)}, none for {file.name}."
-            )
-        if entries[index]:
-            is_label = np.isin(np.arange(len(names)), entries[index])
+        if not 0 < int(number[1]) <= len(entries):
+            raise ValueError(f"{expected} with {len(entries)}, none for {file.name}.")
+        if entry := entries[int(number[1]) - 1]:
+            is_label = np.isin(np.arange(len(names)), entry)
             files.append(file)
             rows.append(np.float32(is_label / is_label.sum()))
     if not files:
@@ -239,7 +261,3 @@ def load_real(directory: str | os.PathLike, labels: str | os.PathLike) -> Datase
         )
     split = Split(ImageFiles(files), np.stack(rows))
     return Dataset(str(directory), names, train=split, test=split, multiple_labels=True)
-
-
-def _is_entry(entry) -> bool:
-    return isinstance(entry, list) and all(isinstance(c, int) and 0 <= c < 1000 for c in entry)

@@ -1,5 +1,7 @@
 """Names of splits, classes and files."""
 
+import itertools
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
@@ -12,11 +14,18 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 """The names of each split in directories, files and columns, in lower case."""
+WORD = re.compile(rf"(?<![a-z])({'|'.join(itertools.chain(*SPLITS.values()))})(?![a-z])")
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a directory or shard of this name holds; None if it is no split's."""
+    """Return the split that a directory or column of this name holds; None if it is no split's."""
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+def split_in(name: str) -> str | None:
+    """Return the split that is the last one in a name such as "seg_train" or "val2017", or None."""
+    words = WORD.findall(name.lower())
+    return split_of(words[-1]) if words else None
 
 
 def text_of(name: Any) -> str:

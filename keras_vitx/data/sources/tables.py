@@ -4,6 +4,7 @@ import contextlib
 import csv
 import logging
 import os
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from keras_vitx.data.sources.names import SPLITS, in_order, split_of, text_of
 from keras_vitx.text import shortened
 
 FILE = ("file", "filename", "file_name", "path", "filepath", "image", "image_path", "image_id")
+"""In their order: "image_id" may stand beside another one."""
 LABEL = ("label", "labels", "class", "target", "category", "tags")
 # What numbers in the last three mean is not known, and is an error.
 SPLIT = ("split", "subset", "partition", "set", "fold", "is_train", "is_training")
 FLAGS = {f"is_{name}": key for key in ("validation", "test") for name in SPLITS[key]}
+SEVERAL = re.compile(r"\||^[\[({]\s*['\"\d\])}]")  # "cat|dog", or a list in a DataFrame.
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 log = logging.getLogger(__name__)
 
@@ -27,17 +30,9 @@ log = logging.getLogger(__name__)
 def load_table(table: Any, separator: str | None = None) -> Dataset:
     """Load a table with a header and a row per image file, which must exist.
 
-    It is the path of a file with commas, semicolons, tabs or "|" between its columns, in UTF-8 or
-    UTF-16; or a DataFrame, whose files are relative to the current directory. Columns, by name in
-    any case, without spaces around names and values:
-
-    - `file` (or `path`, `image`, ...): path of the image, relative to the table.
-    - `label` (or `labels`, `class`, ...): the class by name, or several, separated by `separator`
-      (";" if None, and "|" is then an error), for multi-hot labels, where an empty label is no
-      class. Numbers, one or more with a decimal point, are regression targets.
-    - Without `label`, each other column is a class and holds numbers in 0..1.
-    - `split` (or `subset`, ...): a name in `dataset.SPLITS`; or `is_valid`, `is_test`: true or
-      false. "train" without such a column.
+    It is the path of a file, or a DataFrame, whose files are relative to the current directory.
+    Columns are found by their names in any case: of the file (`FILE`), its label (`LABEL`), or else
+    a column of numbers in 0..1 per class, and its split (`SPLIT` or `FLAGS`), "train" without.
 
     Rows of the same file are one image, and must have the same label and split.
     """
@@ -46,21 +41,22 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
         columns, rows = _rows(table, path)
     except csv.Error as error:
         raise ValueError(f"`source` must be a table. Received: {path}: {error}.") from error
-    file_column, label, split = (
-        next((column for column in columns if column.lower() in names), None)
-        for names in (FILE, LABEL, SPLIT)
+    file_column, split = (
+        next((column for name in names for column in columns if column.lower() == name), None)
+        for names in (FILE, SPLIT)
     )
+    label = [name for name in columns if name.lower() in LABEL]
     flags = {name: FLAGS[name.lower()] for name in columns if name.lower() in FLAGS}
-    classes = [name for name in columns if name not in (file_column, split, *flags)]
-    if file_column is None or not rows or not (label or classes):
+    classes = label or [name for name in columns if name not in (file_column, split, *flags)]
+    if file_column is None or not rows or not classes or len(label) > 1:
         raise ValueError(
-            f"`source` must have a column `file`, and a column `label` or one per class, in {path}."
-            f" Received: the columns {', '.join(columns) or 'none'} and {len(rows)} rows."
+            f"`source` must have a column `file`, and one column `label` or one per class, in "
+            f"{path}. Received: the columns {', '.join(columns) or 'none'} and {len(rows)} rows."
         )
     images: dict[str, tuple] = {}
     for row in rows:
         file = _existing(path.parent, row[file_column])
-        values = [row[name] for name in ([label] if label else classes)], _split(row, split, flags)
+        values = [row[name] for name in classes], _split(row, split, flags)
         first = images.setdefault(os.path.abspath(file), (file, *values))
         if first[1:] != values:
             raise ValueError(
@@ -72,12 +68,12 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
         raise OSError(f"{path} names {len(missing)} files that do not exist, such as {missing[0]}.")
     if len(files) < len(rows):
         log.warning("%s has %d rows for %d files, which count once.", path, len(rows), len(files))
-    if label is not None:
+    if label:
         names, labels = _labels([text_of(value) for (value,) in values], separator)
     else:
         names, labels = list(map(text_of, classes)), np.array(np.nan)
         with contextlib.suppress(ValueError):
-            labels = np.array([list(map(float, row)) for row in values])
+            labels = np.array(values, "float64")
         if not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError(
                 "`source` must have a column `label`, or numbers in 0..1 in its other columns. "
@@ -86,29 +82,27 @@ def load_table(table: Any, separator: str | None = None) -> Dataset:
     splits = {}
     for name in sorted(set(split_names)):
         indices = [i for i, found in enumerate(split_names) if found == name]
-        images_of_split = ImageFiles([files[i] for i in indices], path.parent)
-        splits[name] = images_of_split, labels[indices]
+        splits[name] = ImageFiles([files[i] for i in indices], path.parent), labels[indices]
     return dataset_of(str(path), splits, names)
 
 
 def _rows(table: Any, path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Return the columns and rows of a table, without spaces around names and values."""
-    text = "\0"
-    if table is not path:
-        text = table.to_csv(index=False)
-    else:
-        content = path.read_bytes()
-        is_utf_16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
-        with contextlib.suppress(UnicodeDecodeError):
-            text = content.decode("utf-16" if is_utf_16 else "utf-8-sig")
+    try:
+        if table is not path:
+            text = table.to_csv(index=False)
+        elif (content := path.read_bytes())[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            text = content.decode("utf-16")
+        else:
+            text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
     if "\0" in text:
         raise ValueError(
             "`source` must be a table in UTF-8, or in UTF-16 with a byte-order mark. Received: "
             f'{path} in another encoding. Save it as "CSV UTF-8".'
         )
-    lines = text.splitlines(keepends=True)
-    if lines and lines[0].startswith("sep="):  # Of Excel.
-        del lines[0]
+    lines = re.sub("^sep=.*\n", "", text).splitlines(keepends=True)  # Excel's first line.
     for delimiter in ";\t|,":
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         columns = [name.strip() for name in next(reader, [])]
@@ -139,13 +133,20 @@ def _split(row: Mapping[str, str], split: str | None, flags: Mapping[str, str]) 
     """Return the split of a row by its column of splits, or by columns such as `is_valid`."""
     values = {flag: TRUTH.get(row[flag].lower()) for flag in flags}
     named = {flags[flag] for flag, value in values.items() if value} or {"train"}
-    name = split_of(row[split]) if split else named.pop()
-    if name is None or (not split and (named or None in values.values())):
+    if split:
+        name = split_of(row[split])
+    else:
+        name = named.pop() if len(named) == 1 and None not in values.values() else None
+    if name is None:
         raise ValueError(
             "`source` must have train, val or test in its column of splits, or true or false in "
             f"is_valid and is_test. Received: {row[split] if split else row!r:.200}."
         )
     return name
+
+
+def _parts(text: str, separator: str) -> set[str]:
+    return {part.strip() for part in text.split(separator)}
 
 
 def _labels(texts: Sequence[str], separator: str | None) -> tuple[list[str] | None, np.ndarray]:
@@ -154,10 +155,17 @@ def _labels(texts: Sequence[str], separator: str | None) -> tuple[list[str] | No
         numbers = np.array([float(text) for text in texts])
         if any("." in text for text in texts):
             return None, numbers
-    if separator is None and (unclear := [text for text in texts if "|" in text]):
+    known = set(texts)
+    unclear = [
+        text
+        for text in sorted(known)
+        if SEVERAL.search(text) or any(_parts(text, mark) < known for mark in " ," if mark in text)
+    ]
+    if separator is None and unclear:
         raise ValueError(
-            '`separator` must be "|" if it separates the labels of an image, or ";" if "|" is part '
-            f"of names. Received: None, and the label {unclear[0]!r}. {HINT}"
+            "`separator` must be given where labels may be several: what separates them, or ';' if "
+            f"they are names; join lists by ';'. Received: None, and the label {unclear[0]!r}. "
+            f"{HINT}"
         )
     several = [[name.strip() for name in text.split(separator or ";")] for text in texts]
     names = in_order(name for row in several for name in row if name)

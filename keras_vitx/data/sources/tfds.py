@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_vitx.data.sources.dataset import Dataset, EncodedImages, dataset_of
+from keras_vitx.data.sources.dataset import Dataset, Images, dataset_of
 from keras_vitx.data.sources.names import split_of
 from keras_vitx.text import nearest, needs_extra
 
 log = logging.getLogger(__name__)
 
 
-class TfdsImages(EncodedImages):
+class TfdsImages(Images):
     """Images of a split by their indices in `examples`, whose `image` is encoded."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], split: str):
@@ -39,16 +39,8 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
 
     If possible, it is prepared as array_record, which does not need TensorFlow for reading.
     """
-    builder = builder_of(name, data_dir, ("image", "label"))
-    import tensorflow_datasets as tfds
-
+    builder = builder_of(name, data_dir, image="Image", label="ClassLabel")
     label = builder.info.features["label"]
-    is_image = isinstance(builder.info.features["image"], tfds.features.Image)
-    if not is_image or not isinstance(label, tfds.features.ClassLabel):
-        raise ValueError(
-            f'`source` "tfds:{name}" must have images with a class label each, the features '
-            f"image and label. Received: {builder.info.features!r}."
-        )
     loaded = {}
     # `tfds.testing.mock_data` has no splits.
     for split in list(builder.info.splits) or ["train"]:
@@ -62,8 +54,11 @@ def load_tfds(name: str, data_dir: str | os.PathLike | None) -> Dataset:
     return dataset_of(f"tfds:{name}", loaded, list(names))
 
 
-def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence[str]) -> Any:
-    """Return a prepared builder, downloaded if necessary; a ValueError if it lacks a feature."""
+def builder_of(name: str, data_dir: str | os.PathLike | None, **features: str) -> Any:
+    """Return a prepared builder, downloaded if necessary; a ValueError if it lacks a feature.
+
+    `features` are the names of the features and of their classes in `tfds.features`.
+    """
     try:
         import tensorflow_datasets as tfds
 
@@ -81,12 +76,13 @@ def builder_of(name: str, data_dir: str | os.PathLike | None, features: Sequence
             f"`source` must be a dataset of tensorflow-datasets after `tfds:`. Received: {name!r}. "
             f"{nearest(name, known)}"
         ) from error
-    available = builder.info.features
-    is_dict = isinstance(available, tfds.features.FeaturesDict)
-    if not is_dict or not set(features) <= available.keys():
+    found = builder.info.features
+    found = dict(found.items()) if isinstance(found, tfds.features.FeaturesDict) else {}
+    kinds = {key: getattr(tfds.features, kind) for key, kind in features.items()}
+    if not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
         raise ValueError(
-            f'`source` "tfds:{name}" must have the features {" and ".join(features)}. '
-            f"Received: {available!r}."
+            f'`source` "tfds:{name}" must have the features {" and ".join(features)}: '
+            f"{' and '.join(features.values())}. Received: {builder.info.features!r}."
         )
     if not builder.is_prepared():
         keep_tensorflow_off_the_gpu()

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from keras_vitx.data.predictions import imagenet_classes
-from keras_vitx.data.sources.dataset import HINT, Dataset, EncodedImages, dataset_of
-from keras_vitx.data.sources.names import SPLITS, split_of, text_of
+from keras_vitx.data.sources.dataset import HINT, Dataset, Images, dataset_of
+from keras_vitx.data.sources.names import numbers_of, split_in, text_of
 from keras_vitx.data.sources.tfds import keep_tensorflow_off_the_gpu
 from keras_vitx.text import needs_extra
 
@@ -22,10 +22,9 @@ NAMES_FILES = ("labels.txt", "label.labels.txt")
 SHARD = re.compile(
     r"^[^.].*\.tfrecords?(?![a-z])(?!.*\.(txt|json|md|csv|pbtxt|index)$)", re.IGNORECASE
 )
-SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(sum(SPLITS.values(), ()))})(?=[-_.])", re.IGNORECASE)
 
 
-class RecordImages(EncodedImages):
+class RecordImages(Images):
     """Images within records, by keys (shard, offset in bytes, length)."""
 
     def open(self, key: tuple[Path, int, int]) -> io.BytesIO:
@@ -54,22 +53,19 @@ def load_tfrecords(
 ) -> Dataset:
     """Load TFRecord shards of encoded images (JPEG, PNG, ...) with one integer label each.
 
-    The features are `FEATURES`. A file labels.txt beside the shards may hold the class names, one
-    per line. A shard with the name of a split between separators, such as "valid-00000-of-00001",
-    belongs to that split, others are training images.
+    The features are `FEATURES`. A shard belongs to the split in its name, or to training.
 
     "label" starts at 0. What "image/class/label" starts at is decided by, in this order,
-    `first_label`; the name of the class in each example (`NAMES`), found in labels.txt, else in
-    ImageNet's synsets, else all that there are, in the order of their labels; a label 0; or a label
-    that labels.txt has no line for otherwise. It is a ValueError if none of them does.
+    `first_label`; numbered lines of labels.txt beside the shards; the name of the class in each
+    example (`NAMES`), found in labels.txt, else in ImageNet's synsets, else all that there are, in
+    the order of their labels; a label 0; or a label that labels.txt has no line for otherwise. It
+    is a ValueError if none of them does.
     """
     splits: dict[str, list[tuple]] = {}
     for shard in shards:
-        names = SPLIT.findall(shard.name)
-        split = split_of(names[-1]) if names else "train"
-        splits.setdefault(split, []).extend(_examples(shard))
-    files = [shards[0].parent / file for file in NAMES_FILES]
-    names = next((f.read_text("utf-8").splitlines() for f in files if f.is_file()), None)
+        splits.setdefault(split_in(shard.name) or "train", []).extend(_examples(shard))
+    names, first_line = _class_names(shards[0].parent)
+    first_label = first_line if first_label is None else first_label
     every = [example for examples in splits.values() for example in examples]
     label_of, names = _numbering({(label, *text) for _, label, *text in every}, names, first_label)
     loaded = {}
@@ -77,6 +73,20 @@ def load_tfrecords(
         labels = np.array([label_of[label] for _, label, *_ in examples])
         loaded[split] = RecordImages([key for key, *_ in examples]), labels
     return dataset_of(name, loaded, names)
+
+
+def _class_names(directory: Path) -> tuple[list[str] | None, int | None]:
+    """Return the names in labels.txt, and the label of the first if lines are "0:daisy", ..."""
+    files = [directory / file for file in NAMES_FILES]
+    text = next((file.read_text("utf-8-sig") for file in files if file.is_file()), None)
+    if text is None:
+        return None, None
+    lines = [text_of(line.strip()) for line in text.splitlines() if line.strip()]
+    numbered = [line.partition(":") for line in lines]
+    numbers = numbers_of(number for number, *_ in numbered) or [-1]
+    if numbers != [*range(numbers[0], numbers[0] + len(lines))]:
+        return lines, None
+    return [name.strip() for *_, name in numbered], numbers[0]
 
 
 def _numbering(
@@ -87,8 +97,8 @@ def _numbering(
     present, texts = list(text_by_label), list(text_by_label.values())
     if first_label is None and len(set(texts)) == len(found) and "" not in texts:
         synsets = [synset for synset, _ in imagenet_classes()]
-        known = next((known for known in (names or synsets, texts) if set(texts) <= set(known)), ())
-        if names is None or known is names:
+        known = names or (synsets if set(texts) <= set(synsets) else texts)
+        if set(texts) <= set(known):
             return {label: known.index(text) for label, text in text_by_label.items()}, known
     if first_label is None:
         is_imagenet = {feature for *_, feature in found} == {FEATURES[0][1]}
