@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vitx.data.images import normalize
 from keras_vitx.losses import PerHead, SmoothedCrossentropy, SoftDistillation
-from keras_vitx.outputs import Outputs, outputs_of
+from keras_vitx.outputs import ModelSpec, outputs_of
 from keras_vitx.preprocessing import ModelInput, Preprocessing
 from keras_vitx.training.batches import BatchTransform
 
@@ -76,21 +76,22 @@ class Distillation:
         if not 0 <= self.weight <= 1:
             raise ValueError(f"`weight` must be in [0, 1]. Received: {self.weight!r}.")
 
-    def loss(self, student: keras.Model, loss: keras.losses.Loss | None = None) -> PerHead:
+    def loss(
+        self, student: keras.Model | ModelSpec, loss: keras.losses.Loss | None = None
+    ) -> PerHead:
         """Return the training loss of `student`.
 
         `loss` applies to the labels; None is the cross entropy without label smoothing.
         """
-        from_logits = _outputs("student", student).from_logits
+        name, from_logits = _label_name(student), ModelSpec.of(student).outputs.from_logits
         hard = SmoothedCrossentropy(from_logits=from_logits)
         soft = SoftDistillation(self.temperature, from_logits=from_logits)
-        name = _label_name(student)
         return PerHead(
             {"head": loss or hard, name: hard if self.kind == "hard" else soft},
             {"head": 1 - self.weight, name: self.weight},
         )
 
-    def batches(self, batches: Iterable, student: keras.Model) -> "TeacherLabels":
+    def batches(self, batches: Iterable, student: keras.Model | ModelSpec) -> "TeacherLabels":
         """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
 
         The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
@@ -106,8 +107,9 @@ class Distillation:
             ValueError: if student and teacher differ in their classes or in the channels or aspect
                 ratio of their images, or one of them has no `preprocessing`.
         """
-        classes, name = _outputs("student", student).classes, _label_name(student)
-        prepare = _preparation(student, self.teacher)
+        student = ModelSpec.of(student)
+        classes, name = student.output_shape[-1], _label_name(student)
+        prepare = _preparation(ModelInput.of(student), self.teacher)
 
         def predict(images):
             return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
@@ -128,7 +130,12 @@ class Distillation:
             )
         if self.kind == "hard":
             return TeacherLabels(batches, name, top_class)
-        outputs = _outputs("teacher", self.teacher)
+        try:
+            outputs = outputs_of(self.teacher)
+        except ValueError as error:
+            raise ValueError(f"`teacher`: {error}") from error
+        if outputs.kind == "sigmoid":
+            raise ValueError("`teacher` must return logits or a softmax. Received: a sigmoid.")
         return TeacherLabels(batches, name, probabilities)
 
 
@@ -146,35 +153,30 @@ class TeacherLabels(BatchTransform):
         return images, {**labels, self.name: self.targets_of(images)}
 
 
-def _label_name(student: keras.Model) -> str:
+def _label_name(student: keras.Model | ModelSpec) -> str:
     """Return the name of a student's targets: its distillation head, or `"teacher"`."""
-    if not hasattr(student, "token_layout"):
+    student = ModelSpec.of(student)
+    if student.outputs is None or student.outputs.kind == "sigmoid":
+        raise ValueError(
+            "`student` must be a classifier that returns logits or a softmax. Received: "
+            f"{student.name}."
+        )
+    if not student.is_chain:
         raise ValueError(
             "`student` must accept several labels per image: a `Chain`, as from "
-            f"`keras_vitx.as_chain`. Received: {type(student).__name__} {student.name!r}."
+            f"`keras_vitx.as_chain`. Received: {student.name}."
         )
-    names = getattr(student.layers[-1], "names", ())
-    if "aux_head" in names:
+    if "aux_head" in student.heads:
         raise ValueError(
             "`student` must have one classifier, or one each for the class and the "
-            f"distillation token. Received: the classifiers {', '.join(names)}."
+            f"distillation token. Received: the classifiers {', '.join(student.heads)}."
         )
-    return "head_dist" if "head_dist" in names else "teacher"
+    return "head_dist" if "head_dist" in student.heads else "teacher"
 
 
-def _outputs(who: str, model: keras.Model) -> Outputs:
-    try:
-        outputs = outputs_of(model)
-    except ValueError as error:
-        raise ValueError(f"`{who}`: {error}") from error
-    if outputs.kind == "sigmoid":
-        raise ValueError(f"`{who}` must return logits or a softmax. Received: a sigmoid.")
-    return outputs
-
-
-def _preparation(student: keras.Model, teacher: keras.Model) -> Callable[[Any], Any]:
+def _preparation(inputs: ModelInput, teacher: keras.Model) -> Callable[[Any], Any]:
     """Return the function from the student's input to the teacher's."""
-    inputs, preprocess = ModelInput.of(student), getattr(teacher, "preprocessing", None)
+    preprocess = getattr(teacher, "preprocessing", None)
     shape = getattr(teacher, "input_shape", (None,) * 4)  # A subclassed model has none.
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (None, inputs.channels):
         raise ValueError(

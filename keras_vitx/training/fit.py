@@ -7,30 +7,30 @@ from typing import Any
 
 import keras
 
-from keras_vitx.outputs import outputs_of
+from keras_vitx.outputs import ModelSpec, outputs_of
 from keras_vitx.serialized import check_registered
 from keras_vitx.training import recipes
 from keras_vitx.training.devices import check_devices
-from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.prepare import (
     Head,
     apply_settings,
-    check_callbacks,
     compile_for,
     match_head,
     train_head,
+    users_arguments,
 )
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import checkpoints_in, fingerprint, resumable_fit
+from keras_vitx.training.resume import checkpoints_in, resumable_fit
 from keras_vitx.training.run import (
     BestCheckpoint,
     RunRecord,
     StopAtNonFinite,
     Throughput,
     Validate,
+    check_callbacks,
     verbosity,
 )
-from keras_vitx.training.source import open_data
+from keras_vitx.training.source import fingerprint, open_data
 
 log = logging.getLogger(__name__)
 DATA = ("validation_split", "fraction", "sampling", "strict", "workers")
@@ -98,11 +98,12 @@ def fit(
     arguments = {name: settings.pop(name) for name in DATA if name in settings}
     _check(model, head, output, resume or save_every, settings)
     recipe = recipe.replace(**settings)
+    spec, own_loss = ModelSpec.of(model), "loss" in users_arguments(model)
     check_devices(devices, model)
     with RunRecord(output, resume, source) as run:
         data = open_data(
-            source, model, recipe, settings, teacher=teacher, token_labels=token_labels,
-            class_weight=class_weight, seed=seed, **arguments,
+            source, spec, recipe, settings, own_loss=own_loss, teacher=teacher,
+            token_labels=token_labels, class_weight=class_weight, seed=seed, **arguments,
         )  # fmt: skip
         recipe, batches = data.recipe, data.batches
         apply_settings(model, recipe)
@@ -153,7 +154,7 @@ def _check(
         )
     if head not in ("match", "keep", "fresh"):
         raise ValueError(f"`head` must be 'match', 'keep' or 'fresh'. Received: {head!r}.")
-    if not compiled_by_user(model):
+    if "loss" not in users_arguments(model):
         outputs_of(model)
     if output is not None:
         check_registered(model)

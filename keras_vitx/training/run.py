@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +20,14 @@ from keras_vitx.data import Pipelines
 from keras_vitx.drawing import Picture, drawing
 from keras_vitx.files import atomic_write, write_csv
 from keras_vitx.training.devices import in_use, is_chief, single_process
-from keras_vitx.training.optimizer import assign_values, copied_values, ema_weights, optimizer_of
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.resume import checkpoints_in, random_states, set_random_states
+from keras_vitx.training.resume import (
+    assign_values,
+    checkpoints_in,
+    copied_values,
+    random_states,
+    set_random_states,
+)
 
 log = logging.getLogger(__name__)
 
@@ -453,6 +458,47 @@ def verbosity(verbose: str | int) -> int:
     if verbose != "auto":
         return int(verbose)
     return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+
+
+def check_callbacks(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a ValueError for a callback that sets the rate of an optimizer with a schedule."""
+    setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, setters)]
+    if names and isinstance(optimizer_of(model).get_config()["learning_rate"], dict):
+        raise ValueError(
+            f"`callbacks` must not set the learning rate, which follows the recipe's schedule. "
+            f"Received: {names[0]}. Compile the model with an optimizer of a constant rate first, "
+            "such as `model.compile(keras.optimizers.AdamW(1e-4))`."
+        )
+
+
+def optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer | None:
+    """Return the optimizer of a model, without Keras's wrapper for mixed_float16."""
+    optimizer = getattr(model, "optimizer", None)
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+@contextlib.contextmanager
+def ema_weights(model: keras.Model) -> Iterator[None]:
+    """Set the weights of `model` to their moving average in this context, if there is one.
+
+    In a `Chain`, the statistics of batch normalization are averaged too. In a file saved within,
+    weights and optimizer state are both the average, so training may continue from it; Keras's
+    `SwapEMAWeights` would exchange them.
+    """
+    optimizer = optimizer_of(model)
+    if not getattr(optimizer, "use_ema", False) or not optimizer.built:
+        yield
+        return
+    variables = [*model.trainable_variables, *getattr(optimizer, "statistics", tuple)()]
+    values = copied_values(variables)
+    try:
+        optimizer.finalize_variable_values(model.trainable_variables)
+        # Under JAX, a variable and its average now share an array, which the next step donates.
+        assign_values(variables, copied_values(variables))
+        yield
+    finally:
+        assign_values(variables, values)
 
 
 def _is_finite(variable):

@@ -1,7 +1,10 @@
 """The data of a training, opened once."""
 
+import hashlib
 import logging
+import os
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -9,8 +12,8 @@ import numpy as np
 
 from keras_vitx import data
 from keras_vitx.data.pipeline import check_trainable
-from keras_vitx.keras_internals import compile_arguments
-from keras_vitx.outputs import Task, class_names_of, outputs_of, task_of
+from keras_vitx.data.sources.dataset import ArrayImages
+from keras_vitx.outputs import ModelSpec, Task, class_names_of, task_of
 from keras_vitx.text import nearest, shortened
 from keras_vitx.training.batches import (
     are_numbers,
@@ -26,7 +29,6 @@ from keras_vitx.training.batches import (
 )
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.distillation import Distillation
-from keras_vitx.training.optimizer import compiled_by_user
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.token_labels import MixToken, TokenLabels
 
@@ -41,7 +43,7 @@ class TrainingData(NamedTuple):
         batches: The batches of all splits; those of training have all their targets.
         steps: Number of training batches per epoch.
         labels: The labels of the first training batch.
-        task: The task of the model, which all labels fit; None if you compiled it with a loss.
+        task: The task of the model, which all labels fit; None if it has its own loss.
         distillation: The teacher of the training batches, or None.
         class_weight: Weight in the loss by label, or None.
     """
@@ -62,10 +64,11 @@ class TrainingData(NamedTuple):
 
 def open_data(
     source: Any,
-    model: keras.Model,
+    spec: ModelSpec,
     recipe: Recipe,
     fixed: Collection[str] = (),
     *,
+    own_loss: bool = False,
     teacher: keras.Model | None = None,
     token_labels: Any = None,
     class_weight: Mapping[Any, float] | None = None,
@@ -74,7 +77,8 @@ def open_data(
 ) -> TrainingData:
     """Open a source of `fit` for a model; settings in `fixed` are not adapted to it.
 
-    `arguments` are those of `data.pipelines`. Your own batches stay as they are.
+    `arguments` are those of `data.pipelines`. Your own batches stay as they are. With `own_loss`,
+    the model was compiled with a loss, and its labels may be anything.
     """
     check_repeats(source)
     distillation = _distillation(recipe, teacher)
@@ -88,10 +92,10 @@ def open_data(
         check_trainable(source)
         recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
         if token_labels is not None and not isinstance(token_labels, TokenLabels):
-            token_labels = TokenLabels(token_labels, model)
+            token_labels = TokenLabels(token_labels, spec)
         batches = data.pipelines(
             source,
-            model,
+            spec,
             recipe.part_of_batch,
             augmentation=recipe.augmentation,
             mixing=recipe.mixing,
@@ -101,14 +105,14 @@ def open_data(
             **arguments,
         )
         # `pipelines` raises an error for more classes than outputs.
-        names, outputs = batches.class_names or (), model.output_shape[-1]
+        names, outputs = batches.class_names or (), spec.output_shape[-1]
         if names and len(names) < outputs and not are_numbers(names):
             raise ValueError(
                 f"`model` must have an output per class. Received: {outputs} for {len(names)} "
                 f"classes ({shortened(names)}). Create the model with classes={len(names)}."
             )
-    class_weight = _class_weight(class_weight, batches.class_names, model.output_shape[-1])
-    batches = _with_targets(batches.map(weighted), model, recipe, distillation, class_weight, seed)
+    class_weight = _class_weight(class_weight, batches.class_names, spec.output_shape[-1])
+    batches = _with_targets(batches.map(weighted), spec, recipe, distillation, class_weight, seed)
     labels = labels_of(batches.train)
     check_batch(len(labels), in_use())
     size = len(labels) * recipe.accumulate_steps
@@ -116,9 +120,8 @@ def open_data(
         # The learning rate follows the actual batch size.
         recipe = recipe.replace(batch_size=size)
     steps = steps_of(batches.train, recipe.steps_per_epoch)
-    task = None
-    if not compiled_by_user(model) or compile_arguments(model).get("loss") is None:
-        task = task_of(outputs_of(model), labels)
+    task = None if own_loss else task_of(spec.outputs, labels)
+    if task is not None:
         batches = batches.map(lambda split: checked(split, task))
     updates = recipe.all_epochs * steps // recipe.accumulate_steps
     text = "%d updates: %d epochs of %d batches, %d images per update, learning rate up to %.2g."
@@ -193,7 +196,7 @@ def _class_weight(
 
 def _with_targets(
     batches: data.Pipelines,
-    model: keras.Model,
+    spec: ModelSpec,
     recipe: Recipe,
     distillation: Distillation | None,
     class_weight: Mapping[int, float] | None,
@@ -213,9 +216,9 @@ def _with_targets(
                 "`teacher` must have the classes of the data, in the same order, "
                 f"({', '.join(names[:5])}, ...). Received: ({', '.join(teacher_names[:5])}, ...)."
             )
-        train = distillation.batches(train, model)
+        train = distillation.batches(train, spec)
     if recipe.mix_token:
-        train = MixToken(train, model, seed=seed)
+        train = MixToken(train, spec, seed=seed)
     if class_weight is not None and (token_labels or train is not batches.train):
         raise ValueError(
             "`class_weight` must be None with several labels per image, from a teacher, token "
@@ -223,3 +226,24 @@ def _with_targets(
             "instead."
         )
     return batches._replace(train=train)
+
+
+def fingerprint(batches: data.Pipelines) -> dict[str, Any]:
+    """Return a digest of each split: its labels, and names and sizes of files, or all pixels."""
+    splits = {}
+    for name in ("train", "validation"):
+        split = getattr(getattr(batches, name), "split", None)
+        if split is None:
+            continue
+        digest = hashlib.sha256(np.ascontiguousarray(split.labels).tobytes())
+        if isinstance(split.images, ArrayImages):
+            for image in split.images:
+                digest.update(np.ascontiguousarray(image))
+        else:
+            for image in map(split.id, range(split.size)):
+                digest.update(os.fsencode(Path(str(image)).name))
+                # An image may vanish during training, which continues without it.
+                if isinstance(image, os.PathLike) and os.path.exists(image):
+                    digest.update(b"%d" % os.path.getsize(image))
+        splits[name] = {"images": split.size, "pixels": digest.hexdigest()[:16]}
+    return splits

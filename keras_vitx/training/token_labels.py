@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vitx.data.augmentation.mixing import Mixing
 from keras_vitx.data.augmentation.windows import Window
+from keras_vitx.outputs import ModelSpec
 from keras_vitx.training.batches import BatchTransform
 
 
@@ -51,16 +52,16 @@ class TokenLabels:
     def __init__(
         self,
         labels: np.ndarray | tuple[np.ndarray, np.ndarray] | Mapping[str, Any],
-        model: keras.Model,
+        model: keras.Model | ModelSpec,
         from_logits: bool = False,
         relabel_size: int | None = None,
         relabel: bool = True,
     ):
-        steps = getattr(model, "layers", ())
-        if not steps or "aux_head" not in getattr(steps[-1], "names", ()):
+        spec = ModelSpec.of(model)
+        if "aux_head" not in spec.heads:
             raise ValueError(
                 "`model` must have a dense head, a classifier of the patches (dense_head=True). "
-                f"Received: {type(model).__name__} {model.name!r}."
+                f"Received: {spec.name}."
             )
         if relabel_size is not None and (not isinstance(relabel_size, int) or relabel_size < 1):
             raise ValueError(
@@ -68,7 +69,7 @@ class TokenLabels:
             )
         self.labels, self.from_logits, self.relabel_size = labels, from_logits, relabel_size
         self.relabel = relabel
-        self.grid, self.classes = model.grid, model.output_shape[-1]
+        self.grid, self.classes = spec.grid, spec.output_shape[-1]
         if not isinstance(labels, Mapping):
             _check_shapes(labels, 4, self.classes)
 
@@ -180,19 +181,23 @@ class MixToken(BatchTransform):
 
     elementwise = True
 
-    def __init__(self, batches: Iterable, model: keras.Model, alpha: float = 1.0, seed: int = 0):
+    def __init__(
+        self,
+        batches: Iterable,
+        model: keras.Model | ModelSpec,
+        alpha: float = 1.0,
+        seed: int = 0,
+    ):
         super().__init__(batches)
-        grids = [
-            step.new_grid for step in getattr(model, "layers", ()) if hasattr(step, "new_grid")
-        ]
-        if not grids:
+        spec = ModelSpec.of(model)
+        if spec.embedded_grid is None:
             raise ValueError(
                 "`model` must be a `Chain`: MixToken exchanges patches after the patch embedding. "
-                f"Received: {type(model).__name__} {model.name!r}."
+                f"Received: {spec.name}."
             )
         if not alpha > 0:
             raise ValueError(f"`alpha` must be above 0. Received: {alpha!r}.")
-        self.grid, self.alpha, self.seed = tuple(grids[0]), alpha, seed
+        self.grid, self.alpha, self.seed = spec.embedded_grid, alpha, seed
 
     def transform(self, images, labels, index):
         # The 1 makes the boxes independent of the augmentation of the same batch.
