@@ -16,14 +16,7 @@ from keras_vitx.files import write_csv
 from keras_vitx.outputs import class_names_of, outputs_of, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import shortened
-from keras_vitx.training.batches import (
-    BatchTransform,
-    SplitName,
-    are_numbers,
-    checked,
-    evaluation_split,
-    labels_of,
-)
+from keras_vitx.training.batches import BatchTransform
 from keras_vitx.training.devices import in_use
 from keras_vitx.training.devices.replicas import Replicate, shard_of
 from keras_vitx.training.scores import (
@@ -34,6 +27,7 @@ from keras_vitx.training.scores import (
     rows_of,
     scores_of,
 )
+from keras_vitx.training.source import SplitName, are_numbers, checked, evaluation_split, labels_of
 
 
 class Evaluator(keras.Model):
