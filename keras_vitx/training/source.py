@@ -20,9 +20,8 @@ from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest, shortened
 from keras_vitx.training.batches import BatchTransform, first_of, steps_of
 from keras_vitx.training.devices import check_batch, in_use
-from keras_vitx.training.distillation import Distillation
 from keras_vitx.training.recipe import Recipe
-from keras_vitx.training.token_labels import MixToken, TokenLabels
+from keras_vitx.training.targets import Distillation, MixToken, TokenLabels
 
 log = logging.getLogger(__name__)
 SplitName = Literal["train", "validation", "test"]
