@@ -246,8 +246,8 @@ def make_optimizer(
     if recipe.layer_decay is not None:
         arguments["rate_factors"] = rate_factors(model, recipe.layer_decay)
     if recipe.algorithm == "muon":
-        betas = {"adam_beta_1": recipe.beta_1, "adam_beta_2": recipe.beta_2}
-        return Muon(matrices=matrices_of(model), **betas, **arguments)
+        arguments["matrices"] = matrices_of(model)
+        return Muon(adam_beta_1=recipe.beta_1, adam_beta_2=recipe.beta_2, **arguments)
     adamw = AdamW if recipe.layer_decay is None else LayerwiseAdamW
     return adamw(beta_1=recipe.beta_1, beta_2=recipe.beta_2, **arguments)
 
