@@ -3,7 +3,7 @@
 import copy
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -74,21 +74,23 @@ class SequentialBatches(keras.utils.PyDataset):
 
 
 class BatchTransform(keras.utils.PyDataset):
-    """Batches whose images or labels are changed by `transform`, which a subclass defines.
+    """Batches changed by `transform(images, labels, index)`, an argument or a subclass's method.
 
-    Batches are `(images, labels)` or `(images, labels, weights)`. All other attributes are those
-    of the wrapped batches. `elementwise` says whether `transform` treats each image independently,
-    so that it can be applied to a shard of a batch.
+    Batches are `(images, labels)` or `(images, labels, weights)`; labels are an array or a
+    dictionary. All other attributes are those of the wrapped batches. `elementwise` says whether
+    `transform` treats each image independently, so that it can be applied to a shard of a batch.
     """
 
+    transform: Callable[[np.ndarray, Any, int], tuple[Any, Any]]
     elementwise = False
 
-    def __init__(self, batches: Iterable):
+    def __init__(self, batches: Iterable, transform: Any = None, elementwise: bool | None = None):
         super().__init__()
-        self.batches = (
-            batches if isinstance(batches, keras.utils.PyDataset) else SequentialBatches(batches)
-        )
+        is_indexed = isinstance(batches, keras.utils.PyDataset)
+        self.batches = batches if is_indexed else SequentialBatches(batches)
         self._epoch = 0
+        if transform is not None:
+            self.transform, self.elementwise = transform, elementwise
 
     @property
     def epoch(self) -> int:
@@ -99,10 +101,6 @@ class BatchTransform(keras.utils.PyDataset):
         self._epoch = epoch
         if hasattr(self.batches, "set_epoch"):
             self.batches.set_epoch(epoch)
-
-    def transform(self, images: np.ndarray, labels: Any, index: int) -> tuple[Any, Any]:
-        """Return the changed images and labels (an array or a dictionary) of batch `index`."""
-        raise NotImplementedError
 
     def with_batches(self, batches: Iterable) -> "BatchTransform":
         """Return a copy that wraps other batches."""
@@ -148,17 +146,16 @@ class BatchRange(BatchTransform):
     """`count` batches from index `start` on, starting over at the end; None is all.
 
     Batch i of a `PyDataset` must not depend on earlier batches. In another iterable, the batches
-    before `start` are read and skipped.
+    before `start` are read and skipped. `check` is called with the labels of each batch.
     """
 
-    def __init__(self, batches: Any, start: int = 0, count: int | None = None):
+    def __init__(self, batches: Any, start: int = 0, count: int | None = None, check: Any = None):
         super().__init__(batches)
-        self.start, self.length = start, self.batches.num_batches
+        self.start, self.length, self.check = start, self.batches.num_batches, check
         self.count = self.length if count is None else count
-        if not getattr(self.batches, "is_sequential", False):
-            self.workers, self.use_multiprocessing = batches.workers, batches.use_multiprocessing
-            self.max_queue_size = batches.max_queue_size
-        elif start:
+        for name in ("workers", "use_multiprocessing", "max_queue_size"):
+            setattr(self, name, getattr(self.batches, name))
+        if start and getattr(self.batches, "is_sequential", False):
             log.warning(
                 "The first %d batches are skipped. The training continues bit for bit only if they "
                 "come in the same order as before.",
@@ -166,6 +163,11 @@ class BatchRange(BatchTransform):
             )
             for _ in range(start % (self.length or start + 1)):
                 self.batches[0]
+
+    @property
+    def set_epoch(self) -> Any:
+        """That of the wrapped batches, if they have it."""
+        return self.batches.set_epoch
 
     @property
     def num_batches(self) -> int | None:
@@ -177,6 +179,9 @@ class BatchRange(BatchTransform):
     def __getitem__(self, index: int) -> Any:
         index += self.start
         batch = self.batches[index if self.length is None else index % self.length]
+        if self.check is not None:
+            labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
+            self.check(keras.ops.convert_to_numpy(labels))
         return tuple(batch) if isinstance(batch, list) else batch
 
 

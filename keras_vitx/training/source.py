@@ -18,7 +18,7 @@ from keras_vitx.data.sources.dataset import ArrayImages
 from keras_vitx.outputs import ModelSpec, Task, class_names_of, task_of
 from keras_vitx.preprocessing import ModelInput
 from keras_vitx.text import nearest, shortened
-from keras_vitx.training.batches import BatchTransform, first_of, steps_of
+from keras_vitx.training.batches import BatchRange, first_of, steps_of
 from keras_vitx.training.devices import check_batch, in_use
 from keras_vitx.training.recipe import Recipe
 from keras_vitx.training.targets import Distillation, MixToken, TokenLabels
@@ -345,26 +345,5 @@ def checked(batches: Any, task: Task) -> Any:
     elif hasattr(batches, "element_spec"):
         return checked_dataset(batches, task.check)
     elif hasattr(batches, "__len__"):
-        return CheckedBatches(batches, task)
+        return BatchRange(batches, check=task.check)
     return batches
-
-
-class CheckedBatches(BatchTransform):
-    """Batches whose labels are checked as they come."""
-
-    def __init__(self, batches: Iterable, task: Task):
-        super().__init__(batches)
-        self.task, wrapped = task, self.batches
-        self.workers, self.use_multiprocessing = wrapped.workers, wrapped.use_multiprocessing
-        self.max_queue_size = wrapped.max_queue_size
-
-    @property
-    def set_epoch(self) -> Any:
-        """That of the wrapped batches, if they have it."""
-        return self.batches.set_epoch
-
-    def __getitem__(self, index: int) -> tuple:
-        batch = tuple(self.batches[index])
-        labels = batch[1]["head"] if isinstance(batch[1], dict) else batch[1]
-        self.task.check(keras.ops.convert_to_numpy(labels))
-        return batch

@@ -94,7 +94,7 @@ class Distillation:
             {"head": 1 - self.weight, name: self.weight},
         )
 
-    def batches(self, batches: Iterable, student: keras.Model | ModelSpec) -> "TeacherLabels":
+    def batches(self, batches: Iterable, student: keras.Model | ModelSpec) -> BatchTransform:
         """Return `batches` with the teacher's targets, as labels `{"head": ..., name: ...}`.
 
         The name is `"head_dist"` for a student with a distillation token, else `"teacher"`. The
@@ -117,11 +117,14 @@ class Distillation:
         def predict(images):
             return np.asarray(self.teacher.predict_on_batch(prepare(images)), "float32")
 
-        def top_class(images):
-            return predict(images).argmax(-1)
-
-        def probabilities(images):
-            return keras.ops.convert_to_numpy(outputs.probabilities(predict(images)))
+        def transform(images, labels, index):
+            labels, found = (
+                labels if isinstance(labels, dict) else {"head": labels},
+                predict(images),
+            )
+            if self.kind == "soft":
+                found = keras.ops.convert_to_numpy(outputs.probabilities(found))
+            return images, {**labels, name: found if self.kind == "soft" else found.argmax(-1)}
 
         shape = getattr(self.teacher, "output_shape", None)
         if shape is None:  # A subclassed model.
@@ -131,29 +134,13 @@ class Distillation:
                 f"`teacher` must have one output (batch, {classes}), for the student's {classes} "
                 f"classes. Received: {shape}."
             )
-        if self.kind == "hard":
-            return TeacherLabels(batches, name, top_class)
         try:
-            outputs = outputs_of(self.teacher)
+            outputs = outputs_of(self.teacher) if self.kind == "soft" else None
         except ValueError as error:
             raise ValueError(f"`teacher`: {error}") from error
-        if outputs.kind == "sigmoid":
+        if outputs and outputs.kind == "sigmoid":
             raise ValueError("`teacher` must return logits or a softmax. Received: a sigmoid.")
-        return TeacherLabels(batches, name, probabilities)
-
-
-class TeacherLabels(BatchTransform):
-    """Batches with a teacher's targets: the labels become `{"head": labels, name: targets}`."""
-
-    elementwise = True
-
-    def __init__(self, batches: Iterable, name: str, targets: Callable[[np.ndarray], np.ndarray]):
-        super().__init__(batches)
-        self.name, self.targets_of = name, targets
-
-    def transform(self, images, labels, index):
-        labels = labels if isinstance(labels, dict) else {"head": labels}
-        return images, {**labels, self.name: self.targets_of(images)}
+        return BatchTransform(batches, transform, elementwise=True)
 
 
 def _label_name(student: keras.Model | ModelSpec) -> str:
