@@ -111,7 +111,7 @@ def fit(
         )  # fmt: skip
         recipe, batches = data.recipe, data.batches
         apply_settings(model, recipe)
-        head = match_head(model, data.class_names, head)
+        head = match_head(model, batches.class_names, head)
         options = {
             "class_weight": data.class_weight,
             "steps_per_epoch": recipe.steps_per_epoch,

@@ -170,11 +170,10 @@ class _SavingCallbacks(keras.callbacks.CallbackList):
     def end(self):
         super().on_train_end(self.last_logs)
 
-    def on_train_begin(self, logs=None):
-        """Do nothing; see `begin`."""
+    # Called by each `fit`; callbacks hear of one training, by `begin` and `end`.
+    def on_train_begin(self, logs=None): ...
 
-    def on_train_end(self, logs=None):
-        """Do nothing; see `end`."""
+    def on_train_end(self, logs=None): ...
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch

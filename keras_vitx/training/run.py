@@ -193,9 +193,7 @@ class StopAtNonFinite(keras.callbacks.Callback):
         message = f"The loss is {logs['loss']} at {steps} of epoch {epoch + 1}."
         images = []
         if hasattr(self.batches, "ids"):
-            ids = [
-                i for step in range(first, self.step + 1) for i in self.batches.ids(epoch, step - 1)
-            ]
+            ids = [i for s in range(first - 1, self.step) for i in self.batches.ids(epoch, s)]
             images = [int(i) if isinstance(i, (int, np.integer)) else str(i) for i in ids]
             more = ", ..." if len(images) > 8 else ""
             message += f" Its images: {', '.join(map(str, images[:8]))}{more}."
@@ -327,14 +325,15 @@ class BestCheckpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {name: float(value) for name, value in (logs or {}).items()}
-        self.rows.append(
-            {"epoch": epoch + 1, **logs, **(self.throughput.row if self.throughput else {})}
-        )
-        self._write_history()
+        row = self.throughput.row if self.throughput else {}
+        self.rows.append({"epoch": epoch + 1, **logs, **row})
+        if self.output is not None:
+            write_csv(self.rows, self.output / "history.csv")
         with ema_weights(self.model):
             if not np.isfinite(logs.get("val_loss", 0.0)):
                 raise FloatingPointError(f"The validation loss of epoch {epoch + 1} is not finite.")
-            if not all(_is_finite(variable) for variable in self._variables()):
+            values = (keras.ops.convert_to_numpy(variable.value) for variable in self._variables())
+            if not all(np.isfinite(value).all() for value in values):
                 raise FloatingPointError(f"The weights after epoch {epoch + 1} are not finite.")
             if self._is_best(logs):
                 self.epoch, self.logs = epoch + 1, logs
@@ -370,11 +369,10 @@ class BestCheckpoint(keras.callbacks.Callback):
         }
 
     def get_state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("epoch", "logs", "values", "rows")}
+        return {name: vars(self)[name] for name in ("epoch", "logs", "values", "rows")}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.epoch, self.logs = state["epoch"], state["logs"]
-        self.values, self.rows = state["values"], state["rows"]
+        vars(self).update(state)
 
     def _variables(self):
         # All that training changes, since a failed step of JAX leaves all of them empty.
@@ -385,10 +383,6 @@ class BestCheckpoint(keras.callbacks.Callback):
         if key == "val_accuracy" and logs[key] != self.logs[key]:
             return logs[key] > self.logs[key]
         return key is None or logs["val_loss"] < self.logs["val_loss"]
-
-    def _write_history(self):
-        if self.output is not None:
-            write_csv(self.rows, self.output / "history.csv")
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], path: str | os.PathLike) -> Picture:
@@ -499,10 +493,6 @@ def ema_weights(model: keras.Model) -> Iterator[None]:
         yield
     finally:
         assign_values(variables, values)
-
-
-def _is_finite(variable):
-    return np.isfinite(keras.ops.convert_to_numpy(variable.value)).all()
 
 
 def _last_learning_rate(model):

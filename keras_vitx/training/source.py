@@ -48,11 +48,6 @@ class TrainingData(NamedTuple):
     distillation: Distillation | None
     class_weight: dict[int, float] | None
 
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Label i means `class_names[i]`; None if there are no class names."""
-        return self.batches.class_names
-
 
 def open_data(
     source: Any,
@@ -72,15 +67,12 @@ def open_data(
     `arguments` are those of `data.pipelines`. Your own batches stay as they are. With `own_loss`,
     the model was compiled with a loss, and its labels may be anything.
     """
-    check_repeats(source)
     distillation = _distillation(recipe, teacher)
-    source = several_as_pipelines(source)
-    if isinstance(source, data.Pipelines) or is_batches(source):
-        batches = _user_batches(source, recipe, token_labels, arguments)
+    names = arguments.keys() & {"validation_split", "strict"}
+    batches = source = opened(source, seed=seed, **{name: arguments[name] for name in names})
+    if isinstance(source, data.Pipelines):
+        _check_batches(batches, recipe, token_labels, arguments)
     else:
-        if not isinstance(source, data.Dataset):
-            names = arguments.keys() & {"validation_split", "strict"}
-            source = data.load_dataset(source, seed=seed, **{n: arguments[n] for n in names})
         check_trainable(source)
         recipe = recipe.for_images(round(source.train.size * arguments.get("fraction", 1.0)), fixed)
         if token_labels is not None and not isinstance(token_labels, TokenLabels):
@@ -96,8 +88,8 @@ def open_data(
             pad=in_use().replicas > 1,
             **arguments,
         )
-        # `pipelines` raises an error for more classes than outputs.
         names, outputs = batches.class_names or (), spec.output_shape[-1]
+        # `pipelines` raises an error for more classes than outputs.
         if names and len(names) < outputs and not are_numbers(names):
             raise ValueError(
                 f"`model` must have an output per class. Received: {outputs} for {len(names)} "
@@ -130,18 +122,15 @@ def evaluation_split(
     **arguments: Any,
 ) -> tuple[str, Any, tuple[str, ...] | None]:
     """Return the name of a split, its images as batches in fixed order, and the class names."""
-    check_repeats(source)
-    if crop_ratio is not None and (is_batches(source) or isinstance(source, data.Pipelines)):
+    is_single, source = is_batches(source), opened(source, **arguments)
+    if crop_ratio is not None and isinstance(source, data.Pipelines):
         raise ValueError(
             f"`crop_ratio` must be None for cropped batches. Received: {crop_ratio!r}."
         )
-    if is_batches(source):
+    if is_single:
         if split is not None:
             raise ValueError(f"`split` must be None for your own batches. Received: {split!r}.")
-        return "batches", source, names_with(source)
-    source = several_as_pipelines(source)
-    if not isinstance(source, (data.Dataset, data.Pipelines)):
-        source = data.load_dataset(source, **arguments)
+        return "batches", source.train, source.class_names
     splits = [n for n in ("test", "validation", "train") if getattr(source, n) is not None]
     if split is not None and split not in splits:
         raise ValueError(f"`split` must be one of {', '.join(splits)}. Received: {split!r}.")
@@ -170,10 +159,10 @@ def _distillation(recipe: Recipe, teacher: keras.Model | None) -> Distillation |
     return None
 
 
-def _user_batches(
-    source: Any, recipe: Recipe, token_labels: Any, arguments: Mapping[str, Any]
-) -> data.Pipelines:
-    """Return your own batches, unchanged."""
+def _check_batches(
+    batches: data.Pipelines, recipe: Recipe, token_labels: Any, arguments: Mapping[str, Any]
+) -> None:
+    """Check own batches, which are used unchanged, and the arguments that would change them."""
     if token_labels is not None:
         raise ValueError(
             "`token_labels` must be None for your own batches. Received: a "
@@ -185,12 +174,8 @@ def _user_batches(
             raise ValueError(
                 f"`{name}` must not be set with batches, which are used whole. Received: {value!r}."
             )
-    if isinstance(source, data.Pipelines):
-        batches = source
-    else:
-        batches = data.Pipelines(source, class_names=names_with(source))
-        if recipe.mixing is not None:
-            log.warning("Your own batches are used without the recipe's augmentation and mixing.")
+    if recipe.mixing is not None and not hasattr(batches.train, "split"):
+        log.warning("Your own batches are used without the recipe's augmentation and mixing.")
     images = keras.tree.flatten(first_of(batches.train))[0]
     largest = np.abs(keras.ops.convert_to_numpy(images)).max()
     if largest > 50:
@@ -199,7 +184,6 @@ def _user_batches(
             "unchanged. Preprocess them with `keras_vitx.preprocess_input(images, model)`.",
             largest,
         )
-    return batches
 
 
 def _class_weight(
@@ -277,13 +261,24 @@ def fingerprint(batches: data.Pipelines) -> dict[str, Any]:
     return splits
 
 
-def check_repeats(source: Any) -> None:
-    """Raise a ValueError for an iterator, which can be read only once."""
+def opened(source: Any, **arguments: Any) -> data.Dataset | data.Pipelines:
+    """Return own batches, also (train, validation[, test]), as `Pipelines`, or load a source.
+
+    `arguments` are those of `load_dataset`. Raises a ValueError for an iterator, which can be read
+    only once.
+    """
     if isinstance(source, Iterator):
         raise ValueError(
             "`source` must not be an iterator, which ends after one epoch. Received: "
             f"{type(source).__name__}. Pass a `PyDataset`, a `DataLoader` or arrays, for example."
         )
+    several = isinstance(source, (tuple, list)) and len(source) in (2, 3)
+    if is_batches(source) or (several and all(map(is_batches, source))):
+        train, validation, test, *_ = *(source if several else [source]), None, None
+        return data.Pipelines(train, validation, names_with(train), test=test)
+    if isinstance(source, (data.Dataset, data.Pipelines)):
+        return source
+    return data.load_dataset(source, **arguments)
 
 
 def is_batches(source: Any) -> bool:
@@ -293,13 +288,6 @@ def is_batches(source: Any) -> bool:
     others = (str, os.PathLike, tuple, list, dict, np.ndarray, data.Dataset, Iterator)
     is_table = hasattr(source, "to_csv")  # A DataFrame, or a data set of Hugging Face.
     return isinstance(source, Iterable) and not isinstance(source, others) and not is_table
-
-
-def several_as_pipelines(source: Any) -> Any:
-    """Return a source, or `Pipelines` if it is batches: (train, validation[, test])."""
-    if isinstance(source, (tuple, list)) and len(source) in (2, 3) and all(map(is_batches, source)):
-        return data.Pipelines(*source[:2], names_with(source[0]), (), *source[2:])
-    return source
 
 
 def names_with(batches: Any) -> tuple[str, ...] | None:
