@@ -433,7 +433,7 @@ def facts_of(model: keras.Model, config: Mapping[str, Any]) -> dict[str, Any]:
         facts[name] = serialized["config"] if isinstance(serialized, dict) else serialized
     # The width of integers depends on the backend.
     facts["variables"] = [
-        [variable.shape, "int" if "int" in str(variable.dtype) else str(variable.dtype)]
+        [[*variable.shape], "int" if "int" in str(variable.dtype) else str(variable.dtype)]
         for variable in variables_of(model).values()
     ]
     return json.loads(json.dumps(facts))
